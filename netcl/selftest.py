@@ -267,7 +267,7 @@ def supports(handle: DeviceHandle, dtype: str) -> bool:
 
 
 def results(handle: DeviceHandle, names: Sequence[str] = (), full: bool = False) -> Iterator[Result]:
-    """Run every row's checks on a device and yield their results. A failure is reported, and the next row is tried; nothing is skipped.
+    """Run the checks of the rows ``names``, by default all, on a device and yield their results; a failure does not end the run.
 
     ``full`` first checks every kernel algorithm that the device may choose; a wrong one is quarantined, and the rows run without it.
     """

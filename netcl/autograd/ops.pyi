@@ -125,10 +125,10 @@ def atleast_3d(input: Any, *more: Any) -> Any:
     """x with 3 or more axes; several tensors give a tuple."""
 
 def attention(query: Operand, key: Operand, value: Operand, mask: Operand | None = None, *, causal: bool = False, scale: float | None = None) -> tuple[Tensor, Tensor]:
-    """Compute ``softmax(q k' scale + mask) v`` and the logarithm of each row's sum of exponentials, in tiles."""
+    """Compute ``softmax(q k' scale + mask) v`` and the log-sum-exp of each row of scores, in tiles."""
 
 def attention_grad(upstream: Operand, query: Operand, key: Operand, value: Operand, mask: Operand | None, result: Operand, logarithms: Operand, through: Operand | None = None, *, causal: bool = False, scale: float | None = None) -> tuple[Tensor, Tensor, Tensor]:
-    """Compute the gradients of q, k and v of :func:`attention`; ``through`` is the upstream gradient of the logarithms."""
+    """Compute the gradients of q, k and v; ``logarithms`` is the log-sum-exp of :func:`attention`, ``through`` its upstream gradient."""
 
 def avg_pool1d(input: Operand, kernel_size: int, stride: int | None = None, padding: int = 0, ceil_mode: bool = False, count_include_pad: bool = True) -> Tensor:
     """The mean of each window of signals ``(batch, channels, length)``."""
@@ -338,7 +338,7 @@ def cross_entropy(input: Operand, target: Operand, weight: Operand | None = None
     """
 
 def cross_entropy_forward(logits: Operand, target: Operand, weight: Operand | None = None, *, reduction: str = 'mean', ignore_index: int = -100, label_smoothing: float = 0.0, log_probs: bool = False) -> tuple[Tensor, ...]:
-    """Compute the loss, the logarithm of each row's sum of exponentials, and one over the divisor of the mean.
+    """Compute the loss, the log-sum-exp of each row, and one over the divisor of the mean.
 
     ``log_probs``: the logits are log-probabilities already. Labels are trusted; :func:`netcl.ops.cross_entropy` checks them.
     """

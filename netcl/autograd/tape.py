@@ -479,9 +479,9 @@ def _check_finite(node: Node, value: Tensor, verb: str) -> None:
 
 
 class Tape:
-    """Scopes recording: ``with Tape() as tape: ...`` then ``tape.backward(loss)``, which equals ``loss.backward()``.
+    """A context manager that enables recording and lists the recorded nodes: ``with Tape() as tape: ...``, then ``tape.backward(loss)``.
 
-    Recording needs no tape; a tape adds a list of the recorded nodes, in order.
+    A tape is optional: ops are also recorded without one, and ``loss.backward()`` computes the same gradients.
     """
 
     def __init__(self) -> None:

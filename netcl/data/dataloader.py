@@ -256,7 +256,7 @@ class DataLoader:
         if state.keys() != names or any(
             isinstance(state[name], bool) or not isinstance(state[name], int) or state[name] < 0 for name in names
         ):
-            what = "the state must have the names of state_dict(), each a whole number of at least 0"
+            what = "the state must have the keys of state_dict(), each a whole number of at least 0"
             raise ValueError(message("DataLoader", what, state=dict(state), names=list(names)))
         for name, own in (("batch_size", self.batch_size), ("samples", len(self.dataset))):
             if state[name] != own:

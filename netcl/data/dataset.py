@@ -142,7 +142,7 @@ class TensorDataset(Dataset):
 
 
 def taker(dataset: Any) -> Callable[[np.ndarray], Any] | None:
-    """Return the method that fetches many samples at once, or ``None``. An array's own ``take`` is excluded: it takes single numbers."""
+    """Return the method that fetches many samples at once, or ``None``. ``ndarray.take`` is not used: it indexes the flattened array."""
     if isinstance(dataset, np.ndarray):
         return dataset.__getitem__
     return None if hasattr(dataset, "__array__") else getattr(dataset, "take", None)

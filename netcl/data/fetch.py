@@ -208,7 +208,7 @@ def _fields(sample: Any) -> tuple[Any, ...]:
 def _check_alike(sample: tuple[np.ndarray, ...], first: tuple[np.ndarray, ...], index: int) -> None:
     for field, before in zip(sample, first, strict=False):
         if not np.can_cast(field.dtype, before.dtype, "same_kind"):
-            what = f"the dtype of sample {index} must fit that of the first of its batch"
+            what = f"the dtype of sample {index} must be castable to that of the first sample of its batch"
             raise SampleError(message("DataLoader", what, "cast the samples in transforms", dtype=field.dtype, first=before.dtype))
     shapes = [[field.shape for field in fields] for fields in (sample, first)]
     if shapes[0] != shapes[1]:

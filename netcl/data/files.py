@@ -146,8 +146,8 @@ def _column(name: str, cells: Sequence[str], train: np.ndarray) -> dict[str, Any
         return {"name": name, "mean": float(own.mean()) if own.size else 0.0, "scale": float(own.std()) or 1.0 if own.size else 1.0}
     values = sorted({cells[i] for i in train})
     if len(values) > _MOST_VALUES:
-        remedy = f"leave it out: --data-options 'drop=[\"{name}\"]'"
-        raise FormatError(message("csv", f"a column must have at most {_MOST_VALUES} texts", remedy, column=name, values=len(values)))
+        what, remedy = f"a text column must have at most {_MOST_VALUES} distinct values", f"drop it: --data-options 'drop=[\"{name}\"]'"
+        raise FormatError(message("csv", what, remedy, column=name, values=len(values)))
     return {"name": name, "values": values}
 
 

@@ -72,7 +72,7 @@ def _idx(file: IO[bytes], path: Path, size: int | None, max_bytes: int) -> np.nd
         raise refused("read_idx", what, path, shape=shape, expected=head_bytes + nbytes, bytes=size)
     if nbytes > max_bytes:
         remedy = "if you trust the file, pass max_bytes="
-        raise refused("read_idx", "the array must fit max_bytes", path, remedy, shape=shape, bytes=nbytes, max_bytes=max_bytes)
+        raise refused("read_idx", "the array must not exceed max_bytes", path, remedy, shape=shape, bytes=nbytes, max_bytes=max_bytes)
     body = np.empty(nbytes, np.uint8)  # pages are allocated as they are filled: memory grows with the actual content
     read = 0
     while read < nbytes and (part := file.readinto(body[read : read + _STEP])):  # type: ignore[attr-defined]
@@ -115,7 +115,7 @@ def npy_array(data: np.ndarray, refuse: Callable[..., Exception]) -> np.ndarray:
     try:
         dtype, fortran, shape, start = _npy_header(data)
     except _NO_HEADER as fault:
-        raise refuse("the file is damaged or of another format", reason=f"{type(fault).__name__}: {fault}") from fault
+        raise refuse("an entry must be an NPY array", reason=f"{type(fault).__name__}: {fault}") from fault
     if dtype.kind not in "biufcU" or dtype.hasobject:
         raise refuse(f"an entry must hold numbers or strings, got dtype {dtype}", "objects are pickled, and pickles are never opened")
     if math.prod(shape) * dtype.itemsize != data.size - start:
@@ -124,7 +124,7 @@ def npy_array(data: np.ndarray, refuse: Callable[..., Exception]) -> np.ndarray:
     try:  # nothing may have sizes that no memory has
         return np.ascontiguousarray(values.view(dtype).reshape(shape[::-1]).T) if fortran else values.view(dtype).reshape(shape)
     except ValueError as fault:
-        raise refuse("the file is damaged or of another format", reason=f"{type(fault).__name__}: {fault}") from fault
+        raise refuse("an entry must have a shape and a dtype that NumPy supports", shape=shape, dtype=dtype, reason=fault) from fault
 
 
 def _npy_header(data: np.ndarray) -> tuple[np.dtype, bool, tuple[int, ...], int]:

@@ -92,7 +92,7 @@ class SharedBatchRingBuffer:
         )
 
     def put(self, slot: int, arrays: tuple[np.ndarray, ...]) -> None:
-        """Copy a batch to a slot; raises for a batch of another form."""
+        """Copy a batch to a slot; raises unless its samples have the shapes and dtypes of the loader's first batch."""
         count = len(arrays[0])
         check_batch(arrays, self.fields, min(count, self.batch_size))
         for place, array in zip(self.view(slot, count), arrays, strict=True):

@@ -62,10 +62,10 @@ class MPIWorld(World):
         self._abandoned: list[Callable[[], bool]] = []
         _abort_job_on_error(self.MPI, self.rank)
         self.doing = "start"
-        self.people: list[Any] = []
-        self.people = self.tell([socket.gethostname(), os.getpid()], "start")
+        self.processes: list[Any] = []
+        self.processes = self.tell([socket.gethostname(), os.getpid()], "start")
         if like is None and self.rank == 0 and 1 < self.size <= _INTRODUCED:
-            sys.stderr.write(f"netcl: {', '.join(self._person(rank) for rank in range(self.size))}\n")
+            sys.stderr.write(f"netcl: {', '.join(self._process(rank) for rank in range(self.size))}\n")
 
     # ---- collectives
 
@@ -127,10 +127,10 @@ class MPIWorld(World):
         return MPIWorld(self.timeout, self)
 
     def local_rank(self) -> int:
-        return sum(1 for host, _ in self.people[: self.rank] if host == self.people[self.rank][0])
+        return sum(1 for host, _ in self.processes[: self.rank] if host == self.processes[self.rank][0])
 
-    def _person(self, rank: int) -> str:
-        return "rank {0} is pid {2} on {1}".format(rank, *self.people[rank])
+    def _process(self, rank: int) -> str:
+        return "rank {0} is pid {2} on {1}".format(rank, *self.processes[rank])
 
     # ---- waiting, and finding out who is missing
 
@@ -147,8 +147,8 @@ class MPIWorld(World):
                 self._abandoned.append(done)
         if not arrived:
             missing = self._roll_call()
-            known = ", ".join(self._person(rank) for rank in missing if self.people)
-            raise LostRankError(late(op, missing, self.timeout, self.size, waiting=f"rank {self.rank}", people=f"[{known}]"))
+            known = ", ".join(self._process(rank) for rank in missing if self.processes)
+            raise LostRankError(late(op, missing, self.timeout, self.size, waiting=f"rank {self.rank}", processes=f"[{known}]"))
 
     def _report_failure(self, text: str) -> None:
         report = self.failures.add(self.rank, text)

@@ -250,7 +250,7 @@ def _planned_results(commands: CommandList, result: Any) -> tuple[Callable[[list
     if isinstance(result, Tensor):
         return None, [_result(commands, result)]
     if not isinstance(result, tuple | list):
-        raise NotPlannable("a result must be a tensor")
+        raise NotPlannable(f"a result must be a tensor, or a tuple or list of tensors, got {type(result).__name__}")
     kind: Any = type(result)
     return (kind._make if hasattr(kind, "_make") else kind), [_result(commands, x) for x in result]
 

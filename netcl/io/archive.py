@@ -70,7 +70,7 @@ def filling(path: str | os.PathLike[str]) -> Iterator[None]:
 
 @contextmanager
 def replacing(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
-    """Yield a temporary file that replaces ``path`` once it is completely on disk; if writing fails, it is removed."""
+    """Yield a temporary file that replaces ``path`` once it is completely on disk. If writing fails, ``path`` is unchanged."""
     target = Path(path)
     if not target.parent.is_dir():
         raise FileNotFoundError(message("save", "the folder must exist", "create it first", folder=target.parent))
@@ -308,4 +308,4 @@ def names_differ(op: str, path: object, what: str, expected: Iterable[str], foun
     missing, extra = sorted(set(expected) - set(found)), sorted(set(found) - set(expected))
     if missing or extra:
         values = {key: some(names) for key, names in (("missing", missing), ("unexpected", extra)) if names}
-        raise refusal(op, f"the {what} are not the expected ones", **values, file=path)
+        raise refusal(op, f"the {what} must be the expected ones", **values, file=path)

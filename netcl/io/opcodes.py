@@ -55,10 +55,10 @@ def run_program(
         if step is None:
             raise Refused(f"every opcode must be one that torch writes, got {name} at byte {at}")
         if count == most:
-            raise Refused(f"the program must have at most {most} steps for a file of this size; if you trust it, pass max_bytes=")
+            raise Refused(f"the pickle must have at most {most} steps for a file of this size; if you trust it, pass max_bytes=")
         step(machine, argument)
     if len(machine.stack) != 1 or machine.stack[0] is _STACK_MARK:
-        raise Refused(f"the program must end with one value and no mark, got {len(machine.stack)} items")
+        raise Refused(f"the pickle must end with one value and no mark, got {len(machine.stack)} items")
     return machine.stack[0], stream.tell()
 
 
@@ -67,7 +67,7 @@ def _opcodes(stream: io.BytesIO) -> Iterator[tuple[str, Any, int | None]]:
         for opcode, argument, at in pickletools.genops(stream):
             yield opcode.name, argument, at
     except (ValueError, OverflowError) as error:
-        raise Refused(f"the program is not complete ({error})") from None
+        raise Refused(f"the pickle is not complete ({error})") from None
 
 
 class _Machine:
@@ -78,7 +78,7 @@ class _Machine:
 
     def pop(self) -> Any:
         if not self.stack or self.stack[-1] is _STACK_MARK:
-            raise Refused("the program must not take more values than it has stored")
+            raise Refused("the pickle must not take more values than it has stored")
         return self.stack.pop()
 
     def marked(self) -> list[Any]:
@@ -87,11 +87,11 @@ class _Machine:
                 items = self.stack[i + 1 :]
                 del self.stack[i:]
                 return items
-        raise Refused("the program must push a mark before it pops to one")
+        raise Refused("the pickle must push a mark before it pops to one")
 
     def top(self, *kinds: type) -> Any:
         if not self.stack or not isinstance(self.stack[-1], kinds):
-            raise Refused(f"the program must add items to a {kinds[0].__name__}")
+            raise Refused(f"the pickle must add items to a {kinds[0].__name__}")
         return self.stack[-1]
 
     def push(self, value: Any) -> None:
@@ -99,12 +99,12 @@ class _Machine:
 
     def get(self, index: int) -> None:
         if index not in self.memo:
-            raise Refused(f"the program must store number {index} before it is recalled")
+            raise Refused(f"the pickle must store number {index} before it is recalled")
         self.push(self.memo[index])
 
     def put(self, index: int) -> None:
         if not self.stack or self.stack[-1] is _STACK_MARK:
-            raise Refused("the program must have a value to store")
+            raise Refused("the pickle must have a value to store")
         self.memo[index] = self.stack[-1]
 
     def name(self, module: Any, attribute: Any) -> None:

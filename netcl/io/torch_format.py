@@ -99,7 +99,7 @@ class _Reader:
 
     def tensor(self, storage: Any, offset: int, size: Any, stride: Any, grad: Any = None, hooks: Any = None, marks: Any = None) -> Any:
         if marks:  # that its values are to be conjugated, or negated, when they are read
-            raise Refused("a tensor must not be a view that torch has yet to compute: save its resolve_conj().resolve_neg()")
+            raise Refused("a tensor must not be a conjugate or negative view: save its resolve_conj().resolve_neg()")
         return self.window(storage, getattr(storage, "dtype", ""), offset, size, stride)
 
     def tensor_of(self, storage: Any, offset: int, size: Any, stride: Any, grad: Any, hooks: Any, dtype: Any, *rest: Any) -> Any:
@@ -170,7 +170,7 @@ class _Zip:
             self.known[key] = _Storage(dtype, self.entries.read(name))
         storage = self.known[key]
         if storage.dtype != dtype or storage.data is None or storage.data.size != count * _item_size(dtype):
-            raise Refused(f"storage {key!r} must have the size and dtype that the program declares: {count} elements of {dtype}")
+            raise Refused(f"storage {key!r} must have the size and dtype that the pickle declares: {count} elements of {dtype}")
         return storage
 
 
@@ -213,7 +213,7 @@ def _stream(data: bytes, limit: int, convert: Callable[[np.ndarray], Any] | None
     _, end = opcodes.run_program(data, nothing.names, declare, at, most)  # the storages come after the program, so it is run twice
     keys, position = opcodes.run_program(data, nothing.names, _no_storage, end, most)
     if not isinstance(keys, list) or not all(isinstance(key, str) for key in keys) or sorted(keys) != sorted(declared):
-        raise Refused("the storages in the file must be those that the program uses")
+        raise Refused("the storages of the file must be exactly those that its pickle refers to")
     storages = {}
     for key in keys:
         dtype, count = declared[key]
@@ -221,7 +221,7 @@ def _stream(data: bytes, limit: int, convert: Callable[[np.ndarray], Any] | None
         if position + 8 + nbytes > len(data):
             raise Refused(f"the file must not be truncated: storage {key!r} ends at byte {position + 8 + nbytes} of {len(data)}")
         if int.from_bytes(data[position : position + 8], "little") != count:
-            raise Refused(f"storage {key!r} must have the size that the program declares: {count} elements")
+            raise Refused(f"storage {key!r} must have the size that the pickle declares: {count} elements")
         storages[key] = _Storage(dtype, np.frombuffer(data, np.uint8, nbytes, position + 8).copy())
         position += 8 + nbytes
     reader = _Reader(limit, head[2].get("little_endian") is False, convert)

@@ -101,7 +101,7 @@ def metadata_of(config: ModelConfig) -> tuple[dict[str, Any], dict[str, np.ndarr
     if not arch:
         known = ", ".join(name for name, other in ARCHITECTURES.items() if other.gguf)
         raise refusal(
-            "save", "the architecture has no GGUF form here", f"use format='hf'; these have one: {known}", model=config.architecture
+            "save", "this architecture cannot be saved as GGUF", f"use format='hf'; those that can are {known}", model=config.architecture
         )
     values: dict[str, Any] = {}
     for ours, theirs in KEYS.items():

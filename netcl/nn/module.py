@@ -312,7 +312,7 @@ class Module(metaclass=_Constructed):
         given = {name: value if isinstance(value, Tensor) else np.asarray(value) for name, value in state.items()}
         keys = IncompatibleKeys([name for name in own if name not in given], [name for name in given if name not in own])
         if strict and (keys.missing_keys or keys.unexpected_keys):
-            what = f"the state must have the names of this {type(self).__name__}"
+            what = f"the state dict must have exactly the parameters and buffers of this {type(self).__name__}"
             parts = {name: f"[{some(names)}]" for name, names in zip(("missing", "unexpected"), keys, strict=True) if names}
             raise ValueError(message("load_state_dict", what, "strict=False loads what fits", **parts))
         fitting = {name: value for name, value in given.items() if name in own}

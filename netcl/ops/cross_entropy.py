@@ -254,7 +254,7 @@ def cross_entropy_forward(
     logits: Tensor, target: Tensor, weight: Tensor | None = None, *, reduction: str = "mean", ignore_index: int = -100,
     label_smoothing: float = 0.0, log_probs: bool = False,
 ) -> tuple[Tensor, ...]:  # fmt: skip
-    """Compute the loss, the logarithm of each row's sum of exponentials, and one over the divisor of the mean.
+    """Compute the loss, the log-sum-exp of each row, and one over the divisor of the mean.
 
     ``log_probs``: the logits are log-probabilities already. Labels are trusted; :func:`netcl.ops.cross_entropy` checks them.
     """

@@ -110,7 +110,7 @@ def _padded_windows(x: np.ndarray, w: Windows, fill: float) -> np.ndarray:
 
 
 def cpu_max(x: np.ndarray, *, w: Windows) -> tuple[np.ndarray, np.ndarray]:
-    """Return the maxima and their positions."""
+    """Return the maximum of each window and its flat index in the image."""
     if w.adaptive:
         return _each_window(x, w)
     at = _padded_windows(np.arange(math.prod(w.size)).reshape(1, 1, *w.size), w, -1)

@@ -111,12 +111,12 @@ class ModelEMA:
         saved = state_dict["shadow"]
         missing, unexpected = (sorted(set(a) - set(b)) for a, b in ((self.shadow, saved), (saved, self.shadow)))
         if missing or unexpected:
-            what = "the state must have the names of the parameters"
+            what = "the state dict must have exactly the parameters of the model"
             raise ValueError(message("ModelEMA", what, missing=missing, unexpected=unexpected))
         values = {name: saved[name].to_host() if isinstance(saved[name], Tensor) else np.asarray(saved[name]) for name in self.shadow}
         for name, t in self.shadow.items():
             if values[name].shape != t.shape:
-                raise ShapeError(message("ModelEMA", f"{name!r} must fit the parameter", saved=values[name].shape, parameter=t.shape))
+                raise ShapeError(message("ModelEMA", f"{name!r} must have shape {t.shape}, as the parameter has", saved=values[name].shape))
         self.decay, self.updates = float(state_dict["decay"]), int(state_dict["updates"])
         self.warmup = bool(state_dict.get("warmup", self.warmup))
         for name, t in self.shadow.items():

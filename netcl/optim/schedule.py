@@ -311,7 +311,7 @@ class CosineAnnealingWarmRestarts(Scheduler):
 
 
 class WarmupCosine(Scheduler):
-    """Rises linearly for ``warmup_steps``, then follows half a cosine down to ``min_lr`` at ``total_steps``, and stays there.
+    """Raises the learning rate linearly for ``warmup_steps``, then lowers it along half a cosine to ``min_lr`` at ``total_steps``.
 
     The first rate is ``start_factor`` times the initial one, by default ``1 / (warmup_steps + 1)``, so that no step is lost
     at a rate of 0.

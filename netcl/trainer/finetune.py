@@ -199,9 +199,9 @@ def _claim(file: Path, now: dict[str, Any], keeper: ModelCheckpoint, resume: boo
         file.parent.mkdir(parents=True, exist_ok=True)
         write_json(file, now)
     before = read_object(file, "finetune")
-    if other := [name for name in now if before.get(name) != now[name]]:
-        remedy = "pass the same settings, or overwrite the run"
-        raise refusal("finetune", "a resumed run must keep its settings", remedy, file=file, changed=other)
+    if old := {name: before.get(name) for name in now if before.get(name) != now[name]}:
+        what, remedy = "a resumed run must keep its settings", "pass the same settings, or overwrite the run"
+        raise refusal("finetune", what, remedy, file=file, before=old, now={name: now[name] for name in old})
 
 
 def _preference_loss(beta: float) -> Callable[[Tensor, Tensor], Tensor]:

@@ -217,7 +217,7 @@ def test_the_search_for_a_rate_shows_where_it_is(flowers, monkeypatch):
         ("a,b\n1,x\n3,y\n", ["--target", "b"], "every part must have at least one sample"),
         ("a,b\n1,x\n3,y\n", ["--target", "b", "--task", "regression"], "targets of a regression must be numbers"),
         ("", ["--target", "b"], "a table must have a header"),
-        ("a,b\n" + "".join(f"name{i},{i % 2}\n" for i in range(200)), ["--target", "b"], "at most 100 texts; column=a"),
+        ("a,b\n" + "".join(f"name{i},{i % 2}\n" for i in range(200)), ["--target", "b"], "at most 100 distinct values; column=a"),
     ],
 )
 def test_a_table_that_cannot_be_used_is_told_in_a_line(content, options, told, tmp_path, capsys):

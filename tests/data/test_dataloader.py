@@ -116,9 +116,9 @@ def test_a_position_is_taken_up_in_the_middle_of_an_epoch(tmp_path):
         ({"batch_size": 8}, "must have the same batch_size; state=8, loader=4"),
         ({"samples": 7}, "must have the same samples"),
         ({"batch": 7}, "must be at most the number of batches"),
-        ({"epoch": -1}, "must have the names of state_dict"),
-        ({"seed": "1"}, "must have the names of state_dict"),
-        ({"more": 1}, "must have the names of state_dict"),
+        ({"epoch": -1}, "must have the keys of state_dict"),
+        ({"seed": "1"}, "must have the keys of state_dict"),
+        ({"more": 1}, "must have the keys of state_dict"),
     ],
 )
 def test_a_position_of_another_loader_is_refused(change, reason):
@@ -160,7 +160,7 @@ class Odd(Dataset):
     ("function", "told"),
     [
         (lambda: {"x": 1}, "sample 3 must consist of numbers or arrays, got a dict"),
-        (lambda: (np.zeros(2, np.float32), 0.5), "the dtype of sample 3 must fit that of the first of its batch"),
+        (lambda: (np.zeros(2, np.float32), 0.5), "the dtype of sample 3 must be castable to that of the first sample of its batch"),
         (lambda: next(iter(())), "StopIteration"),  # must not pass for the end of the epoch
     ],
 )

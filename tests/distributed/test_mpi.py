@@ -99,7 +99,7 @@ def test_a_killed_rank_ends_a_plain_mpiexec_too(tmp_path):
 @pytest.mark.parametrize(
     ("fault", "words"),
     [
-        ("late", r"\[\w+\] rank 1 did not arrive within 6 s; world=3, waiting=rank [02], people=\[rank 1 is pid \d+"),
+        ("late", r"\[\w+\] rank 1 did not arrive within 6 s; world=3, waiting=rank [02], processes=\[rank 1 is pid \d+"),
         ("shape", r"all ranks must agree on the model's parameters: rank 1 has"),
         ("raise", r"netcl: rank 1 ends the job: this rank has had enough"),
     ],

@@ -183,11 +183,11 @@ def rewritten(path: Path, change: Callable[[dict, dict], None]) -> None:
 MODEL_FAULTS: dict[str, tuple[Callable[[dict, dict], object], str]] = {
     "newer": (lambda m, a: m.update(version=99), r"the file requires a newer netcl; version=99, known=1, file=.*; update netcl"),
     "odd version": (lambda m, a: m.update(version="1"), "__netcl_meta__ must have a version of at least 1 and a kind; version='1'"),
-    "missing weight": (lambda m, a: a.pop("0.bias"), r"the weights are not the expected ones; missing=0\.bias"),
-    "extra weight": (lambda m, a: a.update(extra=np.ones(3)), r"the weights are not the expected ones; unexpected=extra"),
+    "missing weight": (lambda m, a: a.pop("0.bias"), r"the weights must be the expected ones; missing=0\.bias"),
+    "extra weight": (lambda m, a: a.update(extra=np.ones(3)), r"the weights must be the expected ones; unexpected=extra"),
     "missing both": (
         lambda m, a: (a.pop("0.bias"), m["dtypes"].pop("0.bias")),
-        r"weights of the file \(3\) are not the expected ones; missing=0\.bias",
+        r"weights of the file \(3\) must be the expected ones; missing=0\.bias",
     ),
     "shape": (
         lambda m, a: a.update({"0.bias": np.ones(9, np.float32)}),
@@ -281,7 +281,7 @@ def test_a_checkpoint_that_does_not_fit_changes_nothing(tmp_path):
         *trained(4, 9, 2),
     )
     refuses(
-        r"\[load_checkpoint\] the weights of the file \(4\) are not the expected ones; missing=2\.bias, 2\.weight", *trained(4, 8, 2, 2)
+        r"\[load_checkpoint\] the weights of the file \(4\) must be the expected ones; missing=2\.bias, 2\.weight", *trained(4, 8, 2, 2)
     )
     refuses(r"\[load_checkpoint\] the checkpoint must contain: scheduler; saved=\['model', 'optimizer'\]", *trained(), scheduler=Stubborn())
     refuses(
@@ -578,7 +578,7 @@ def tensor_program(numel: int, offset: int, size: tuple, stride: tuple) -> bytes
         ((4, 3, (2,), (-1,)), "must be at most 64 non-negative integers"),
         ((4, 0, (2, 2), (1,)), "as many sizes as strides, got 2 and 1"),
         ((4, 0, (10**12,), (0,)), "must not be larger than the limit for this file; if you trust it, pass max_bytes="),
-        ((5, 0, (4,), (1,)), "storage '0' must have the size and dtype that the program declares"),
+        ((5, 0, (4,), (1,)), "storage '0' must have the size and dtype that the pickle declares"),
         ((2**60, 0, (4,), (1,)), "storage '0' must have the size"),
     ],
 )
@@ -596,7 +596,7 @@ def test_tensors_beyond_their_storage_are_refused(tmp_path, layout, reason):
 def test_a_tensor_that_torch_would_conjugate_is_refused(tmp_path):
     """The storage holds the values before: they would come back with the wrong sign."""
     program = tensor_program(4, 0, (2,), (1,)).replace(b"\x89NtR", b"\x89N}X\x04\x00\x00\x00conj\x88stR")
-    with pytest.raises(FileError, match="a view that torch has yet to compute: save its resolve_conj"):
+    with pytest.raises(FileError, match="a conjugate or negative view: save its resolve_conj"):
         load_torch(torch_file(tmp_path / "a.pt", program, {"0": bytes(16)}))
 
 
@@ -722,6 +722,6 @@ def test_a_torch_file_of_bare_containers_is_refused_before_it_takes_minutes(tmp_
     path = tmp_path / "a.pt"
     with zipfile.ZipFile(path, "w") as out:
         out.writestr("a/data.pkl", b"\x80\x02](" + b"]" * 3000 + b"e.")
-    with pytest.raises(FileError, match=r"the program must have at most 2000 steps.*pass max_bytes="):
+    with pytest.raises(FileError, match=r"the pickle must have at most 2000 steps.*pass max_bytes="):
         load_torch(path)
     assert len(load_torch(path, max_bytes=1 << 20)) == 3000

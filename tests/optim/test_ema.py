@@ -98,10 +98,10 @@ def test_state_resumes_bit_for_bit(queue, rng):
 def test_error_texts(queue, rng):
     ema = ModelEMA(Model(queue, rng))
     state = ema.state_dict()
-    with pytest.raises(ValueError, match=r"the state must have the names of the parameters; missing=\['scale'\], unexpected=\['other'\]"):
+    with pytest.raises(ValueError, match=r"exactly the parameters of the model; missing=\['scale'\], unexpected=\['other'\]"):
         shadow = {("other" if name == "scale" else name): t for name, t in state["shadow"].items()}
         ema.load_state_dict({**state, "shadow": shadow})
-    with pytest.raises(ShapeError, match=r"\[ModelEMA\] 'scale' must fit the parameter; saved=\(2,\), parameter=\(\)"):
+    with pytest.raises(ShapeError, match=r"\[ModelEMA\] 'scale' must have shape \(\), as the parameter has; saved=\(2,\)"):
         ema.load_state_dict({**state, "decay": 0.5, "shadow": {**state["shadow"], "scale": np.zeros(2)}})
     assert ema.decay == 0.999
     with pytest.raises(ValueError, match=r"\[ModelEMA\] decay must be a number, at least 0 and at most 1; decay=1.5"):

@@ -45,8 +45,8 @@ _FP16 = "#ifdef cl_khr_fp16\n#pragma OPENCL EXTENSION cl_khr_fp16 : enable\n#end
 class KernelSpec:
     """A kernel as data: either a complete ``src``, or ``params`` and a ``body`` from which the definition is built.
 
-    The ``body`` form gets the preamble that was passed; the ``src`` form gets :data:`PRIMITIVE_PREAMBLE` in front unless
-    it defines one of its names itself.
+    A ``body`` is preceded by ``preamble``. A ``src`` is preceded by :data:`PRIMITIVE_PREAMBLE`, unless it defines a name of
+    that preamble.
 
     >>> print(KernelSpec("nop", params=["__global float* x"], body="x[0] = 1.0f;").to_source())
     __kernel void nop(__global float* x) {

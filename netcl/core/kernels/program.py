@@ -401,7 +401,7 @@ class Kernel:
         return Sized(self, sizes, local, numbers) if usable else None
 
     def _retry(self, queue: Any, kernel: Any, sizes: tuple[int, ...], local: tuple[int, ...] | None, error: Any) -> Any:
-        """Free the pools, launch again and return the event; raise unless ``error`` is a lack of memory, which drivers commit at launch."""
+        """Free the pools, relaunch and return the event. Raises unless ``error`` is a lack of memory: drivers may allocate at launch."""
         if not lacks_memory(error):
             raise self._refused(sizes, local, error) from None
         free_memory()

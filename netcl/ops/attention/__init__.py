@@ -1,6 +1,6 @@
 """Attention in tiles: scores are computed and discarded block by block, so the full score matrix is never stored.
 
-Forward keeps the logarithm of each row's sum of exponentials; backward recomputes the scores from it. Two kernel files serve
+Forward keeps the log-sum-exp of each row; backward recomputes the scores from it. Two kernel files serve
 all devices: ``cpu.cl`` (a vector lane per query) and ``simt.cl`` (a work-group per block of queries).
 """
 
@@ -174,7 +174,7 @@ def _attention_vjp(F, g, out, q, k, v, mask, causal, scale, needs):
 def attention(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, *, causal: bool = False, scale: float | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Compute ``softmax(q k' scale + mask) v`` and the logarithm of each row's sum of exponentials, in tiles."""
+    """Compute ``softmax(q k' scale + mask) v`` and the log-sum-exp of each row of scores, in tiles."""
     q, k, v, mask = launch.as_tensors("attention", q, k, v, mask)
     sizes = attention_geometry("attention", q, k, v)
     place, factor, sums = mask_of("attention", mask, q, sizes), score_scale(scale, sizes.depth), sum_dtype(q.dtype)
@@ -205,7 +205,7 @@ def attention_grad(
     upstream: Tensor, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, result: Tensor, logarithms: Tensor,
     through: Tensor | None = None, *, causal: bool = False, scale: float | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """Compute the gradients of q, k and v of :func:`attention`; ``through`` is the upstream gradient of the logarithms."""
+    """Compute the gradients of q, k and v; ``logarithms`` is the log-sum-exp of :func:`attention`, ``through`` its upstream gradient."""
     name = "attention_grad"
     upstream, q, k, v, mask, result, logarithms, through = launch.as_tensors(name, upstream, q, k, v, mask, result, logarithms, through)
     sizes = attention_geometry(name, q, k, v)

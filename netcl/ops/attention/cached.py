@@ -110,8 +110,8 @@ def _check_tables(k: Any, keys: Tensor, frequencies: Any, norms: list[Any]) -> N
     size, given = keys.shape[3], [t.shape for t in norms if t is not None]
     apart = keys.dtype == "int8" or k is not None or size % 2 or len({t.dtype for t in norms if t is not None}) > 1
     if (given or frequencies is not None) and (apart or given not in ([], [(size,)] * 2) or 2 * getattr(frequencies, "size", 0) > size):
-        what = f"frequencies (at most {size // 2}) and both norms (shape ({size},), one dtype) must be used with k and v of None, an even "
-        what += "head size and a cache that is not int8"
+        what = f"frequencies (at most {size // 2}) or both norms (shape ({size},), one dtype) require k and v to be None, an "
+        what += "even head size and a cache that is not int8"
         seen = {"k_given": k is not None, "keys": (keys.shape, keys.dtype), "frequencies": getattr(frequencies, "shape", None),
                 "norms": [(t.shape, t.dtype) for t in norms if t is not None]}  # fmt: skip
         raise ShapeError(message("cached_attention", what, "apply rms_norm and rope first", **seen))

@@ -42,7 +42,7 @@ def _mask_shape(place: Mask, sizes: HeadSizes) -> tuple[int, ...]:
 
 
 def attention_cpu(q: Any, k: Any, v: Any, mask: Any, sizes: HeadSizes, place: Mask, causal: bool, scale: float) -> tuple[np.ndarray, ...]:
-    """Return the result and the logarithm of each row's sum of exponentials, computed a block of queries at a time."""
+    """Return the result and the log-sum-exp of each row of scores, computed a block of queries at a time."""
     out, logarithms = np.zeros((*q.shape[:-1], sizes.depth_v), q.dtype), np.empty(q.shape[:-1], q.dtype)
     q5, k5, v5, mask5 = _views(q, k, v, mask, sizes, place)
     out5, logs4 = out.reshape(grouped(sizes, sizes.n, sizes.depth_v, True)), logarithms.reshape(sizes.batch, *sizes.query_shape)

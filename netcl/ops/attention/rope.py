@@ -78,7 +78,7 @@ def _rope_vjp(F, g, positions, frequencies, base, offset, interleaved, inverse, 
     errors=[(S((5, 7)), r"\[rope\] x must be \(..., N, D\) with an even D; x=\(5, 7\)"),
             (S((2, 5, 4), (4,), dtypes=(None, "int64")), r"\[rope\] positions must be \(N,\) or \(B, N\) for x of \(B, ..., N, D\)"),
             (S((5, 8), None, (3,)), r"\[rope\] frequencies must have shape \(4,\); frequencies=\(3,\), x=\(5, 8\)"),
-            (S((2, 5, 4), heads=1), r"\[rope\] heads must be from 0 to H, for x of \(B, H, N, D\) .*; heads=1")],
+            (S((2, 5, 4), heads=1), r"\[rope\] heads requires x of shape \(B, H, N, D\) .*; heads=1")],
 )  # fmt: skip
 def rope(
     x: Tensor, positions: Tensor | None = None, frequencies: Tensor | None = None, *, base: float = 10000.0, offset: int = 0,
@@ -104,7 +104,7 @@ def rope(
         raise ShapeError(message("rope", f"frequencies must have shape ({x.shape[-1] // 2},)", frequencies=frequencies.shape, x=x.shape))
     outer, rows, n = _rope_sizes(x, positions)
     if heads is not None and (x.ndim != 4 or positions is None or positions.ndim != 2 or not 0 <= heads <= rows):
-        what = "heads must be from 0 to H, for x of (B, H, N, D) and positions of (B, N)"
+        what = "heads requires x of shape (B, H, N, D) and positions of shape (B, N), and must be from 0 to H"
         raise ShapeError(message("rope", what, heads=heads, x=x.shape, positions=None if positions is None else positions.shape))
     if x.backend == "cpu":
         return launch.run_cpu(rope_arrays, x, positions, frequencies, base=base, offset=offset, interleaved=interleaved, inverse=inverse,

@@ -45,7 +45,7 @@ def _convolve(name: str, x: Any, w: Any, bias: Any, options: tuple[Any, ...], re
 
 
 def conv2d_with(x: Tensor, w: Tensor, extras: Extras, g: Geometry) -> Tensor:
-    """Return the result of :func:`conv2d` and the ops that follow it, from one kernel; OpenCL devices only."""
+    """Return the result of :func:`conv2d` with the ops of ``extras`` applied, from one kernel; OpenCL devices only."""
     finish, bias, residual, scale = extras
     y = Tensor.empty(g.y_shape, finish.stored, queue=x.queue)
     if not y.size:
@@ -103,7 +103,7 @@ _CONV_SAMPLES = [
 ]
 _CONV_ERRORS: list[Any] = [
     (S((8, 4, 32, 32), (16, 3, 3, 3)),
-     r"\[conv2d\] weight expects 3 input channels, x has 4; x.shape=\(8, 4, 32, 32\), w.shape=\(16, 3, 3, 3\)"),
+     r"\[conv2d\] x must have 3 channels \(w.shape\[1\] \* groups\), got 4; x.shape=\(8, 4, 32, 32\), w.shape=\(16, 3, 3, 3\)"),
     (S((3, 8), (4, 3, 3, 3)), r"\[conv2d\] x must have 4 dimensions \(or 3, .* the weight 4; x.shape=\(3, 8\), w.shape=\(4, 3, 3, 3\)"),
     (S((1, 4, 8, 8), (6, 1, 3, 3), groups=4), r"\[conv2d\] the number of filters must be a multiple of groups, got 6 and 4"),
     (S((1, 1, 2, 5), (1, 1, 3, 3)), r"\[conv2d\] the kernel must fit the padded input, got 3 x 3 pixels for an input of 2 x 5"),
@@ -263,7 +263,7 @@ def _transpose_vjp(F, g, x, w, bias_shape, needs, stride, padding, groups, dilat
         S((1, 8, 5, 9), (8, 8, 3, 3), (8,), dilation=2, padding=2),
     ],
     errors=[
-        (S((1, 4, 5, 5), (3, 4, 3, 3)), r"\[conv_transpose2d\] weight expected 3 input channels, got 4"),
+        (S((1, 4, 5, 5), (3, 4, 3, 3)), r"\[conv_transpose2d\] x must have 3 channels \(w.shape\[0\]\), got 4"),
         (S((1, 4, 5, 5), (4, 4, 3, 3), output_padding=1), r"\[conv_transpose2d\] output_padding must be smaller than the stride; "),
         (S((4, 5), (4, 4, 3, 3)), r"\[conv_transpose2d\] x must have 4 dimensions \(or 3, without a batch\) and the weight 4; "),
         (S((1, 4, 1, 1), (4, 4, 1, 1), padding=1), r"\[conv_transpose2d\] the result must not be empty, got -1 x -1 pixels"),
@@ -294,7 +294,7 @@ def conv_transpose2d(
         return with_shape(y, y.shape[1:])
     size = transposed_size(name, x.shape, w.shape, options[0], options[1], frozen(output_padding), options[2])
     if w.shape[0] != x.shape[1]:
-        what = f"weight expected {w.shape[0]} input channels, got {x.shape[1]}"
+        what = f"x must have {w.shape[0]} channels (w.shape[0]), got {x.shape[1]}"
         raise ShapeError(message(name, what, **{"x.shape": x.shape, "w.shape": w.shape}))
     g = _geometry_of_input(name, x, w, size, options)
     _check_bias(name, bias, g.c)

@@ -103,7 +103,7 @@ def suits(job: Job, config: KernelConfig, profile: DeviceProfile) -> bool:
 
 
 def fills(job: Job, profile: DeviceProfile) -> bool:
-    """Whether results are so few that a product, which can split its sums, pays. Small convolutions qualify only without unfolding."""
+    """Whether results are so few that a product, which can split its sums, is faster. Small convolutions qualify only without unfolding."""
     plain = job.kind == FORWARD and _apart(job) and _is_image(job.g)
     few = job.is_few(profile.max_compute_units) and (plain or job.products > SPLIT_PRODUCTS)
     return few and job.dtype == "float32" and nvidia.capable(profile) and has_room(job, profile)

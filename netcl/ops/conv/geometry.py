@@ -116,7 +116,7 @@ def _check_channels(op: str, x: tuple[int, ...], w: tuple[int, ...], groups: int
     if min(w) < 1 or x[1] < 1:
         raise ShapeError(message(op, "channels, filters and kernel must not be empty", **shapes))
     if w[1] * groups != x[1]:
-        wanted, what = w[1] * groups, f"weight expects {w[1] * groups} input channels, x has {x[1]}"
+        wanted, what = w[1] * groups, f"x must have {w[1] * groups} channels (w.shape[1] * groups), got {x[1]}"
         last = f"put the channels first: x.permute(0, {len(x) - 1}, {', '.join(map(str, range(1, len(x) - 1)))})"
         remedy = last if x[-1] == wanted else "x is (batch, channels, ...): pass in_channels of the data"
         raise ShapeError(message(op, what, remedy, **shapes))

@@ -290,7 +290,7 @@ def _simt_gemm(queue: Any, job: Job, config: KernelConfig, profile: DeviceProfil
 
 
 def _pixel_splits(job: Job, profile: DeviceProfile, groups: int, depth: int) -> int:
-    """Return how many parts a GPU sums over the pixels in: enough to occupy it, more if they would exceed :data:`LONGEST_SUM`."""
+    """Return the number of partial sums over the pixels: enough to occupy the GPU, more if they would exceed :data:`LONGEST_SUM`."""
     busy = min(-(-_busy_groups(profile) // groups), job.pixels // (16 * depth), 256)
     return max(1, busy, min(job.pixels // LONGEST_SUM, SPLIT_ROOM // math.prod(job.g.w_shape)))
 

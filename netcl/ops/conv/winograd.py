@@ -96,7 +96,7 @@ def winograd_space(problem: Problem) -> list[KernelConfig]:
 
 
 def suits(job: Job, config: KernelConfig, profile: DeviceProfile) -> bool:
-    """Whether Winograd applies, fits in memory and, unless the configuration names a number of channels, is likely faster."""
+    """Whether Winograd is selected, applies, fits in memory and is likely faster; ``winograd_channels`` replaces the last test."""
     if job.variant(config) is not KernelVariant.CONV2D_WINOGRAD:
         return False
     g, least = job.g, config.extra.get("winograd_channels")

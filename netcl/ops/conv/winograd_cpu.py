@@ -40,7 +40,7 @@ class Share(NamedTuple):
 
 
 def wanted(job: Job, config: KernelConfig, pays: Callable[[], bool]) -> bool:
-    """Whether Winograd applies and was requested or pays; it may replace CONV2D_IM2COL of the default policy, which knows only panels."""
+    """Whether Winograd applies and pays (or ``winograd_channels`` allows it); it also replaces CONV2D_IM2COL of the default policy."""
     variant = job.variant(config)
     if not job.g.is_plain_3x3 or job.compute == "double":
         return False
@@ -97,7 +97,7 @@ def share_of(job: Job, profile: ExtendedDeviceProfile, given: Mapping[str, Any])
 
 
 def _tile_macros(count: int, c: int, m: int, profile: ExtendedDeviceProfile, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the macros: MR filters times NV vectors of VW tiles in registers, and NT of them side by side in a strip."""
+    """Return the macros: registers hold MR filters times NV vectors of VW tiles, a strip has NT * NV vectors; ``given`` overrides them."""
     lanes = given.get("VW", profile.lanes)
     longest = max(lanes, min(LONGEST_STRIP, INPUT_ROOM // _transformed_bytes(c, 1)))
     fresh = given.get("FRESH", int(count <= longest or 4 * TILE_PRODUCTS * c * m > CACHED_WEIGHTS))

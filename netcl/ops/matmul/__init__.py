@@ -149,7 +149,7 @@ def matmul(a: Tensor, b: Tensor, *, transpose_a: bool = False, transpose_b: bool
 
 
 def matmul_with(a: Tensor, b: Tensor, extras: Extras, transpose_a: bool, transpose_b: bool) -> Tensor:
-    """Return the result of :func:`matmul` and the ops that follow it, from one kernel; OpenCL devices only."""
+    """Return the result of :func:`matmul` with the ops of ``extras`` applied, from one kernel; OpenCL devices only."""
     left, right, shape, result = _product_shapes(a.shape, b.shape, transpose_a, transpose_b)
     if 0 in shape:
         return Tensor.empty(result, extras.finish.stored, queue=a.queue)
@@ -199,7 +199,7 @@ def outer(F: Any, a: Tensor, b: Tensor) -> Tensor:
 def _check_linear(x: Tensor, w: Tensor, bias: Tensor | None) -> None:
     shapes = {"x.shape": x.shape, "w.shape": w.shape}
     if w.ndim != 2 or not x.shape or x.shape[-1] != w.shape[1]:
-        what = f"w expected {w.shape[1]} features, got {x.shape[-1] if x.shape else 'none'}" if w.ndim == 2 else "w must be a matrix"
+        what = f"x must have {w.shape[1]} features, got {x.shape[-1] if x.shape else 'none'}" if w.ndim == 2 else "w must be a matrix"
         flat = w.ndim == 2 and x.ndim > 2 and math.prod(x.shape[1:]) == w.shape[1]
         remedy = "flatten the input first: nn.Flatten(), or x.flatten(1)" if flat else "x must have in_features along its last axis"
         raise ShapeError(message("linear", what, remedy if w.ndim == 2 else "w is (out_features, in_features)", **shapes))
@@ -218,7 +218,7 @@ def _launch_affine(x: Any, w: Any, bias: Any, activation: str | None) -> Tensor:
 
 
 def affine_with(x: Tensor, w: Tensor, extras: Extras) -> Tensor:
-    """Compute ``x w'`` and the ops that follow it in one kernel; OpenCL devices only."""
+    """Return ``x w'`` with the ops of ``extras`` applied, from one kernel; OpenCL devices only."""
     shape, rows = (*x.shape[:-1], w.shape[0]), math.prod(x.shape[:-1])
     if 0 in shape:
         return Tensor.empty(shape, extras.finish.stored, queue=x.queue)
@@ -244,7 +244,7 @@ def _affine_ref(x, w, bias=None):
 
 
 _LINEAR_ERRORS = [
-    (S((3, 5), (2, 4), (2,)), r"\[linear\] w expected 4 features, got 5"),
+    (S((3, 5), (2, 4), (2,)), r"\[linear\] x must have 4 features, got 5"),
     (S((3, 5), (2, 5), (3,)), r"\[linear\] bias must have 2 values"),
 ]
 

@@ -39,7 +39,7 @@ class VGG(LayerChain):
 
 
 def make_layers(cfg: Sequence[int | str], batch_norm: bool = False) -> nn.Sequential:
-    """Return the layers of VGG: a number is a convolution with so many channels, ``"M"`` a pooling (``"C"`` one that rounds up)."""
+    """Return the layers of VGG: a number is a convolution with that many channels, ``"M"`` a pooling (``"C"`` one that rounds up)."""
     layers, inside = list[nn.Module](), 3
     for out in cfg:
         if isinstance(out, str):
