@@ -165,6 +165,8 @@ def context(selector, order):
 
 def no_memory():
     """No file may be larger than four kilobytes, shared memory included."""
+    sys.dont_write_bytecode = True  # it would be cut too, and fail in other processes
+    os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
     resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
     loader = made(batch_size=1000)
     try:

@@ -697,6 +697,7 @@ import resource, sys
 import numpy as np
 from netcl import cli, io, nn
 from netcl.core.device import device
+sys.dont_write_bytecode = True  # it would be cut too, and fail in other tests
 resource.setrlimit(resource.RLIMIT_FSIZE, (20_000,) * 2)  # as a full disk does, it ends a write in the middle
 if sys.argv[1] == "train":
     sys.exit(cli.main(["train", "--model", "mlp", "--epochs", "1", "--device", "cpu", "--run", sys.argv[2]]))

@@ -10,7 +10,7 @@
 //         converts what it multiplies, and a work-group has MT strips. Staged, it takes strips until none is left.
 // CHUNKED  1: there are more than STAGED runs      KINDS  columns of a fragment that differ, a power of two: those of the tokens
 // From codes.cl: PLAIN LOW HIGH OFFSET SCALES MIN NIBBLES GROUPS, and what decode.cl defines (NORM: X_HALVES is 0); from ptx.cl: MMA_FLOAT16 MMA_FRESH STREAM_8 STREAM_4 FETCH_4 BYTES_OF
-// SUB_HALVES FMA_HALVES FROM_LANE; from the launch: X_T X_QUAD(p), BIAS_T BIAS_LOAD, Y_T Y_STORE.
+// SUB_HALVES FMA_HALVES FROM_LANE PREFETCH; from the launch: X_T X_QUAD(p), BIAS_T BIAS_LOAD, Y_T Y_STORE.
 #define QUAD_OF(part) (PER_RUN == 2 ? t + 4 * (part) : 2 * t + (part))  // a scale covers both, or one each
 #define TINY (NIBBLES && MIN)  // codes are halves as they are: code * 2^-24
 #define LOWS (LOW == 4 && PER_RUN == 1 ? 1 : 2)
