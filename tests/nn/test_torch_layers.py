@@ -356,3 +356,16 @@ def test_orthogonal_weights(shape, kind):
             original += original.grad
     with pytest.raises(ValueError, match=r"\[orthogonal\] the weight must be a matrix, the map matrix_exp or cayley"):
         nn.utils.parametrizations.orthogonal(nn.Linear(2, 2), orthogonal_map="householder")
+
+
+# ---- arguments that must not be ignored
+
+
+@pytest.mark.parametrize("name", ["adaptive_avg_pool", "adaptive_max_pool"])
+@pytest.mark.parametrize("axes", [1, 2, 3])
+def test_adaptive_pools_refuse_sizes_of_other_axes(name, axes):
+    pool, x = getattr(F, f"{name}{axes}d"), Tensor.ones((1, 2, *(4,) * axes))
+    for length in {1, 2, 3, 4} - {axes}:
+        with pytest.raises(ShapeError, match="output_size must be"):
+            pool(x, (2,) * length)
+    assert pool(x, (2,) * axes).shape == (1, 2, *(2,) * axes)
