@@ -49,14 +49,14 @@ def _torchs_words(row: Any) -> dict[str, str]:
     """Map torch's parameter names of an op to netcl's; not ``dim`` of ``max`` and ``min``, whose meaning differs from ``axis``."""
     parameters = inspect.signature(ops.function(row.name)).parameters
     words = {} if row.name in ("max", "min") else {theirs: ours for theirs, ours in TORCHS_WORDS if ours in parameters}
-    words |= dict(zip(("input", "other"), row.inputs, strict=False))
+    words |= dict(zip(("input", "other"), row.inputs[row.name in ("where", "searchsorted") :], strict=False))  # their input is the second
     words |= {name: name for name, (takes, _) in EXTRAS.items() if takes(row)}
     return {theirs: ours for theirs, ours in words.items() if theirs not in parameters}
 
 
 #: Parameters that signatures show under torch's name; the second input is ``other`` where it has no better one.
 _SHOWN = {"axis": "dim", "axes": "dims", "keepdims": "keepdim", "start_axis": "start_dim", "end_axis": "end_dim", "axis0": "dim0",
-          "axis1": "dim1", "xs": "tensors", "w": "weight", "q": "query", "k": "key", "v": "value", "b": "other"}  # fmt: skip
+          "axis1": "dim1", "a": "input", "xs": "tensors", "w": "weight", "q": "query", "k": "key", "v": "value", "b": "other"}  # fmt: skip
 _SECOND = {"pow": "exponent", "mm": "mat2", "bmm": "mat2", "outer": "vec2", "lerp": "end", "addcmul": "tensor1", "addcdiv": "tensor1"}
 
 
@@ -120,7 +120,7 @@ def _with_older_reduction(call: Callable[..., Any], *args: Any, size_average: An
 EXTRAS: dict[str, tuple[Callable[[Any], bool], Callable[..., Any]]] = {
     "dtype": (lambda row: row.name in ("sum", "mean", "prod", "cumsum", "cumprod", "nansum", "nanmean", "softmax", "log_softmax", "norm"),
               _cast_first),
-    "alpha": (lambda row: row.name in ("add", "sub", "rsub", "index_add"), _scale_last),
+    "alpha": (lambda row: row.name in ("add", "sub", "index_add"), _scale_last),
     "rounding_mode": (lambda row: row.name == "div", _rounded_quotient),
     "stable": (lambda row: row.name in ("sort", "argsort"), _ignored),
     **dict.fromkeys(("size_average", "reduce"), (lambda row: isinstance(row, Composite) and "reduction" in
@@ -176,7 +176,9 @@ def _make(row: Any, words: Mapping[str, str]) -> Callable[..., Any]:
     @wraps(ops.function(row.name))
     def call(*args: Any, **kwargs: Any) -> Any:
         if kwargs and not words.keys().isdisjoint(kwargs):
-            kwargs = {words.get(name, name): value for name, value in kwargs.items()}
+            given, kwargs = kwargs, {words.get(name, name): value for name, value in kwargs.items()}
+            if len(kwargs) < len(given) or (args and row.inputs and row.inputs[0] in kwargs):
+                raise TypeError(message(row.name, "every argument must be given once", positional=len(args), named=", ".join(given)))
             if extra := EXTRAS.keys() & kwargs.keys() & words.keys():
                 return EXTRAS[extra.pop()][1](call, *args, **kwargs)
             if row.inputs and row.inputs[0] in kwargs:  # input=: the code below expects the first tensor as args[0]

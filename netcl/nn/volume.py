@@ -150,9 +150,8 @@ def _adaptive(op: str, pool: Callable[..., Any], x: Tensor, output_size: Any, *p
     sizes = (output_size,) * 3 if output_size is None or isinstance(output_size, int) else tuple(output_size)
     if len(sizes) != 3:
         raise ShapeError(message(op, "output_size must be one integer or three (depth, height, width)", output_size=repr(output_size)))
-    first, *rest = sizes
-    depth = x.shape[2] if first is None else first
-    return _pooled(x, lambda y: pool(y, tuple(rest), *places), lambda y: pool(y, (depth, None), *places), any(places))
+    depth = x.shape[2] if sizes[0] is None else sizes[0]
+    return _pooled(x, lambda y: pool(y, sizes[1:], *places), lambda y: pool(y, (depth, None), *places), any(places))
 
 
 def adaptive_avg_pool3d(input: Tensor, output_size: Any) -> Tensor:

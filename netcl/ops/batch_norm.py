@@ -74,9 +74,7 @@ def _inference_cpu(x: Any, mean: Any, var: Any, weight: Any, bias: Any, eps: flo
 # ---- checks and launches
 
 
-def _check_batch(
-    name: str, x: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor | None, var: Tensor | None, second: str = "var"
-) -> None:
+def _check_batch(name: str, x: Tensor, weight: Any, bias: Any, mean: Any, var: Any, second: str = "var") -> None:
     launch.check_dtype(name, x)
     if x.ndim < 2:
         raise ShapeError(message(name, "x must be (N, C, ...)", x=x.shape))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -39,7 +38,7 @@ class History(Mapping[str, list[float]]):
 
     def best(self, name: str, mode: str = "min") -> int:
         """The epoch with the lowest (or, with ``mode="max"``, highest) value of a column; NaN is never the best."""
-        rows = [row for row in self.rows if row.get(name, math.nan) == row.get(name)]
+        rows = [row for row in self.rows if name in row and row[name] == row[name]]
         if not rows or mode not in ("min", "max"):
             what = "name must be a column of the history with a number, and mode must be 'min' or 'max'"
             raise ValueError(message("History.best", what, name=name, mode=mode, columns=list(self)))

@@ -265,7 +265,7 @@ def _transpose_vjp(F, g, x, w, bias_shape, needs, stride, padding, groups, dilat
     errors=[
         (S((1, 4, 5, 5), (3, 4, 3, 3)), r"\[conv_transpose2d\] weight expected 3 input channels, got 4"),
         (S((1, 5, 4, 4), (5, 2, 3, 3), groups=2),
-         r"\[conv_transpose2d\] the channels of x must be a multiple of groups, got 5 and 2; x.shape=\(1, 5, 4, 4\), w.shape=\(5, 2, 3, 3\)"),
+         r"\[conv_transpose2d\] the channels of x must be a multiple of groups, got 5 and 2; x.shape=\(1, 5, 4, 4\), w.shape=\(5, 2"),
         (S((1, 4, 5, 5), (4, 4, 3, 3), output_padding=1), r"\[conv_transpose2d\] output_padding must be smaller than the stride; "),
         (S((4, 5), (4, 4, 3, 3)), r"\[conv_transpose2d\] x must have 4 dimensions \(or 3, without a batch\) and the weight 4; "),
         (S((1, 4, 1, 1), (4, 4, 1, 1), padding=1), r"\[conv_transpose2d\] the result must not be empty, got -1 x -1 pixels"),
