@@ -1,4 +1,4 @@
-"""Probability distributions under torch's names: ``sample``, ``rsample``, ``log_prob``, ``entropy``, ``kl_divergence``.
+"""Probability distributions with torch's names and methods. Parameters are not checked: ``validate_args`` has no effect.
 
 >>> import netcl
 >>> from netcl.distributions import Categorical

@@ -109,8 +109,9 @@ class Kernel:
     def __call__(self, *args: Any, **kwargs: Any) -> Tensor:
         given = dict(zip(names := (*self.tensors, *self.numbers), args, strict=False)) | kwargs
         missing, unexpected = [n for n in names if n not in given], [n for n in given if n not in names]
-        if missing or unexpected:
-            raise TypeError(message(self.name, f"the arguments must be {', '.join(names)}", missing=missing, unexpected=unexpected))
+        if missing or unexpected or len(args) + len(kwargs) > len(names):
+            what = f"the arguments must be {', '.join(names)}, each given once"
+            raise TypeError(message(self.name, what, missing=missing, unexpected=unexpected, given=len(args) + len(kwargs)))
         sent = operands(self.name, [given[n] for n in self.tensors])
         inputs = {n: ops.cast(x, d) for (n, d), x in zip(self.tensors.items(), sent, strict=True)}
         numbers = {n: given[n] for n in self.numbers}

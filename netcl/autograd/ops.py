@@ -49,7 +49,7 @@ def apply_op(name: str, *args: Any, **kwargs: Any) -> Any:
 def _torchs_words(row: Any, parameters: Mapping[str, Any]) -> dict[str, str]:
     """Map torch's parameter names of an op to netcl's; not ``dim`` of ``max`` and ``min``, whose meaning differs from ``axis``."""
     words = {} if row.name in ("max", "min") else {theirs: ours for theirs, ours in TORCHS_WORDS if ours in parameters}
-    words |= dict(zip(("input", "other"), row.inputs, strict=False))
+    words |= dict(zip(("input", "other"), row.inputs[row.name in ("where", "searchsorted") :], strict=False))  # their input is the second
     words |= {name: name for name, (rows, _) in EXTRAS.items() if row.name in rows}
     if isinstance(row, Composite) and "reduction" in parameters:
         words |= {"size_average": "size_average", "reduce": "reduce"}
@@ -58,7 +58,7 @@ def _torchs_words(row: Any, parameters: Mapping[str, Any]) -> dict[str, str]:
 
 #: Parameters that signatures show under torch's name; the second input is ``other`` where it has no better one.
 _SHOWN = {"axis": "dim", "axes": "dims", "keepdims": "keepdim", "start_axis": "start_dim", "end_axis": "end_dim", "axis0": "dim0",
-          "axis1": "dim1", "xs": "tensors", "w": "weight", "q": "query", "k": "key", "v": "value", "b": "other"}  # fmt: skip
+          "axis1": "dim1", "a": "input", "xs": "tensors", "w": "weight", "q": "query", "k": "key", "v": "value", "b": "other"}  # fmt: skip
 _SECOND = {"pow": "exponent", "mm": "mat2", "bmm": "mat2", "outer": "vec2", "lerp": "end", "addcmul": "tensor1", "addcdiv": "tensor1"}
 
 
@@ -117,7 +117,7 @@ def _with_older_reduction(call: Callable[..., Any], *args: Any, size_average: An
 #: torch's parameters that no row has: the ops that take them, and the function that implements them. The last two are those of losses.
 EXTRAS: dict[str, tuple[Sequence[str], Callable[..., Any]]] = {
     "dtype": (("sum", "mean", "prod", "cumsum", "cumprod", "nansum", "nanmean", "softmax", "log_softmax", "norm"), _cast_first),
-    "alpha": (("add", "sub", "rsub", "index_add"), _scale_last),
+    "alpha": (("add", "sub", "index_add"), _scale_last),
     "rounding_mode": (("div",), _rounded_quotient),
     "stable": (("sort", "argsort"), lambda call, *args, stable, **kwargs: call(*args, **kwargs)),
     "size_average": ((), _with_older_reduction),
@@ -172,7 +172,9 @@ def _make(row: Any, function: Callable[..., Any], words: Mapping[str, str]) -> C
     @wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
         if kwargs and not words.keys().isdisjoint(kwargs):
-            kwargs = {words.get(name, name): value for name, value in kwargs.items()}
+            given, kwargs = kwargs, {words.get(name, name): value for name, value in kwargs.items()}
+            if len(kwargs) < len(given) or (args and row.inputs and row.inputs[0] in kwargs):
+                raise TypeError(message(row.name, "every argument must be given once", positional=len(args), named=", ".join(given)))
             if extra := EXTRAS.keys() & kwargs.keys() & words.keys():
                 return EXTRAS[extra.pop()][1](call, *args, **kwargs)
             if row.inputs and row.inputs[0] in kwargs:  # input=: the code below expects the first tensor as args[0]

@@ -1054,8 +1054,8 @@ def row_norm_weight_grad(upstream: Operand, x: Operand, mean: Operand, rstd: Ope
 def rsqrt(input: Operand, *, out: Tensor | None = None) -> Tensor:
     """One over the square root."""
 
-def rsub(input: Operand, other: Operand, *, alpha: float | None = None) -> Tensor:
-    """b - a."""
+def rsub(input: Operand, other: Operand, *, alpha: float | None = 1) -> Tensor:
+    """b - alpha * a."""
 
 def sample_images(input: Operand, grid: Operand, *, linear: bool = True, border: bool = False, align: bool = False) -> Tensor:
     """Sample images at points: the kernels behind :func:`grid_sample`, which checks the arguments."""
@@ -1258,7 +1258,7 @@ def var_mean(input: Operand, dim: Any = None, *, keepdim: bool = False, correcti
 def vstack(tensors: Sequence[Operand]) -> Tensor:
     """Tensors joined as numpy.vstack does."""
 
-def where(condition: Operand, a: Operand, b: Operand, *, out: Tensor | None = None) -> Tensor:
+def where(condition: Operand, input: Operand, other: Operand, *, out: Tensor | None = None) -> Tensor:
     """a where the condition holds, else b."""
 
 def xlogy(input: Operand, other: Operand, *, out: Tensor | None = None) -> Tensor:

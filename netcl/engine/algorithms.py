@@ -90,16 +90,19 @@ def choose_algorithm(family: str, queue: Any, problem: Any, config: KernelConfig
         raise ShapeError(message(family, what, f"known are {', '.join(known)}", variant=config.variant.name, tier=tier))
     fitting = [a for a in meant if a.when(problem, config, profile)]
     banned = hooks.upper("runtime.tuning").quarantined(profile)
-    if banned and any(f"{family}/{a.name}" in banned for a in fitting):
+    wrong = [a.name for a in fitting if f"{family}/{a.name}" in banned]
+    if wrong:
         others = [a for a in ALGORITHMS[family] if a not in fitting and a.answers(None, profile) and a.when(problem, config, profile)]
-        fitting = [a for a in (*fitting, *others) if f"{family}/{a.name}" not in banned]
+        wrong += [a.name for a in others if f"{family}/{a.name}" in banned]
+        fitting = [a for a in (*fitting, *others) if a.name not in wrong]
     if len(fitting) > 1:
         fitting.sort(key=lambda a: 0.0 if a.name == tier else a.cost(problem, profile))  # stable: the first of equals
     own = device_queue(queue)  # a probe runs its kernels, also where the op itself is only planned
-    found = next(filter(lambda a: a.probe(own, problem, config), fitting), None)
-    if found is None and banned:
-        what = f"no kernel of {family} can be used: all have computed wrong results on this device"
-        raise DeviceError(message(family, what, "use another device, or a newer driver", device=profile.name, banned=some([*banned])))
+    found = next((a for a in fitting if a.probe(own, problem, config)), None)
+    if found is None and wrong:
+        failed = f", and {some([a.name for a in fitting])} did not build or failed the probe" if fitting else ""
+        what = f"no kernel of {family} can be used: {some(wrong)} computed wrong results on this device{failed}"
+        raise DeviceError(message(family, what, "use another device, or a newer driver", device=profile.name))
     if found is not None:
         last_chosen[family] = found
     return found

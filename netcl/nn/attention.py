@@ -347,9 +347,9 @@ class MultiheadAttention(Module):
 
     Returns the result and, if ``need_weights``, the attention weights (their mean over the heads, unless
     ``average_attn_weights=False``); without them no matrix of weights is stored. ``attn_mask`` ``(L, S)`` or ``(N * heads, L, S)`` and
-    ``key_padding_mask`` ``(N, S)``: bool with True where attention is *not* allowed, or floats that are added. ``is_causal`` needs no
-    mask and is ignored with one. Parameters: ``in_proj_weight`` (with ``kdim`` or ``vdim`` ``q_proj_weight`` and so on),
-    ``in_proj_bias``, ``out_proj``.
+    ``key_padding_mask`` ``(N, S)``: bool with True where attention is *not* allowed, or floats that are added. ``is_causal`` applies
+    a causal mask in addition to the given masks and, unlike in torch, does not require ``attn_mask``. Parameters: ``in_proj_weight``
+    (with ``kdim`` or ``vdim`` ``q_proj_weight`` and so on), ``in_proj_bias``, ``out_proj``.
 
     >>> from netcl import nn, zeros
     >>> x = zeros((5, 2, 16))
@@ -393,16 +393,16 @@ class MultiheadAttention(Module):
         q, k, v = self._projected(*inputs)
         mask = self._mask(attn_mask, key_padding_mask, q, k)
         longer = self.bias_k is not None or self.add_zero_attn
-        if is_causal and mask is None and (need_weights or longer):
-            mask = _blocked(Tensor.from_host(q.queue, ~np.tril(np.ones((q.shape[2], k.shape[2]), bool))), q.dtype)
+        if is_causal and (need_weights or longer):
+            later = _blocked(Tensor.from_host(q.queue, ~np.tril(np.ones((q.shape[2], k.shape[2]), bool))), q.dtype)
+            mask, is_causal = later if mask is None else ag.add(mask, later), False
         if longer:
             k, v, mask = self._lengthened(k, v, mask)
-        causal = is_causal and mask is None
         dropout = self.dropout if self.training else 0.0
         if need_weights:
             out, weights = _weighed(q, k, v, mask, dropout)
         else:
-            out, weights = ag.scaled_dot_product_attention(q, k, v, mask, dropout_p=dropout, is_causal=causal), None
+            out, weights = ag.scaled_dot_product_attention(q, k, v, mask, dropout_p=dropout, is_causal=is_causal), None
         out = self.out_proj(join_heads(out))
         if weights is not None and average_attn_weights:
             weights = ag.mean(weights, axis=1)

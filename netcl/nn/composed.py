@@ -32,6 +32,8 @@ def _function_layer(name: str, function: Callable[..., Tensor], inputs: int, exa
 
 
 def _reduced(values: Tensor, reduction: str) -> Tensor:
+    if reduction not in ("mean", "sum", "none"):
+        raise ValueError(message("loss", "reduction must be mean, sum or none", reduction=repr(reduction)))
     return values if reduction == "none" else ag.mean(values) if reduction == "mean" else ag.sum(values)
 
 
@@ -156,7 +158,7 @@ def rrelu(input: Tensor, lower: float = 1.0 / 8, upper: float = 1.0 / 3, trainin
 
 
 def gumbel_softmax(logits: Tensor, tau: float = 1.0, hard: bool = False, eps: float = 1e-10, dim: int = -1) -> Tensor:
-    """Return the softmax of ``(logits + Gumbel noise) / tau``; ``hard`` gives one-hot vectors with the gradient of the softmax."""
+    """Return the softmax of ``(logits + Gumbel noise) / tau``; ``hard``: one-hot vectors with its gradient. ``eps`` has no effect."""
     drawn = ag.clamp(ag.rand(*logits.shape, queue=logits.queue), min=2.0**-24, max=1 - 2.0**-24)
     noise = ag.neg(ag.log(ag.neg(ag.log(drawn)))).to(logits.dtype)
     soft = ag.softmax(ag.div(ag.add(logits, noise), tau), axis=dim)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -51,8 +52,8 @@ def embedding_bag(
 ) -> Tensor:  # fmt: skip
     """Reduce the vectors of each bag by ``mode``: sum, mean or max. Bags are rows of ``input``, or its parts that begin at ``offsets``.
 
-    ``per_sample_weights`` scales the vectors of sums. Vectors of ``padding_idx`` do not count. An empty bag gives zeros. For maxima,
-    bags with ``offsets`` are formed on the host.
+    ``offsets`` must start at 0 and not decrease; for maxima, bags with ``offsets`` are formed on the host. ``per_sample_weights`` scales
+    the vectors of sums. Vectors of ``padding_idx`` do not count. An empty bag gives zeros.
     """
     _check_bags(input, offsets, mode, per_sample_weights)
     counted = Tensor.ones(input.shape, "bool", queue=input.queue)
@@ -95,8 +96,10 @@ def _bagged(values: Tensor, offsets: Tensor | None, include_last: bool) -> Tenso
 def _rows_of_bags(input: Tensor, offsets: Tensor, include_last: bool) -> tuple[Tensor, Tensor]:
     """Return bags as rows of one length, padded with valid indices, and a mask that is False for padding."""
     index, begins = input.to_host(), offsets.to_host().astype(np.int64)
-    ends = begins[1:] if include_last else np.append(begins[1:], len(index))
-    bags = [index[a:b] for a, b in zip(begins, ends, strict=False)]
+    edges = begins if include_last else np.append(begins, len(index))
+    if edges[0] != 0 or edges[-1] > len(index) or (np.diff(edges) < 0).any():
+        raise ShapeError(message("embedding_bag", f"offsets must start at 0, not decrease and be at most {len(index)}", offsets=begins))
+    bags = [index[a:b] for a, b in pairwise(edges)]
     rows = np.full((len(bags), max([1, *map(len, bags)])), index[0] if len(index) else 0, np.int64)
     for row, bag in zip(rows, bags, strict=True):
         row[: len(bag)] = bag

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from functools import partial
 from typing import Any
 
@@ -18,6 +19,9 @@ class _Reducing(type(Module)):  # type: ignore[misc]
     """Metaclass of losses; their constructors also take torch's older ``size_average=`` and ``reduce=``."""
 
     def __call__(cls, *args: Any, size_average: Any = None, reduce: Any = None, **kwargs: Any) -> Any:
+        given = zip([*inspect.signature(cls.__init__).parameters.values()][1:], args, strict=False)  # type: ignore[misc]
+        if wrong := [p.name for p, value in given if isinstance(value, bool) and not isinstance(p.default, bool)]:
+            raise TypeError(message(cls.__name__, f"{wrong[0]} must not be a bool", "pass torch's size_average and reduce by name"))
         return super().__call__(*args, **kwargs | older_reduction(size_average, reduce))
 
 

@@ -147,9 +147,11 @@ def _divided(pool: Callable[..., Tensor], x: Tensor, axes: int, kernel: Sizes, s
 
 def _adaptive(op: str, pool: Callable[..., Any], x: Tensor, output_size: Any, *places: bool) -> Any:
     _volume(op, x)
-    first, *rest = (output_size,) * 3 if output_size is None or isinstance(output_size, int) else output_size
-    depth = x.shape[2] if first is None else first
-    return _pooled(x, lambda y: pool(y, tuple(rest), *places), lambda y: pool(y, (depth, None), *places), any(places))
+    sizes = (output_size,) * 3 if output_size is None or isinstance(output_size, int) else tuple(output_size)
+    if len(sizes) != 3:
+        raise ShapeError(message(op, "output_size must be one integer or three (depth, height, width)", output_size=repr(output_size)))
+    depth = x.shape[2] if sizes[0] is None else sizes[0]
+    return _pooled(x, lambda y: pool(y, sizes[1:], *places), lambda y: pool(y, (depth, None), *places), any(places))
 
 
 def adaptive_avg_pool3d(input: Tensor, output_size: Any) -> Tensor:

@@ -74,18 +74,18 @@ def _inference_cpu(x: Any, mean: Any, var: Any, weight: Any, bias: Any, eps: flo
 # ---- checks and launches
 
 
-def _check_batch(name: str, x: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor | None, var: Tensor | None) -> None:
+def _check_batch(name: str, x: Tensor, weight: Any, bias: Any, mean: Any, var: Any, second: str = "var") -> None:
     launch.check_dtype(name, x)
     if x.ndim < 2:
         raise ShapeError(message(name, "x must be (N, C, ...)", x=x.shape))
     check_affine(name, x.shape[1:2], weight, bias)
     if (mean is None) != (var is None):
-        raise ShapeError(message(name, "running mean and variance must be given together", mean=mean is not None, var=var is not None))
-    for title, t in (("mean", mean), ("var", var)):
+        raise ShapeError(message(name, f"mean and {second} must be given together", mean=mean is not None, **{second: var is not None}))
+    for title, t in (("mean", mean), (second, var)):
         if t is not None and t.shape != x.shape[1:2]:
             raise ShapeError(message(name, f"{title} must have shape {x.shape[1:2]}", **{title: t.shape}))
     if mean is not None and var is not None and mean.dtype != var.dtype:
-        raise DtypeError(message(name, "running mean and variance must have the same dtype", mean=mean.dtype, var=var.dtype))
+        raise DtypeError(message(name, f"mean and {second} must have the same dtype", mean=mean.dtype, **{second: var.dtype}))
 
 
 def _train_cpu(x: Tensor, weight: Any, bias: Any, running: tuple[Any, Any], momentum: float, eps: float) -> Any:
@@ -302,7 +302,7 @@ def batch_norm_train(
 def batch_norm_grad(upstream: Tensor, x: Tensor, weight: Tensor | None, mean: Tensor, rstd: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients of :func:`batch_norm_train`: input, weight, bias."""
     upstream, x, weight, mean, rstd = launch.as_tensors("batch_norm_grad", upstream, x, weight, mean, rstd)
-    _check_batch("batch_norm_grad", x, weight, None, mean, rstd)
+    _check_batch("batch_norm_grad", x, weight, None, mean, rstd, "rstd")
     if x.backend == "cpu":
         return launch.run_cpu(_batch_norm_grad_cpu, upstream, x, weight, mean, rstd, dtype=(x.dtype, mean.dtype, mean.dtype))
     if not x.size:
@@ -364,7 +364,7 @@ def _selects_fused(x: Tensor) -> bool:
     ref="numpy", tol=4,
     samples=[S((4, 3, 5), None, None, (3,), (3,), training=True, fuse_relu=True),
              S((4, 3, 5), None, None, (3,), (3,), training=True), S((4, 3, 5), (3,), (3,), (3,), (3,), low=0.1)],
-    errors=[(S((4, 3), (3,), None), r"\[batch_norm\] running mean and variance must be given together; mean=True, var=False"),
+    errors=[(S((4, 3), (3,), None), r"\[batch_norm\] mean and var must be given together; mean=True, var=False"),
             (S((4, 3), None, None, (4,)), r"\[batch_norm\] weight must have shape \(3,\); weight=\(4,\)")],
 )  # fmt: skip
 def batch_norm(

@@ -288,7 +288,8 @@ row("frac", lambda F, x: F.sub(x, F.trunc(x)), lambda x: x - np.trunc(x), S((5,)
 row("ldexp", lambda F, a, b: F.mul(a, F.exp2(b)), lambda a, b: a * np.exp2(b), S((5,), (5,)), doc="a * 2**b.")
 row("logaddexp2", lambda F, a, b: F.div(F.logaddexp(F.mul(a, _LN2), F.mul(b, _LN2)), _LN2), np.logaddexp2, S((5,), (5,)),
      doc="log2(2**a + 2**b) without overflow.")  # fmt: skip
-row("rsub", lambda F, a, b: F.sub(b, a), lambda a, b: b - a, S((3,), (3,)), doc="b - a.")
+row("rsub", lambda F, a, b, *, alpha=1: F.sub(b, a if alpha == 1 else F.mul(a, alpha)), lambda a, b, alpha=1: b - alpha * a,
+    S((3,), (3,)), S((3,), (3,), alpha=2), doc="b - alpha * a.")  # fmt: skip
 row("logit", _logit, lambda x, eps=None: np.log(x / (1 - x)), S((7,), low=0.1, high=0.9), amp="float",
      doc="log(x / (1 - x)); with eps, of x clamped between eps and 1 - eps.")  # fmt: skip
 row("nan_to_num", _nan_to_num, lambda x, nan=0.0, posinf=None, neginf=None: np.nan_to_num(x, True, nan, posinf, neginf),

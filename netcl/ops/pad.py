@@ -128,6 +128,8 @@ def pad(x: Tensor, padding: Sequence[int], mode: str = "constant", value: float 
     x = launch.as_tensors("pad", x)[0]
     if mode not in PAD_MODES:
         raise ShapeError(message("pad", "unknown mode", f"known are {', '.join(PAD_MODES)}", mode=repr(mode)))
+    if value and mode != "constant":
+        raise ValueError(message("pad", "value must be 0 unless mode is constant", mode=repr(mode), value=value))
     sides = _padding_by_axis("pad", x.shape, padding)
     if mode == "constant":
         return _constant_pad(x, sides, value)

@@ -77,7 +77,9 @@ def _pool_windows(name: str, size: tuple[int, int], kernel: Any, stride: Any, pa
 
 def _adaptive_windows(name: str, size: Any, output_size: Any) -> Windows:
     wanted = output_size if isinstance(output_size, tuple) else (output_size, output_size)
-    outs = pair(name, "output_size", tuple(n if want is None else want for n, want in zip(size, wanted, strict=False)), 1)
+    if len(wanted) == 2:  # else pair raises
+        wanted = tuple(n if want is None else want for n, want in zip(size, wanted, strict=True))
+    outs = pair(name, "output_size", wanted, 1)
     if min(size) < 1:
         raise ShapeError(message(name, "the image must not be empty", size=size))
     return Windows(size, outs, adaptive=True)
@@ -348,6 +350,7 @@ def avg_pool2d(
     errors=[
         (S((2, 3, 7), output_size=1), r"\[adaptive_avg_pool2d\] x must have four dimensions: batch, channels, height, width; "),
         (S((2, 3, 7, 7), output_size=0), r"\[adaptive_avg_pool2d\] output_size must be at least 1; output_size=\(0, 0\)"),
+        (S((2, 3, 7, 7), output_size=(1, 2, 3)), r"\[adaptive_avg_pool2d\] output_size must be one integer or two .*=\(1, 2, 3\)"),
     ])  # fmt: skip
 def adaptive_avg_pool2d(F: Any, x: Tensor, output_size: Any) -> Tensor:
     """Means over windows chosen so that the result has ``output_size`` pixels (a number, or height and width; ``None`` keeps an axis)."""
@@ -357,7 +360,10 @@ def adaptive_avg_pool2d(F: Any, x: Tensor, output_size: Any) -> Tensor:
 
 @composite(ref="numpy",
     samples=[S((2, 3, 7, 9), output_size=1), S((1, 2, 7, 10), output_size=(3, 4)), S((1, 2, 3, 4), output_size=(5, 4))],
-    errors=[(S((2, 3, 7), output_size=1), r"\[adaptive_max_pool2d\] x must have four dimensions: ")])  # fmt: skip
+    errors=[
+        (S((2, 3, 7), output_size=1), r"\[adaptive_max_pool2d\] x must have four dimensions: "),
+        (S((2, 3, 7, 7), output_size=(1,)), r"\[adaptive_max_pool2d\] output_size must be one integer or two .*=\(1,\)"),
+    ])  # fmt: skip
 def adaptive_max_pool2d(F: Any, x: Tensor, output_size: Any, return_indices: bool = False) -> Any:
     """Maxima over windows chosen so that the result has ``output_size`` pixels (a number, or height and width; ``None`` keeps an axis)."""
     x = image("adaptive_max_pool2d", x, launch.NUMBERS)

@@ -211,6 +211,8 @@ _SORTED = np.array([0.1, 0.3, 0.3, 0.7], np.float32)
          S(np.stack([_SORTED, 2 * _SORTED]), (2, 3))])  # fmt: skip
 def searchsorted(sorted_sequence, values, *, out_int32=False, right=False, side=None, sorter=None):
     """Return where values would be inserted along the sorted last axis, before equal ones or after them (``right``). On the host."""
+    if side not in (None, "left", "right") or (side == "left" and right):
+        raise ValueError(message("searchsorted", "side must be left or right and agree with right", side=repr(side), right=right))
     if sorter is not None:
         sorted_sequence = np.take_along_axis(sorted_sequence, np.asarray(sorter), -1)
     if sorted_sequence.ndim > 1 and sorted_sequence.shape[:-1] != values.shape[:-1]:

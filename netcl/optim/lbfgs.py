@@ -110,9 +110,9 @@ class LBFGS(Optimizer):
 
     def step(self, max_norm: Any = None, *, closure: Callable[[], Any] | None = None, **options: Any) -> Any:
         """Run up to ``max_iter`` iterations; returns the loss of the first evaluation."""
-        closure = max_norm if closure is None else closure
-        if not callable(closure):
-            what = "step needs a function that computes the loss and its gradients"
+        both, closure = max_norm is not None and closure is not None, max_norm if closure is None else closure
+        if both or options or not callable(closure):
+            what = "step must be called with a function that computes the loss and its gradients, and nothing else"
             raise TypeError(message(self.op, what, "call step(closure)", given=type(closure).__name__))
         recording.host_work("LBFGS.step()")
         with no_grad():

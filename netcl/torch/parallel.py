@@ -18,10 +18,10 @@ _group: list[distributed.World] = []
 def _init(backend: Any = None, init_method: Any = None, timeout: Any = None, world_size: int = -1, rank: int = -1, **options: Any) -> None:
     world = distributed.world()
     expected = world_size if world_size > 0 else int(env.raw("WORLD_SIZE") or world.size)
-    if expected != world.size:
-        what = "world_size must be the number of ranks that MPI started"
+    if expected != world.size or rank not in (-1, world.rank):
+        what = "world_size must be the number of ranks that MPI started, and rank the one of this process"
         remedy = f"start the ranks with mpiexec: mpiexec -n {expected} python -m netcl.torch script.py"
-        raise RuntimeError(message("init_process_group", what, remedy, world_size=expected, started=world.size))
+        raise RuntimeError(message("init_process_group", what, remedy, world_size=expected, started=world.size, rank=rank))
     _group[:] = [world]
 
 
@@ -64,6 +64,8 @@ class OneDevice(Module):
 
 def _data_parallel(module: Module, device_ids: Sequence[Any] | None = None, output_device: Any = None, dim: int = 0) -> Module:
     """``torch.nn.DataParallel`` over two or more ``device_ids``; otherwise the module on one device, as OpenCL devices differ in speed."""
+    if dim != 0:
+        raise ValueError(message("DataParallel", "dim must be 0: batches are split along their first axis", dim=dim))
     devices = [f"cuda:{i}" if isinstance(i, int) else i for i in device_ids or ()]
     return distributed.DataParallel(module, devices) if len(devices) > 1 else OneDevice(module)
 
@@ -71,9 +73,9 @@ def _data_parallel(module: Module, device_ids: Sequence[Any] | None = None, outp
 NN: dict[str, Any] = {"DataParallel": _data_parallel}
 PARALLEL: dict[str, Any] = {
     **NN, "DistributedDataParallel": _ddp,
-    "data_parallel": lambda module, inputs, device_ids=None, *rest, **options: _data_parallel(module, device_ids)(
-        *(inputs if isinstance(inputs, tuple) else (inputs,))
-    ),
+    "data_parallel": lambda module, inputs, device_ids=None, output_device=None, dim=0, module_kwargs=None: _data_parallel(
+        module, device_ids, output_device, dim
+    )(*(inputs if isinstance(inputs, tuple) else (inputs,)), **(module_kwargs or {})),
 }  # fmt: skip
 DISTRIBUTED: dict[str, Any] = {
     "is_available": lambda: True, "is_initialized": lambda: bool(_group), "is_nccl_available": lambda: False,

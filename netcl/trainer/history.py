@@ -37,10 +37,10 @@ class History(Mapping[str, list[float]]):
         return self.rows[-1] if self.rows else {}
 
     def best(self, name: str, mode: str = "min") -> int:
-        """The epoch with the lowest (or, with ``mode="max"``, highest) value of a column."""
-        rows = [row for row in self.rows if name in row]
+        """The epoch with the lowest (or, with ``mode="max"``, highest) value of a column; NaN is never the best."""
+        rows = [row for row in self.rows if name in row and row[name] == row[name]]
         if not rows or mode not in ("min", "max"):
-            what = "name must be a column of the history, and mode must be 'min' or 'max'"
+            what = "name must be a column of the history with a number, and mode must be 'min' or 'max'"
             raise ValueError(message("History.best", what, name=name, mode=mode, columns=list(self)))
         return int((min if mode == "min" else max)(rows, key=lambda row: row[name])["epoch"])
 

@@ -91,7 +91,8 @@ def restore_best(trainer: Trainer, keeper: ModelCheckpoint, world: distributed.W
     if watch is None or not trainer.by_rank_0((keeper.folder / "best.netcl").is_file()):
         return {}
     distributed.load_checkpoint(keeper.folder / "best.netcl", world=world, model=trainer.model, ema=trainer.ema)
-    return {"epoch": trainer.history.best(watch.monitor) + 1, "of": len(trainer.history.rows), "by": watch.monitor, "value": watch.best}
+    epoch = trainer.history.best(watch.monitor, "max" if watch.sign < 0 else "min")
+    return {"epoch": epoch + 1, "of": len(trainer.history.rows), "by": watch.monitor, "value": watch.sign * watch.best}
 
 
 class _Config(Callback):

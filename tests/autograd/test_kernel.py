@@ -95,10 +95,13 @@ def test_errors(cl_device):
 
     with pytest.raises(ShapeError, match=r"\[both\] all tensors must have the same shape; a=\(2,\), b=\(3,\); pass shape="):
         both(x, y)
-    with pytest.raises(TypeError, match=r"\[both\] the arguments must be a, b; missing=\['b'\], unexpected=\[\]"):
+    with pytest.raises(TypeError, match=r"\[both\] the arguments must be a, b, each given once; missing=\['b'\], unexpected=\[\]"):
         both(x)
-    with pytest.raises(TypeError, match=r"\[both\] the arguments must be a, b; missing=\[\], unexpected=\['c'\]"):
+    with pytest.raises(TypeError, match=r"\[both\] the arguments must be a, b, each given once; missing=\[\], unexpected=\['c'\]"):
         both(x, x, c=x)
+    for call in (lambda: both(x, x, x), lambda: both(x, x, b=x)):
+        with pytest.raises(TypeError, match=r"\[both\] the arguments must be a, b, each given once; .*given=3"):
+            call()
     x.requires_grad = True
     with pytest.raises(DtypeError, match=r"\[both\] this kernel has no gradient; pass vjp="):
         both(x, x).sum().backward()

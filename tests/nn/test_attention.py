@@ -39,6 +39,7 @@ def masks(rng) -> dict[str, tuple[dict, np.ndarray | float]]:
     padding = np.arange(S) >= np.array([[S], [4]])
     numbers = rng.standard_normal((L, S)).astype(np.float32)
     per_head = rng.standard_normal((N * H, L, S)).astype(np.float32)
+    later = ~np.tril(np.ones((L, S), bool))
     minus = lambda mask: np.where(mask, -np.inf, 0.0)  # noqa: E731
     return {
         "none": ({}, 0.0),
@@ -47,11 +48,16 @@ def masks(rng) -> dict[str, tuple[dict, np.ndarray | float]]:
         "per_head": ({"attn_mask": per_head}, per_head.reshape(N, H, L, S)),
         "padding": ({"key_padding_mask": padding}, minus(padding)[:, None, None]),
         "both": ({"attn_mask": bad, "key_padding_mask": padding}, minus(bad) + minus(padding)[:, None, None]),
-        "causal": ({"is_causal": True}, minus(~np.tril(np.ones((L, S), bool)))),
+        "causal": ({"is_causal": True}, minus(later)),
+        "causal_padding": ({"is_causal": True, "key_padding_mask": padding}, minus(later) + minus(padding)[:, None, None]),
+        "causal_numbers": ({"is_causal": True, "attn_mask": numbers}, minus(later) + numbers),
+        "causal_twice": ({"is_causal": True, "attn_mask": later}, minus(later)),
     }
 
 
-@pytest.mark.parametrize("kind", ["none", "bool", "numbers", "per_head", "padding", "both", "causal"])
+@pytest.mark.parametrize(
+    "kind", ["none", "bool", "numbers", "per_head", "padding", "both", "causal", "causal_padding", "causal_numbers", "causal_twice"]
+)
 @pytest.mark.parametrize("need_weights", [True, False])
 def test_masks(device, inputs, rng, kind, need_weights):
     layer = nn.MultiheadAttention(E, H, batch_first=True)

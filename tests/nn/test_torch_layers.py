@@ -356,3 +356,57 @@ def test_orthogonal_weights(shape, kind):
             original += original.grad
     with pytest.raises(ValueError, match=r"\[orthogonal\] the weight must be a matrix, the map matrix_exp or cayley"):
         nn.utils.parametrizations.orthogonal(nn.Linear(2, 2), orthogonal_map="householder")
+
+
+# ---- arguments that must not be ignored
+
+
+@pytest.mark.parametrize("name", ["adaptive_avg_pool", "adaptive_max_pool"])
+@pytest.mark.parametrize("axes", [1, 2, 3])
+def test_adaptive_pools_refuse_sizes_of_other_axes(name, axes):
+    pool, x = getattr(F, f"{name}{axes}d"), Tensor.ones((1, 2, *(4,) * axes))
+    for length in {1, 2, 3, 4} - {axes}:
+        with pytest.raises(ShapeError, match="output_size must be"):
+            pool(x, (2,) * length)
+    assert pool(x, (2,) * axes).shape == (1, 2, *(2,) * axes)
+
+
+def test_arguments_are_given_once():
+    x = Tensor.from_host([[0.0, 1.0], [2.0, 3.0]])
+    for call in (lambda: ag.sum(x, dim=0, axis=1), lambda: ag.sub(x, input=x), lambda: ag.sub(x, x, other=x)):
+        with pytest.raises(TypeError):
+            call()
+    with pytest.raises(ValueError, match="mask and attn_mask must not both be given"):
+        ag.scaled_dot_product_attention(x, x, x, x, attn_mask=x)
+    with pytest.raises(ValueError, match=r"\[pad\] value must be 0 unless mode is constant; mode='reflect', value=3.0"):
+        F.pad(x, (1, 1), mode="reflect", value=3.0)
+
+
+def test_input_of_torch_is_the_second_argument_of_two_ops():
+    x, edges = Tensor.from_host([2.5, 0.0]), Tensor.from_host([1.0, 2.0, 3.0])
+    assert netcl.searchsorted(edges, input=x).tolist() == netcl.searchsorted(edges, x).tolist() == [2, 0]
+    assert netcl.where(x > 1, input=x, other=-x).tolist() == netcl.where(condition=x > 1, input=x, other=-x).tolist() == [2.5, 0.0]
+    for options in ({"side": "most"}, {"side": "left", "right": True}):
+        with pytest.raises(ValueError, match=r"\[searchsorted\] side must be left or right and agree with right"):
+            netcl.searchsorted(edges, x, **options)
+
+
+def test_alpha_of_rsub_scales_the_first_argument():
+    x, y = Tensor.from_host([1.0, 2.0]), Tensor.from_host([10.0, 20.0])
+    assert netcl.rsub(x, y, alpha=3).tolist() == [7.0, 14.0]
+
+
+def test_losses_refuse_older_arguments_by_position():
+    for make in (lambda: nn.CrossEntropyLoss(None, False), lambda: nn.NLLLoss(None, True), lambda: nn.PoissonNLLLoss(True, False, False)):
+        with pytest.raises(TypeError, match="must not be a bool; pass torch's size_average and reduce by name"):
+            make()
+    x = Tensor.ones((2, 3))
+    assert nn.PoissonNLLLoss(False, True)(x, x).shape == ()
+    with pytest.raises(ValueError, match=r"reduction must be mean, sum or none; reduction='meen'"):
+        F.soft_margin_loss(x, x, reduction="meen")
+
+
+@pytest.mark.parametrize("offsets", [[1, 2], [0, 5], [0, 2, 1]])
+def test_offsets_of_maxima_are_checked(offsets):
+    with pytest.raises(ShapeError, match=r"\[embedding_bag\] offsets must start at 0, not decrease and be at most 3"):
+        F.embedding_bag(Tensor.from_host([0, 1, 2]), Tensor.ones((4, 2)), Tensor.from_host(offsets), mode="max")

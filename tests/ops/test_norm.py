@@ -126,8 +126,10 @@ def test_second_derivatives(call):
 
 def test_wrong_calls(device):
     x = Tensor.zeros((2, 3), queue=device.queue)
-    with pytest.raises(DtypeError, match=r"\[batch_norm\] running mean and variance must have the same dtype; mean=float32, var=float64"):
+    with pytest.raises(DtypeError, match=r"\[batch_norm\] mean and var must have the same dtype; mean=float32, var=float64"):
         ops.batch_norm_inference(x, np.zeros(3, np.float32), Tensor.zeros((3,), "float64", queue=device.queue))
+    with pytest.raises(ShapeError, match=r"\[batch_norm_grad\] rstd must have shape \(3,\); rstd=\(2,\)$"):
+        ops.batch_norm_grad(x, x, None, np.zeros(3, np.float32), np.zeros(2, np.float32))
     with pytest.raises(ShapeError, match=r"\[batch_norm\] x must be \(N, C, ...\); x=\(3,\)"):
         ops.batch_norm(Tensor.zeros((3,), queue=device.queue), training=True)
     with pytest.raises(DtypeError, match=r"\[row_norm\] x must have a dtype that this op accepts"):

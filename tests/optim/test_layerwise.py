@@ -200,8 +200,11 @@ def test_lbfgs_resumes_bit_for_bit_from_a_checkpoint(queue, tmp_path):
 
 def test_lbfgs_errors(queue):
     params, opt, _ = rosenbrock(queue, {})
-    with pytest.raises(TypeError, match=r"\[LBFGS\] step needs a function that computes the loss"):
+    with pytest.raises(TypeError, match=r"\[LBFGS\] step must be called with a function that computes the loss"):
         opt.step()
+    for options in ({"max_norm": 1.0}, {"found_inf": None}):
+        with pytest.raises(TypeError, match=r"\[LBFGS\] step must be called with a function .*, and nothing else"):
+            opt.step(closure=lambda: None, **options)
     with pytest.raises(ValueError, match="only one parameter group"):
         optim.LBFGS([{"params": params[:1]}, {"params": params[1:]}])
     with pytest.raises(ValueError, match="line_search_fn must be None or 'strong_wolfe'"):

@@ -72,5 +72,16 @@ def test_where_every_kernel_is_wrong_the_op_refuses(planted, cl_device, monkeypa
     names = {f"matmul/{a.name}": "wrong" for a in algorithms.ALGORITHMS["matmul"]}
     tuning.store.put(cl_device.profile, "quarantine", names)
     kernel_selector.reload_environment()
-    with pytest.raises(DeviceError, match=r"\[matmul\] no kernel of matmul can be used: all have computed wrong results on this device"):
+    with pytest.raises(DeviceError, match=r"\[matmul\] no kernel of matmul can be used: .* computed wrong results on this device; device="):
+        product(cl_device)
+
+
+def test_the_refusal_tells_a_wrong_kernel_from_one_that_failed_its_probe(planted, cl_device, monkeypatch):
+    name = planted.partition("/")[2]
+    table = [a if a.name == name else replace(a, probe=lambda queue, problem, config: False) for a in algorithms.ALGORITHMS["matmul"]]
+    monkeypatch.setitem(algorithms.ALGORITHMS, "matmul", table)
+    tuning.store.put(cl_device.profile, "quarantine", {planted: "wrong", "conv2d/other": "wrong"})
+    kernel_selector.reload_environment()
+    said = rf"can be used: {name} computed wrong results on this device, and .+ did not build or failed the probe; device="
+    with pytest.raises(DeviceError, match=said):
         product(cl_device)

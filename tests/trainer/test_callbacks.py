@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import math
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ import netcl.autograd as ag
 from netcl import nn, optim
 from netcl.core.device import manager
 from netcl.core.hooks import hooks
+from netcl.distributed import World
 from netcl.io import FileError, checkpoints, run_of
 from netcl.trainer import (
     Callback,
@@ -28,6 +30,7 @@ from netcl.trainer import (
     read_jsonl,
 )
 from netcl.trainer.page import write_report
+from netcl.trainer.run import restore_best
 
 DATA = [(np.eye(4, dtype=np.float32), np.arange(4) % 2)]
 
@@ -80,6 +83,14 @@ def test_early_stopping_waits_and_brings_the_best_back():
     trainer.fit(DATA, epochs=5)
     assert len(trainer.history.rows) == 4 and stop.best_epoch == 1
     np.testing.assert_array_equal(trainer.model.weight.to_host(), kept[1])
+
+
+@pytest.mark.parametrize(("name", "values", "value"), [("val_loss", (math.nan, 1.0, 3.0), 1.0), ("val_accuracy", (0.1, 0.9, 0.5), 0.9)])
+def test_the_restored_epoch_is_reported(tmp_path, name, values, value):
+    keep = ModelCheckpoint(tmp_path, monitor=name)
+    trainer = make(Numbers(*values, name=name), keep)
+    trainer.fit(DATA, epochs=3)
+    assert restore_best(trainer, keep, World()) == {"epoch": 2, "of": 3, "by": name, "value": value}
 
 
 @pytest.mark.parametrize(("name", "values", "best"), [("val_loss", (2.0, 1.0, 3.0), 1), ("val_accuracy", (0.1, 0.9, 0.5), 1)])

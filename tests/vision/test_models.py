@@ -137,6 +137,8 @@ def test_weights_are_not_downloaded(weights):
         ValueError, match=r"\[resnet18\] weights must be an existing file or None, .*: netcl downloads nothing; .*pass weights="
     ):
         models.resnet18(weights=weights)
+    with pytest.raises(ValueError, match=r"\[fcn_resnet50\] .*weights_backbone None.*weights_backbone="):
+        models.segmentation.fcn_resnet50(weights_backbone=weights)
 
 
 def test_an_unknown_name_names_the_nearest():

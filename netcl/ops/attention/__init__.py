@@ -264,6 +264,8 @@ def scaled_dot_product_attention(
     >>> ops.scaled_dot_product_attention([[1.0]], [[1.0]], [[7.0]]).tolist()
     [[7.0]]
     """
+    if mask is not None and attn_mask is not None:
+        raise ValueError(message("scaled_dot_product_attention", "mask and attn_mask must not both be given", "combine them"))
     causal, mask = causal or is_causal, attn_mask if mask is None else mask
     check_probability("scaled_dot_product_attention", "dropout_p", dropout_p)
     if not dropout_p:

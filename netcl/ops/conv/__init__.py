@@ -264,6 +264,8 @@ def _transpose_vjp(F, g, x, w, bias_shape, needs, stride, padding, groups, dilat
     ],
     errors=[
         (S((1, 4, 5, 5), (3, 4, 3, 3)), r"\[conv_transpose2d\] x must have 3 channels \(w.shape\[0\]\), got 4"),
+        (S((1, 5, 4, 4), (5, 2, 3, 3), groups=2),
+         r"\[conv_transpose2d\] the channels of x must be a multiple of groups, got 5 and 2; x.shape=\(1, 5, 4, 4\), w.shape=\(5, 2"),
         (S((1, 4, 5, 5), (4, 4, 3, 3), output_padding=1), r"\[conv_transpose2d\] output_padding must be smaller than the stride; "),
         (S((4, 5), (4, 4, 3, 3)), r"\[conv_transpose2d\] x must have 4 dimensions \(or 3, without a batch\) and the weight 4; "),
         (S((1, 4, 1, 1), (4, 4, 1, 1), padding=1), r"\[conv_transpose2d\] the result must not be empty, got -1 x -1 pixels"),
@@ -295,6 +297,9 @@ def conv_transpose2d(
     size = transposed_size(name, x.shape, w.shape, options[0], options[1], frozen(output_padding), options[2])
     if w.shape[0] != x.shape[1]:
         what = f"x must have {w.shape[0]} channels (w.shape[0]), got {x.shape[1]}"
+        raise ShapeError(message(name, what, **{"x.shape": x.shape, "w.shape": w.shape}))
+    if isinstance(options[3], int) and options[3] > 1 and x.shape[1] % options[3]:  # geometry checks the rest of groups
+        what = f"the channels of x must be a multiple of groups, got {x.shape[1]} and {groups}"
         raise ShapeError(message(name, what, **{"x.shape": x.shape, "w.shape": w.shape}))
     g = _geometry_of_input(name, x, w, size, options)
     _check_bias(name, bias, g.c)

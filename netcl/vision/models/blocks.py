@@ -93,10 +93,11 @@ def architecture(name: str, make: Callable[..., Any], *settings: Any, **defaults
     """Register and return torchvision's function ``name``, which calls ``make(*settings, **defaults)`` and loads ``weights`` if given."""
 
     def build(*, weights: Any = None, progress: bool = True, pretrained: bool = False, in_channels: int = 3, **options: Any) -> Any:
-        if pretrained or not (weights is None or (isinstance(weights, str | os.PathLike) and os.path.exists(weights))):
+        backbone = options.pop("weights_backbone", None)
+        if pretrained or backbone or not (weights is None or (isinstance(weights, str | os.PathLike) and os.path.exists(weights))):
             remedy = "pass weights= the path of a state dict of torchvision (.pth or .safetensors)"
-            what = "weights must be an existing file or None, and pretrained False: netcl downloads nothing"
-            raise ValueError(message(name, what, remedy, weights=weights, pretrained=pretrained))
+            what = "weights must be an existing file or None, weights_backbone None, and pretrained False: netcl downloads nothing"
+            raise ValueError(message(name, what, remedy, weights=weights, weights_backbone=backbone, pretrained=pretrained))
         if weights is None:
             return _with_channels(make(*settings, **{**defaults, **options}), in_channels)
         scaled, aux = name in ("googlenet", "inception_v3"), name.startswith(("fcn_", "deeplabv3_"))  # torchvision's files are for these

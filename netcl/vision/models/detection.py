@@ -154,7 +154,7 @@ class SSD(nn.Module):
         return goal, np.where(match < 0, 0, labels[match]).astype(np.int64)
 
 
-def _ssd300(num_classes: int | None = None, weights_backbone: Any = None, trainable_backbone_layers: Any = None, **rest: Any) -> SSD:
+def _ssd300(num_classes: int | None = None, **rest: Any) -> SSD:
     return SSD(num_classes or 91, **rest)
 
 

@@ -81,7 +81,7 @@ class SegmentationModel(nn.Module):
         return out if self.aux_classifier is None else {**out, "aux": _upsampled(self.aux_classifier(maps["aux"]), size)}
 
 
-def _segmentation(head: str, backbone: str, num_classes: int = 21, aux_loss: bool | None = None, weights_backbone: Any = None) -> Any:
+def _segmentation(head: str, backbone: str, num_classes: int = 21, aux_loss: bool | None = None) -> Any:
     return SegmentationModel(head, backbone, num_classes, bool(aux_loss))
 
 
