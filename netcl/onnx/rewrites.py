@@ -22,7 +22,7 @@ from netcl.io import tree
 from netcl.io.onnx.bodies import GraphBody
 from netcl.io.onnx.importer import OnnxModel
 from netcl.io.onnx.imports import CONTROL, HOST, ON_DEVICE, operators
-from netcl.io.onnx.quantized import read_q_matmul
+from netcl.io.onnx.quantized import prefers_integer_conv, read_q_conv, read_q_matmul
 from netcl.io.onnx.table import OnnxNode
 from netcl.ops.attention.geometry import LARGEST
 from netcl.ops.integer import prefers_integers
@@ -280,24 +280,31 @@ def _run_chain(nodes: Sequence[OnnxNode], known: dict[str, Any]) -> Any:
     return known[nodes[-1].outputs[0]]
 
 
-def _quantized_matmul(chains: _Chains, found: ChainMatch, root: OnnxNode) -> OnnxNode | None:
-    """Return a node that runs ``QLinearMatMul`` if integers are preferred, else the chain; ``None`` if the chain does not fit."""
-    inside = chains.in_order(found)
-    names = [found.values[name] for name in ("a", "A", "za", "b", "sb", "zb", "Y", "zy")]
-    left, right = (next(node for node in inside if node.inputs[0] == found.values[name]) for name in "ab")
-    weight, scales = chains.weights.get(names[3]), chains.weights.get(names[4])
-    per_column = scales is not None and (scales.size == 1 or (scales.ndim == 1 and right["axis"] in (1, -1)))
-    plain = not any(node["block_size"] or node["output_dtype"] or node["precision"] for node in (left, right, root))
-    if weight is None or weight.ndim != 2 or not per_column or not plain:
+def _quantized_product(chains: _Chains, found: ChainMatch, root: OnnxNode) -> OnnxNode | None:
+    """Return a node that runs ``QLinearMatMul`` or ``QLinearConv`` if integers are preferred, else the chain; ``None`` if it cannot."""
+    inside, values = chains.in_order(found), found.values
+    names = [values[name] for name in ("a", "A", "za", "b", "sb", "zb", "Y", "zy", "c", "sc", "zc") if name in values]
+    left, right = (next(node for node in inside if node.inputs[0] == values[name]) for name in "ab")
+    product = next(node for node in inside if node.kind in ("Conv", "MatMul"))
+    run: Callable[..., Tensor] = read_q_conv if (conv := product.kind == "Conv") else read_q_matmul
+    weight, scales, zeros = (chains.weights.get(name) for name in names[3:6])
+    other = any(node["block_size"] or node["output_dtype"] or node["precision"] for node in (left, right, root))
+    if other or weight is None or scales is None or (weight.ndim != 2 and not conv):
         return None
+    if scales.size > 1 and (scales.ndim > 1 or right["axis"] not in ((0, -weight.ndim) if conv else (1, -1))):
+        return None
+    if "c" in values:  # the bias of QLinearConv has the scale of the sums and no zero point
+        bias, scale, zero = (chains.weights.get(values.get(name, ""), np.zeros(1)) for name in ("c", "sc", "zc"))
+        if bias.dtype != np.int32 or zero.any() or not np.allclose(scale, chains.weights[names[1]] * scales, rtol=1e-5, atol=0):
+            return None
 
     def read(node: OnnxNode, a: Tensor, *rest: Any) -> Any:
-        if a.ndim > 1 and prefers_integers(a, rest[2]):
-            return read_q_matmul(node, a, *rest)
+        if prefers_integer_conv(product, a, rest[2]) if conv else a.ndim > 1 and prefers_integers(a, rest[2], a.size * rest[2].shape[1]):
+            return run(node, a, *rest[:4], None if zeros is not None and not zeros.any() else rest[4], *rest[5:8])
         return _run_chain(inside, dict(zip(node.inputs, (a, *rest), strict=True)))
 
-    made = _op_node("QLinearMatMul", names, root, {}, read)
-    made.codes = [*[0] * 7, *root.codes[2:3]]
+    made = OnnxNode(f"QLinear{product.kind}", names, root.outputs[:1], product.given, root.opset)
+    made.read, made.codes = read, [*[0] * 7, *root.codes[2:3]]
     return made
 
 
@@ -375,6 +382,7 @@ _SCORES = tuple(
     for keys in ("Transpose(k) * factor", "Transpose(k)", "k")
 )
 _SOFTMAXES = tuple(f"Softmax({scores}{mask})" for mask in (" + mask", "") for scores in _SCORES)
+_BYTES = "DequantizeLinear(a, A, za), DequantizeLinear(b, sb, zb)"
 _HARD = "Clip(x + 3, 0, 6)"
 _TANHS = ("x + 0.044715 * x ** 3", "x + 0.044715 * (x * x * x)")
 _FUSED_CHAINS: tuple[tuple[str, tuple[str, ...], Callable[[_Chains, ChainMatch, OnnxNode], OnnxNode | None]], ...] = (
@@ -392,10 +400,9 @@ _FUSED_CHAINS: tuple[tuple[str, tuple[str, ...], Callable[[_Chains, ChainMatch, 
         tuple(f"MatMul({text}, v)" for each in _SOFTMAXES for text in (each, f"Where(IsNaN({each}), 0, {each})")),
         _fused_attention,
     ),
-    (
-        "QLinearMatMul",
-        ("QuantizeLinear(MatMul(DequantizeLinear(a, A, za), DequantizeLinear(b, sb, zb)), Y, zy)",),
-        _quantized_matmul,
+    *(
+        (f"QLinear{kind}", tuple(f"QuantizeLinear({kind}({_BYTES}{bias}), Y, zy)" for bias in biases), _quantized_product)
+        for kind, biases in (("MatMul", ("",)), ("Conv", ("", ", DequantizeLinear(c, sc, zc)", ", DequantizeLinear(c, sc)")))
     ),
     ("Relu6", ("Min(Max(x, 0), 6)", "Max(Min(x, 6), 0)"), _activation("Relu6", ag.relu6)),
     ("HardSigmoid", (f"{_HARD} / 6", "Min(Max(x / 6 + 0.5, 0), 1)"), _activation("HardSigmoid", ag.hard_sigmoid)),
