@@ -299,7 +299,8 @@ def _quantized_product(chains: _Chains, found: ChainMatch, root: OnnxNode) -> On
             return None
 
     def read(node: OnnxNode, a: Tensor, *rest: Any) -> Any:
-        if prefers_integer_conv(product, a, rest[2]) if conv else a.ndim > 1 and prefers_integers(a, rest[2], a.size * rest[2].shape[1]):
+        b = rest[2]
+        if prefers_integer_conv(product, a, b, "qdq") if conv else a.ndim > 1 and prefers_integers(a, b, a.size * b.shape[1], "qdq"):
             return run(node, a, *rest[:4], None if zeros is not None and not zeros.any() else rest[4], *rest[5:8])
         return _run_chain(inside, dict(zip(node.inputs, (a, *rest), strict=True)))
 

@@ -128,10 +128,10 @@ def _integer_conv(node: OnnxNode, x: Tensor, w: Tensor, x_zero: Tensor | None = 
     return reduce(ag.add, (ag.cast(part, "int32") for part in conv_parts(node, x, w, _EXACT_TERMS)))
 
 
-def prefers_integer_conv(node: OnnxNode, x: Tensor, w: Tensor) -> bool:
+def prefers_integer_conv(node: OnnxNode, x: Tensor, w: Tensor, other: str = "exact") -> bool:
     """Whether a convolution of quantized values, in one or two dimensions, runs on integers on this device."""
     results = math.prod(x.shape[2:]) // math.prod(node["strides"] or [1])
-    return x.ndim in (3, 4) and prefers_integers(x, w, x.shape[0] * results * w.size)
+    return x.ndim in (3, 4) and prefers_integers(x, w, x.shape[0] * results * w.size, other)
 
 
 def _product_requantized(product: Tensor, scale: Tensor, y_scale: Tensor, zero: Tensor | None, code: int) -> Tensor:

@@ -24,26 +24,27 @@ from netcl.ops.conv.geometry import Geometry, Padding, Pair, frozen, geometry, p
 __all__ = ["integer_columns", "integer_dot", "prefers_integers"]
 
 _BYTE_TYPES = {"int8": "char", "uint8": "uchar"}
-#: Multiply-adds from which a device is faster with integers, by its brand. Empty: benchmarks/integer_products.py has shown none.
-LEAST_PRODUCTS: dict[str, int] = {}
+#: Multiply-adds from which a brand of devices is faster with integers, than with an exact sum of float products (``"exact"``) and than with
+#: one float product between DequantizeLinear and QuantizeLinear (``"qdq"``). Empty: benchmarks/integer_products.py has shown none.
+LEAST_PRODUCTS: dict[tuple[str, str], int] = {}
 
 
-def _gains(work: int, config: Any, profile: Any) -> bool:
-    return work >= LEAST_PRODUCTS.get(profile.brand, math.inf)
+def _gains(problem: tuple[str, int], config: Any, profile: Any) -> bool:
+    return problem[1] >= LEAST_PRODUCTS.get((profile.brand, problem[0]), math.inf)
 
 
-def prefers_integers(a: Tensor, b: Tensor, work: int) -> bool:
-    """Whether a product of quantized values with ``work`` multiply-adds runs as :func:`integer_dot` on this device.
+def prefers_integers(a: Tensor, b: Tensor, work: int, other: str = "exact") -> bool:
+    """Whether :func:`integer_dot` multiplies quantized values on this device, in ``work`` multiply-adds, and not the ``other`` form.
 
-    It does for 8-bit dtypes if the algorithm that ``selector.register("integer_dot", condition, name)`` names is not ``"float"``. Without
-    a name, the rows of the family ``integer`` decide.
+    They are if their dtypes have 8 bits and the name given to ``selector.register("integer_dot", condition, name)`` is not ``"float"``.
+    Without a name, the rows of the family ``integer`` decide.
     """
     if a.array is not None or {a.dtype, b.dtype} - _BYTE_TYPES.keys():
         return False
     profile = handle_of(a.queue).profile
     if named := get_kernel_selector().select("integer_dot", (a.shape, b.shape), profile):
         return named != "float"
-    return any(x.answers(None, profile) and x.when(work, None, profile) for x in algorithms.ALGORITHMS["integer"])
+    return any(x.answers(None, profile) and x.when((other, work), None, profile) for x in algorithms.ALGORITHMS["integer"])
 
 
 def _integer_dot_numpy(a: np.ndarray, b: np.ndarray) -> np.ndarray:
