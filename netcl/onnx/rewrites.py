@@ -17,7 +17,7 @@ import numpy as np
 
 import netcl.autograd as ag
 from netcl import nn
-from netcl.core.tensor import Tensor
+from netcl.core.tensor import Tensor, wrap_array
 from netcl.io import tree
 from netcl.io.onnx.bodies import GraphBody
 from netcl.io.onnx.importer import OnnxModel
@@ -108,6 +108,10 @@ class _Folding(OnnxModel):
     """Computes constants whose results take at most ``room`` bytes together: a small file can ask for any size."""
 
     room: int
+
+    def _kept(self, body: GraphBody, name: str, array: np.ndarray, learned: bool) -> Tensor:
+        """Return a weight over the memory of its array, which may be a mapped file."""
+        return wrap_array(*tree.bits(array), self._host)
 
     def _run(self, node: OnnxNode, values: Mapping[str, Any]) -> list[Any]:
         if 8 * _most_elements(node, [values[name] for name in node.inputs if name]) > self.room:
