@@ -39,7 +39,7 @@ _SIZED_BY_VALUES = {
     "Pad": 1,
     "Tile": 1,
 }  # the input whose numbers are sizes
-_FOLDED_BYTES = 1 << 26  # results of folding may take this much, and twice the weights
+_FOLDED_DEQUANTIZED = 1 << 26  # results of folding may take this much, and twice the weights
 _BINARY = {ast.Add: "Add", ast.Sub: "Sub", ast.Mult: "Mul", ast.Div: "Div", ast.Pow: "Pow"}
 
 
@@ -88,12 +88,12 @@ def _fold_constants(body: GraphBody, done: Counter[str]) -> tuple[list[OnnxNode]
     try:
         with nn.parameter.placed("cpu"), ag.no_grad():
             model = _Folding(GraphBody(folded, used, [], names), {})
-            model.room = _FOLDED_BYTES + 8 * held
+            model.room = _FOLDED_DEQUANTIZED + 8 * held
             made = model() if names else ()
     except _FoldingTooLarge:
         names, made = [], ()
     results = made if isinstance(made, tuple) else (made,)
-    if not names or sum(x.nbytes for x in results) > _FOLDED_BYTES + 2 * held:
+    if not names or sum(x.nbytes for x in results) > _FOLDED_DEQUANTIZED + 2 * held:
         return list(body.nodes), dict(body.weights)
     done["constants"] += len(folded)
     arrays = {name: tree.from_bits(tree.host_bits(x), x.dtype) for name, x in zip(names, results, strict=True)}
@@ -111,7 +111,7 @@ class _Folding(OnnxModel):
 
     def _kept(self, body: GraphBody, name: str, array: np.ndarray, learned: bool) -> Tensor:
         """Return a weight over the memory of its array, which may be a mapped file."""
-        return wrap_array(*tree.bits(array), self._host)
+        return wrap_array(*tree.bits(array), nn.parameter.here())
 
     def _run(self, node: OnnxNode, values: Mapping[str, Any]) -> list[Any]:
         if 8 * _most_elements(node, [values[name] for name in node.inputs if name]) > self.room:
@@ -387,7 +387,7 @@ _SCORES = tuple(
     for keys in ("Transpose(k) * factor", "Transpose(k)", "k")
 )
 _SOFTMAXES = tuple(f"Softmax({scores}{mask})" for mask in (" + mask", "") for scores in _SCORES)
-_BYTES = "DequantizeLinear(a, A, za), DequantizeLinear(b, sb, zb)"
+_DEQUANTIZED = "DequantizeLinear(a, A, za), DequantizeLinear(b, sb, zb)"
 _HARD = "Clip(x + 3, 0, 6)"
 _TANHS = ("x + 0.044715 * x ** 3", "x + 0.044715 * (x * x * x)")
 _FUSED_CHAINS: tuple[tuple[str, tuple[str, ...], Callable[[_Chains, ChainMatch, OnnxNode], OnnxNode | None]], ...] = (
@@ -406,7 +406,7 @@ _FUSED_CHAINS: tuple[tuple[str, tuple[str, ...], Callable[[_Chains, ChainMatch, 
         _fused_attention,
     ),
     *(
-        (f"QLinear{kind}", tuple(f"QuantizeLinear({kind}({_BYTES}{bias}), Y, zy)" for bias in biases), _quantized_product)
+        (f"QLinear{kind}", tuple(f"QuantizeLinear({kind}({_DEQUANTIZED}{bias}), Y, zy)" for bias in biases), _quantized_product)
         for kind, biases in (("MatMul", ("",)), ("Conv", ("", ", DequantizeLinear(c, sc, zc)", ", DequantizeLinear(c, sc)")))
     ),
     ("Relu6", ("Min(Max(x, 0), 6)", "Max(Min(x, 6), 0)"), _activation("Relu6", ag.relu6)),

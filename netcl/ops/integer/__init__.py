@@ -88,25 +88,24 @@ def integer_dot(a: Tensor, b: Tensor) -> Tensor:
 def _run_tiles(side: int, tile: int, queue: Any, sizes: tuple[int, ...], config: Any, profile: Any, t: tuple[Tensor, ...]) -> None:
     """Launch dot.cl with work-groups of ``side`` x ``side`` items for tiles of ``tile`` x ``tile`` sums."""
     batches, m, n = sizes[:3]
-    defines: dict[str, Any] = {"A": _BYTE_TYPES[t[0].dtype], "B": _BYTE_TYPES[t[1].dtype], "SIDE": side, "TILE": tile}
+    defines: dict[str, int | float | str] = {"A": _BYTE_TYPES[t[0].dtype], "B": _BYTE_TYPES[t[1].dtype], "SIDE": side, "TILE": tile}
     if (profile.compute_capability or (0, 0)) >= (6, 1):
         defines["DP4A"] = '"dp4a.{}32.{}32 %0, %1, %2, 0;"'.format(*(x.dtype.replace("i", "s")[0] for x in t[:2]))
     kernel = launch.kernel(queue, __file__, "dot.cl", "integer_dot", defines=defines)
     kernel(queue, (-(-n // tile) * batches * side, -(-m // tile) * side), (side, side), *t, *sizes[1:])
 
 
-_CPU, _GPU = partial(_run_tiles, 1, 8), partial(_run_tiles, 16, 64)
-algorithms.add("integer", "dot", "dot.cl", "CPUs: a work-item for 8 x 8 sums", "", _CPU, device="cpu", when=_gains)
-algorithms.add("integer", "tiles", "dot.cl", "GPUs: a work-group for 64 x 64 sums", "", _GPU, device="gpu", when=_gains)
+algorithms.add("integer", "dot", "dot.cl", "CPUs: an item for 8 x 8 sums", "", partial(_run_tiles, 1, 8), device="cpu", when=_gains)
+algorithms.add("integer", "tiles", "dot.cl", "GPUs: a group for 64 x 64 sums", "", partial(_run_tiles, 16, 64), device="gpu", when=_gains)
 
 
-def _window_sizes(shape: tuple[int, ...], kernel: Any, stride: Any = 1, padding: Any = 0, dilation: Any = 1, groups: int = 1) -> Geometry:
-    weight = (groups, shape[1] // groups if len(shape) == 4 else 1, *pair("integer_columns", "kernel_size", frozen(kernel), 1))
-    return geometry("integer_columns", shape, weight, frozen(stride), frozen(padding), frozen(dilation), groups)
+def _unfold_of(x: tuple[int, ...], kernel: Pair, stride: Pair = 1, padding: Padding = 0, dilation: Pair = 1, groups: int = 1) -> Geometry:
+    weight = (groups, x[1] // groups if len(x) == 4 else 1, *pair("integer_columns", "kernel_size", frozen(kernel), 1))
+    return geometry("integer_columns", x, weight, frozen(stride), frozen(padding), frozen(dilation), groups)
 
 
-def _integer_columns_numpy(x: np.ndarray, zero: np.ndarray | None, kernel_size: Any, **options: Any) -> np.ndarray:
-    g = _window_sizes(x.shape, kernel_size, **options)
+def _integer_columns_numpy(x: np.ndarray, zero: np.ndarray | None, kernel_size: Pair, **options: Any) -> np.ndarray:
+    g = _unfold_of(x.shape, kernel_size, **options)
     seen = arrays.windows(x, (g.oh, g.ow), (g.kh, g.kw), g.stride, g.pad, g.dilation, 0 if zero is None else zero.item())
     seen = seen.reshape(g.n, g.groups, g.c // g.groups, g.oh, g.ow, g.taps).transpose(0, 1, 3, 4, 2, 5)
     return seen.reshape(*seen.shape[:4], g.c // g.groups * g.taps)
@@ -127,7 +126,7 @@ def integer_columns(x: Tensor, zero: Tensor | None, kernel_size: Pair, stride: P
     """Windows of int8 or uint8 images, ``(n, groups, height, width, channels / groups * taps)``, padded with ``zero``. No gradient."""
     (x,) = launch.as_tensors("integer_columns", x)
     launch.check_dtype("integer_columns", x, tuple(_BYTE_TYPES), "x")
-    g = _window_sizes(x.shape, kernel_size, stride, padding, dilation, groups)
+    g = _unfold_of(x.shape, kernel_size, stride, padding, dilation, groups)
     if zero is not None and (zero.size != 1 or zero.dtype != x.dtype):
         raise ShapeError(message("integer_columns", f"zero must be one {x.dtype}", shape=zero.shape, dtype=zero.dtype))
     if x.array is not None:
@@ -135,7 +134,7 @@ def integer_columns(x: Tensor, zero: Tensor | None, kernel_size: Pair, stride: P
         return launch.run_cpu(_integer_columns_numpy, x, zero, kernel_size, **options)
     out = Tensor.empty((g.n, groups, g.oh, g.ow, g.c // groups * g.taps), x.dtype, queue=x.queue)
     if out.size:
-        defines: dict[str, Any] = {"X": _BYTE_TYPES[x.dtype], "ZERO": int(zero is not None)}
+        defines: dict[str, int | float | str] = {"X": _BYTE_TYPES[x.dtype], "ZERO": int(zero is not None)}
         kernel = launch.kernel(x.queue, __file__, "columns.cl", "integer_columns", defines=defines)
         numbers = (g.c // groups, g.h, g.w, g.kh, g.kw, g.oh, g.ow, *g.stride, *g.pad, *g.dilation)
         kernel(x.queue, (out.size // g.taps,), None, x, x if zero is None else zero, out, *numbers)
