@@ -118,12 +118,22 @@ def test_dequantized_products_agree_with_onnxruntime(shared, device, integers, r
         assert np.abs(y.astype(int) - wanted).max() <= 1 and np.mean(y == wanted) > 0.9
 
 
-def test_a_model_that_onnxruntime_quantized_agrees_with_it(tmp_path, device, integers, rng):
+#: By kind: shapes of the input and of two weights, attributes of both nodes.
+QUANTIZED = {
+    "MatMul": ((9, 16), (16, 12), (12, 5), {}, {}),
+    "Conv": ((2, 4, 8, 8), (6, 4, 3, 3), (5, 6, 1, 1), {"pads": [1, 1, 1, 1]}, {"strides": [2, 2]}),
+}
+
+
+@pytest.mark.parametrize("kind", QUANTIZED)
+def test_a_model_that_onnxruntime_quantized_agrees_with_it(kind, tmp_path, device, integers):
     quantization = pytest.importorskip("onnxruntime.quantization")
-    weights = {"b": rng.standard_normal((16, 12)).astype(np.float32), "c": rng.standard_normal((12, 5)).astype(np.float32)}
-    nodes = [make("MatMul", ["x", "b"], ["h"]), make("Relu", ["h"], ["r"]), make("MatMul", ["r", "c"], ["y"])]
-    x = rng.standard_normal((9, 16)).astype(np.float32)
-    (tmp_path / "m.onnx").write_bytes(model(nodes, {"x": x}, "float32", weights))
+    rng, (shape, *sides, one, two) = np.random.default_rng(5), QUANTIZED[kind]
+    weights = {name: rng.standard_normal(side).astype(np.float32) for name, side in zip("bc", sides, strict=True)}
+    bias = {"d": rng.standard_normal(sides[0][0]).astype(np.float32)} if kind == "Conv" else {}
+    nodes = [make(kind, ["x", "b", *bias], ["h"], **one), make("Relu", ["h"], ["r"]), make(kind, ["r", "c"], ["y"], **two)]
+    x = rng.standard_normal(shape).astype(np.float32)
+    (tmp_path / "m.onnx").write_bytes(model(nodes, {"x": x}, "float32", weights | bias))
 
     class Reader(quantization.CalibrationDataReader):
         def __init__(self):
@@ -133,10 +143,10 @@ def test_a_model_that_onnxruntime_quantized_agrees_with_it(tmp_path, device, int
             return self.left.pop() if self.left else None
 
     options = {"quant_format": quantization.QuantFormat.QDQ, "per_channel": True, "weight_type": quantization.QuantType.QInt8}
-    quantization.quantize_static(tmp_path / "m.onnx", tmp_path / "q.onnx", Reader(), **options)
+    quantization.quantize_static(tmp_path / "m.onnx", tmp_path / "q.onnx", Reader(), reduce_range=True, **options)
     (wanted,) = runtime.InferenceSession(tmp_path / "q.onnx", providers=["CPUExecutionProvider"]).run(None, {"x": x})
     session = nonnx.InferenceSession(tmp_path / "q.onnx", device=device)
-    assert session.rewrites["QLinearMatMul"] == 2
+    assert session.rewrites[f"QLinear{kind}"] == 2
     step = np.abs(wanted).max() / 127
     for _ in range(3):
         assert np.abs(session.run(None, {"x": x})[0] - wanted).max() <= 1.01 * step
