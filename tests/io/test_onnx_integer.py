@@ -152,6 +152,19 @@ def test_a_model_that_onnxruntime_quantized_agrees_with_it(kind, tmp_path, devic
         assert np.abs(session.run(None, {"x": x})[0] - wanted).max() <= 1.01 * step
 
 
+def test_products_of_small_floats_are_refused():
+    """Their sums were cut to integers."""
+    shapes = {"a": [1, 2], "za": [], "b": [2, 1], "zb": []}
+    held = [helper.make_tensor(name, TensorProto.FLOAT8E4M3FN, dims, [0.5] * int(np.prod(dims))) for name, dims in shapes.items()]
+    held += [helper.make_tensor(name, TensorProto.FLOAT, [], [1.0]) for name in ("sa", "sb", "sy")]
+    held.append(helper.make_tensor("zy", TensorProto.INT8, [], [0]))
+    node = make("QLinearMatMul", ["a", "sa", "za", "b", "sb", "zb", "sy", "zy"], ["y"])
+    graph = helper.make_graph([node], "test", [], [helper.make_tensor_value_info("y", TensorProto.INT8, [1, 1])], held)
+    made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+    with pytest.raises(ValueError, match=r"\[QLinearMatMul\] .*operands must be integers"), netcl.device("cpu"):
+        io.import_onnx(made.SerializeToString())()
+
+
 # ---- convolutions
 
 #: Dtypes, shapes of images and filters, attributes.

@@ -141,6 +141,8 @@ def _product_requantized(product: Tensor, scale: Tensor, y_scale: Tensor, zero: 
 def read_q_matmul(
     node: OnnxNode, a: Tensor, a_scale: Any, a_zero: Any, b: Tensor, b_scale: Any, b_zero: Any, y_scale: Any, y_zero: Any
 ) -> Tensor:
+    if "float" in a.dtype or "float" in b.dtype:  # 8-bit floats, held as float32
+        raise node.fault("operands must be integers; insert DequantizeLinear before a product of 8-bit floats", dtypes=(a.dtype, b.dtype))
     product = _integer_matmul(a, b, a_zero, b_zero)
     rows = ag.reshape(a_scale, (-1, 1)) if a_scale.ndim == 1 and a_scale.size > 1 else a_scale
     return _product_requantized(product, ag.mul(rows, b_scale), y_scale, y_zero, _code_of(node, 7, y_zero))
