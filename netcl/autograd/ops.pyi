@@ -578,8 +578,11 @@ def inner(input: Operand, other: Operand) -> Tensor:
 def instance_norm(input: Operand, weight: Operand | None = None, bias: Operand | None = None, *, eps: float = 1e-05) -> Tensor:
     """Instance norm of ``(N, C, ...)``: statistics per image and channel."""
 
+def integer_columns(input: Operand, zero: Operand | None, kernel_size: Any, stride: Any = 1, padding: Any = 0, dilation: Any = 1, groups: int = 1) -> Tensor:
+    """Windows of int8 or uint8 images, ``(n, groups, height, width, channels / groups * taps)``, padded with ``zero``. No gradient."""
+
 def integer_dot(input: Operand, other: Operand) -> Tensor:
-    """``a b'`` over the last axis of int8 or uint8 tensors, exact in int32; b is a matrix of N rows. No gradient."""
+    """``a b'`` of int8 or uint8, exact in int32: ``(..., M, K)`` times ``(N, K)``, or ``(g, M, K)`` times ``(n, g, N, K)``. No gradient."""
 
 def interpolate(input: Operand, size: Any = None, scale_factor: Any = None, mode: str = 'nearest', align_corners: bool | None = None, recompute_scale_factor: bool | None = None, antialias: bool = False) -> Tensor:
     """Resize images ``(batch, channels, height, width)``, signals ``(batch, channels, length)`` or volumes of five axes.

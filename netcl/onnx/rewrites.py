@@ -17,12 +17,12 @@ import numpy as np
 
 import netcl.autograd as ag
 from netcl import nn
-from netcl.core.tensor import Tensor
+from netcl.core.tensor import Tensor, wrap_array
 from netcl.io import tree
 from netcl.io.onnx.bodies import GraphBody
 from netcl.io.onnx.importer import OnnxModel
 from netcl.io.onnx.imports import CONTROL, HOST, ON_DEVICE, operators
-from netcl.io.onnx.quantized import read_q_matmul
+from netcl.io.onnx.quantized import prefers_integer_conv, read_q_conv, read_q_matmul
 from netcl.io.onnx.table import OnnxNode
 from netcl.ops.attention.geometry import LARGEST
 from netcl.ops.integer import prefers_integers
@@ -39,7 +39,7 @@ _SIZED_BY_VALUES = {
     "Pad": 1,
     "Tile": 1,
 }  # the input whose numbers are sizes
-_FOLDED_BYTES = 1 << 26  # results of folding may take this much, and twice the weights
+_FOLDED_DEQUANTIZED = 1 << 26  # results of folding may take this much, and twice the weights
 _BINARY = {ast.Add: "Add", ast.Sub: "Sub", ast.Mult: "Mul", ast.Div: "Div", ast.Pow: "Pow"}
 
 
@@ -88,12 +88,12 @@ def _fold_constants(body: GraphBody, done: Counter[str]) -> tuple[list[OnnxNode]
     try:
         with nn.parameter.placed("cpu"), ag.no_grad():
             model = _Folding(GraphBody(folded, used, [], names), {})
-            model.room = _FOLDED_BYTES + 8 * held
+            model.room = _FOLDED_DEQUANTIZED + 8 * held
             made = model() if names else ()
     except _FoldingTooLarge:
         names, made = [], ()
     results = made if isinstance(made, tuple) else (made,)
-    if not names or sum(x.nbytes for x in results) > _FOLDED_BYTES + 2 * held:
+    if not names or sum(x.nbytes for x in results) > _FOLDED_DEQUANTIZED + 2 * held:
         return list(body.nodes), dict(body.weights)
     done["constants"] += len(folded)
     arrays = {name: tree.from_bits(tree.host_bits(x), x.dtype) for name, x in zip(names, results, strict=True)}
@@ -108,6 +108,10 @@ class _Folding(OnnxModel):
     """Computes constants, at most ``room`` bytes in total: a small file can describe results of any size."""
 
     room: int
+
+    def _kept(self, body: GraphBody, name: str, array: np.ndarray, learned: bool) -> Tensor:
+        """Return a weight over the memory of its array, which may be a mapped file."""
+        return wrap_array(*tree.bits(array), nn.parameter.here())
 
     def _run(self, node: OnnxNode, values: Mapping[str, Any]) -> list[Any]:
         if 8 * _most_elements(node, [values[name] for name in node.inputs if name]) > self.room:
@@ -280,24 +284,32 @@ def _run_chain(nodes: Sequence[OnnxNode], known: dict[str, Any]) -> Any:
     return known[nodes[-1].outputs[0]]
 
 
-def _quantized_matmul(chains: _Chains, found: ChainMatch, root: OnnxNode) -> OnnxNode | None:
-    """Return a node that runs ``QLinearMatMul`` if integers are preferred, else the chain; ``None`` if the chain does not fit."""
-    inside = chains.in_order(found)
-    names = [found.values[name] for name in ("a", "A", "za", "b", "sb", "zb", "Y", "zy")]
-    left, right = (next(node for node in inside if node.inputs[0] == found.values[name]) for name in "ab")
-    weight, scales = chains.weights.get(names[3]), chains.weights.get(names[4])
-    per_column = scales is not None and (scales.size == 1 or (scales.ndim == 1 and right["axis"] in (1, -1)))
-    plain = not any(node["block_size"] or node["output_dtype"] or node["precision"] for node in (left, right, root))
-    if weight is None or weight.ndim != 2 or not per_column or not plain:
+def _quantized_product(chains: _Chains, found: ChainMatch, root: OnnxNode) -> OnnxNode | None:
+    """Return a node that runs ``QLinearMatMul`` or ``QLinearConv`` if integers are preferred, else the chain; ``None`` if it cannot."""
+    inside, values = chains.in_order(found), found.values
+    names = [values[name] for name in ("a", "A", "za", "b", "sb", "zb", "Y", "zy", "c", "sc", "zc") if name in values]
+    left, right = (next(node for node in inside if node.inputs[0] == values[name]) for name in "ab")
+    product = next(node for node in inside if node.kind in ("Conv", "MatMul"))
+    run: Callable[..., Tensor] = read_q_conv if (conv := product.kind == "Conv") else read_q_matmul
+    weight, scales, zeros = (chains.weights.get(name) for name in names[3:6])
+    other = any(node["block_size"] or node["output_dtype"] or node["precision"] for node in (left, right, root))
+    if other or weight is None or scales is None or (weight.ndim != 2 and not conv):
         return None
+    if scales.size > 1 and (scales.ndim > 1 or right["axis"] not in ((0, -weight.ndim) if conv else (1, -1))):
+        return None
+    if "c" in values:  # the bias of QLinearConv has the scale of the sums and no zero point
+        bias, scale, zero = (chains.weights.get(values.get(name, ""), np.zeros(1)) for name in ("c", "sc", "zc"))
+        if bias.dtype != np.int32 or zero.any() or not np.allclose(scale, chains.weights[names[1]] * scales, rtol=1e-5, atol=0):
+            return None
 
     def read(node: OnnxNode, a: Tensor, *rest: Any) -> Any:
-        if a.ndim > 1 and prefers_integers(a, rest[2]):
-            return read_q_matmul(node, a, *rest)
+        b = rest[2]
+        if prefers_integer_conv(product, a, b, "qdq") if conv else a.ndim > 1 and prefers_integers(a, b, a.size * b.shape[1], "qdq"):
+            return run(node, a, *rest[:4], None if zeros is not None and not zeros.any() else rest[4], *rest[5:8])
         return _run_chain(inside, dict(zip(node.inputs, (a, *rest), strict=True)))
 
-    made = _op_node("QLinearMatMul", names, root, {}, read)
-    made.codes = [*[0] * 7, *root.codes[2:3]]
+    made = OnnxNode(f"QLinear{product.kind}", names, root.outputs[:1], product.given, root.opset)
+    made.read, made.codes = read, [*[0] * 7, *root.codes[2:3]]
     return made
 
 
@@ -371,6 +383,7 @@ _SCORES = tuple(
     for keys in ("Transpose(k) * factor", "Transpose(k)", "k")
 )
 _SOFTMAXES = tuple(f"Softmax({scores}{mask})" for mask in (" + mask", "") for scores in _SCORES)
+_DEQUANTIZED = "DequantizeLinear(a, A, za), DequantizeLinear(b, sb, zb)"
 _HARD = "Clip(x + 3, 0, 6)"
 _TANHS = ("x + 0.044715 * x ** 3", "x + 0.044715 * (x * x * x)")
 _FUSED_CHAINS: tuple[tuple[str, tuple[str, ...], Callable[[_Chains, ChainMatch, OnnxNode], OnnxNode | None]], ...] = (
@@ -388,10 +401,9 @@ _FUSED_CHAINS: tuple[tuple[str, tuple[str, ...], Callable[[_Chains, ChainMatch, 
         tuple(f"MatMul({text}, v)" for each in _SOFTMAXES for text in (each, f"Where(IsNaN({each}), 0, {each})")),
         _fused_attention,
     ),
-    (
-        "QLinearMatMul",
-        ("QuantizeLinear(MatMul(DequantizeLinear(a, A, za), DequantizeLinear(b, sb, zb)), Y, zy)",),
-        _quantized_matmul,
+    *(
+        (f"QLinear{kind}", tuple(f"QuantizeLinear({kind}({_DEQUANTIZED}{bias}), Y, zy)" for bias in biases), _quantized_product)
+        for kind, biases in (("MatMul", ("",)), ("Conv", ("", ", DequantizeLinear(c, sc, zc)", ", DequantizeLinear(c, sc)")))
     ),
     ("Relu6", ("Min(Max(x, 0), 6)", "Max(Min(x, 6), 0)"), _activation("Relu6", ag.relu6)),
     ("HardSigmoid", (f"{_HARD} / 6", "Min(Max(x / 6 + 0.5, 0), 1)"), _activation("HardSigmoid", ag.hard_sigmoid)),

@@ -1,23 +1,25 @@
 """Quantized operators and casts to types that are storage only.
 
-Products of quantized values are computed in float32, in parts whose sums float32 holds exactly, and added as int32; or, where
-:func:`netcl.ops.integer.prefers_integers` says so, as products of integers. Both are exact.
+Products and convolutions of quantized values are computed in float32, in parts whose sums float32 holds exactly, and added as int32;
+or, where :func:`netcl.ops.integer.prefers_integers` says so, as products of integers. Both are exact.
 """
 
 from __future__ import annotations
 
 import math
+from functools import reduce
 from typing import Any
 
 import numpy as np
 
 import netcl.autograd as ag
+from netcl.amp import autocast
 from netcl.core.dtype import DTYPES
 from netcl.core.tensor import Tensor
 from netcl.io.onnx.imports import IMPORTS
 from netcl.io.onnx.library import NARROW, ONNX_TYPES, dtype_of, library
 from netcl.io.onnx.table import OnnxNode
-from netcl.io.onnx.windows import read_conv
+from netcl.io.onnx.windows import byte_windows, conv_parts
 from netcl.ops.integer import prefers_integers
 
 #: Terms whose sum float32 holds exactly: each is a product of two differences of 8-bit values.
@@ -81,57 +83,55 @@ def _dequantize(node: OnnxNode, x: Tensor, scale: Tensor, zero: Tensor | None = 
     return ag.cast(ag.mul(values, ag.cast(_spread(node, x, scale), wide)), dtype)
 
 
-def _centered(x: Tensor, zero: Tensor | None, shape: Any = None) -> Tensor:
+def _centered(x: Tensor, zero: Tensor | None) -> Tensor:
     """Return quantized values minus their zero point, as float32."""
-    values = ag.cast(x, "float32")
-    return (
-        values if zero is None else ag.sub(values, ag.cast(zero if shape is None or zero.size == 1 else ag.reshape(zero, shape), "float32"))
-    )
+    return ag.cast(x, "float32") if zero is None else ag.sub(ag.cast(x, "float32"), ag.cast(zero, "float32"))
 
 
+def _per_row(zero: Tensor | None, *shape: int) -> Tensor | None:
+    """Return a vector of zero points in a shape that broadcasts; others as they are."""
+    return zero if zero is None or zero.ndim != 1 or zero.size == 1 else ag.reshape(zero, shape)
+
+
+@autocast(enabled=False)  # halves would round the sums
 def _integer_matmul(a: Tensor, b: Tensor, a_zero: Tensor | None, b_zero: Tensor | None) -> Tensor:
-    if b.ndim == 2 and a.ndim > 1 and prefers_integers(a, b):
-        return _integer_product(a, b, a_zero, b_zero)
-    a, b = _centered(a, a_zero, None if a_zero is None or a_zero.ndim != 1 else (-1, 1)), _centered(b, b_zero)
-    terms, total = a.shape[-1], None
-    if terms == 0:
-        return ag.cast(ag.matmul(a, b), "int32")
-    for start in range(0, terms, _EXACT_TERMS):
-        size = min(_EXACT_TERMS, terms - start)
-        part = ag.matmul(ag.narrow(a, a.ndim - 1, start, size), ag.narrow(b, max(b.ndim - 2, 0), start, size))
-        part = ag.cast(part, "int32")
-        total = part if total is None else ag.add(total, part)
-    assert total is not None
-    return total
+    a_zero = _per_row(a_zero, -1, 1)
+    if b.ndim == 2 and a.ndim > 1 and prefers_integers(a, b, a.size * b.shape[1]):
+        return _integer_product(a, ag.transpose(b, 0, 1), a_zero, b_zero)
+    a, b, terms = _centered(a, a_zero), _centered(b, b_zero), a.shape[-1]
+    parts = [(start, min(_EXACT_TERMS, terms - start)) for start in range(0, max(terms, 1), _EXACT_TERMS)]
+    cut = ((ag.narrow(a, a.ndim - 1, *part), ag.narrow(b, max(b.ndim - 2, 0), *part)) for part in parts)
+    return reduce(ag.add, (ag.cast(ag.matmul(*pair), "int32") for pair in cut))
 
 
-def _integer_product(a: Tensor, b: Tensor, a_zero: Tensor | None, b_zero: Tensor | None) -> Tensor:
-    """Return the int32 product of 8-bit matrices with zero points p and q: ``(a - p)(b - q) = a b - p sum(b) - q (sum(a) - K p)``."""
-    product = ag.integer_dot(a, ag.transpose(b, 0, 1))
-    row = None if a_zero is None else ag.cast(ag.reshape(a_zero, (-1, 1)) if a_zero.ndim == 1 else a_zero, "int32")
-    if row is not None:
-        product = ag.sub(product, ag.mul(row, ag.sum(ag.cast(b, "int32"), axis=0)))
-    if b_zero is not None:
-        sums = ag.sum(ag.cast(a, "int32"), axis=-1, keepdims=True)
-        sums = sums if row is None else ag.sub(sums, ag.mul(row, b.shape[0]))
-        product = ag.sub(product, ag.mul(sums, ag.cast(b_zero, "int32")))
-    return ag.cast(product, "int32")
+def _integer_product(a: Tensor, b: Tensor, p: Tensor | None, q: Tensor | None) -> Tensor:
+    """Return the int32 product of 8-bit matrices with zero points p and q: ``(a - p)(b - q)' = a b' - p sum(b) - q (sum(a) - K p)``."""
+    product, p = ag.integer_dot(a, b), None if p is None else ag.cast(p, "int32")
+    if p is not None:
+        sums = ag.cast(ag.sum(b, axis=-1), "int32")
+        product = ag.sub(product, ag.mul(p, sums if b.ndim == 2 else ag.unsqueeze(sums, -2)))
+    if q is not None:
+        sums = ag.cast(ag.sum(a, axis=-1, keepdims=True), "int32")
+        product = ag.sub(product, ag.mul(sums if p is None else ag.sub(sums, ag.mul(p, b.shape[-1])), ag.cast(q, "int32")))
+    return product
 
 
+@autocast(enabled=False)
 def _integer_conv(node: OnnxNode, x: Tensor, w: Tensor, x_zero: Tensor | None = None, w_zero: Tensor | None = None) -> Tensor:
-    x, w = _centered(x, x_zero), _centered(w, w_zero, (-1, *[1] * (w.ndim - 1)))
-    taps = math.prod(w.shape[2:])
-    if w.shape[1] * taps <= _EXACT_TERMS:
-        return ag.cast(read_conv(node, x, w), "int32")
-    if node["group"] != 1 or taps > _EXACT_TERMS:
-        return ag.cast(read_conv(node, ag.cast(x, "float64"), ag.cast(w, "float64")), "int32")
-    total, step = None, _EXACT_TERMS // taps
-    for start in range(0, w.shape[1], step):
-        size = min(step, w.shape[1] - start)
-        part = ag.cast(read_conv(node, ag.narrow(x, 1, start, size), ag.narrow(w, 1, start, size)), "int32")
-        total = part if total is None else ag.add(total, part)
-    assert total is not None
-    return total
+    group = node["group"]
+    if prefers_integer_conv(node, x, w):
+        columns = byte_windows(node, x, w.shape[2:], x_zero)
+        rows = ag.reshape(columns, (x.shape[0], group, -1, columns.shape[-1]))
+        made = _integer_product(ag.reshape(w, (group, w.shape[0] // group, -1)), rows, _per_row(w_zero, group, -1, 1), x_zero)
+        return ag.reshape(made, (x.shape[0], w.shape[0], *columns.shape[6 - x.ndim : 4]))
+    x, w = _centered(x, x_zero), _centered(w, _per_row(w_zero, -1, *[1] * (w.ndim - 1)))
+    return reduce(ag.add, (ag.cast(part, "int32") for part in conv_parts(node, x, w, _EXACT_TERMS)))
+
+
+def prefers_integer_conv(node: OnnxNode, x: Tensor, w: Tensor, other: str = "exact") -> bool:
+    """Whether a convolution of quantized values, in one or two dimensions, runs on integers on this device."""
+    results = math.prod(x.shape[2:]) // math.prod(node["strides"] or [1])
+    return x.ndim in (3, 4) and prefers_integers(x, w, x.shape[0] * results * w.size, other)
 
 
 def _product_requantized(product: Tensor, scale: Tensor, y_scale: Tensor, zero: Tensor | None, code: int) -> Tensor:
@@ -141,12 +141,14 @@ def _product_requantized(product: Tensor, scale: Tensor, y_scale: Tensor, zero: 
 def read_q_matmul(
     node: OnnxNode, a: Tensor, a_scale: Any, a_zero: Any, b: Tensor, b_scale: Any, b_zero: Any, y_scale: Any, y_zero: Any
 ) -> Tensor:
+    if "float" in a.dtype or "float" in b.dtype:  # 8-bit floats, held as float32
+        raise node.fault("operands must be integers; insert DequantizeLinear before a product of 8-bit floats", dtypes=(a.dtype, b.dtype))
     product = _integer_matmul(a, b, a_zero, b_zero)
     rows = ag.reshape(a_scale, (-1, 1)) if a_scale.ndim == 1 and a_scale.size > 1 else a_scale
     return _product_requantized(product, ag.mul(rows, b_scale), y_scale, y_zero, _code_of(node, 7, y_zero))
 
 
-def _q_conv(
+def read_q_conv(
     node: OnnxNode, x: Tensor, x_scale: Any, x_zero: Any, w: Tensor, w_scale: Any, w_zero: Any, y_scale: Any, y_zero: Any, bias: Any = None
 ) -> Tensor:
     product, shape = _integer_conv(node, x, w, x_zero, w_zero), (-1, *[1] * (w.ndim - 2))
@@ -172,5 +174,5 @@ IMPORTS |= {
     "MatMulInteger": lambda node, a, b, a_zero=None, b_zero=None: _integer_matmul(a, b, a_zero, b_zero),
     "ConvInteger": _integer_conv,
     "QLinearMatMul": read_q_matmul,
-    "QLinearConv": _q_conv,
+    "QLinearConv": read_q_conv,
 }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -105,6 +105,34 @@ def read_conv(node: OnnxNode, x: Tensor, w: Tensor, bias: Tensor | None = None) 
     if any(begin != end for begin, end in pads):
         x, pads = _padded_input(x, pads, 0.0), [(0, 0)] * len(pads)
     return op(x, w, bias, padding=_one([begin for begin, _ in pads]), groups=node["group"], **_strides_of(node, x))
+
+
+def conv_parts(node: OnnxNode, x: Tensor, w: Tensor, terms: int) -> Iterator[Tensor]:
+    """Yield convolutions that add up to that of ``x`` and ``w``: sums of at most ``terms`` products, without Winograd's transforms."""
+    kernel, groups, axis = w.shape[2:], node["group"], max(2, x.ndim - 2)
+    options, dilations = {"groups": groups, **_strides_of(node, x)}, node["dilations"] or [1] * len(kernel)
+    plain = kernel[-2:] == (3, 3) and groups == max(node["strides"] or [1]) == max(dilations) == 1
+    x, high, step = _padded_input(x, _node_pads(node, x.shape[2:], kernel), 0.0), w.shape[axis], dilations[axis - 2]
+    if (taps := math.prod(kernel) // high) > terms:  # of one row
+        x, w, terms = ag.cast(x, "float64"), ag.cast(w, "float64"), 2**53 // 255**2
+    rows = 1 if plain else min(high, terms // taps)
+    channels = terms // (rows * taps)
+    for row in range(0, high, rows):
+        height = min(rows, high - row)
+        seen = ag.narrow(x, axis, row * step, x.shape[axis] - (high - height) * step)
+        for first in range(0, w.shape[1], channels):
+            size = min(channels, w.shape[1] - first)
+            part = ag.narrow(ag.reshape(seen, (x.shape[0], groups, -1, *seen.shape[2:])), 2, first, size)
+            part = ag.reshape(part, (x.shape[0], groups * size, *seen.shape[2:]))
+            yield _op(node, x, "conv")(part, ag.narrow(ag.narrow(w, 1, first, size), axis, row, height), None, **options)
+
+
+def byte_windows(node: OnnxNode, x: Tensor, kernel: Sequence[int], zero: Tensor | None) -> Tensor:
+    """Return the windows of bytes in one or two spatial dimensions, by the op ``integer_columns``."""
+    one, pads = [1] * (4 - x.ndim), _node_pads(node, x.shape[2:], kernel)
+    strides, dilations = (node[name] or [1] * len(kernel) for name in ("strides", "dilations"))
+    image, padding = ag.reshape(x, (*x.shape[:2], *one, *x.shape[2:])), tuple([(0, 0)] * len(one) + pads)
+    return ag.integer_columns(image, zero, (*one, *kernel), (*one, *strides), padding, (*one, *dilations), node["group"])
 
 
 def _conv_transpose(node: OnnxNode, x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
