@@ -161,27 +161,27 @@ def test_no_function_is_named_as_a_copy():
 LINES = {
     "": 1034,
     "amp": 432,
-    "autograd": 2524,
+    "autograd": 2527,
     "bench": 328,
     "cli": 1807,
     "core": 7103,
     "data": 3063,
     "distributed": 1961,
-    "engine": 6155,
-    "io": 5047,
+    "engine": 6158,
+    "io": 5077,
     "models": 3215,
-    "nn": 6856,
-    "onnx": 727,
-    "ops": 26321,
+    "nn": 6867,
+    "onnx": 739,
+    "ops": 26443,
     "optim": 2377,
     "profiling": 1354,
     "replay": 2530,
     "runtime": 761,
     "serve": 599,
-    "torch": 810,
-    "trainer": 3091,
+    "torch": 812,
+    "trainer": 3092,
     "utils": 111,
-    "vision": 2374,
+    "vision": 2375,
 }
 SLACK = 60  # a package that is further below its figure must lower it
 # Public names of the standard library that begin with an underscore: of named tuples, and os._exit.
@@ -191,7 +191,7 @@ COUPLING = {
     "imports inside functions": 71,
     "hooks": 8,
     "functions put into lower modules": 0,
-    "Any": 4795,
+    "Any": 4802,
 }
 # Top-level functions, classes and constants that several files define: a search for such a name finds several things. Most are torch's.
 NAMES_OF_SEVERAL_FILES = 73
