@@ -97,7 +97,7 @@ class PlanningState:
 
 
 class CommandList:
-    """The commands of an op, in order. The list acts as the queue of the operands' tensors and as that queue's backend.
+    """The commands of an op, in order. While the op is planned, the list is the queue of its operands and that queue's backend.
 
     ``noted`` holds the operands that the op reports as changed in place.
     """

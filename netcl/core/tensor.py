@@ -142,7 +142,7 @@ class Source:
         raise NotImplementedError
 
     def seen_by(self, tensor: Tensor) -> None:
-        """Register a further tensor with this source, if it must know its tensors."""
+        """Register another tensor with this source; does nothing for a source that does not count its tensors."""
 
 
 class CountedSource(Source):
@@ -155,7 +155,7 @@ class CountedSource(Source):
         self.tensors.append(weakref.ref(tensor))
 
     def alive(self) -> bool:
-        """Whether a tensor, that is anything outside of the pending sources, still needs the values."""
+        """Whether a tensor of this source still exists, so that its values may be read."""
         return any(ref() is not None for ref in self.tensors)
 
 
@@ -247,7 +247,7 @@ class Tensor(TensorMethods):
         cls, shape: Shape, dtype: str = FLOAT32, *, queue: Any = None, context: Any = None, device: Any = None,
         requires_grad: bool = False, persistent: bool = False,
     ) -> Tensor:  # fmt: skip
-        """Create an uninitialized tensor."""
+        """Create an uninitialized tensor; with ``persistent``, its lease ends only with the last reference, not by ``release``."""
         sizes = _shape(shape, "empty")
         if queue is None or context is not None or device is not None or type(queue) is DeviceHandle:
             queue = _queue(queue, context, device)
@@ -532,7 +532,7 @@ class Tensor(TensorMethods):
     # ---- gradients
 
     def backward(self, gradient: Tensor | None = None, **options: Any) -> None:
-        """Compute the gradients of this tensor and accumulate them in ``.grad`` of the leaves."""
+        """Accumulate the gradients of this tensor in ``.grad`` of the leaves; ``options`` are ``retain_graph`` and ``create_graph``."""
         hooks.call("backward", self, gradient, **options)
 
     def zero_grad(self) -> None:
