@@ -110,7 +110,7 @@ def check_double(op: str, queue: Any, names: Iterable[str]) -> None:
 
 
 def index_type(count: int) -> str:
-    """Return the C type of element indices: ``int`` if it also holds the indices of work-items beyond the last element."""
+    """Return the C type of element indices: ``int``, or ``long`` if ``count`` and the surplus work-items may exceed it."""
     return "int" if count < 2**31 - 2**20 else "long"
 
 

@@ -43,7 +43,7 @@ def plan_cache(queue: Any) -> dict[Any, Any]:
 
 
 class Plan:
-    """The commands of a call. ``run(tensors)`` runs them on the memory of its operands."""
+    """The commands of an op call, to be run again: ``run(tensors)`` runs them on the memory of these operands."""
 
     __slots__ = ("cast", "commands", "context", "fixed", "form", "name", "noted", "leased",
                  "operands", "queue", "results", "room_of", "rooms", "steps", "whole",
