@@ -406,12 +406,12 @@ class _Walk:
 
 
 def _hooked(edges: Iterable[tuple[Any, int] | None]) -> list[Tensor]:
-    """Return the leaves with hooks at the ends of edges."""
+    """Return the leaves with hooks that ``edges`` lead to."""
     return [edge[0] for edge in edges if edge is not None and isinstance(edge[0], Tensor) and edge[0]._hooks]
 
 
 def _still_due(pending: Iterable[Node]) -> Counter[Tensor]:
-    """Return the number of edges from the nodes of this pass to each leaf with hooks."""
+    """Return, per leaf with hooks, the number of edges that lead to it from ``pending`` and the nodes reachable from them."""
     due: Counter[Tensor] = Counter()
     reached, nodes = set(pending), list(pending)
     while nodes:
@@ -583,7 +583,7 @@ class _Setting(ContextDecorator):
 
 
 class set_grad_enabled(_Setting):
-    """Record ops inside the block, or not: ``with set_grad_enabled(flag): ...``."""
+    """Record ops inside the block only if the flag is true: ``with set_grad_enabled(flag): ...``."""
 
     variable = grad_mode
 
