@@ -272,7 +272,7 @@ class Graph:
             stamp(mark, now)
 
     def meets(self, inputs: Sequence[Tensor]) -> int | None:
-        """Return the index of the first input whose memory the step also uses in a way that the recorded order forbids, or ``None``."""
+        """Return the index of the first input whose memory the step also reaches from outside, if it writes by either; else ``None``."""
         for i, t in enumerate(inputs):
             if id(t.realize()) in self._written or (self._outside and i in self._rewritten and id(t.memory) in self._outside):
                 return i
