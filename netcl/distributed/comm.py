@@ -74,7 +74,7 @@ def combine(op: str, arrays: Sequence[np.ndarray]) -> np.ndarray:
 
 
 def mean_of(op: str, total: np.ndarray, count: int) -> np.ndarray:
-    """Return ``total / count`` if ``op`` is ``"mean"``, otherwise ``total``, in its own dtype."""
+    """Return ``total / count``, in the dtype of ``total``, if ``op`` is ``"mean"``; otherwise ``total`` itself."""
     return total / np.asarray(count, total.dtype) if op == "mean" and count > 1 else total
 
 
@@ -157,7 +157,7 @@ class World:
         self._collect_text("barrier", b"")
 
     def agree(self, op: str, what: str, value: Any) -> None:
-        """Raise on every rank, naming the ranks in the minority, unless all pass the same JSON ``value``."""
+        """Raise on every rank unless all pass the same JSON ``value``; the error names the ranks in the minority and ``what`` differs."""
         if self.size == 1:
             return
         texts = self._collect_text(op, json.dumps(value, sort_keys=True).encode())
