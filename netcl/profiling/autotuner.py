@@ -105,7 +105,7 @@ class Autotuner:
         self.costs = _Costs()
 
     def tune(self, op: str, *sizes: int, dtype: str = "float32", **flags: Any) -> AutotuneResult:
-        """Search for the sizes ``(M, N, K)`` of a ``matmul``, or ``(N, C, H, W, F, KH, KW)`` of a ``conv2d`` or one of its gradients."""
+        """Tune a ``matmul`` of the sizes ``(M, N, K)``, or a ``conv2d`` or one of its gradients of ``(N, C, H, W, F, KH, KW)``."""
         if op not in self.families:
             raise ShapeError(message("autotune", "op must be one that can be tuned", f"known: {', '.join(self.families)}", op=repr(op)))
         if len(sizes) != (count := self.families[op].sizes) or min(sizes) < 1:
@@ -340,7 +340,7 @@ _unasked = _Unasked()
 
 
 def search_unasked(problem: Problem, mode: str, budget: float | None) -> None:
-    """Measure a problem that was not measured yet, as long as the budget (seconds per process) lasts."""
+    """Tune a problem once per process, while the budget (seconds per process) lasts; mode ``on`` skips one with a stored result."""
     key, handle = store_key(FAMILIES[problem.op], problem), get_active_device()
     here = handle.backend == "cl" and _same_device(handle.profile, problem.profile) and not problem.profile.has_quirk("slow")
     watched = recording.active.recorder is not None or bool(hooks.launch_observers)  # who records or profiles wants the user's launches

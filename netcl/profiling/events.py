@@ -69,7 +69,7 @@ class Observer:
         self._lock = threading.Lock()
 
     def begin(self) -> None:
-        """Start observing after deferred work was enqueued; the host's clock is the origin of all times."""
+        """Enqueue deferred work and start observing; all times are relative to this moment."""
         flush()
         self._origin = time.perf_counter()
         hooks.launch_observers.append(self._launched)
