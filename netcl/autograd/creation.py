@@ -113,7 +113,7 @@ def randint(low: int, high: Any = None, size: Any = None, *, dtype: Any = "int64
 
 @with_generator
 def randperm(n: int, *, dtype: Any = "int64", **options: Any) -> Tensor:
-    """Return the numbers from 0 to n - 1 in random order."""
+    """Return the numbers from 0 to n - 1 in random order; ``device=`` or ``queue=`` selects the device."""
     queue, _ = _placement(options)
     return twin("argsort")(twin("rand")((n,), queue=queue)).to(dtype)
 

@@ -17,7 +17,7 @@ _constants: dict[int, weakref.ref[Any]] = {}  # by id: tensors compare element b
 
 
 def constant(tensor: Any) -> Any:
-    """Mark a tensor that netcl creates once and never moves, so that plans may use it. Returns the tensor."""
+    """Mark a tensor of netcl whose memory never changes, such as a table, so that plans may contain its buffer. Returns the tensor."""
     _constants[id(tensor)] = weakref.ref(tensor)
     return tensor
 

@@ -242,7 +242,7 @@ class KernelSelector:
 
     @property
     def measured(self) -> Callable[[str, tuple[Hashable, ...]], KernelConfig | None] | None:
-        """The program's own measurements: ``measured(op, key)`` with key = (op, shape, dtype, flags); returns None if there is none."""
+        """A function set by the program: ``measured(op, (op, shape, dtype, flags))`` returns the configuration to use, or ``None``."""
         return self._measured
 
     @measured.setter

@@ -96,6 +96,7 @@ def _make_from_host(
 
     Without ``dtype``, float64 and Python floats become float32; integers, bool, float32, float16 and bfloat16 keep their dtype. The array
     may be changed as soon as the call returns. ``share=True`` uses the array's memory instead of a copy, on devices that can.
+    ``async_copy`` does not wait for the copy, ``use_pinned`` copies through page-locked memory; ``persistent`` as in :meth:`empty`.
     """
     if array is None or isinstance(array, str):
         queue_or_array, array, dtype = None, queue_or_array, array if array is not None else dtype

@@ -97,7 +97,7 @@ class Bucket:
         return [np.concatenate([*values, np.asarray(flags, wide)], dtype=wide) for values in replicas]
 
     def reduced(self, world: World, op: str, compress: str | None = None, joined: Sequence[np.ndarray] = ()) -> np.ndarray:
-        """Reduce over the replicas of this process, in order, then over the ranks of ``world``; returns the flat result."""
+        """Reduce ``joined`` (default: from :meth:`joined`) over the replicas, then over the ranks of ``world``; returns the flat result."""
         local = combine(op, joined or self.joined())
         return local if world.size == 1 else world.all_reduce(local, op, compress=compress, check=False)
 

@@ -27,7 +27,7 @@ PlannedResult = tuple[int, tuple[int, ...], str]  # index of its memory (-1: the
 
 
 def command_list(queue: Any, tensors: Sequence[Any]) -> CommandList:
-    """Create an empty command list for a queue; its ``given`` holds a tensor of the list for each tensor of the call."""
+    """Create an empty command list for a queue; its ``given`` holds a stand-in, with the list as its queue, for each of ``tensors``."""
     commands = CommandList(queue, get_persistent_pool(queue), len(tensors))
     places: list[Any] = [PlannedMemory(commands, i, t.nbytes) for i, t in enumerate(tensors)]
     commands.given = [Tensor(place, t.shape, t.dtype, t.context, commands, place) for place, t in zip(places, tensors, strict=True)]
