@@ -428,7 +428,7 @@ def _edge_key(edge: tuple[Any, int]) -> tuple[int, int]:
 
 
 def _memory_owner(t: Tensor) -> Any:
-    """Return the object that owns a tensor's memory, or that will compute it."""
+    """Return the object that owns a tensor's memory; for a deferred tensor, its source."""
     if t.source is not None:
         return t.source
     return (t.pool_handle or t.buffer) if t.array is None else memory_of(t.array)

@@ -224,7 +224,7 @@ class BufferPool:
         self._held += change * shelf.bucket
 
     def reuse(self, nbytes: int) -> BufferHandle | None:
-        """Lease the smallest free buffer of any bucket that holds ``nbytes``; ``None`` if there is none."""
+        """Lease the smallest free buffer of at least ``nbytes``, from any bucket; ``None`` if there is none."""
         with self._lock:
             fitting = [shelf for shelf in self._shelves.values() if shelf.free and shelf.bucket >= nbytes]
         for shelf in sorted(fitting, key=lambda shelf: shelf.bucket):

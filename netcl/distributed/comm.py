@@ -139,7 +139,7 @@ class World:
             self._report_failure(f"{type(error).__name__}: {error}"[:_ERROR_TEXT])
 
     def together(self) -> AbstractContextManager[Any]:
-        """Return a block that all ranks run; an error that leaves it on one rank is reported to the others, see :meth:`failed`.
+        """Return a context manager for code that all ranks run; an error that leaves it is reported to the other ranks, see :meth:`failed`.
 
         >>> with World().together():
         ...     loss = 1.0
@@ -280,7 +280,7 @@ class ThreadWorld(World):
         self.rank, self.size, self.table, self.number = rank, size, table, 0
 
     def _swap(self, op: str, value: Any) -> list[Any]:
-        """Exchange a value: wait for those of all other ranks and return all, in rank order."""
+        """Publish ``value``, wait for the values of all other ranks and return all of them, in rank order."""
         self.number += 1
         table = self.table
         with table.changed:

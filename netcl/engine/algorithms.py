@@ -60,7 +60,7 @@ class Algorithm:
         return self.tiers or {"cpu": ("cpu",), "gpu": ("simt",)}.get(self.device, ("simt", "cpu"))
 
     def answers(self, config: KernelConfig | None, profile: Any) -> bool:
-        """Whether tier and variant of a configuration select this algorithm on a device; ``None`` selects those of the device's type."""
+        """Whether this algorithm matches the tier (without one, the device's type) and the variant of a configuration."""
         tier = config.extra.get("tier") if config else None
         meant = tier in self.names if tier else self.device in ("any", "cpu" if profile.device_type == "cpu" else "gpu")
         return meant and (config is None or not self.variants or config.variant in self.variants)

@@ -72,7 +72,7 @@ def check_same_device(op: str, a: Tensor, b: Tensor) -> None:
 
 
 def common_shape(op: str, shapes: Sequence[tuple[int, ...]], names: Sequence[str]) -> tuple[int, ...]:
-    """Return the broadcast shape, by NumPy's rules."""
+    """Return the broadcast shape, by NumPy's rules; an error shows the shapes under the operands' ``names``."""
     first = shapes[0]
     if shapes.count(first) == len(shapes):
         return first

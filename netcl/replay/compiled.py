@@ -156,7 +156,7 @@ class _Program:
 
 
 class Guards:
-    """What must hold for a graph to be replayed, beside the contract; and the gradients that a replay sets."""
+    """What must hold for a graph to be replayed, in addition to the contract; and the gradients that a replay sets."""
 
     def __init__(self, recorder: Recorder, gradients: Sequence[tuple[Tensor, Any]], left: Sequence[Left]):
         self.facts = recorder.facts

@@ -558,7 +558,7 @@ class Sized:
 class Prepared:
     """A launch with its own kernel object, whose arguments stay set: ``call()`` only enqueues. Replays consist of these.
 
-    Sizes and arguments are those passed to an observer. ``set(index, value)`` changes an argument for later launches. If ``answers``,
+    It is made from what launch observers receive. ``set(index, value)`` changes an argument for later launches. If ``answers``,
     ``call()`` returns a status instead of raising; on a status other than 0, ``observed()`` raises the error.
     """
 
