@@ -192,7 +192,7 @@ FORMULA_FUNCTIONS: dict[str, FormulaFunction] = {row.name: row for row in _FUNCT
 
 
 def _bits_test(name: str, order: str) -> str:
-    """Return the C function ``name``: compares a number's bits, without the sign, with those of infinity by ``order``; exact in fast math."""
+    """Return the C function ``name``: compares a number's bits, without the sign, with infinity's by ``order``; works in fast math."""
     return f"""mask {name}(real a) {{
   union {{ real value; mask bits; }} x;
   x.value = a;
