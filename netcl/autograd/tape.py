@@ -568,7 +568,7 @@ class _Setting(ContextDecorator):
         self._previous: list[Any] = []
 
     def _recreate_cm(self) -> _Setting:
-        """Return a new block for each call of a decorated function, because threads and tasks may run it at the same time."""
+        """Return a new context manager for each call of a decorated function, because threads and tasks may run it at the same time."""
         new = object.__new__(type(self))
         new.value, new._previous = self.value, []
         return new

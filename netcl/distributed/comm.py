@@ -210,7 +210,7 @@ class World:
         return combine(op, [_decompressed(part, flat, compress) for part in parts])
 
     def part_ends(self, count: int) -> list[int]:
-        """Return where ``np.array_split`` cuts ``count`` elements for the ranks, from 0 to ``count``."""
+        """Return the offsets at which ``np.array_split`` cuts ``count`` elements for the ranks, including 0 and ``count``."""
         size, rest = divmod(count, self.size)
         return [0, *accumulate(size + (rank < rest) for rank in range(self.size))]
 

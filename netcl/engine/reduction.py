@@ -194,7 +194,7 @@ def _gpu_columns(shape: Shape3, width: int, profile: DeviceProfile, local: int) 
 
 
 def _fold_slices(count: int, outputs: int, wanted: int, least: int) -> int:
-    """Return into how many slices, of at least ``least`` of ``count`` elements, ``outputs`` folds are split to make ``wanted`` slices."""
+    """Return the slices per fold of ``count`` elements: ``outputs`` folds give about ``wanted`` slices of at least ``least``."""
     return max(1, min(-(-wanted // max(outputs, 1)), count // least))
 
 

@@ -79,7 +79,7 @@ class AutotuneResult:
 
 
 class Autotuner:
-    """Searches the configurations of problems on one device.
+    """Searches for the fastest kernel configurations of problems on one device.
 
     - **queue**: a queue or a device handle; the active device without one.
     - **budget**: seconds for one problem. A search ends before a candidate that would probably exceed it; the untuned choice is always
@@ -105,7 +105,7 @@ class Autotuner:
         self.costs = _Costs()
 
     def tune(self, op: str, *sizes: int, dtype: str = "float32", **flags: Any) -> AutotuneResult:
-        """Tune a ``matmul`` of the sizes ``(M, N, K)``, or a ``conv2d`` or one of its gradients of ``(N, C, H, W, F, KH, KW)``."""
+        """Tune a ``matmul`` of sizes ``(M, N, K)``, or a ``conv2d`` or its gradient of ``(N, C, H, W, F, KH, KW)``; returns the result."""
         if op not in self.families:
             raise ShapeError(message("autotune", "op must be one that can be tuned", f"known: {', '.join(self.families)}", op=repr(op)))
         if len(sizes) != (count := self.families[op].sizes) or min(sizes) < 1:

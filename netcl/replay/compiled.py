@@ -501,7 +501,7 @@ def _first_difference(before: list[Any], now: list[Any], recorder: Recorder, exc
 
 
 class _Inference(CompiledFunction):
-    """A compiled module. In evaluation it runs under ``no_grad`` and as with ``fuse=True``; attributes are those of the module."""
+    """A compiled module. In evaluation mode it runs under ``no_grad``, fused as with ``fuse=True``; attributes are those of the module."""
 
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)

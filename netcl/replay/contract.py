@@ -75,7 +75,7 @@ _get = object.__getattribute__
 
 
 class Contract:
-    """What a function reads, as it is now. ``problem`` names the first value or call that no guard covers; it is empty if there is none.
+    """Guards for all values that a function reads, as they are now. ``problem`` names the first value or call without a guard, or is empty.
 
     The values are kept alive, so that no other object takes their identity.
     """

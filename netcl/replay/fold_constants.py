@@ -21,7 +21,7 @@ _KEPT_BYTES = 1 << 26  # kept results may take this much, and twice the memory f
 
 
 class KeptValue:
-    """A result of constant commands. Its memory exists while replays read it; an intermediate result has none."""
+    """A result of constant commands. It keeps memory only if replays read it, not if it is an intermediate result."""
 
     lease: BufferHandle | None = None
 

@@ -250,7 +250,7 @@ def _usable_entry(entry: Entry, problem: Problem) -> KernelConfig | None:
 
 
 def quarantined(profile: DeviceProfile) -> Mapping[str, str]:
-    """Return the quarantined algorithms of a device, as ``family/name``, with the error; warns once per process."""
+    """Return the error of each quarantined algorithm of a device, by ``family/name``; the first call for a device warns about them."""
     banned = store.entries(profile).get("quarantine", {})
     if banned and (profile.platform, profile.name) not in warned_of:
         warned_of.add((profile.platform, profile.name))
