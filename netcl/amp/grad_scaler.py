@@ -206,13 +206,13 @@ class GradScaler:
 
 
 def _check_scale(scale: float, growth: float, backoff: float, interval: int) -> None:
-    for name, value, fine, rule in (
-        ("init_scale", scale, _LEAST <= scale < 2.0**128, "at least 2**-100 and below 2**128"),
-        ("growth_factor", growth, growth > 1, "above 1"), ("backoff_factor", backoff, 0 < backoff < 1, "between 0 and 1"),
-        ("growth_interval", interval, interval >= 1, "at least 1"),
+    for name, value, fine in (
+        ("init_scale", scale, _LEAST <= scale < 2.0**128), ("growth_factor", growth, growth > 1),
+        ("backoff_factor", backoff, 0 < backoff < 1), ("growth_interval", interval, interval >= 1),
     ):  # fmt: skip
         if not fine:
-            raise ValueError(message("GradScaler", f"{name} must be {rule}", **{name: repr(value)}))
+            remedy = "init_scale: 2**-100 to 2**128, growth_factor: above 1, backoff_factor: between 0 and 1, growth_interval: 1 or more"
+            raise ValueError(message("GradScaler", f"{name} must be in its range", remedy, **{name: repr(value)}))
 
 
 def _scaled_gradients(optimizer: Any, params: Iterable[Tensor] | None) -> list[Tensor]:

@@ -200,7 +200,7 @@ def test_half_parameters_with_masters(device):
 
 def test_options_are_checked():
     for options in ({"init_scale": 0.0}, {"growth_factor": 1.0}, {"backoff_factor": 1.0}, {"growth_interval": 0}):
-        with pytest.raises(ValueError, match=rf"\[GradScaler\] {next(iter(options))} must be (at least|above|between) "):
+        with pytest.raises(ValueError, match=rf"\[GradScaler\] {next(iter(options))} must be in its range"):
             GradScaler(**options)
     assert optim.AMPGradScaler is GradScaler
     off = GradScaler(enabled=False)
