@@ -50,7 +50,7 @@ _warned = False
 
 
 class autocast(ContextDecorator):
-    """Run products, convolutions and attention on halves, and ops that need range in float32: ``with autocast(): loss = model(x)``.
+    """Run matmul, convolution and attention in half precision, and ops that need a large range in float32: ``with autocast(): ...``.
 
     A context manager and a decorator; blocks nest (``autocast(enabled=False)`` switches it off inside), and each thread and
     asyncio task has its own. Only the forward pass belongs inside: backward uses the recorded dtypes. ``float16`` needs a

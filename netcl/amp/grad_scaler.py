@@ -138,7 +138,7 @@ class GradScaler:
         return self.enabled
 
     def _known(self, entries: Mapping[Any, Any], key: Any) -> Any:
-        """Return the entry that an earlier method made, or ``None``; a recorded step depends on an entry that it did not make itself."""
+        """Return ``entries[key]`` or ``None``. Unless the step being recorded made the entry, replays require that it is the same."""
         entry = entries.get(key)
         verdicts = entry.values() if isinstance(entry, dict) else [entry]
         if entry is None or not any(map(recording.made, verdicts)):
@@ -169,7 +169,7 @@ class GradScaler:
         """Continue from a :meth:`state_dict` (torch's has the same names); numbers on the device are overwritten in place."""
         missing = sorted({"scale", "growth_factor", "backoff_factor", "growth_interval"} - set(state))
         if missing:
-            raise ValueError(message("GradScaler", f"the state must have {missing[0]!r}", has=sorted(map(str, state))))
+            raise ValueError(message("GradScaler", f"the state dict must have the key {missing[0]!r}", has=sorted(map(str, state))))
         scale, interval = float(state["scale"]), int(state["growth_interval"])
         _check_scale(scale, state["growth_factor"], state["backoff_factor"], interval)
         self.growth_factor, self.backoff_factor = float(state["growth_factor"]), float(state["backoff_factor"])

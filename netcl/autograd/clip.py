@@ -39,7 +39,7 @@ def _host_norm(devices: Sequence[Sequence[Tensor]], order: float) -> float:
 
 
 def clip_factor(gradients: Sequence[Tensor], max_norm: float, order: float = 2.0) -> tuple[Tensor, Tensor | float]:
-    """Return the total norm, a tensor, and the factor that limits it to ``max_norm``: a tensor on a single device, else a number."""
+    """Return the total norm (a tensor) and the factor that limits it to ``max_norm``: a tensor on a single device, else a number."""
     devices = list(update.by_context(gradients).values())
     if len(devices) == 1:
         return update.norm_of_all(gradients, order, max_norm)

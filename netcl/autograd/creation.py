@@ -52,14 +52,14 @@ def _given_sizes(size: tuple[Any, ...], options: dict[str, Any]) -> tuple[int, .
 
 
 def full(size: Any, fill_value: Any, *, dtype: Any = None, **options: Any) -> Tensor:
-    """Return a tensor with ``fill_value`` everywhere."""
+    """Return a tensor filled with ``fill_value``; ``options`` are ``device=``, ``queue=`` and ``requires_grad=``."""
     queue, grad = _placement(options)
     value = fill_value.item() if isinstance(fill_value, Tensor) else fill_value
     return Tensor.full(size, value, dtype, queue=queue, requires_grad=grad)
 
 
 def zeros(*size: Any, dtype: Any = None, **options: Any) -> Tensor:
-    """Return zeros: ``zeros(2, 3)``, ``zeros((2, 3))`` or ``zeros(size=(2, 3))``; a dtype may follow a tuple."""
+    """Return zeros: ``zeros(2, 3)``, ``zeros((2, 3))`` or ``zeros(size=(2, 3))``; a dtype may follow a tuple. Options: see :func:`full`."""
     return _filled(Tensor.zeros, size, dtype, options)
 
 
@@ -74,7 +74,7 @@ def _filled(make: Callable[..., Tensor], size: tuple[Any, ...], dtype: Any, opti
 
 
 def empty(*size: Any, dtype: Any = None, **options: Any) -> Tensor:
-    """Return an uninitialized tensor."""
+    """Return an uninitialized tensor; arguments as those of :func:`zeros`."""
     *sizes, dtype = size if len(size) == 2 and isinstance(size[1], str) else (*size, dtype)
     shape = _given_sizes(tuple(sizes), options)
     queue, grad = _placement(options)
@@ -83,13 +83,13 @@ def empty(*size: Any, dtype: Any = None, **options: Any) -> Tensor:
 
 @with_generator
 def rand(*size: Any, dtype: Any = None, **options: Any) -> Tensor:
-    """Return values uniform in [0, 1)."""
+    """Return values uniform in [0, 1); ``options`` are those of :func:`full`."""
     return _random_tensor("rand", size, dtype, options)
 
 
 @with_generator
 def randn(*size: Any, dtype: Any = None, **options: Any) -> Tensor:
-    """Return values of the standard normal distribution."""
+    """Return values of the standard normal distribution; ``options`` are those of :func:`full`."""
     return _random_tensor("randn", size, dtype, options)
 
 
@@ -113,7 +113,7 @@ def randint(low: int, high: Any = None, size: Any = None, *, dtype: Any = "int64
 
 @with_generator
 def randperm(n: int, *, dtype: Any = "int64", **options: Any) -> Tensor:
-    """Return the numbers from 0 to n - 1 in random order."""
+    """Return the numbers from 0 to n - 1 in random order; ``device=`` or ``queue=`` selects the device."""
     queue, _ = _placement(options)
     return twin("argsort")(twin("rand")((n,), queue=queue)).to(dtype)
 

@@ -139,7 +139,7 @@ def _rebase(x: Tensor, old: Tensor, result: Tensor) -> None:
 
 
 def _rebase_family(x: Tensor, place: views.Place, history: views.SharedHistory, result: Tensor) -> None:
-    """Set new histories after a write to shared memory: that of the write for the flattened base, that of a view for tensors over it."""
+    """Set new histories after a write to shared memory: the flattened base gets that of the write, each tensor over it that of a view."""
     whole = (history.size,)
     new = _stand_in(whole, x)
     if place.strides is None:
@@ -185,7 +185,7 @@ def recorded_setitem(x: Tensor, index: Any, value: Any) -> Tensor:
 
 
 def _is_item(x: Tensor, index: Any, value: Tensor) -> bool:
-    """Whether a view of ``x`` is ``x[index]`` itself."""
+    """Whether ``value``, a view of the memory of ``x``, is exactly ``x[index]``."""
     selected = selection_of(x, index)
     if selected.arrays or result_shape(selected) != value.shape:
         return False

@@ -136,7 +136,7 @@ def _note_of(name: str) -> Callable[..., None]:
 
 
 def record(name: str, out: Tensor, *args: Any) -> None:
-    """Record ``out`` as the result of an op without running it."""
+    """Record ``out`` as the result of the op ``name`` on ``args``, without running the op."""
     anomaly = anomaly_mode.set(False)  # the stand-in tensors have no values to check
     try:
         _note_of(name)(out, args, {})
@@ -197,7 +197,7 @@ def _make(row: Any, function: Callable[..., Any], words: Mapping[str, str]) -> C
 
 
 def _linked(row: Op, forward: Callable[..., Any]) -> Callable[..., Any]:
-    """Return an op whose results, which are views, are linked to their base. Second-order gradients create no views."""
+    """Return the function of an op that returns views, each linked to its base; inside backward, results are not linked."""
     place, bind = views.LAYOUTS[row.name], _binder(row)
 
     def call(*args: Any, **kwargs: Any) -> Any:

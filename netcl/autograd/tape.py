@@ -406,12 +406,12 @@ class _Walk:
 
 
 def _hooked(edges: Iterable[tuple[Any, int] | None]) -> list[Tensor]:
-    """Return the leaves with hooks at the ends of edges."""
+    """Return the leaves with hooks that ``edges`` lead to."""
     return [edge[0] for edge in edges if edge is not None and isinstance(edge[0], Tensor) and edge[0]._hooks]
 
 
 def _still_due(pending: Iterable[Node]) -> Counter[Tensor]:
-    """Return the number of edges from the nodes of this pass to each leaf with hooks."""
+    """Return, per leaf with hooks, the number of edges that lead to it from ``pending`` and the nodes reachable from them."""
     due: Counter[Tensor] = Counter()
     reached, nodes = set(pending), list(pending)
     while nodes:
@@ -428,7 +428,7 @@ def _edge_key(edge: tuple[Any, int]) -> tuple[int, int]:
 
 
 def _memory_owner(t: Tensor) -> Any:
-    """Return the object that owns a tensor's memory, or that will compute it."""
+    """Return the object that owns a tensor's memory; for a deferred tensor, its source."""
     if t.source is not None:
         return t.source
     return (t.pool_handle or t.buffer) if t.array is None else memory_of(t.array)
@@ -568,7 +568,7 @@ class _Setting(ContextDecorator):
         self._previous: list[Any] = []
 
     def _recreate_cm(self) -> _Setting:
-        """Return a new block for each call of a decorated function, because threads and tasks may run it at the same time."""
+        """Return a new context manager for each call of a decorated function, because threads and tasks may run it at the same time."""
         new = object.__new__(type(self))
         new.value, new._previous = self.value, []
         return new
@@ -583,7 +583,7 @@ class _Setting(ContextDecorator):
 
 
 class set_grad_enabled(_Setting):
-    """Record ops inside the block, or not: ``with set_grad_enabled(flag): ...``."""
+    """Record ops inside the block only if the flag is true: ``with set_grad_enabled(flag): ...``."""
 
     variable = grad_mode
 

@@ -120,7 +120,7 @@ class Arena:
     def trim(self, most: int = 0, wait: bool = True) -> None:
         """Release entirely free segments, the oldest first, until at most ``most`` bytes are free.
 
-        With ``wait=False``, do nothing if the lock is held: a lease that ends in the thread that holds it must not wait.
+        With ``wait=False``, do nothing if the lock is held: a lease may end in the very thread that holds it, which would deadlock.
         """
         if self._lock.acquire(blocking=wait):
             try:

@@ -17,7 +17,7 @@ _constants: dict[int, weakref.ref[Any]] = {}  # by id: tensors compare element b
 
 
 def constant(tensor: Any) -> Any:
-    """Mark a tensor that netcl creates once and never moves, so that plans may use it. Returns the tensor."""
+    """Mark a tensor of netcl whose memory never changes, such as a table, so that plans may contain its buffer. Returns the tensor."""
     _constants[id(tensor)] = weakref.ref(tensor)
     return tensor
 
@@ -97,7 +97,7 @@ class PlanningState:
 
 
 class CommandList:
-    """The commands of an op, in order. The list acts as the queue of the operands' tensors and as that queue's backend.
+    """The commands of an op, in order. While the op is planned, the list is the queue of its operands and that queue's backend.
 
     ``noted`` holds the operands that the op reports as changed in place.
     """

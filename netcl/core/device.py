@@ -244,7 +244,7 @@ class DeviceManager:
         cl = platforms.opencl()
         units = whole.profile.max_compute_units // count if whole.backend == "cl" and count > 0 else 0
         if not units:
-            what = f"device must be an OpenCL device and count from 1 to its number of compute units, got {count}"
+            what = f"device must be an OpenCL device, and count must be from 1 to its number of compute units, got {count}"
             raise DeviceError(message("partition", what, device=whole.device_name, units=whole.profile.max_compute_units))
         try:
             parts = whole.device.create_sub_devices([cl.device_partition_property.EQUALLY, units])
@@ -500,7 +500,7 @@ class device:
 
 
 def require(selector: Any, strict: bool = False, op: str = "device") -> DeviceHandle:
-    """Return the handle of a device, as :meth:`DeviceManager.default` does; raises a :class:`DeviceError` of ``op`` if there is none."""
+    """Return the handle of a device, as :meth:`DeviceManager.default` does; raises :class:`DeviceError` with ``op`` if there is none."""
     handle = manager.default(selector, strict)
     if handle is not None:
         return handle

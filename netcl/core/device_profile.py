@@ -13,7 +13,7 @@ from netcl.core.capabilities import DeviceProfile
 
 @dataclass(frozen=True)
 class DeviceFamily:
-    """An entry of the table of families; the first one that matches a device gives its brand and family."""
+    """A pattern for devices, with their brand and family; the first entry of the table that matches a device applies."""
 
     brand: str
     family: str
@@ -159,7 +159,7 @@ def _fits(pattern: str, text: str) -> bool:
 
 
 def family_of(profile: DeviceProfile) -> tuple[str, str]:
-    """Return vendor and family: ``("nvidia", "hopper")``, ``("pocl", "pocl-cpu")``; ``("other", "other")`` if no row matches."""
+    """Return brand and family: ``("nvidia", "hopper")``, ``("pocl", "pocl-cpu")``; ``("other", "other")`` if no entry matches."""
     if profile.compute_capability:
         names = (name for least, name in COMPUTE_CAPABILITIES if profile.compute_capability >= least)
         return "nvidia", next(names, "nvidia")

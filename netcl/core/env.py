@@ -72,7 +72,7 @@ def _path(text: str) -> Path | None:
 
 @dataclass(frozen=True)
 class Variable:
-    """An entry of the table: how a variable is parsed, its legal values and its effect."""
+    """A NETCL_* environment variable: how it is parsed, its default, its legal values and its effect."""
 
     name: str
     parse: Callable[[str], Any]

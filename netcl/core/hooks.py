@@ -28,7 +28,7 @@ class Readers(dict[int, Any]):
 
 
 class Hooks:
-    """The table of hooks. Lists are never replaced, so a caller may keep one to check whether it is empty."""
+    """The functions of upper layers that core calls. Lists are never replaced, so a caller may keep one to check whether it is empty."""
 
     __slots__ = ("binary_store", "launch_observers", "launch_queue", "modes", "op", "readers", "settlers", "upper")
     found: ClassVar[dict[str, AnyFunction]] = {}  # results of ``op`` by name; frequent callers look here first

@@ -25,7 +25,7 @@ from netcl.core.kernels import program
 
 
 class KernelVariant(Enum):
-    """The variants that the selector can choose."""
+    """The kernel variants that :class:`KernelSelector` can choose."""
 
     MATMUL_NAIVE = "matmul_naive"
     MATMUL_TILED = "matmul_tiled"
@@ -242,7 +242,7 @@ class KernelSelector:
 
     @property
     def measured(self) -> Callable[[str, tuple[Hashable, ...]], KernelConfig | None] | None:
-        """The program's own measurements: ``measured(op, key)`` with key = (op, shape, dtype, flags); returns None if there is none."""
+        """A function set by the program: ``measured(op, (op, shape, dtype, flags))`` returns the configuration to use, or ``None``."""
         return self._measured
 
     @measured.setter
@@ -310,7 +310,7 @@ class KernelSelector:
         self._renew()
 
     def _renew(self) -> None:
-        """Invalidate all plans: increment the revision in their keys, and drop the plans and recipes that are stored."""
+        """Invalidate all plans: increment the revision in their keys, and drop the stored ones."""
         self.revision += 1
         program.forget("plans")
         program.forget("recipes")

@@ -224,7 +224,7 @@ class BufferPool:
         self._held += change * shelf.bucket
 
     def reuse(self, nbytes: int) -> BufferHandle | None:
-        """Lease the smallest free buffer of any bucket that holds ``nbytes``; ``None`` if there is none."""
+        """Lease the smallest free buffer of at least ``nbytes``, from any bucket; ``None`` if there is none."""
         with self._lock:
             fitting = [shelf for shelf in self._shelves.values() if shelf.free and shelf.bucket >= nbytes]
         for shelf in sorted(fitting, key=lambda shelf: shelf.bucket):
@@ -356,8 +356,8 @@ class PersistentBufferPool(BufferPool):
     """The pool of tensors: buckets from 1 KB, on CPUs pieces of segments from 256 KB, a cap on free bytes and on free buffers per bucket.
 
     Above the cap, entirely free segments and buffers of the least recently used bucket are returned to the driver. The cap is
-    ``NETCL_MAX_CACHED_GB``. If that is not set and a quarter of a GPU's memory is more than its default, the quarter is the cap:
-    otherwise the activations of a large model would be allocated in every step.
+    ``NETCL_MAX_CACHED_GB``. If that is not set, the cap of a GPU is at least a quarter of its memory: otherwise the activations of a
+    large model would be allocated in every step.
     """
 
     def __init__(self, context: Any, max_cached_bytes: int | None = None, max_per_bucket: int = 4096):

@@ -228,7 +228,7 @@ def _read_icd(file: Path) -> str:
 
 
 def _in_folder(folder: Path, known: bool, places: Places) -> Iterator[Runtime]:
-    """Yield the runtimes named by the .icd files of a folder; as with ocl-icd, ``folder`` may also be one .icd file or library."""
+    """Yield the runtimes of a folder of .icd files, one .icd file or one library; ``known``: the loader finds them by itself."""
     if folder.is_dir():
         files = sorted(folder.glob("*.icd"))
     else:

@@ -74,7 +74,7 @@ def _install(program: str, words: Sequence[str], packages: Sequence[str]) -> boo
 
 
 def install_tools() -> None:
-    """Install the missing programs of :data:`TOOLS`, as root only: nobody expects ``make test`` to add a browser to their system."""
+    """Install the missing programs of :data:`TOOLS` by apt-get; does nothing unless root, so that ``make test`` adds no browser."""
     for name in TOOLS:
         if is_root() and package_manager() == "apt-get" and not shutil.which(name):
             _install("apt-get", [], [name])

@@ -96,6 +96,7 @@ def _make_from_host(
 
     Without ``dtype``, float64 and Python floats become float32; integers, bool, float32, float16 and bfloat16 keep their dtype. The array
     may be changed as soon as the call returns. ``share=True`` uses the array's memory instead of a copy, on devices that can.
+    ``async_copy`` does not wait for the copy, ``use_pinned`` copies through page-locked memory; ``persistent`` as in :meth:`empty`.
     """
     if array is None or isinstance(array, str):
         queue_or_array, array, dtype = None, queue_or_array, array if array is not None else dtype
@@ -142,7 +143,7 @@ class Source:
         raise NotImplementedError
 
     def seen_by(self, tensor: Tensor) -> None:
-        """Register a further tensor with this source, if it must know its tensors."""
+        """Register another tensor with this source; does nothing for a source that does not count its tensors."""
 
 
 class CountedSource(Source):
@@ -155,7 +156,7 @@ class CountedSource(Source):
         self.tensors.append(weakref.ref(tensor))
 
     def alive(self) -> bool:
-        """Whether a tensor, that is anything outside of the pending sources, still needs the values."""
+        """Whether a tensor of this source still exists, so that its values may be read."""
         return any(ref() is not None for ref in self.tensors)
 
 
@@ -247,7 +248,7 @@ class Tensor(TensorMethods):
         cls, shape: Shape, dtype: str = FLOAT32, *, queue: Any = None, context: Any = None, device: Any = None,
         requires_grad: bool = False, persistent: bool = False,
     ) -> Tensor:  # fmt: skip
-        """Create an uninitialized tensor."""
+        """Create an uninitialized tensor; with ``persistent``, its lease ends only with the last reference, not by ``release``."""
         sizes = _shape(shape, "empty")
         if queue is None or context is not None or device is not None or type(queue) is DeviceHandle:
             queue = _queue(queue, context, device)
@@ -532,7 +533,7 @@ class Tensor(TensorMethods):
     # ---- gradients
 
     def backward(self, gradient: Tensor | None = None, **options: Any) -> None:
-        """Compute the gradients of this tensor and accumulate them in ``.grad`` of the leaves."""
+        """Accumulate the gradients of this tensor in ``.grad`` of the leaves; ``options`` are ``retain_graph`` and ``create_graph``."""
         hooks.call("backward", self, gradient, **options)
 
     def zero_grad(self) -> None:

@@ -65,7 +65,7 @@ def _one_queue(given: Tensors) -> bool:
 
 
 def bucketed(groups: Iterable[Tensors], limit: int = BUCKET) -> list[list[Tensors]]:
-    """Split groups, in order, into buckets of one dtype; a bucket is full once one replica's tensors in it reach ``limit`` bytes."""
+    """Split groups (one tensor per replica each), in order, into buckets of one dtype with about ``limit`` bytes per replica."""
     buckets: list[list[Tensors]] = []
     filled = 0
     for group in groups:
@@ -78,12 +78,12 @@ def bucketed(groups: Iterable[Tensors], limit: int = BUCKET) -> list[list[Tensor
 
 
 def wide_dtype(dtype: str) -> np.dtype:
-    """Return the NumPy dtype in which values are sent and reduced."""
+    """Return the NumPy dtype in which values of ``dtype`` are sent and reduced: float32 for halves, else the same."""
     return np.dtype(np.float32) if dtype in dtypes.HALVES else dtypes.DTYPES[dtype].host
 
 
 class Bucket:
-    """Groups of one dtype whose copies to the host have been started; they are joined to one flat array per replica."""
+    """Groups (one tensor per replica) of one dtype, being copied to the host, where they are joined to a flat array per replica."""
 
     def __init__(self, groups: Sequence[Tensors]):
         self.groups = groups
@@ -97,7 +97,7 @@ class Bucket:
         return [np.concatenate([*values, np.asarray(flags, wide)], dtype=wide) for values in replicas]
 
     def reduced(self, world: World, op: str, compress: str | None = None, joined: Sequence[np.ndarray] = ()) -> np.ndarray:
-        """Reduce over the replicas of this process, in order, then over the ranks of ``world``; returns the flat result."""
+        """Reduce ``joined`` (default: from :meth:`joined`) over the replicas, then over the ranks of ``world``; returns the flat result."""
         local = combine(op, joined or self.joined())
         return local if world.size == 1 else world.all_reduce(local, op, compress=compress, check=False)
 
@@ -112,7 +112,7 @@ def write_flat(groups: Iterable[Tensors], values: np.ndarray) -> None:
 
 
 def all_reduce_each(groups: Iterable[Tensors], op: str = "sum") -> None:
-    """Reduce every group over its replicas, in place."""
+    """Overwrite the tensors of every group (one per replica) with their reduction ``op``."""
     given = [group for group in groups if len(group) > 1]
     for group in given:
         if _one_queue(group):

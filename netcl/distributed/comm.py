@@ -74,7 +74,7 @@ def combine(op: str, arrays: Sequence[np.ndarray]) -> np.ndarray:
 
 
 def mean_of(op: str, total: np.ndarray, count: int) -> np.ndarray:
-    """Return ``total / count`` if ``op`` is ``"mean"``, otherwise ``total``, in its own dtype."""
+    """Return ``total / count``, in the dtype of ``total``, if ``op`` is ``"mean"``; otherwise ``total`` itself."""
     return total / np.asarray(count, total.dtype) if op == "mean" and count > 1 else total
 
 
@@ -139,7 +139,7 @@ class World:
             self._report_failure(f"{type(error).__name__}: {error}"[:_ERROR_TEXT])
 
     def together(self) -> AbstractContextManager[Any]:
-        """Return a block that all ranks run; an error that leaves it on one rank is reported to the others, see :meth:`failed`.
+        """Return a context manager for code that all ranks run; an error that leaves it is reported to the other ranks, see :meth:`failed`.
 
         >>> with World().together():
         ...     loss = 1.0
@@ -157,7 +157,7 @@ class World:
         self._collect_text("barrier", b"")
 
     def agree(self, op: str, what: str, value: Any) -> None:
-        """Raise on every rank, naming the ranks in the minority, unless all pass the same JSON ``value``."""
+        """Raise on every rank unless all pass the same JSON ``value``; the error names the ranks in the minority and ``what`` differs."""
         if self.size == 1:
             return
         texts = self._collect_text(op, json.dumps(value, sort_keys=True).encode())
@@ -210,7 +210,7 @@ class World:
         return combine(op, [_decompressed(part, flat, compress) for part in parts])
 
     def part_ends(self, count: int) -> list[int]:
-        """Return where ``np.array_split`` cuts ``count`` elements for the ranks, from 0 to ``count``."""
+        """Return the offsets at which ``np.array_split`` cuts ``count`` elements for the ranks, including 0 and ``count``."""
         size, rest = divmod(count, self.size)
         return [0, *accumulate(size + (rank < rest) for rank in range(self.size))]
 
@@ -280,7 +280,7 @@ class ThreadWorld(World):
         self.rank, self.size, self.table, self.number = rank, size, table, 0
 
     def _swap(self, op: str, value: Any) -> list[Any]:
-        """Exchange a value: wait for those of all other ranks and return all, in rank order."""
+        """Publish ``value``, wait for the values of all other ranks and return all of them, in rank order."""
         self.number += 1
         table = self.table
         with table.changed:

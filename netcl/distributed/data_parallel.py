@@ -64,7 +64,7 @@ def replicate_params(params: Iterable[Tensor], devices: Sequence[Any]) -> list[R
 
 
 def _lists(op: str, replicas: Sequence[Any]) -> list[ReplicaParameters]:
-    """Return the parameters of each replica, a module or a list of parameters; raises if there is no replica or the numbers differ."""
+    """Return the parameters of each replica, a module or a list; raises without replicas, or if their numbers of parameters differ."""
     given = [list(r.parameters()) if hasattr(r, "parameters") else list(r) for r in replicas]
     if not given:
         raise ShapeError(message(op, "at least one replica must be given, got none"))
@@ -185,7 +185,7 @@ class DataParallel(Module):
     - **weights**: shares of the batch; by default devices of different types are measured on the first training batch.
     - **sync_batchnorm**: compute the statistics of batch norm over the whole batch instead of each device's part.
 
-    An optimizer over ``parameters()`` updates the model, and the other replicas are refreshed before the next forward. One from
+    An optimizer over ``parameters()`` updates the model, and the other replicas are refreshed before the next forward. The one of
     :meth:`optimizer` steps every replica, without copies. Other changes of the parameters, such as a loaded checkpoint, also refresh the
     replicas.
 
@@ -267,7 +267,7 @@ class DataParallel(Module):
 
 
 class _Split(ag.Function):
-    """Runs all replicas forward, each recording its own graph, and these graphs backward in parallel."""
+    """The forward pass of all replicas, each of which records its own graph, and the backward pass of these graphs, in parallel."""
 
     @staticmethod
     def forward(ctx: Any, owner: DataParallel, count: int, *tensors: Tensor) -> Tensor:

@@ -143,7 +143,7 @@ class DistributedDataParallel(Module):
             return
         bucket = self._bucket_of[i]
         if bucket.sent is not None:
-            what = "a parameter got a gradient after its bucket was sent: the graph differs from that of the first step"
+            what = "every gradient must arrive before its bucket is sent, but the graph differs from that of the first step"
             raise RuntimeError(message("DistributedDataParallel", what, "pass overlap=False", shape=gradient.shape))
         if self._fired[i] <= self._counts.get(i, 0):  # gradients that the first step did not have are reduced but not awaited
             bucket.missing -= 1

@@ -45,7 +45,7 @@ def rank_by_launcher() -> str:
 
 
 class MPIWorld(World):
-    """All processes of an MPI job, over a communicator of its own."""
+    """One rank of a world of all processes of an MPI job, with a communicator of its own."""
 
     def __init__(self, timeout: float | None = None, like: MPIWorld | None = None):
         super().__init__(timeout)

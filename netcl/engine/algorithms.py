@@ -34,7 +34,7 @@ _COARSE = {"highest": 1.0, "high": 16.0, "medium": 2.0**15}
 
 @dataclass(frozen=True)
 class Algorithm:
-    """One way to compute an op. ``problem`` below is the family's own description of a call (a product, a convolution)."""
+    """An algorithm for an op family, with its kernels. ``problem`` is the family's description of a call (a product, a convolution)."""
 
     family: str
     name: str
@@ -60,7 +60,7 @@ class Algorithm:
         return self.tiers or {"cpu": ("cpu",), "gpu": ("simt",)}.get(self.device, ("simt", "cpu"))
 
     def answers(self, config: KernelConfig | None, profile: Any) -> bool:
-        """Whether a configuration admits this algorithm on a device."""
+        """Whether this algorithm matches the tier (without one, the device's type) and the variant of a configuration."""
         tier = config.extra.get("tier") if config else None
         meant = tier in self.names if tier else self.device in ("any", "cpu" if profile.device_type == "cpu" else "gpu")
         return meant and (config is None or not self.variants or config.variant in self.variants)
@@ -114,7 +114,7 @@ def first(problem: Any, profile: Any) -> float:
 
 
 class Case(NamedTuple):
-    """A problem to measure: shapes of its operands, the number of products in a sum, ``run(config, *tensors)``, ``exact(*arrays)``."""
+    """A problem to measure: operand shapes, products per sum, ``run(config, *tensors)``, and the reference ``exact(*arrays)``."""
 
     inputs: tuple[tuple[int, ...], ...]
     depth: int
@@ -124,7 +124,7 @@ class Case(NamedTuple):
 
 @dataclass(frozen=True)
 class Family:
-    """A tuned op. A problem has ``sizes`` numbers; problems whose first ``rounded`` sizes round alike share a measurement."""
+    """A tuned op. A problem has ``sizes`` sizes; measurements are shared after rounding the first ``rounded`` ones to powers of two."""
 
     op: str
     family: str

@@ -50,14 +50,14 @@ class Deferral:
         return self.followed > 0 or self.alone < _UNFUSED_CALLS or self._calls % _AGAIN == 0
 
     def follow(self, made: Any) -> Any:
-        """Return ``made``; if it is a pending product, count here whether it gets fused."""
+        """Return the result ``made``; if it is a pending product, this object will count whether it gets fused."""
         if type(made) is Tensor and made.memory is None and hasattr(made.source, "deferral"):
             made.source.deferral = self  # type: ignore[union-attr]
         return made
 
 
 def _key_operands(values: Sequence[Any], key: list[Any]) -> list[Tensor] | None:
-    """Append what identifies the arguments to ``key``; returns the tensors among them, or ``None`` if an argument gives no key."""
+    """Append what identifies the arguments to ``key``; returns their tensors, or ``None`` if a call with these cannot be cached."""
     tensors: list[Tensor] = []
     for x in values:
         kind = type(x)
@@ -160,7 +160,7 @@ class _UnplannedCall(NamedTuple):
     tensors: list[Tensor]
 
     def made(self, signature: tuple[Any, ...], found: Any) -> Any:
-        """Compute the result of the call; the plan, or the decision to defer, is added to the cache."""
+        """Return the result of the call; its plan or a :class:`Deferral` is cached. ``found`` is the cache entry of its key, if any."""
         plans = plan_cache(self.tensors[0].queue)
         if found is None and self.deferred is not None and deferral.mode is None:
             made = self.deferred(*self.args, **self.kwargs)

@@ -192,7 +192,7 @@ FORMULA_FUNCTIONS: dict[str, FormulaFunction] = {row.name: row for row in _FUNCT
 
 
 def _bits_test(name: str, order: str) -> str:
-    """Return C code that compares the bits of a number, without its sign, with those of infinity; fast math keeps this comparison."""
+    """Return the C function ``name``: compares a number's bits, without the sign, with infinity's by ``order``; works in fast math."""
     return f"""mask {name}(real a) {{
   union {{ real value; mask bits; }} x;
   x.value = a;

@@ -61,7 +61,7 @@ class Region(NamedTuple):
 
 
 def describe(roots: Sequence[PendingNode]) -> Region:
-    """Return the region that computes some roots and everything pending below them."""
+    """Return the region that computes ``roots`` and all pending nodes that they depend on."""
     order = in_order(roots)
     space = next((node.space for node in order if node.space is not None), None)
     shape = space.shape if space is not None else roots[0].shape

@@ -106,11 +106,11 @@ def check_double(op: str, queue: Any, names: Iterable[str]) -> None:
     """Raise ``DtypeError`` if a dtype is float64 and the device has no float64 arithmetic."""
     if not {"float64"}.isdisjoint(names) and not profile_of(queue).has_fp64:
         remedy = "cast to float32, or use the NumPy backend: netcl.device('cpu')"
-        raise DtypeError(message(op, "the device has no float64 arithmetic", remedy, device=profile_of(queue).name))
+        raise DtypeError(message(op, "float64 requires a device with float64 arithmetic", remedy, device=profile_of(queue).name))
 
 
 def index_type(count: int) -> str:
-    """Return the C type of element indices: ``int`` if it also holds the indices of work-items beyond the last element."""
+    """Return the C type of element indices: ``int``, or ``long`` if ``count`` and the surplus work-items may exceed it."""
     return "int" if count < 2**31 - 2**20 else "long"
 
 

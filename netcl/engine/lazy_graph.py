@@ -73,7 +73,7 @@ class Product(CountedSource):
     shape: tuple[int, ...]
 
     def settled(self, x: Tensor, values: Sequence[Any]) -> Tensor:
-        """Return ``x``, a tensor over this product, as an op over ``values`` must read it: unchanged, or as a formula over the product."""
+        """Return ``x``, the result of this product, or its formula if an op over ``values`` also reads the product below it."""
         return x
 
     def joined(self, name: str, values: Sequence[Any], place: int, shape: tuple[int, ...], dtype: DType) -> Tensor | None:
@@ -237,7 +237,7 @@ hooks.settlers.append(flush)
 
 @contextmanager
 def fusing(rows: bool = True, fast_math: bool = False) -> Iterator[None]:
-    """Defer formulas of every size inside the block and, with ``rows``, folds of innermost axes."""
+    """Defer formulas of every size inside the block and, with ``rows``, folds of innermost axes; ``fast_math`` is for their kernels."""
     with in_mode(Mode(rows, fast_math)):
         yield
 
@@ -409,7 +409,7 @@ class _Eager:
 
 
 def worth_deferring(queue: Any, shape: tuple[int, ...], per_unit: float = CHAINED) -> bool:
-    """Whether eager code defers an op over this shape: on OpenCL devices, if moving the values costs more than deferring."""
+    """Whether an eager op of this shape is deferred: from NETCL_FUSION elements, on GPUs by default ``per_unit`` times that per unit."""
     least = _Eager.least
     if not least or isinstance(queue, CPUQueue):
         return False

@@ -44,7 +44,7 @@ class Walk(NamedTuple):
 
 
 def collapse(shape: tuple[int, ...], shapes: Sequence[tuple[int, ...]]) -> Walk:
-    """Merge neighboring axes that every operand either has or broadcasts, which gives few axes and long inner loops.
+    """Merge neighboring axes if each operand has all of them or broadcasts all of them: few axes, long inner loops.
 
     >>> collapse((8, 3, 5, 5), [(8, 3, 5, 5), (3, 1, 1)]).outer
     (8, 3)
@@ -58,7 +58,7 @@ Groups = list[tuple[int, tuple[bool, ...]]]
 
 
 def merged_axes(shape: tuple[int, ...], shapes: Sequence[tuple[int, ...]]) -> Groups:
-    """Merge neighboring axes that every operand either has or broadcasts. Return, per run of axes, its size and which operands have it."""
+    """Merge axes as :func:`collapse` does; return, per run of merged axes, its size and, per operand, whether it has these axes."""
     padded = [(1,) * (len(shape) - len(s)) + tuple(s) for s in shapes]
     groups: Groups = []
     for axis, size in enumerate(shape):

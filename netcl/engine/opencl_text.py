@@ -148,7 +148,7 @@ class Layout(NamedTuple):
 
     - ``half_bits`` (CPUs): halves are converted by integer arithmetic, because drivers call a function per element for ``vload_half``;
       vectors may be unaligned, because a caller's array may be.
-    - ``whole``: rows are whole vectors, one per work-item; without remainder code a GPU moves nearly twice the bytes.
+    - ``whole``: rows are whole vectors, one per work-item; without remainder code a GPU moves nearly twice the bytes per second.
     - ``streams``: results bypass a CPU's caches, which would read each line before overwriting it.
     - ``ahead``: prefetch distance in bytes and cache level (3 is L1, 2 is L2).
     """

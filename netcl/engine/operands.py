@@ -21,7 +21,7 @@ SCALARS = (bool, int, float)
 
 
 def operands(op: str, values: Sequence[Any], names: Sequence[str] = ()) -> tuple[Operand, ...]:
-    """Convert arrays and lists to tensors on the device of the first tensor. Numbers stay numbers; if all are, the first is converted."""
+    """Convert arrays and lists to tensors on the first tensor's device. Numbers stay numbers; if all values are, the first is converted."""
     first = next((x for x in values if isinstance(x, Tensor)), None)
     queue = first.queue if first is not None else None
     made = [_operand(x, queue) for x in values]
@@ -72,7 +72,7 @@ def check_same_device(op: str, a: Tensor, b: Tensor) -> None:
 
 
 def common_shape(op: str, shapes: Sequence[tuple[int, ...]], names: Sequence[str]) -> tuple[int, ...]:
-    """Return the broadcast shape, by NumPy's rules."""
+    """Return the broadcast shape, by NumPy's rules; an error shows the shapes under the operands' ``names``."""
     first = shapes[0]
     if shapes.count(first) == len(shapes):
         return first

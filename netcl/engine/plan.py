@@ -27,7 +27,7 @@ PlannedResult = tuple[int, tuple[int, ...], str]  # index of its memory (-1: the
 
 
 def command_list(queue: Any, tensors: Sequence[Any]) -> CommandList:
-    """Create an empty command list for a queue; its ``given`` holds a tensor of the list for each tensor of the call."""
+    """Create an empty command list for a queue; its ``given`` holds a stand-in, with the list as its queue, for each of ``tensors``."""
     commands = CommandList(queue, get_persistent_pool(queue), len(tensors))
     places: list[Any] = [PlannedMemory(commands, i, t.nbytes) for i, t in enumerate(tensors)]
     commands.given = [Tensor(place, t.shape, t.dtype, t.context, commands, place) for place, t in zip(places, tensors, strict=True)]
@@ -43,7 +43,7 @@ def plan_cache(queue: Any) -> dict[Any, Any]:
 
 
 class Plan:
-    """The commands of a call. ``run(tensors)`` runs them on the memory of its operands."""
+    """The commands of an op call, to be run again: ``run(tensors)`` runs them on the memory of these operands."""
 
     __slots__ = ("cast", "commands", "context", "fixed", "form", "name", "noted", "leased",
                  "operands", "queue", "results", "room_of", "rooms", "steps", "whole",

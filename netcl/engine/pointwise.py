@@ -38,8 +38,8 @@ def _working_dtype(row: Pointwise, values: Sequence[Operand], params: Sequence[A
     working = common_dtype((*deciding, *params))
     least = {"any": -1, "number": 1, "float": 2}[row.accepts]
     if category(working) < least:
-        wanted = "float tensors" if least == 2 else "numbers, not bool"
-        raise DtypeError(message(row.name, f"inputs must be {wanted}", 'cast first: x.to("float32")', dtype=working.name))
+        wanted = "a floating-point dtype" if least == 2 else "a numeric dtype, not bool"
+        raise DtypeError(message(row.name, f"inputs must have {wanted}", 'cast first: x.to("float32")', dtype=working.name))
     return DTYPES["float32"] if row.result == "float" and not working.is_float else working
 
 

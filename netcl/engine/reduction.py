@@ -98,7 +98,7 @@ class Shape3(NamedTuple):
 
 
 class Stage(NamedTuple):
-    """One launch: which formulas of the row apply, and in which compute type."""
+    """One launch of a fold: whether it applies ``map`` and ``finish`` of the row, and its compute type."""
 
     row: Reduction
     compute: str
@@ -194,7 +194,7 @@ def _gpu_columns(shape: Shape3, width: int, profile: DeviceProfile, local: int) 
 
 
 def _fold_slices(count: int, outputs: int, wanted: int, least: int) -> int:
-    """Return the number of slices, of at least ``least`` elements, into which a fold is split to keep the device busy."""
+    """Return the slices per fold of ``count`` elements: ``outputs`` folds give about ``wanted`` slices of at least ``least``."""
     return max(1, min(-(-wanted // max(outputs, 1)), count // least))
 
 
@@ -438,7 +438,7 @@ def defer_reduction(
     row: Reduction, x: Any, axis: Axis = None, keepdims: bool = False, params: Sequence[float] = (), out: Tensor | None = None,
     dtype: str | None = None,
 ) -> Tensor | None:  # fmt: skip
-    """Defer a reduction: over innermost axes, over all axes in two steps, or a sum over all other axes; ``None`` if that is impossible."""
+    """Defer a reduction: over innermost axes, over all axes in two steps, or a sum over outermost axes; ``None`` if that is impossible."""
     if out is not None or deferral.mode is None or not deferral.mode.rows or not isinstance(x, Tensor) or not x.size or not x.ndim:
         return None
     axes = axes_of(row.name, axis, x.shape)

@@ -110,7 +110,7 @@ class _Row:
         return statements(Body((), (), tuple(step_lines(k, step)), (), rounds), self.real)
 
     def needed(self, targets: Sequence[str], level: int) -> tuple[list[str], list[str], list[int]]:
-        """Return the dependencies of some values along the row in a pass: leaves, values that an earlier pass kept, formulas."""
+        """Return what a pass needs to compute ``targets``: the leaves, the values that an earlier pass kept, and the steps to compute."""
         names, found, earlier = list(targets), set(), set()
         while names:
             name = names.pop()
@@ -309,7 +309,7 @@ class RowLaunch(NamedTuple):
 
 
 def spread_of(queue: Any, count: int, inner: int, real: str, columns: bool) -> rows.Spread:
-    """Return how rows are distributed; sums over columns use few groups, because each leaves a partial sum."""
+    """Return how ``count`` rows are distributed; sums over ``columns`` use few groups, because each leaves a partial sum."""
     cpu, most, units = rows.device_of(queue)
     spread = rows.row_spread(cpu, most, inner, real in ("double", "long", "ulong"))
     if columns:

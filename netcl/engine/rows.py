@@ -43,7 +43,8 @@ class Spread(NamedTuple):
 def row_spread(cpu: bool, most: int, n: int, wide: bool, quads: bool = False) -> Spread:
     """Distribute rows: a work-item of a CPU processes several rows, in vectors; a GPU uses a work-item per short row, else a work-group.
 
-    ``quads``: every run of a row begins at a multiple of four elements, so a GPU reads four at a time and keeps them in registers.
+    ``most`` is the largest work-group, ``n`` the length of a row; ``wide``: the elements have 8 bytes. ``quads``: every run of a row
+    begins at a multiple of four elements, so a GPU reads four at a time and keeps them in registers.
     """
     if cpu:
         return Spread(1, 1, 8 if wide else 16, max(1, ITEM_WORK // max(n, 1)))
@@ -86,13 +87,13 @@ def device_of(queue: Any) -> tuple[bool, int, int]:
 
 
 def column_spread(queue: Any, wide: bool) -> Spread:
-    """Distribute columns: a CPU's work-item takes a vector of neighboring columns, a GPU's takes one column."""
+    """Distribute columns: a work-item takes a vector of them on a CPU, one on a GPU; ``wide``: the elements have 8 bytes."""
     cpu, most, _ = device_of(queue)
     return Spread(1, 1, 8 if wide else 16, 1) if cpu else Spread(min(COLUMN_LOCAL, most), 1, 1, 1)
 
 
 def channel_spread(queue: Any, n: int, wide: bool, quads: bool = False) -> Spread:
-    """Distribute folds of ``n`` elements: a work-item per fold on a CPU; on a GPU a work-group that reads single elements or ``quads``."""
+    """Distribute folds of ``n`` elements: a work-item per fold on a CPU, a work-group on a GPU. Flags as those of :func:`row_spread`."""
     cpu, most, _ = device_of(queue)
     if cpu:
         return Spread(1, 1, 8 if wide else 16, 1)
@@ -167,7 +168,7 @@ def run_rows(
     queue: Any, module_file: str, cl_file: str, name: str, operands: Mapping[str, str], rows: int, n: int, *args: Any, run: int = 0,
     **defines: Any,
 ) -> None:  # fmt: skip
-    """Launch a kernel over ``rows`` rows of ``n``, made of runs of ``run`` elements; its last arguments are ``rows, n, each``."""
+    """Launch a kernel over ``rows`` rows of ``n`` elements in runs of ``run``; its last arguments: ``rows``, ``n``, rows per work-item."""
     cpu, most, units = device_of(queue)
     quads = (run or n) % 4 == 0 and aligned(args)
     spread = row_spread(cpu, most, n, "float64" in operands.values(), quads)

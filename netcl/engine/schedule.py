@@ -171,7 +171,7 @@ def _collect(node: PendingNode, order: dict[PendingNode, None]) -> None:
 
 
 def in_order(roots: Sequence[PendingNode]) -> list[PendingNode]:
-    """Return every pending node under some roots, inputs first."""
+    """Return ``roots`` and every pending node they depend on, inputs first."""
     return list(dict.fromkeys(node for root in roots for node in nodes_below(root)))
 
 

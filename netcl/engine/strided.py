@@ -154,7 +154,7 @@ def _grid_copy(queue: Any, copy: Copy) -> _Launch | None:
 
 
 def _row_copy(queue: Any, copy: Copy) -> _Launch | None:
-    """Return a launch of some rows, or a part of a long row, per work-item for a copy of few axes on a CPU; else ``None``."""
+    """Return a launch for a copy of few axes on a CPU, with some rows or a part of one per work-item; ``None`` for any other copy."""
     if not launch.on_cpu_device(queue) or len(copy.axes) > 4:
         return None
     axes = (CopyAxis(1, 0, 0),) * (4 - len(copy.axes)) + copy.axes

@@ -79,7 +79,7 @@ class AutotuneResult:
 
 
 class Autotuner:
-    """Searches the configurations of problems on one device.
+    """Searches for the fastest kernel configurations of problems on one device.
 
     - **queue**: a queue or a device handle; the active device without one.
     - **budget**: seconds for one problem. A search ends before a candidate that would probably exceed it; the untuned choice is always
@@ -105,7 +105,7 @@ class Autotuner:
         self.costs = _Costs()
 
     def tune(self, op: str, *sizes: int, dtype: str = "float32", **flags: Any) -> AutotuneResult:
-        """Search for the sizes ``(M, N, K)`` of a ``matmul``, or ``(N, C, H, W, F, KH, KW)`` of a ``conv2d`` or one of its gradients."""
+        """Tune a ``matmul`` of sizes ``(M, N, K)``, or a ``conv2d`` or its gradient of ``(N, C, H, W, F, KH, KW)``; returns the result."""
         if op not in self.families:
             raise ShapeError(message("autotune", "op must be one that can be tuned", f"known: {', '.join(self.families)}", op=repr(op)))
         if len(sizes) != (count := self.families[op].sizes) or min(sizes) < 1:
@@ -340,7 +340,7 @@ _unasked = _Unasked()
 
 
 def search_unasked(problem: Problem, mode: str, budget: float | None) -> None:
-    """Measure a problem that was not measured yet, as long as the budget (seconds per process) lasts."""
+    """Tune a problem once per process, while the budget (seconds per process) lasts; mode ``on`` skips one with a stored result."""
     key, handle = store_key(FAMILIES[problem.op], problem), get_active_device()
     here = handle.backend == "cl" and _same_device(handle.profile, problem.profile) and not problem.profile.has_quirk("slow")
     watched = recording.active.recorder is not None or bool(hooks.launch_observers)  # who records or profiles wants the user's launches

@@ -69,7 +69,7 @@ class Observer:
         self._lock = threading.Lock()
 
     def begin(self) -> None:
-        """Start observing after deferred work was enqueued; the host's clock is the origin of all times."""
+        """Enqueue deferred work and start observing; all times are relative to this moment."""
         flush()
         self._origin = time.perf_counter()
         hooks.launch_observers.append(self._launched)
@@ -159,7 +159,7 @@ def _bytes(arg: Any) -> int:
 
 
 def _flops(name: str, source: str, given: Mapping[str, tuple[str, Any]]) -> float:
-    """Return the floating-point operations of a product, a convolution or attention; 0 for other kernels, which memory bandwidth limits."""
+    """Return the floating-point operations of a product, a convolution or attention; 0 for other kernels, which are memory-bound."""
     if name.startswith("gemm") or name == "matmul":
         k = _number(given, "k") or _number(given, "K")
         return 2.0 * k * max(_elements(source, given, "c"), _elements(source, given, "C"))

@@ -90,7 +90,7 @@ __kernel void limit_multiply_add(__global float* out, __global const float* rest
 
 
 class Limits(NamedTuple):
-    """Bytes per second by the size of the data, smallest first, and float32 operations per second."""
+    """Measured peaks of a device: bytes per second by the size of the data, smallest first, and float32 operations per second."""
 
     bandwidths: tuple[tuple[int, float], ...]
     flops_per_second: float
@@ -121,7 +121,7 @@ def limits(queue: Any) -> Limits | None:
 
 
 def _cache_sizes(queue: Any, units: int) -> list[int]:
-    """Return the sizes to measure in bytes: powers of two, from the first cache of all compute units to beyond the last."""
+    """Return the sizes to measure in bytes: powers of two, from :data:`SMALLEST` per compute unit to beyond the last cache."""
     profile = profile_of(queue)
     largest = min(max(MEMORY, 4 * profile.global_mem_cache_size), 2 * profile.max_alloc_size, profile.global_mem_size // 4)
     sizes, last = [_lower_power(SMALLEST * units)], _lower_power(largest)

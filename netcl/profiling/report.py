@@ -53,7 +53,7 @@ _PAGE = """<!doctype html>
 
 
 def rows_of(launches: Sequence[Launch], limits: Limits | None = None) -> list[KernelRow]:
-    """Return one row per kernel, the longest first."""
+    """Return one row per kernel, in descending order of time; without ``limits``, their ``roofline`` is ``None``."""
     found: dict[str, list[Launch]] = {}
     for launch in launches:
         found.setdefault(launch.name, []).append(launch)

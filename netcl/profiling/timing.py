@@ -17,7 +17,7 @@ MARGIN = 0.97  # a way must take less than this much of the usual one's time to 
 
 @dataclass(frozen=True)
 class Timing:
-    """Seconds per call, one per round."""
+    """Times of a function: ``rounds`` has the mean seconds per call of each round."""
 
     rounds: tuple[float, ...]
 

@@ -129,7 +129,7 @@ def _inside(arg: Any) -> Iterator[Any]:
 
 
 class _Program:
-    """The recordings of calls with one key, in one state, under one contract: the last one, and the graph, once two are equal."""
+    """The last recording of calls with the same key, state and contract; and the graph, once two recordings in a row are equal."""
 
     def __init__(self, contract: Contract) -> None:
         self.contract = contract
@@ -145,8 +145,8 @@ class _Program:
     def excuses(self, replayed: bool, old: Any, new: Any) -> bool:
         """Whether two recordings may use different buffers for the same argument of a command.
 
-        They may if no tensor uses the first buffer anymore. After a replay they may also if one of the two was an argument: the step
-        then reaches the argument by another name as well.
+        They may if both come from outside and no tensor uses the old one anymore. If the step was replayed before, they may also if one
+        is an argument of the call and the other comes from outside.
         """
         if {old[0], new[0]} == {INPUT, OUTSIDE}:
             return replayed
@@ -156,7 +156,7 @@ class _Program:
 
 
 class Guards:
-    """What must hold for a graph to be replayed, beside the contract; and the gradients that a replay sets."""
+    """What must hold for a graph to be replayed, in addition to the contract; and the gradients that a replay sets."""
 
     def __init__(self, recorder: Recorder, gradients: Sequence[tuple[Tensor, Any]], left: Sequence[Left]):
         self.facts = recorder.facts
@@ -208,7 +208,7 @@ class _Case:
         self.seen = False
 
     def watch(self, recorder: Recorder) -> None:
-        """Make what this recording depends on part of the state from now on."""
+        """Add everything that this recording depends on to the state."""
         known = {(id(of), name) for of, name in zip(*self.modes, strict=True)}
         tensors, leaves, sizes = ({id(t) for t in known_as} for known_as in (self.watched, self.leaves, self.sizes))
         for d in recorder.dependencies.values():
@@ -501,7 +501,7 @@ def _first_difference(before: list[Any], now: list[Any], recorder: Recorder, exc
 
 
 class _Inference(CompiledFunction):
-    """A compiled module. In evaluation it runs under ``no_grad`` and as with ``fuse=True``; attributes are those of the module."""
+    """A compiled module. In evaluation mode it runs under ``no_grad``, fused as with ``fuse=True``; attributes are those of the module."""
 
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)

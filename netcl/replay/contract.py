@@ -75,7 +75,7 @@ _get = object.__getattribute__
 
 
 class Contract:
-    """What a function reads, as it is now. ``problem`` names the first value or call that no guard covers; it is empty if there is none.
+    """Guards for all values that a function reads, as they are now. ``problem`` names the first value or call without a guard, or is empty.
 
     The values are kept alive, so that no other object takes their identity.
     """
@@ -127,7 +127,7 @@ class Contract:
         return len(self.loose), len(self._optional), len(self._on_request), len(self._set), len(self._objects), len(self._walked)
 
     def _names_of(self, value: Any) -> set[str]:
-        """Return the attributes of ``value`` that code may read without naming it: through local variables, by syntax, or inside netcl."""
+        """Return the attributes that code may read from ``value`` without naming ``value``: by local variables, by syntax, inside netcl."""
         wanted, of_class = self.loose | self._optional, is_a(value, type)
         names = set() if of_class else set(instance_dict(value))
         if is_a(value, (ModuleType, FunctionType)):
@@ -430,7 +430,7 @@ class Contract:
         )
 
     def leave_out(self, parts: Iterable[tuple[Any, str, Any]]) -> None:
-        """Drop the guards of attributes that a recording guards itself: (dictionary, name, value)."""
+        """Drop the guards of attributes that a recording guards itself; ``parts`` are (dictionary, name, value)."""
         guarded = {(id(holder), name): value for holder, name, value in parts}
         self._mappings = [entry for entry in self._mappings if (id(entry[0]), entry[1]) not in guarded]
         for value in guarded.values():
@@ -512,7 +512,7 @@ class Contract:
 
 
 class Left(NamedTuple):
-    """A name or an attribute that a function sets. A replay writes to the memory of its tensors, and does not set it."""
+    """A name or attribute that a function sets. A replay does not set it again: it overwrites the memory of the tensors there."""
 
     holder: Any
     name: str

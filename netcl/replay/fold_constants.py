@@ -21,13 +21,13 @@ _KEPT_BYTES = 1 << 26  # kept results may take this much, and twice the memory f
 
 
 class KeptValue:
-    """A result of constant commands. Its memory exists while replays read it; an intermediate result has none."""
+    """A result of constant commands. It keeps memory only if replays read it, not if it is an intermediate result."""
 
     lease: BufferHandle | None = None
 
 
 class KeptValues(weakref.WeakValueDictionary[Any, KeptValue]):
-    """Results by the commands that compute them. A result lives as long as a graph uses it."""
+    """Results of constant commands, keyed by the commands, so that graphs can share them. A result lives as long as a graph uses it."""
 
 
 class FoldedCommands:
@@ -107,7 +107,7 @@ def _constant_nodes(nodes: Sequence[CommandNode], outputs: Collection[Value]) ->
 
 
 def _notes_writes(value: Value) -> bool:
-    """Whether netcl notices every write to memory from outside: not to the caller's array (``share=True``), which others may write."""
+    """Whether netcl knows of every write to the memory of a value; it does not for the caller's own array (``share=True``)."""
     lease = value.held()
     return bool(value.versions) and lease is not None and not shares_host(lease)
 

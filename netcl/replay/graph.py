@@ -272,7 +272,7 @@ class Graph:
             stamp(mark, now)
 
     def meets(self, inputs: Sequence[Tensor]) -> int | None:
-        """Return the index of the first input whose memory the step also uses in a way that the recorded order forbids, or ``None``."""
+        """Return the index of the first input that shares memory with another value of the step, if either is written; else ``None``."""
         for i, t in enumerate(inputs):
             if id(t.realize()) in self._written or (self._outside and i in self._rewritten and id(t.memory) in self._outside):
                 return i
@@ -346,7 +346,7 @@ class Graph:
             raise program.failure("replay", "to replay a recorded step", error) from None
 
     def _run_observed(self, calls: Sequence[Callable[[], object]]) -> None:
-        """Enqueue with events, for observers of launches such as a profile."""
+        """Enqueue ``calls`` with events, which launch observers such as a profiler receive."""
         launches = {id(launch.call): (launch, node) for launch, node in self._launches}
         for call in calls:
             launch, node = launches.get(id(call), (None, None))

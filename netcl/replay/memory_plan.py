@@ -94,7 +94,7 @@ def share(
 
 
 def lease_blocks(queue: Any, sizes: Sequence[int], others: Sequence[BufferHandle]) -> list[BufferHandle]:
-    """Lease memory for blocks, the largest first. Blocks of other graphs are reused if they are not much larger."""
+    """Return leases of at least ``sizes`` bytes. ``others``, the memory of other graphs, is shared where it is not much larger."""
     free, taken, pool = sorted(others, key=lambda lease: lease.nbytes), [], get_persistent_pool(queue)
     for nbytes in sizes:
         lease = next((old for old in free if nbytes <= old.nbytes <= 2 * nbytes + 4096), None)

@@ -15,7 +15,7 @@ _SKIPPED = ("PRECALL", "PUSH_NULL", "CACHE", "EXTENDED_ARG")
 
 
 class Names(NamedTuple):
-    """What code names: chains of attributes that begin at a name, and attributes of values without a name."""
+    """The names in a function's code: attribute chains that begin at a name (``paths``), attributes of other expressions (``loose``)."""
 
     paths: set[Path]
     loose: set[str]

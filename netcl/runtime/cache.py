@@ -147,11 +147,11 @@ class ProgramCache:
             yield path, status.st_mtime, status.st_size
 
     def needed(self, kind: str) -> int:
-        """Return how many programs a run of this kind needed; 0 if unknown."""
+        """Return how many programs earlier runs with the key ``kind`` needed at most; 0 if unknown."""
         return self._counts().get(kind, 0)
 
     def remember(self, kind: str, programs: int) -> None:
-        """Store how many programs a run needed, unless another one needed more."""
+        """Store how many programs a run with the key ``kind`` needed, unless an earlier one needed more."""
         base, counts = env.cache_dir(), self._counts()
         if base is None or programs <= counts.get(kind, 0):
             return

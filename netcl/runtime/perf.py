@@ -18,7 +18,7 @@ listeners: list[Callable[[str, float, float], None]] = []
 
 @dataclass
 class Total:
-    """The statistics of a name: number of calls, total, shortest and longest time."""
+    """The statistics of all regions with one name: number of calls, total, shortest and longest time in seconds."""
 
     calls: int = 0
     seconds: float = 0.0
@@ -31,7 +31,7 @@ class Total:
 
 
 class PerfCounter:
-    """Adds up the time spent under names; safe to share between threads.
+    """Adds up the time spent in regions, by name; safe to share between threads.
 
     >>> counter = PerfCounter()
     >>> for _ in range(3):

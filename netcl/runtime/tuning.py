@@ -64,7 +64,7 @@ def from_json(data: Mapping[str, Any]) -> KernelConfig:
 
 
 class TuningStore:
-    """Entries by device and problem class: the user's own first, then the shipped ones."""
+    """Measured kernel configurations by device and problem class. The user's entries take precedence over those shipped with netcl."""
 
     def __init__(self, shipped: Path = SHIPPED) -> None:
         self._shipped = shipped
@@ -207,7 +207,7 @@ def store_key(family: Family, problem: Problem) -> str:
 
 
 def recall(problem: Problem, near: bool = True) -> Entry | None:
-    """Return the entry of a problem's class, else of the nearest class with slightly different sizes, else ``None``."""
+    """Return the entry of a problem's class or, with ``near``, of the nearest class with slightly different sizes; else ``None``."""
     entries = store.entries(problem.profile)
     key = store_key(FAMILIES[problem.op], problem)
     if key in entries or not near or not entries:
@@ -250,7 +250,7 @@ def _usable_entry(entry: Entry, problem: Problem) -> KernelConfig | None:
 
 
 def quarantined(profile: DeviceProfile) -> Mapping[str, str]:
-    """Return the quarantined algorithms of a device, as ``family/name``, with the error; warns once per process."""
+    """Return the error of each quarantined algorithm of a device, by ``family/name``; the first call for a device warns about them."""
     banned = store.entries(profile).get("quarantine", {})
     if banned and (profile.platform, profile.name) not in warned_of:
         warned_of.add((profile.platform, profile.name))

@@ -183,7 +183,7 @@ def test_state_goes_through_a_checkpoint_file(device, tmp_path):
     assert other.state_dict()["state"][0]["step"] == 2
     scaler.load_state_dict({**again.state_dict(), "scale": 2.0})
     assert scaler.scale == 2.0 and scaler.scale_loss(Tensor.ones(())).item() == 2.0
-    with pytest.raises(ValueError, match=r"\[GradScaler\] the state must have 'scale'"):
+    with pytest.raises(ValueError, match=r"\[GradScaler\] the state dict must have the key 'scale'"):
         scaler.load_state_dict({"growth_factor": 2.0, "backoff_factor": 0.5, "growth_interval": 1})
 
 

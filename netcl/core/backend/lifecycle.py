@@ -100,17 +100,17 @@ def _ends_within(queue: Any, seconds: float) -> bool:
 
 
 class Stop(threading.Event):
-    """Set by the first signal that requests the process to end; ``status`` is the matching exit status."""
+    """An event that is set by the first signal that asks the process to end; ``status`` is the exit status for that signal."""
 
     status = INTERRUPTED
 
 
 @contextmanager
 def finishing_first() -> Iterator[Stop]:
-    """Within the block, the first Ctrl-C or SIGTERM only sets the event, so that running work can end in order; a second one exits at once.
+    """Yield a :class:`Stop`: the first Ctrl-C or SIGTERM in the block only sets it, so that running work can end; the second exits at once.
 
     The exit status is 130, or 143 for SIGTERM. A SIGTERM handler that the program has set is kept. Outside the main thread, where
-    Python delivers no signals, the event is never set.
+    Python delivers no signals, it is never set.
     """
     global _finishing
     stop = Stop()
@@ -198,7 +198,7 @@ def _install_interrupt_handler() -> None:
 
 
 def _watch_interrupts(reader: socket.socket, writer: socket.socket, back: threading.Event) -> None:
-    """Wait for Ctrl-C; exit with 130 on a second one, or if the main thread stays inside the driver too long."""
+    """Wait for Ctrl-C; exit with 130 on a second one, or if the main thread stays in the driver too long without setting ``back``."""
     del writer  # referenced so that the wake-up file stays open
     while True:
         if reader.recv(1) != bytes([signal.SIGINT]):

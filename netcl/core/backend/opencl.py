@@ -63,7 +63,7 @@ def _remembered(array: Any, stored: np.ndarray) -> np.ndarray | None:
 
 
 def _with_netcl_errors(enqueue: Callable[..., Any], failed: type[BaseException]) -> Callable[..., Any]:
-    """Wrap a copy function of the driver: it raises netcl's errors and reports each copy to ``transfer_listeners``."""
+    """Wrap a copy function: it converts the driver's exceptions ``failed`` to netcl's and reports each copy to ``transfer_listeners``."""
 
     def call(*args: Any, **options: Any) -> Any:
         began = time.perf_counter() if transfer_listeners else 0.0
@@ -121,7 +121,7 @@ class OpenCLBackend:
     def send(
         self, array: Any, stored: np.ndarray, dtype: dtypes.DType, async_copy: bool | None, use_pinned: bool | None, share: bool
     ) -> Transfer:
-        """Copy ``stored`` to the device, or use it in place with ``share``. It may share memory with ``array``, the user's argument."""
+        """Copy ``stored``, which may share memory with the user's ``array``, to the device; with ``share``, use it in place."""
         if self.integrated and stored.nbytes and (share or not use_pinned):
             return self._in_place(array, stored, share)
         handle = self.pool.allocate(stored.nbytes, what=f"{stored.shape} {dtype.name}")

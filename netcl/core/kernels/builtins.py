@@ -60,7 +60,7 @@ _OTHERS = re.compile(
 
 
 def declarations(source: str) -> str | None:
-    """Return the declarations for a build with :data:`GUARD`; ``None`` if a program calls a built-in function that is not in the table."""
+    """Return declarations of the built-in functions that ``source`` uses, for a build with :data:`GUARD`; ``None`` if one is unknown."""
     names = set()
     for name, call in set(_WORD.findall(_COMMENT.sub("", source))):
         if name in _STEMS or _IN_TABLE.fullmatch(name):

@@ -76,7 +76,7 @@ class KernelSpec:
                 raise KernelBuildError(message(self.name, "every build option must have a known form", known, option=repr(option)))
         if self.tuner is not None and not self.guarded:
             remedy = "measure it with netcl.profiling.local_sizes.autotune_local_size"
-            raise KernelBuildError(message("KernelSpec", "a tuner requires a guarded elementwise kernel", remedy, name=self.name))
+            raise KernelBuildError(message("KernelSpec", "a tuner requires guarded=True", remedy, name=self.name))
 
     def to_source(self) -> str:
         """Return the complete OpenCL C text."""

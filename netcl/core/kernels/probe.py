@@ -81,7 +81,7 @@ _lock = threading.Lock()
 
 
 def check_compiles(device: Any, key: str, source: str, options: tuple[str, ...]) -> None:
-    """Raise :class:`CompilerAbort` if building or launching a program aborts the child process."""
+    """Raise :class:`CompilerAbort` if building or launching a program aborts a child process; an abort is remembered under ``key``."""
     place = device.platform.name, device.name
     with _lock:
         if key not in _known_aborts:

@@ -71,7 +71,7 @@ def lacks_memory(error: Any) -> bool:
 
 
 def failure(op: str, what: str, error: Any) -> OutOfMemoryError | DeviceError:
-    """Convert a driver error to an error of netcl with op and remedy: ``OutOfMemoryError`` if memory or resources ran out."""
+    """Return netcl's error for a driver error: ``OutOfMemoryError`` if memory or resources ran out. ``what`` is, say, ``to copy``."""
     if lacks_memory(error):
         return OutOfMemoryError(message(op, f"the device has no memory left {what} ({error})", MAKE_ROOM))
     return DeviceError(message(op, f"the driver failed {what} ({error})", RELEASE))
@@ -109,7 +109,7 @@ def get(queue: Any, source: str, name: str, options: Sequence[str] = ()) -> Kern
 
 
 def build(context: Any, source: str, options: Sequence[str] = (), of: ContextState | None = None) -> Program:
-    """Return the program of ``source`` for a context: from memory, from the binary store, or from the compiler."""
+    """Return the program of ``source`` for a context (``of`` is its state): from memory, from the binary store, or from the compiler."""
     platforms.check_process()
     of = of or context_state(context)
     key = (source, tuple(options))
@@ -421,7 +421,8 @@ class Kernel:
     def _check_local_memory(self, argument: int = 0) -> None:
         """Raise if a kernel needs more local memory than PoCL has: PoCL aborts the process instead of rejecting the launch.
 
-        Other drivers reject it themselves, and NVIDIA's allows more than ``local_mem_size``.
+        ``argument`` is the size of its local arguments in bytes. Other drivers reject it themselves; NVIDIA's allows more than
+        ``local_mem_size``.
         """
         device = self.program.state.device
         limit = int(device.local_mem_size)
@@ -557,7 +558,7 @@ class Sized:
 class Prepared:
     """A launch with its own kernel object, whose arguments stay set: ``call()`` only enqueues. Replays consist of these.
 
-    Sizes and arguments are those passed to an observer. ``set(index, value)`` changes an argument for later launches. If ``answers``,
+    It is made from what launch observers receive. ``set(index, value)`` changes an argument for later launches. If ``answers``,
     ``call()`` returns a status instead of raising; on a status other than 0, ``observed()`` raises the error.
     """
 

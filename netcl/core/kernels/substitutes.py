@@ -15,7 +15,7 @@ _HALF_CALL = re.compile(r"\bv(?:load|store)a?_half")
 
 
 def substituted(source: str) -> str:
-    """Return the program with substitutes in front of it; errors still name its own lines."""
+    """Return a program with replacements for half conversions and casts to long in front; compiler errors keep its line numbers."""
     if _HALF_CALL.search(source):
         source = f"{_half_functions()}#line 1\n{source}"
     if _LONG_CAST.search(source):
