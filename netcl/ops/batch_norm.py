@@ -124,7 +124,7 @@ def _defers(x: Tensor, weight: Any, bias: Any) -> bool:
 
 
 def _applied(x: Tensor, weight: Any, bias: Any, mean: Tensor, rstd: Tensor) -> Tensor:
-    """Return the result as a formula of statistics that are already computed."""
+    """Return the normalized ``x`` as a deferred formula over statistics that are already computed."""
     given = {"v0": x, "v1": mean, "v2": rstd, "v3": weight, "v4": bias}
     seen = (x.shape[1], *(1,) * (x.ndim - 2))
     bound = {name: t.detach() if t is x else with_shape(t, seen) for name, t in given.items() if t is not None}
@@ -314,7 +314,7 @@ def batch_norm_grad(upstream: Tensor, x: Tensor, weight: Tensor | None, mean: Te
 def _into_product(
     x: Any, mean: Any, var: Any, weight: Any = None, bias: Any = None, *, eps: float = 1e-5, fuse_relu: bool = False
 ) -> Tensor | None:
-    """Fold the norm into the weights of the pending product ``x``; ``None`` if impossible. Only in recordings: replays reuse them."""
+    """Fold the norm into the weights of the pending product ``x``; ``None`` if impossible. Only in recordings, which reuse the weights."""
     product, given = getattr(x, "source", None), [t for t in (mean, var, weight, bias) if t is not None]
     if recording.active.recorder is None or not isinstance(product, lazy_graph.Product) or x.requires_grad or x.dtype in HALVES:
         return None
