@@ -1058,7 +1058,7 @@ def rsub(input: Operand, other: Operand, *, alpha: float | None = None) -> Tenso
     """b - a."""
 
 def sample_images(input: Operand, grid: Operand, *, linear: bool = True, border: bool = False, align: bool = False) -> Tensor:
-    """Sample images at points for :func:`grid_sample`; ``linear`` (else nearest) is its mode, ``border`` (else zeros) its padding mode."""
+    """Sample images for :func:`grid_sample`: bilinear, nearest if not ``linear``; outside lie zeros, the nearest pixels if ``border``."""
 
 def sample_images_grid_grad(dy: Operand, x: Operand, grid: Operand, *, linear: bool = True, border: bool = False, align: bool = False) -> Tensor:
     """The gradient of :func:`sample_images` with respect to its grid; zero unless ``linear``. It has no gradient itself."""

@@ -127,7 +127,7 @@ def pays(queue: Any, job: Job, profile: DeviceProfile) -> bool:
 
 
 def columns_cost(job: Job, multiplied: float, units: int) -> float:
-    """Estimate the time of a convolution by columns, in multiply-adds; ``multiplied`` is the product's time in those of a compute unit."""
+    """Estimate the time of a convolution by columns in multiply-adds; ``multiplied``: that of the product, in multiply-adds of a unit."""
     g, apart = job.g, _apart(job)
     x, w, y = map(math.prod, (g.x_shape, g.w_shape, g.y_shape))
     unfolded = 0 if apart and _is_image(g) else x + g.c * g.taps * _pixel_count(g)

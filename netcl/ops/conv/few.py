@@ -106,7 +106,7 @@ def _pixels(queue: Any, job: Job, config: KernelConfig, profile: DeviceProfile, 
 
 
 def filter_tile(job: Job, lanes: int, registers: int) -> tuple[int, int, tuple[int, ...]]:
-    """Return a tile's vectors of filters, its pixels (kernel rows in a weight gradient), and the candidates for the number of these.
+    """Return a tile's number of filter vectors, of pixels (in weight gradients, of kernel rows), and all candidates for the latter.
 
     The number of vectors does not depend on the width of the images, so a new width needs no compilation.
     """

@@ -12,7 +12,7 @@ from netcl.core.errors import ShapeError, message
 
 Pair = int | Sequence[int]
 Padding = int | str | Sequence[Any]
-FOUR = "x must have 4 dimensions (or 3, without a batch) and the weight 4"
+FOUR = "x must have 4 dimensions (or 3, without a batch) and w 4"
 
 
 class Geometry(NamedTuple):

@@ -71,7 +71,7 @@ class Job(NamedTuple):
         return math.prod(self.g.w_shape) * self.g.n * self.g.oh * self.g.ow
 
     def is_few(self, units: int) -> bool:
-        """Whether the results are too few for one tile per compute unit; never for weight gradients, whose kernels all split their sums."""
+        """Whether the results are too few for one tile per compute unit; false for weight gradients, whose kernels all split their sums."""
         return self.kind != WEIGHT_GRAD and self.pixels * self.filters * self.classes * self.g.groups < FEW_RESULTS * units
 
     @property

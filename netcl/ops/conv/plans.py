@@ -296,7 +296,7 @@ def _pixel_splits(job: Job, profile: DeviceProfile, groups: int, depth: int) -> 
 
 
 def _suits_taps(job: Job, config: KernelConfig, profile: DeviceProfile) -> bool:
-    """Whether channels and filters fill the tiles of ``taps.cl``, which fit the device's local memory and work-group size.
+    """Whether channels and filters fill the tiles of ``taps.cl``, and local memory and work-groups are large enough for them.
 
     Never on a CPU, even if GPU kernels are requested: PoCL 3.0 and 3.1 crash in this kernel; Oclgrind and other drivers find no error.
     """

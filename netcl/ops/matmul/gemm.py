@@ -411,7 +411,7 @@ def problem_of(p: Matmul, profile: ExtendedDeviceProfile) -> Problem:
 
 
 def _plainer_product(config: KernelConfig, profile: DeviceProfile) -> KernelConfig:
-    """Return ``config``; if it was registered or measured with local memory or vectors off that its kernel needs, the naive kernel's."""
+    """Return ``config``, or the naive kernel's if a registered or measured ``config`` turns off local memory or vectors that it needs."""
     simt = config.extra.get("tier", "cpu" if profile.device_type == "cpu" else "simt") == "simt"
     plain = simt and config.variant is V.MATMUL_VECTORIZED
     tiled = simt and config.variant in TILED_PRODUCT.variants
