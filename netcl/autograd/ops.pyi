@@ -448,10 +448,10 @@ def fft_from_real(input: Operand, dim: float = -1, scale: float = 1.0, *, axis: 
     """Return the first half of the Fourier transform of real numbers along an axis, as pairs, times ``scale``. Computed on the host."""
 
 def fft_pairs(input: Operand, dims: Any = ..., forward: bool = True, scale: float = 1.0, *, axes: Any = ...) -> Tensor:
-    """Fourier transform of (real, imaginary) pairs along axes, or its inverse not divided by the size, times ``scale``. On the host."""
+    """Fourier transform of (real, imaginary) pairs along axes, or the unnormalized inverse, times ``scale``. Computed on the host."""
 
 def fft_to_real(input: Operand, n: Any, dim: float = -1, scale: float = 1.0, *, axis: float = ...) -> Tensor:
-    """Return ``n`` real numbers whose Fourier transform begins with these pairs, not divided by ``n``, times ``scale``. On the host."""
+    """The unnormalized inverse of :func:`fft_from_real`: ``n`` real numbers along an axis, times ``scale``. Computed on the host."""
 
 def flatten(input: Operand, start_dim: int = 0, end_dim: int = -1, *, start_axis: int = ..., end_axis: int = ...) -> Tensor:
     """Join the axes ``start_axis`` to ``end_axis`` into one; shares memory."""
@@ -672,7 +672,7 @@ def linalg_inv(A: Operand) -> Tensor:
     """The inverse of square matrices. Computed on the host."""
 
 def linalg_lstsq(A: Operand, B: Operand, rcond: float | None = None, *, driver: str | None = None) -> Any:
-    """Return the X that minimizes ``|A X - B|^2`` (the shortest of several), residuals, rank and singular values, by the pseudo-inverse."""
+    """Return the X that minimizes ``|A X - B|^2`` (the shortest of several), residuals, rank, singular values; empty where torch's are."""
 
 def linalg_matrix_norm(A: Operand, ord: Any = 'fro', dim: Sequence[int] = ..., keepdim: bool = False, *, axis: Sequence[int] = ..., keepdims: bool = ...) -> Tensor:
     """A norm of matrices: fro, nuc, inf, -inf, 1, -1, 2 or -2; nuc and 2 by singular values, on the host."""
@@ -806,7 +806,7 @@ def max_pool1d(input: Operand, kernel_size: int, stride: int | None = None, padd
     """The largest value of each window of signals ``(batch, channels, length)``."""
 
 def max_pool2d(input: Operand, kernel_size: Any, stride: Any = None, padding: Any = 0, dilation: Any = 1, ceil_mode: bool = False, return_indices: bool = False) -> Any:
-    """Maximum of each window of images ``(batch, channels, height, width)``; padding never wins.
+    """Maximum of each window of images ``(batch, channels, height, width)``; padding is ignored.
 
     ``stride`` is the kernel size if not given. ``return_indices=True`` also returns each maximum's position in its plane.
     """
@@ -956,7 +956,7 @@ def quantized_linear_grad(grad: Operand, weight: Operand, *, kind: str, columns:
     """The gradient of :func:`quantized_linear` with respect to x: ``grad w``. Weights are unpacked in pieces."""
 
 def quantized_rows(weight: Operand, index: Operand | None = None, *, kind: str, shape: tuple[int, int], dtype: Any = 'float32', size: tuple[int, int] = ...) -> Tensor:
-    """Unpack the rows of weights that ``index`` names, (\\*index.shape, columns), or all. Indices out of range give NaN. No gradient."""
+    """Unpack all rows of weights, or those in ``index`` as (\\*index.shape, columns). Indices out of range give NaN. No gradient."""
 
 def rad2deg(input: Operand) -> Tensor:
     """Radians to degrees."""
@@ -1061,7 +1061,7 @@ def rsub(input: Operand, other: Operand, *, alpha: float | None = 1) -> Tensor:
     """b - alpha * a."""
 
 def sample_images(input: Operand, grid: Operand, *, linear: bool = True, border: bool = False, align: bool = False) -> Tensor:
-    """Sample images at points: the kernels behind :func:`grid_sample`, which checks the arguments."""
+    """Sample images for :func:`grid_sample`: bilinear, nearest if not ``linear``; outside lie zeros, the nearest pixels if ``border``."""
 
 def sample_images_grid_grad(dy: Operand, x: Operand, grid: Operand, *, linear: bool = True, border: bool = False, align: bool = False) -> Tensor:
     """The gradient of :func:`sample_images` with respect to its grid; zero unless ``linear``. It has no gradient itself."""
@@ -1244,9 +1244,9 @@ def unfold(input: Operand, dimension: int, size: int, step: int) -> Tensor:
     """Slices of ``size`` elements of an axis, ``step`` apart, along a new last axis. A copy (torch returns a view)."""
 
 def unique(input: Operand, sorted: bool = True, return_inverse: bool = False, return_counts: bool = False, dim: int | None = None, *, axis: int | None = ...) -> Any:
-    """Return the sorted distinct values and, if requested, the position of every element among them and the counts.
+    """Return the distinct values and, if requested, the position of every element among them and the counts. On the host.
 
-    Computed on the host.
+    With ``axis``, slices along it are compared. Values are always in order; ``sorted`` is ignored.
     """
 
 def unsqueeze(input: Operand, dim: int = ..., *, axis: int = ...) -> Tensor:

@@ -152,7 +152,7 @@ def relative_difference(a: np.ndarray, b: np.ndarray) -> float:
 
 
 def interleave(ways: Mapping[str, Way], repeats: int) -> dict[str, float]:
-    """Return the seconds per item, or the ``amount``, of each way: the best of ``repeats`` samples in turn; ``apart`` ways come last."""
+    """Return each way's ``amount``, or its least seconds per item of ``repeats`` samples. Ways are sampled in turn, ``apart`` ones last."""
     together = {name: way for name, way in ways.items() if not way.apart and way.amount is None}
     best = _in_turns(together, repeats) | {name: way.amount() for name, way in ways.items() if way.amount is not None}
     for name, way in ways.items():
@@ -198,7 +198,7 @@ def _seconds_per_call(way: Way, calls: int) -> float:
 
 
 def values(*shape: int, seed: int = 0) -> np.ndarray:
-    """Return normally distributed float32 values; large arrays repeat the first ones, which saves time."""
+    """Return normally distributed float32 values; a large array repeats a shorter random sequence, which saves time."""
     size = math.prod(shape)
     drawn = np.random.default_rng(seed).standard_normal(min(size, _DISTINCT), dtype=np.float32)
     return np.resize(drawn, size).reshape(shape)

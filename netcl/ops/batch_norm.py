@@ -80,7 +80,8 @@ def _check_batch(name: str, x: Tensor, weight: Any, bias: Any, mean: Any, var: A
         raise ShapeError(message(name, "x must be (N, C, ...)", x=x.shape))
     check_affine(name, x.shape[1:2], weight, bias)
     if (mean is None) != (var is None):
-        raise ShapeError(message(name, f"mean and {second} must be given together", mean=mean is not None, **{second: var is not None}))
+        shapes = {"mean": getattr(mean, "shape", None), second: getattr(var, "shape", None)}
+        raise ShapeError(message(name, f"mean and {second} must both be given, or neither", **shapes))
     for title, t in (("mean", mean), (second, var)):
         if t is not None and t.shape != x.shape[1:2]:
             raise ShapeError(message(name, f"{title} must have shape {x.shape[1:2]}", **{title: t.shape}))
@@ -124,7 +125,7 @@ def _defers(x: Tensor, weight: Any, bias: Any) -> bool:
 
 
 def _applied(x: Tensor, weight: Any, bias: Any, mean: Tensor, rstd: Tensor) -> Tensor:
-    """Return the result as a formula of statistics that are already computed."""
+    """Return the normalized ``x`` as a deferred formula over statistics that are already computed."""
     given = {"v0": x, "v1": mean, "v2": rstd, "v3": weight, "v4": bias}
     seen = (x.shape[1], *(1,) * (x.ndim - 2))
     bound = {name: t.detach() if t is x else with_shape(t, seen) for name, t in given.items() if t is not None}
@@ -314,7 +315,7 @@ def batch_norm_grad(upstream: Tensor, x: Tensor, weight: Tensor | None, mean: Te
 def _into_product(
     x: Any, mean: Any, var: Any, weight: Any = None, bias: Any = None, *, eps: float = 1e-5, fuse_relu: bool = False
 ) -> Tensor | None:
-    """Fold the norm into the weights of the pending product ``x``; ``None`` if impossible. Only in recordings: replays reuse them."""
+    """Fold the norm into the weights of the pending product ``x`` while recording, so that replays reuse them; ``None`` if impossible."""
     product, given = getattr(x, "source", None), [t for t in (mean, var, weight, bias) if t is not None]
     if recording.active.recorder is None or not isinstance(product, lazy_graph.Product) or x.requires_grad or x.dtype in HALVES:
         return None
@@ -364,7 +365,7 @@ def _selects_fused(x: Tensor) -> bool:
     ref="numpy", tol=4,
     samples=[S((4, 3, 5), None, None, (3,), (3,), training=True, fuse_relu=True),
              S((4, 3, 5), None, None, (3,), (3,), training=True), S((4, 3, 5), (3,), (3,), (3,), (3,), low=0.1)],
-    errors=[(S((4, 3), (3,), None), r"\[batch_norm\] mean and var must be given together; mean=True, var=False"),
+    errors=[(S((4, 3), (3,), None), r"\[batch_norm\] mean and var must both be given, or neither; mean=\(3,\), var=None"),
             (S((4, 3), None, None, (4,)), r"\[batch_norm\] weight must have shape \(3,\); weight=\(4,\)")],
 )  # fmt: skip
 def batch_norm(

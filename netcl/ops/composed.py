@@ -301,7 +301,7 @@ row("isclose", _isclose, np.isclose, S(_CLOSE, _CLOSE + np.array([0, 0.5, 0, 0],
 
 
 def _scan(F: Any, name: str, x: Tensor, axis: int, combine: Callable[..., Any], neutral: float) -> Tensor:
-    """Return every element combined with all before it, in doubling steps: n log n work, differentiable through ``combine``."""
+    """Return every element combined with all before it, in log n calls of ``combine``, whose neutral element is ``neutral``."""
     x = _checked_tensor(name, x)
     at, step = _at(name, axis, x.ndim), 1
     while x.shape and step < x.shape[at]:
@@ -452,9 +452,9 @@ def bincount(F: Any, x: Tensor, weights: Any = None, minlength: int = 0) -> Tens
 
 @op(vjp=None, ref=lambda x, **how: np.unique(x), samples=[S((9,), dtypes="int64", low=0, high=5), S((2, 3))], at_once=True)
 def unique(x: Tensor, sorted: bool = True, return_inverse: bool = False, return_counts: bool = False, axis: int | None = None) -> Any:
-    """Return the sorted distinct values and, if requested, the position of every element among them and the counts.
+    """Return the distinct values and, if requested, the position of every element among them and the counts. On the host.
 
-    Computed on the host.
+    With ``axis``, slices along it are compared. Values are always in order; ``sorted`` is ignored.
     """
     x = _checked_tensor("unique", x)
     values, inverse, counts = np.unique(x.to_host(), return_inverse=True, return_counts=True, axis=axis)

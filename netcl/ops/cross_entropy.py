@@ -172,7 +172,7 @@ def _forward_vjp(F, g, out, logits, target, weight, reduction, ignore_index, lab
 
 
 def _plain_targets(F: Any, upstream: Any, logits: Any, target: Any, logs: Any, scale: Any, options: Any) -> Any:
-    """Return ``-upstream * scale * target`` for targets that are smoothed but not weighted."""
+    """Return ``-upstream * scale * target``, with the targets smoothed but not weighted."""
     return F.cross_entropy_grad(upstream, logits, target, None, logs, scale, log_probs=True, **options)
 
 

@@ -38,7 +38,7 @@ class DecodeParts(NamedTuple):
     norm_bias: Tensor | None
 
     def text(self, row: str, weight: str, items: int, quads: dict[str, str]) -> tuple[dict[str, str], dict[str, Any], str]:
-        """Return dtypes, macros and source of decode.cl; ``row`` names the operand x, ``weight`` a C type; ``quads`` load four values."""
+        """Return dtypes, macros and source of decode.cl; ``row``: prefix of x's macros, ``weight``: C type, ``quads``: loads by dtype."""
         named = {"NORM": self.norm_weight, "GATE_BIAS": self.gate_bias, "ADDED": self.residual}
         operands = {name: "float32" if t is None else t.dtype for name, t in named.items()}
         return operands, {

@@ -229,7 +229,7 @@ class _Step(NamedTuple):
     dtype: DType
 
     def onto(self, of: _Waiting) -> Extras | None:
-        """Return the epilogue of a product extended by this op; ``None`` if its kernel cannot include it."""
+        """Return the epilogue of a product extended by this op; ``None`` if the product's kernel cannot apply the op."""
         seen = self.values[self.place]
         if self.name == "cast":
             return _with_cast(of.extras, self.dtype)

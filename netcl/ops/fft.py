@@ -40,7 +40,7 @@ def _transform_ref(x, axes, forward=True, scale=1.0):
 @on_host("x", vjp=lambda F, g, axes, forward, scale: F.fft_pairs(g, axes, not forward, scale), ref=_transform_ref, amp="float", tol=4,
          samples=[S((5, 2), axes=(0,)), S((3, 4, 2), axes=(0, 1), forward=False, scale=0.25)])  # fmt: skip
 def fft_pairs(x, axes, forward=True, scale=1.0):
-    """Fourier transform of (real, imaginary) pairs along axes, or its inverse not divided by the size, times ``scale``. On the host."""
+    """Fourier transform of (real, imaginary) pairs along axes, or the unnormalized inverse, times ``scale``. Computed on the host."""
     return _pairs(np.fft.fftn(_complex(x), axes=axes) if forward else np.fft.ifftn(_complex(x), axes=axes, norm="forward")) * scale
 
 
@@ -80,7 +80,7 @@ def _to_real_ref(x, n, axis=-2, scale=1.0):
 @on_host("x", vjp=_to_real_vjp, ref=lambda x, n, axis=-1, scale=1.0: _to_real_ref(x, n, axis % (x.ndim - 1), scale), amp="float", tol=4,
          samples=[S((4, 2), n=6), S((3, 2, 2), n=5, axis=0, scale=0.2)])  # fmt: skip
 def fft_to_real(x, n, axis=-1, scale=1.0):
-    """Return ``n`` real numbers whose Fourier transform begins with these pairs, not divided by ``n``, times ``scale``. On the host."""
+    """The unnormalized inverse of :func:`fft_from_real`: ``n`` real numbers along an axis, times ``scale``. Computed on the host."""
     return np.fft.irfft(_complex(x), n, axis, norm="forward") * scale
 
 

@@ -20,7 +20,7 @@ from netcl.ops.pointwise import cast
 
 
 class Finish(NamedTuple):
-    """The epilogue of a product of ``dtype``: the dtypes of residual and result and the op of the activation; empty if there is none."""
+    """The epilogue of a product of ``dtype``: the dtypes of residual and result, and the activation's name; empty where there is none."""
 
     dtype: str
     residual: str = ""
@@ -29,7 +29,7 @@ class Finish(NamedTuple):
 
     @property
     def total(self) -> str:
-        """The dtype once the residual is added."""
+        """The dtype of the sum of product and residual."""
         return promote(DTYPES[self.dtype], DTYPES[self.residual]).name if self.residual else self.dtype
 
     @property

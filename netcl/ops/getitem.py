@@ -22,7 +22,7 @@ from netcl.ops.movement import sum_to
 
 
 class Selection(NamedTuple):
-    """The meaning of an index for a tensor of a certain shape."""
+    """An index resolved for a tensor of a given shape: the elements it selects and the axes of the result."""
 
     shape: tuple[int, ...]  # of x, with the axes that a mask covers joined into one
     walks: tuple[range, ...]  # per axis of that shape, what slices and plain integers take
@@ -180,7 +180,7 @@ def getitem(F: Any, x: Tensor, index: Any) -> Tensor:
 
 
 def _written_value(x: Tensor, value: Any) -> Tensor:
-    """Return the written value as a tensor that shares no memory with ``x``; raises for a tensor of another dtype."""
+    """Return the value to write as a tensor that shares no memory with ``x``; raises for a tensor of another dtype."""
     if not isinstance(value, Tensor):
         return Tensor.from_host(x.queue, np.asarray(value), x.dtype)
     (_, value) = launch.as_tensors("setitem", x, value)
@@ -241,7 +241,7 @@ def setitem(x: Tensor, index: Any, value: Any) -> Tensor:
 
 
 def _index_places(x: Tensor, index: Any) -> Tensor:
-    """Return the position in the flattened ``x`` of each element of ``x[index]``, by indexing a tensor of numbers."""
+    """Return the position in the flattened ``x`` of each element of ``x[index]``, by indexing a tensor of these positions."""
     from netcl import ops
 
     return ops.function("getitem")(Tensor.from_host(x.queue, np.arange(x.size, dtype=np.int64).reshape(x.shape)), index)

@@ -149,7 +149,7 @@ def reorder(x: Tensor, order: Sequence[int]) -> Tensor:
     x = _as_tensor("reorder", x)
     if len(order) != x.ndim:
         raise ShapeError(
-            message("permute", f"permute must name all {x.ndim} dimensions, got {len(order)}", **{"x.shape": x.shape, "axes": tuple(order)})
+            message("permute", f"axes must name all {x.ndim} dimensions, got {len(order)}", **{"x.shape": x.shape, "axes": tuple(order)})
         )
     axes, strides = _checked_axes("reorder", order, x.ndim), dense(x.shape)
     return take_block(x, [x.shape[i] for i in axes], 0, [strides[i] for i in axes])
@@ -160,7 +160,7 @@ def reorder(x: Tensor, order: Sequence[int]) -> Tensor:
     samples=[S((2, 3, 4), axes=(2, 0, 1)), S((2, 3), axes=(-1, 0)), S((0, 3), axes=(1, 0))],
     errors=[
         (S((2, 3), axes=(0, 0)), r"\[permute\] every axis must be named only once; axes=\(0, 0\)"),
-        (S((2, 3), axes=(0,)), r"\[permute\] permute must name all 2 dimensions, got 1"),
+        (S((2, 3), axes=(0,)), r"\[permute\] axes must name all 2 dimensions, got 1"),
     ],
 )
 def permute(F: Any, x: Tensor, axes: SizesArgument, *more: int) -> Tensor:

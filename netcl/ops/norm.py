@@ -236,7 +236,10 @@ class Upstream(NamedTuple):
 def sums(
     operands: dict[str, str], upstream: Upstream, x: Tensor, mean: Tensor, rstd: Tensor, sizes: Channels, by_image: int, by: int
 ) -> tuple[Tensor, Tensor]:
-    """Return the sums of g * normalized x and of g over each channel: the gradients of weight and bias."""
+    """Return the sums of g * normalized x and of g over each channel: the gradients of weight and bias.
+
+    ``by_image`` is the number of statistics per image, 0 if they are per channel; ``by`` is the number of channels per group.
+    """
     defines = {"COLUMNS": int(sizes.span == 1 and by == 1 and by_image <= 1), **upstream.defines}
     firsts, seconds = empty_pair((sizes.parts, sizes.channels), x, mean.dtype)
     args = (*upstream.args, x, mean, rstd, firsts, seconds, sizes.chunk, sizes.parts, by_image, by)

@@ -404,7 +404,7 @@ def user_row(title: str, expr: str, names: tuple[str, ...]) -> Pointwise:
     try:
         tree = ast.parse(plain, mode="eval")
     except SyntaxError as fault:
-        raise ValueError(message(title, f"{expr!r} is not an expression", error=fault.msg)) from None
+        raise ValueError(message(title, "expr must be an expression", expr=repr(expr), error=fault.msg)) from None
     table = {name: f"v{i}" for i, name in enumerate(names)}
     for node in ast.walk(tree):
         if isinstance(node, ast.Name):
@@ -427,7 +427,7 @@ def _binary_vjp(F: Any, g: Any, a: Any, b: Any, expr: str) -> Any:
 
 
 def _bitop(name: str, function: str, ref: Callable[..., Any], doc: str, high: int = 9, truths: bool = True) -> None:
-    """Register a bitwise op on two integers; truth values count as one bit."""
+    """Register a bitwise op on two integers, or with ``truths`` on two bools; its samples are below ``high``."""
     row = Pointwise(name, f"{function}(v0, v1)", (None, None), ref, accepts="any" if truths else "number")
 
     def call(a: Tensor, b: Tensor, *, out: Tensor | None = None) -> Tensor:

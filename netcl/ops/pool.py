@@ -92,7 +92,7 @@ def _check_gradient(name: str, dy: Tensor, w: Windows) -> None:
 
 
 def _run_pool(kernel: str, w: Windows, result: Tensor, *tensors: Tensor, count_pad: bool = True) -> None:
-    """Launch a kernel of ``pool.cl`` that fills ``result``: a row per work-item on CPUs, an element elsewhere."""
+    """Launch a kernel of ``pool.cl`` that fills ``result``, by a work-item per row on CPUs, else per element."""
     if not result.size:
         return
     queue, (planes, across) = result.queue, (math.prod(result.shape[:2]), result.shape[3])
@@ -299,7 +299,7 @@ def max_pool2d(
     F: Any, x: Tensor, kernel_size: Pair, stride: Pair | None = None, padding: Pair = 0, dilation: Pair = 1, ceil_mode: bool = False,
     return_indices: bool = False,
 ) -> Any:  # fmt: skip
-    """Maximum of each window of images ``(batch, channels, height, width)``; padding never wins.
+    """Maximum of each window of images ``(batch, channels, height, width)``; padding is ignored.
 
     ``stride`` is the kernel size if not given. ``return_indices=True`` also returns each maximum's position in its plane.
 

@@ -20,7 +20,7 @@ from netcl.ops.pointwise import NE
 
 
 def _with_folded_axes(F: Any, g: Any, shape: tuple[int, ...], axis: Axis) -> Any:
-    """Return the gradient with folded axes of size 1, so that it broadcasts against the input."""
+    """Return the gradient with the reduced axes as axes of size 1, so that it broadcasts against the input."""
     return F.reshape(g, folded_shape(shape, axes_of("backward", axis, shape), True))
 
 

@@ -49,7 +49,7 @@ def _resampled(x: np.ndarray, size: Pair, steps: Steps, mode: str, align: bool, 
 
 
 def _run_resample(kernel: str, source: Tensor, result: Tensor, size: Any, outs: Any, steps: Steps, mode: str, align: bool) -> Tensor:
-    """Launch a kernel of ``resample.cl`` that fills ``result``, and return it: a row per work-item on CPUs, an element elsewhere."""
+    """Launch a kernel of ``resample.cl`` that fills ``result``, by a work-item per row on CPUs, else per element; returns ``result``."""
     if not result.size:
         return result
     queue, (planes, across) = result.queue, (math.prod(result.shape[:2]), result.shape[3])
@@ -145,7 +145,7 @@ def _resize_taps(n: int, outs: int, step: float, mode: str, align: bool, antiali
 
 
 def weighted_axis(F: Any, x: Any, axis: int, index: np.ndarray, shares: np.ndarray) -> Any:
-    """Return ``x`` with an axis replaced by weighted sums of its slices."""
+    """Return ``x`` with an axis replaced by sums of its slices ``index``, weighted by ``shares``; both are ``(results, taps)``."""
     count, taps = index.shape
     picked = F.index_select(x, axis, Tensor.from_host(x.queue, index.reshape(-1)))
     if taps == 1:

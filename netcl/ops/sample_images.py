@@ -18,7 +18,7 @@ from netcl.ops.pointwise import cast
 
 
 def _spots(values: np.ndarray, size: int, linear: bool, border: bool, align: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return for each coordinate the pixel before it, the weight of the pixel after it, and the derivative of its position in pixels."""
+    """Return for each coordinate the pixel before it, the weight of the pixel after it, and ``d(pixel position) / d(coordinate)``."""
     at = (values + 1) / 2 * (size - 1) if align else ((values + 1) * size - 1) / 2
     slope = np.full(at.shape, (size - 1) / 2 if align else size / 2, at.dtype)
     if border:
@@ -101,7 +101,7 @@ def _sample_vjp(F, g, x, grid, needs, linear, border, align):
              S((1, 2, 4, 5), (1, 5, 3, 2), border=True, low=-1.4, high=1.4),
              S((2, 2, 5, 6), (2, 4, 5, 2), linear=False, low=-1.2, high=1.2)])  # fmt: skip
 def sample_images(x: Tensor, grid: Tensor, *, linear: bool = True, border: bool = False, align: bool = False) -> Tensor:
-    """Sample images at points: the kernels behind :func:`grid_sample`, which checks the arguments."""
+    """Sample images for :func:`grid_sample`: bilinear, nearest if not ``linear``; outside lie zeros, the nearest pixels if ``border``."""
     x, grid = launch.as_tensors("sample_images", x, grid)
     if x.backend == "cpu":
         return launch.run_cpu(_sample_cpu, x, grid, linear=linear, border=border, align=align)

@@ -51,7 +51,7 @@ def _unfold(F: Any, x: Tensor, dimension: int, size: int, step: int) -> Tensor:
     at = _at("unfold", dimension, x.ndim)
     length = x.shape[at] if x.shape else 1
     if not 0 <= size <= length or step < 1:
-        raise ShapeError(message("unfold", "size must be from 0 to length, and step at least 1", size=size, step=step, length=length))
+        raise ShapeError(message("unfold", f"size must be from 0 to {length}, the axis size, and step at least 1", size=size, step=step))
     starts = np.arange(0, length - size + 1, step)
     index = Tensor.from_host(x.queue, (starts[:, None] + np.arange(size)).reshape(-1))
     parts = F.index_select(x if x.shape else F.reshape(x, (1,)), at, index)
@@ -61,7 +61,7 @@ def _unfold(F: Any, x: Tensor, dimension: int, size: int, step: int) -> Tensor:
 made_of("unfold", _unfold, lambda x, dimension, size, step: np.take(np.lib.stride_tricks.sliding_window_view(x, size, dimension),
         np.arange(0, x.shape[dimension] - size + 1, step), dimension), S((7, 2), dimension=0, size=3, step=2),
         S((2, 6), dimension=1, size=6, step=1),
-        errors=[(S((4,), dimension=0, size=5, step=1), r"\[unfold\] size must be from 0 to length, and step at least 1; size=5")],
+        errors=[(S((4,), dimension=0, size=5, step=1), r"\[unfold\] size must be from 0 to 4, the axis size, and step at least 1; size=5")],
         doc="Slices of ``size`` elements of an axis, ``step`` apart, along a new last axis. A copy (torch returns a view).")  # fmt: skip
 
 
@@ -83,7 +83,7 @@ def _scatter_reduced(x, axis, index, src, reduce, include_self):
 
 
 def _scatter_extreme_vjp(F, g, out, x, axis, index, src, reduce, include_self):
-    """Share the gradient evenly among all elements equal to the extreme; for a product, multiply it by the other elements."""
+    """Share the gradient evenly among all elements equal to the extreme; for ``prod``, multiply it by the product of the other elements."""
     part = F.getitem(src, tuple(slice(0, n) for n in index.shape))
     named = F.scatter(F.cast(F.mul(out, 0), "bool"), axis, index, True)
     if reduce == "prod":

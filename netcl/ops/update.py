@@ -126,7 +126,7 @@ class BatchedKernel(NamedTuple):
 
 
 class BlockSpread(NamedTuple):
-    """The distribution on a device: work-items per group, vector width, elements per block."""
+    """How elements are distributed on a device: work-items per group, vector width, elements per block."""
 
     local: int
     width: int
@@ -275,9 +275,9 @@ def apply(
 ) -> None:
     """Change tensors in place by a rule: one list of tensors per name of ``rule.tensors``, all lists of one length.
 
-    ``scalars`` are the values of ``rule.scalars``. ``factor`` may be a tensor with one element on the device of the others, as
-    are the other numbers of ``rule.given``: nothing waits for their values. Tensors of different devices or dtypes are launched
-    separately.
+    ``scalars`` are the values of ``rule.scalars``. ``factor`` is a number, or a tensor with one element; the other numbers of
+    ``rule.given`` are such tensors. They are on the device of the updated tensors, and nothing waits for their values. Tensors of
+    different devices or dtypes are launched separately.
     """
     for queue, kinds, part in _by_place(roles):
         if isinstance(queue, CPUQueue):

@@ -233,7 +233,7 @@ def restrided(shape: Sequence[int], strides: Sequence[int], new: Sequence[int]) 
 
 
 def contiguous(x: Tensor) -> Tensor:
-    """Return ``x`` itself or, if it is a view that is not contiguous in its base, a copy as torch makes it."""
+    """Return ``x`` itself or, if it is a view that is not contiguous in its base, a copy, as torch does."""
     if not is_copy(x) or all(n == 1 or a == b for n, a, b in zip(x.shape, x.place.strides, dense(x.shape), strict=True)):
         return x
     made: Tensor = hooks.call("reshape", x, x.shape)
@@ -245,7 +245,7 @@ def contiguous(x: Tensor) -> Tensor:
 
 
 class Reread(Source):
-    """The source of a view whose base has been written since it was copied."""
+    """The source of a view whose base has been written since the view was copied."""
 
     __slots__ = ("__weakref__", "_made", "base", "dtype", "place", "shape")
 
@@ -381,7 +381,7 @@ def check_write(t: Tensor) -> None:
     elif place.strides is not None:
         written = writes_of(t)
         if written.base() is not None or len(_copies(written)) > 1:
-            what = "cannot write to a view here: its base would not see the change"
+            what = "this operation cannot write to a view: its base would not see the change"
             raise AutogradError(message("in place", what, "write to a clone(), or to the base: base[index] = value", shape=t.shape))
         t.place = written.base = written.copies = None  # the record stays: recordings that read the view know it
 

@@ -331,7 +331,7 @@ def test_views_do_not_keep_their_base(given):
 
 def test_who_cannot_reach_a_base_is_told(given):
     x = _base(given)
-    with pytest.raises(AutogradError, match=r"cannot write to a view here: .*; write to a clone\(\), or to the base"):
+    with pytest.raises(AutogradError, match=r"this operation cannot write to a view: .*; write to a clone\(\), or to the base"):
         ops.add(x[0], 1.0, out=x[1])
     turned = x.T
     flat = turned.reshape(-1)

@@ -49,14 +49,17 @@ class Config(NamedTuple):
 
 
 def cpu_config(width: int, wide: bool, depth: int) -> Config:
-    """Return the configuration for CPUs with vectors of ``width`` floats: a lane per query, and tiles that fit the registers."""
+    """Return the configuration for CPUs with vectors of ``width`` floats: a lane per query. ``wide``: float64; ``depth``: the head size."""
     lanes = 8 if wide else 16
     tile, block = (16, 32) if width >= 16 else (6, 36)  # 16: head sizes and causal row ends are whole tiles
     return Config("cpu.cl", {"LANES": lanes, "TILE": tile, "BLOCK": block, "DEPTH": depth}, (1, 1), lanes)
 
 
 def simt_config(memory: int, most: int, wide: bool, depth: int, queries: int = 64) -> Config:
-    """Return the configuration for GPUs: the largest tiles that fit local memory and registers and that ``queries`` at least half fill."""
+    """Return the configuration for GPUs: the largest tiles that the device can hold and that ``queries`` at least half fill.
+
+    ``memory`` is the local memory in bytes, ``most`` the largest work-group; ``wide``: float64; ``depth``: the head size.
+    """
     for tx, ty, rx, ry, chunk in ATTENTION_TILES:
         rows, columns, chunks = ry * ty, rx * tx, -(-depth // chunk)
         size = (8 if wide else 4) * (chunk * (rows + columns) + rows * columns)

@@ -126,7 +126,7 @@ def _check_lengths(q: Tensor, lengths: Tensor) -> None:
 def _check_cache(q: Tensor, k: Tensor, v: Tensor, keys: Tensor, values: Tensor, lengths: Tensor) -> None:
     shapes: dict[str, Any] = {name: t.shape for name, t in (("q", q), ("k", k), ("v", v), ("keys", keys), ("values", values))}
     if any(len(shape) != 4 for shape in shapes.values()) or q.shape[1] % max(1, k.shape[1]):
-        what = "q, k, v, keys and values must be (batch, heads, positions, size), and k must have heads that divide those of q"
+        what = "q, k, v, keys and values must be (batch, heads, positions, size), and the number of heads of k must divide that of q"
         raise ShapeError(message("cached_attention", what, **shapes))
     batch, _, new, depth = q.shape
     fits = k.shape[0] == batch and k.shape[2:] == (new, depth) and v.shape[:3] == k.shape[:3]
@@ -151,7 +151,7 @@ def _check_scales(keys: Tensor, values: Tensor, scales: tuple[Tensor | None, Ten
 
 
 def _lanes_of(x: Tensor, depths: tuple[int, int], width: int) -> tuple[int, str]:
-    """Return how many values the kernel loads at once, and the load expression."""
+    """Return the number of values per load, a divisor of the head sizes ``depths``, and the load; ``width``: lanes of a CPU's vectors."""
     if x.dtype == "float64" or (x.dtype == "float32" and launch.on_cpu_device(x.queue)):
         lanes = next((n for n in (16, 8, 4) if n <= max(4, width) and not any(d % n for d in depths)), 1)
         return lanes, f"vload{lanes}(0, p)" if lanes > 1 else "(*(p))"
@@ -179,7 +179,7 @@ def _coded_sample(q: tuple[int, ...], cache: tuple[int, ...], **options: Any) ->
              S((2, 3, 32), None, None, (2, 2, 70, 4), (2, 2, 70, 4), (2,), None, None, (1,), (4,), (4,), dtypes=(*(None,) * 5, "int32",
                *(None,) * 5), low=(*(-1.0,) * 5, 0, *(-1.0,) * 5), high=(*(1.0,) * 5, 66, *(1.0,) * 5)),
              _coded_sample((2, 4, 3, 8), (2, 2, 70, 8), window=5), _coded_sample((1, 2, 1, 6), (1, 2, 9, 6))],
-    errors=[(S((1, 3, 1, 8), (1, 2, 1, 8), (1, 2, 1, 8), (1, 2, 9, 8), (1, 2, 9, 8), (1,), **_T), r"heads that divide those of q"),
+    errors=[(S((1, 3, 1, 8), (1, 2, 1, 8), (1, 2, 1, 8), (1, 2, 9, 8), (1, 2, 9, 8), (1,), **_T), r"heads of k must divide that of q"),
             (S((1, 2, 1, 8), (1, 2, 1, 8), (1, 2, 1, 8), (1, 2, 9, 4), (1, 2, 9, 8), (1,), **_T), r"k and v must be \(batch, groups, new"),
             (S((1, 2, 1, 8), (1, 2, 1, 8), (1, 2, 1, 8), (1, 2, 9, 8), (1, 2, 9, 8), np.zeros(1, np.int32), (1, 2, 9, 1)),
              r"key_scales must be None unless the cache is int8")],

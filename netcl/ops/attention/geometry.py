@@ -98,5 +98,5 @@ def score_scale(scale: float | None, depth: int) -> float:
 
 
 def grouped(sizes: HeadSizes, rows: int, depth: int, queries: bool) -> tuple[int, ...]:
-    """Return ``(batch, kv_heads, sharing, rows, depth)``: queries broadcast against keys and values, which have 1 for ``sharing``."""
+    """Return the shape ``(batch, kv_heads, sharing, rows, depth)``; without ``queries``, 1 for ``sharing``: keys and values broadcast."""
     return (sizes.batch, sizes.kv_heads, sizes.sharing if queries else 1, rows, depth)

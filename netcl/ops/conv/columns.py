@@ -78,7 +78,7 @@ def _reach(g: Geometry) -> int:
 
 
 def _columns_grid(places: int, channels: int, loads: int) -> tuple[int, tuple[int, int], tuple[int, int]]:
-    """Return the channels per work-item, the global size and the local size; a channel takes ``loads`` loads."""
+    """Return the channels per work-item, the global and the local size; each of ``places`` work-items does ``loads`` loads per channel."""
     several = (n for n in (8, 4, 2) if channels % n == 0 and n * loads <= MOST_LOADS and places * channels >= n * ENOUGH_ITEMS)
     each = next(several, 1)
     return each, (places, channels // each), (launch.LOCAL_1D, 1)
@@ -94,7 +94,7 @@ def _window_numbers(g: Geometry, together: bool) -> tuple[int, ...]:
 
 
 def suits(job: Job, config: KernelConfig, profile: DeviceProfile) -> bool:
-    """Whether the columns fit in memory and were requested or, if a policy decides, may be faster."""
+    """Whether the columns fit in memory, and the configuration requests them or, if the policy decides, they may be faster."""
     variant = job.variant(config)
     policy = not is_named(config) and variant in (V.CONV2D_IMPLICIT_GEMM, V.CONV2D_WINOGRAD)
     units = policy and job.dtype == "float32" and nvidia.capable(profile)
@@ -127,7 +127,7 @@ def pays(queue: Any, job: Job, profile: DeviceProfile) -> bool:
 
 
 def columns_cost(job: Job, multiplied: float, units: int) -> float:
-    """Estimate the time of a convolution by columns, in multiply-adds of the device; ``multiplied`` is the product's, per compute unit."""
+    """Estimate the time of a convolution by columns in multiply-adds; ``multiplied``: that of the product, in multiply-adds of a unit."""
     g, apart = job.g, _apart(job)
     x, w, y = map(math.prod, (g.x_shape, g.w_shape, g.y_shape))
     unfolded = 0 if apart and _is_image(g) else x + g.c * g.taps * _pixel_count(g)
@@ -137,7 +137,7 @@ def columns_cost(job: Job, multiplied: float, units: int) -> float:
 
 
 def direct_cost(job: Job) -> float:
-    """Estimate the time of a direct convolution, in the unit of :func:`columns_cost`; it moves x ``job.classes`` times."""
+    """Estimate the time of a direct convolution, in the unit of :func:`columns_cost`; x is read ``job.classes`` times."""
     g, (rows, columns) = job.g, (job.filters, job.g.c // job.g.groups * job.g.taps if job.kind == WEIGHT_GRAD else job.pixels)
     computed = math.prod(-(-size // tile) * tile / size for size, tile in zip((rows, columns), LEAST_TILE, strict=True))
     moved = job.classes * math.prod(g.x_shape) + math.prod(g.y_shape)
@@ -234,7 +234,7 @@ def _columns_weight_grad(job: Job, queue: Any, t: ConvOperands) -> None:
 
 
 def _multiply(queue: Any, p: gemm.Matmul, t: gemm.Operands) -> None:
-    """Multiply matrices whose operands may be a caller's arrays, which need not be aligned to 16 bytes."""
+    """Launch a product whose operands may be a caller's tensors, which need not be aligned to 16 bytes."""
     placed = alignment(t.a, t.b) == 16
     gemm.multiply(queue, replace(p, placed=placed, aligned=p.aligned and placed), t)
 

@@ -49,7 +49,7 @@ def vectors(job: Job, profile: DeviceProfile) -> tuple[int, int, int]:
 
 
 def form_of(job: Job, config: KernelConfig, profile: DeviceProfile) -> str:
-    """Return which kernel suits a convolution or is requested by ``config``, ``"filters"`` or ``"pixels"``; empty for neither."""
+    """Return the kernel that ``config`` requests or that suits a convolution: ``"filters"`` or ``"pixels"``; empty for neither."""
     form, weights, lanes = config.extra.get("form"), job.kind == WEIGHT_GRAD, _lanes(job, config, profile)
     if config.variant is KernelVariant.CONV2D_NAIVE or job.classes > 1 or form not in (None, "filters", "pixels"):
         return ""
@@ -106,7 +106,7 @@ def _pixels(queue: Any, job: Job, config: KernelConfig, profile: DeviceProfile, 
 
 
 def filter_tile(job: Job, lanes: int, registers: int) -> tuple[int, int, tuple[int, ...]]:
-    """Return a tile's number of vectors of filters, its pixels of a row (or kernel rows), and the candidates for the latter.
+    """Return a tile's number of filter vectors, of pixels (in weight gradients, of kernel rows), and all candidates for the latter.
 
     The number of vectors does not depend on the width of the images, so a new width needs no compilation.
     """

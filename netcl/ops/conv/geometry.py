@@ -12,11 +12,11 @@ from netcl.core.errors import ShapeError, message
 
 Pair = int | Sequence[int]
 Padding = int | str | Sequence[Any]
-FOUR = "x must have 4 dimensions (or 3, without a batch) and the weight 4"
+FOUR = "x must have 4 dimensions (or 3, without a batch) and w 4"
 
 
 class Geometry(NamedTuple):
-    """A convolution of ``(n, c, h, w)`` with ``(f, c / groups, kh, kw)`` into ``(n, f, oh, ow)``; ``pad``: at the top and the left."""
+    """A convolution of ``(n, c, h, w)`` with ``(f, c / groups, kh, kw)`` into ``(n, f, oh, ow)``; ``pad``: the padding (top, left)."""
 
     n: int
     c: int
@@ -81,7 +81,7 @@ def paddings(op: str, padding: Any, kernel: tuple[int, int], stride: tuple[int, 
         totals = [d * (k - 1) for k, d in zip(kernel, dilation, strict=True)]
         return tuple((total // 2, total - total // 2) for total in totals)
     if isinstance(padding, str):
-        raise ShapeError(message(op, "padding must be a number, a pair, 'same' or 'valid'", padding=repr(padding)))
+        raise ShapeError(message(op, "padding must be a number, a pair, a pair of pairs, 'same' or 'valid'", padding=repr(padding)))
     if isinstance(padding, tuple) and len(padding) == 2 and all(isinstance(side, tuple) for side in padding):
         return pair(op, "padding", padding[0], 0), pair(op, "padding", padding[1], 0)
     top, left = pair(op, "padding", padding, 0)

@@ -39,7 +39,7 @@ class Job(NamedTuple):
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """The size arguments of every kernel, per group: input, result, kernel, options. The input of an input gradient is dy."""
+        """The size arguments of every kernel, channels per group: input, result, kernel, options. The input of an input gradient is dy."""
         g, (c, m) = self.g, (self.g.c // self.g.groups, self.g.f // self.g.groups)
         source, result = (g.h, g.w), (g.oh, g.ow)
         if self.kind == INPUT_GRAD:
@@ -57,7 +57,7 @@ class Job(NamedTuple):
 
     @property
     def class_size(self) -> tuple[int, int]:
-        """The height and width of the result; for an input gradient, of the largest set of pixels with one position modulo the stride."""
+        """The height and width of the result; for an input gradient, of the largest set of pixels at equal positions modulo the stride."""
         g = self.g
         return (-(-g.h // g.stride[0]), -(-g.w // g.stride[1])) if self.kind == INPUT_GRAD else (g.oh, g.ow)
 
@@ -71,7 +71,7 @@ class Job(NamedTuple):
         return math.prod(self.g.w_shape) * self.g.n * self.g.oh * self.g.ow
 
     def is_few(self, units: int) -> bool:
-        """Whether there are fewer results than a tile per compute unit. False for weight gradients, whose kernels all split their sums."""
+        """Whether the results are too few for one tile per compute unit; false for weight gradients, whose kernels all split their sums."""
         return self.kind != WEIGHT_GRAD and self.pixels * self.filters * self.classes * self.g.groups < FEW_RESULTS * units
 
     @property

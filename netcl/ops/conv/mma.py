@@ -74,7 +74,7 @@ def chunks(job: Job) -> int:
 
 
 def chunk_run(whole: int, step: int) -> int:
-    """Return how many successive chunks belong to the same tap: ``step`` if it divides ``whole``, else all ``whole``."""
+    """Return how many successive chunks belong to one tap: ``step`` if it divides ``whole``, the chunks of a tap, else all of them."""
     return step if whole % step == 0 else whole
 
 

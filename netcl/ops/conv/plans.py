@@ -78,7 +78,7 @@ def conv_problem(job: Job, profile: ExtendedDeviceProfile) -> Problem:
 
 
 def _plainer_convolution(config: KernelConfig, profile: DeviceProfile) -> KernelConfig:
-    """Return ``config`` or, if it is named and turns off local memory or vectors, one whose kernel does without them."""
+    """Return ``config``; if it was registered or measured with local memory or vectors off, one whose kernel does not use them."""
     if not is_named(config) or (config.use_local_memory and config.use_vectorization):
         return config
     tier = config.extra.get("tier") or ("cpu" if profile.device_type == "cpu" else "simt")
@@ -296,9 +296,9 @@ def _pixel_splits(job: Job, profile: DeviceProfile, groups: int, depth: int) -> 
 
 
 def _suits_taps(job: Job, config: KernelConfig, profile: DeviceProfile) -> bool:
-    """Whether channels and filters fill the tiles of ``taps.cl``, and the device has room for them.
+    """Whether channels and filters fill the tiles of ``taps.cl``, and local memory and work-groups are large enough for them.
 
-    Never on a CPU, even if its GPU kernels are requested: PoCL 3.0 and 3.1 crash in it; Oclgrind and other drivers find no error.
+    Never on a CPU, even if GPU kernels are requested: PoCL 3.0 and 3.1 crash in this kernel; Oclgrind and other drivers find no error.
     """
     if profile.device_type == "cpu":
         return False

@@ -30,7 +30,7 @@ def _split_tile(job: Job, config: KernelConfig) -> dict[str, int]:
 
 
 def suits_split(job: Job, config: KernelConfig, profile: DeviceProfile) -> bool:
-    """Whether parts were requested or, if a policy decides, the results are few and neither Winograd nor a single product is faster."""
+    """Whether split sums are requested or, if the policy decides, results are few and neither Winograd nor a single product is faster."""
     able = job.kind != WEIGHT_GRAD and job.dtype == "float32" and profile.max_work_group_size >= 256 and profile.local_mem_size >= 1 << 15
     form = config.extra.get("form")
     if form or is_named(config) or not able:

@@ -68,7 +68,7 @@ def tile_points(points: Sequence[Fraction] = POINTS) -> list[Fraction]:
 
 
 def constants() -> dict[str, str]:
-    """Return the macros of ``transforms.cl``: powers of both points, and ``SCALES``, an initializer of TILE x TILE weight factors."""
+    """Return the macros of ``transforms.cl``: powers of the interpolation points, and ``SCALES``, TILE x TILE weight factors."""
     p, q = POINTS
     weights = matrices(tile_points())[1]
     scales = [*(row[0] for row in weights[:-1]), Fraction(1)]
@@ -166,7 +166,7 @@ def _useful_parts(m: int, c: int, span: int, units: int) -> int:
 
 
 def _transform(queue: Any, job: Job, part: int, name: str, alignment: int = 1, **quads: bool) -> Any:
-    """Return a kernel of ``winograd.cl``. The macros ``quads`` (rows loaded as vectors) require float32 images aligned to 16 bytes."""
+    """Return a kernel of ``winograd.cl``; ``quads``: macros to load rows as vectors, 0 unless float32 and aligned to 16 bytes."""
     vectors = alignment == 16 and job.dtype == "float32"
     defines = constants() | {"PART": part, "ITEMS": launch.LOCAL_1D, "INPUT_GRAD": job.kind == INPUT_GRAD}
     defines |= {macro: vectors and wide for macro, wide in quads.items()}

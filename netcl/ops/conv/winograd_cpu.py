@@ -121,7 +121,7 @@ def _tile_macros(count: int, c: int, m: int, profile: ExtendedDeviceProfile, giv
 
 
 def _strip_cost(count: int, strip: int, unit: int, fresh: int) -> float:
-    """Estimate the time for ``count`` tiles; of the last strip only existing tiles count, rounded up to a multiple of ``unit``."""
+    """Estimate the time of ``count`` tiles in strips, the last in multiples of ``unit``; ``fresh``: every strip transforms the weights."""
     computed = count // strip * strip + -(-(count % strip) // unit) * unit
     return WITH_TRANSFORMS * computed + TRANSFORM * (-(-count // strip) if fresh else 1)
 

@@ -66,7 +66,7 @@ def _result_dtype(name: str, *operands: Tensor) -> str:
     result = dtypes.DTYPES[first]
     for x in operands:
         if x.dtype not in launch.NUMBERS:
-            raise DtypeError(message(name, "products require numbers", 'cast first: x.to("float32")', dtype=x.dtype, shape=x.shape))
+            raise DtypeError(message(name, "operands must be numeric", 'cast first: x.to("float32")', dtype=x.dtype, shape=x.shape))
         result = dtypes.promote(result, dtypes.DTYPES[x.dtype])
     return result.name
 
@@ -128,7 +128,7 @@ def _matmul_ref(a, b, transpose_a=False, transpose_b=False):
         (S((3, 5), (4, 2)), r"\[matmul\] a must have as many columns as b has rows, got 5 and 4"),
         (S((2, 3, 5), (3, 5, 2)), r"\[matmul\] the batch axes must broadcast together; a\.shape=\(2, 3, 5\)"),
         (S((), (4, 2)), r"\[matmul\] operands must have at least one dimension"),
-        (S((3, 5), (5, 2), dtypes="bool"), r"\[matmul\] products require numbers; dtype=bool"),
+        (S((3, 5), (5, 2), dtypes="bool"), r"\[matmul\] operands must be numeric; dtype=bool"),
     ],
 )
 def matmul(a: Tensor, b: Tensor, *, transpose_a: bool = False, transpose_b: bool = False) -> Tensor:

@@ -97,7 +97,7 @@ def _panels(queue: Any, p: Matmul, config: KernelConfig, profile: DeviceProfile,
 
 
 def _pack(queue: Any, p: Matmul, tile: _Tile, a: Tensor, packed: Tensor) -> Tensor:
-    """Pack A into panels of a tile's rows: a few streams at a time along the rows of a transposed A, else panel after panel."""
+    """Pack A into panels of a tile's rows: of a transposed A a few rows at a time, else panel after panel. Returns ``packed``."""
     panels = -(-p.m // tile.rows)
     if p.trans_a:
         step = _PACK_STREAMS.get(tile.lanes * p.itemsize, 16)

@@ -59,7 +59,7 @@ def _parse(equation: str, ndims: Sequence[int]) -> tuple[list[str], str]:
     left, arrow, right = text.partition("->")
     inputs = left.split(",")
     if len(inputs) != len(ndims):
-        raise ShapeError(message("einsum", f"the equation expected {len(inputs)} operands, got {len(ndims)}", equation=repr(equation)))
+        raise ShapeError(message("einsum", "the equation must have one term per operand", equation=repr(equation), operands=len(ndims)))
     if not set(text.replace("->", "").replace("...", "")) <= set(string.ascii_letters + ","):
         raise ShapeError(message("einsum", "the equation must consist of letters, commas, '...' and '->'", equation=repr(equation)))
     free = [c for c in string.ascii_letters if c not in text]

@@ -104,7 +104,7 @@ class Matmul:
         return replace(self, c=sum_dtype(self.c), bias=None, finish=None, scaled=False, **changes)
 
     def lanes(self, name: str, dtype: str | None, count: int) -> tuple[dict[str, str], str]:
-        """Return the macro that loads vectors of an operand and the functions it needs; none for a dtype that is loaded value by value."""
+        """Return the macro that loads ``count`` values of an operand, and the source it needs; empty if values are loaded one by one."""
         if self.plain(dtype):
             return {f"{name}_LANES(p)": "G_LOAD((__global const REAL*)(p))"}, ""
         if dtype is not None and dtype in HALVES and self.real == "float":
@@ -191,7 +191,7 @@ class Block(NamedTuple):
         return (buffers * self.k * (self.m + self.n) if self.k else 17 * self.items) * p.itemsize
 
     def fits(self, p: Matmul, profile: DeviceProfile) -> bool:
-        """Whether two of its blocks fit in local memory, and the device allows its work-items."""
+        """Whether local memory holds two steps along k of both operands, and the device allows the work-group."""
         return self.items <= profile.max_work_group_size and self.local_bytes(p, 2) <= profile.local_mem_size
 
     def for_loads(self, aligned: bool) -> Block:
@@ -411,7 +411,7 @@ def problem_of(p: Matmul, profile: ExtendedDeviceProfile) -> Problem:
 
 
 def _plainer_product(config: KernelConfig, profile: DeviceProfile) -> KernelConfig:
-    """Return ``config``, or the naive kernel's configuration if a named one turns off local memory or vectors that its kernel needs."""
+    """Return ``config``, or the naive kernel's if a registered or measured ``config`` turns off local memory or vectors that it needs."""
     simt = config.extra.get("tier", "cpu" if profile.device_type == "cpu" else "simt") == "simt"
     plain = simt and config.variant is V.MATMUL_VECTORIZED
     tiled = simt and config.variant in TILED_PRODUCT.variants

@@ -28,7 +28,7 @@ _UNITS = {"float32": "MMA_TF32", "float16": "MMA_FLOAT16", "bfloat16": "MMA_BFLO
 
 
 class Tile(NamedTuple):
-    """The work of a group: m x n values over blocks k deep, in warps of warp_m x warp_n; ``stages`` blocks are kept at once.
+    """The work of a group: m x n values over blocks k deep, in warps of warp_m x warp_n; ``stages`` blocks are in local memory.
 
     The other fields are read by the cost model :func:`gemm.cost`. ``rate`` is relative to the fastest portable block.
     """
@@ -122,7 +122,7 @@ def choices(p: Matmul, units: int, dtype: str) -> Iterator[Tile]:
 
 
 def best(p: Matmul, units: int, config: KernelConfig | None = None) -> tuple[Tile, float]:
-    """Return the fastest tile by the model, among those of a configuration if it names one, and its time."""
+    """Return the fastest tile by the model and its estimated time; only tiles of the size that ``config`` names, if there are any."""
     dtype = unit_dtype(p) or "float32"
     found = list(choices(p, units, dtype))
     if config and config.extra.get("tier") == MMA_TIER:

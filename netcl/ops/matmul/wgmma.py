@@ -83,7 +83,7 @@ def takes(p: Matmul) -> bool:
 
 
 def best_tile(p: Matmul, units: int, config: KernelConfig | None = None) -> tuple[WarpGroupTile, float]:
-    """Return the fastest tile by the model, among those of a configuration if it names one, and its time."""
+    """Return the fastest tile by the model and its estimated time; only tiles of the form that ``config`` names, if there are any."""
     tiles: Sequence[WarpGroupTile] = WGMMA_TILES[DTYPES[p.a].itemsize]
     extra = config.extra if config else {}
     if config and extra.get("tier") == WGMMA_TIER:
@@ -102,9 +102,9 @@ def _priced(p: Matmul, tile: WarpGroupTile) -> WarpGroupTile:
 
 
 def instruction(name: str, columns: int, dtype: str, turned: tuple[int, int], first: bool = False) -> str:
-    """Return a macro ``name(sums, x, y)``: sums of 64 x ``columns``; ``first`` initializes them instead of adding.
+    """Return a macro ``name(sums, x, y)`` that adds x y to 64 x ``columns`` sums; with ``first`` it overwrites them.
 
-    float32 takes x from registers and cannot transpose operands; other dtypes take the local addresses of x and y, and may transpose.
+    float32 takes x from registers; other dtypes take local addresses of x and y, of which ``turned`` says whether each is transposed.
     """
     kind, count = _INSTRUCTION[dtype], columns // 2
     sums = ", ".join(f"%{i}" for i in range(count))

@@ -34,7 +34,7 @@ def _packed_problem(op: str, x: Tensor, weight: Tensor, kind: str, shape: tuple[
     if activations not in _ACTIVATION_FORMS:
         raise ValueError(message(op, f"activations must be one of {', '.join(_ACTIVATION_FORMS)}", activations=repr(activations)))
     if activations == "int8" and not p.coded:
-        raise ValueError(message(op, f"{row.name} has no integer codes, which int8 activations require", 'use activations="float"'))
+        raise ValueError(message(op, "int8 activations require a kind with integer codes", 'use activations="float"', kind=row.name))
     return p
 
 
@@ -70,7 +70,7 @@ def _packed_sample(x: tuple[int, ...], rows: int, kind: str, biased: bool = Fals
     ],
     errors=[
         (_packed_sample((2, 32), 4, "Q4_0", activations="int4"), r"\[quantized_linear\] activations must be one of auto, float, int8"),
-        (_packed_sample((2, 32), 4, "F16", activations="int8"), r"\[quantized_linear\] F16 has no integer codes"),
+        (_packed_sample((2, 32), 4, "F16", activations="int8"), r"int8 activations require a kind with integer codes; kind=F16"),
         (S((2, 32), np.zeros(9, np.uint8), kind="Q4_0", rows=4),
          r"\[quantized_linear\] weight must be 288 bytes \(uint8\) for 4 rows and 32 columns; kind=Q4_0, size=9"),
         (S((2, 40), np.zeros(9, np.uint8), kind="Q4_0", rows=4), r"\[quantized_linear\] the columns of Q4_0 must be a multiple of 32"),
@@ -143,7 +143,7 @@ def _rows_cpu(weight, index, kind, shape):
     ],
 )  # fmt: skip
 def quantized_rows(weight: Tensor, index: Tensor | None = None, *, kind: str, shape: tuple[int, int], dtype: str = "float32") -> Tensor:
-    r"""Unpack the rows of weights that ``index`` names, (\*index.shape, columns), or all. Indices out of range give NaN. No gradient."""
+    r"""Unpack all rows of weights, or those in ``index`` as (\*index.shape, columns). Indices out of range give NaN. No gradient."""
     weight, index = launch.as_tensors("quantized_rows", weight, index)
     p = _packed_problem("quantized_rows", weight, weight, kind, shape)
     if index is not None:

@@ -45,7 +45,7 @@ def device_bytes(kind: Kind, shape: tuple[int, int], op: str = "quantized_linear
     """Return the bytes of packed weights, with rows padded to whole strips. Raises ``ShapeError`` unless columns are whole records."""
     step, size = record_size(kind)
     if shape[1] % step or kind.name == "F32":
-        what = f"the columns of {kind.name} must be a multiple of {step}" if shape[1] % step else "F32 cannot be packed"
+        what = f"the columns of {kind.name} must be a multiple of {step}" if shape[1] % step else "packed weights must not be F32"
         raise ShapeError(message(op, what, "keep the layer unpacked, or choose another kind", columns=shape[1]))
     return -(-shape[0] // STRIP_ROWS) * (shape[1] // step) * size
 

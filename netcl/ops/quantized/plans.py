@@ -153,7 +153,7 @@ def _cpu_instructions() -> int:
 
 
 def _strips(queue: Any, p: Packed, config: KernelConfig, profile: Any, t: PackedOperands, assembly: int | None = None) -> None:
-    """Launch a product of strips with floating-point activations, or with int8 ones for the tier ``dot``."""
+    """Launch a product of strips, with activations rounded to int8 if ``p.activations`` is int8."""
     tokens = min(1 << (p.tokens - 1).bit_length(), _TOKENS)  # few variants of the kernel; tokens beyond the last repeat it
     strips, dots = -(-p.rows // STRIP_ROWS), p.activations == "int8"
     cpu = launch.on_cpu_device(queue) and "SLICES" not in config.extra
@@ -172,7 +172,7 @@ def _strips(queue: Any, p: Packed, config: KernelConfig, profile: Any, t: Packed
 
 
 def _rounded_activations(queue: Any, p: Packed, t: PackedOperands) -> tuple[Tensor, Tensor, Tensor]:
-    """Return x as int8, the scale of each 32 columns and the sum of each 16."""
+    """Return x rounded to int8, a scale for every 32 columns and the sum of every 16 columns."""
     runs = p.tokens * p.columns // 32
     made = [Tensor.empty((n,), dtype, queue=queue) for n, dtype in ((32 * runs, "int8"), (runs, "float32"), (2 * runs, "int32"))]
     kernel = _compiled(queue, p, "round_activations", "strips.cl", t, 4, 0)
@@ -192,7 +192,7 @@ def _mma_sizes(p: Packed, strips_per_unit: float, gated: bool, direct: bool) -> 
     """Return the macros of mma.cl for a product, from a table of the fastest ones on an H200.
 
     ``direct``: the activations are halves that the kernel can load as they are. It converts other activations in local memory, unless two
-    strips share them (gated products of 8 bits) or they do not fit. Weights with minimums need sums of activations, made there too.
+    strips share them (gated products of 8 bits) or they do not fit. Sums of activations, for weights with minimums, are computed there too.
     """
     scaled, kinds, runs = "scales" in p.kind.fields, 1 << (p.fragment - 1).bit_length(), p.columns // 32
     staged = p.fragment <= 8 and (scaled and "m" in p.kind.fields if direct else not (gated and p.kind.bits == 8))
@@ -227,7 +227,7 @@ def _mma(queue: Any, p: Packed, config: KernelConfig, profile: Any, t: PackedOpe
 def has_dots(queue: Any, kind: Kind) -> bool:
     """Whether a device is a CPU with instructions for dot products of int8, and its driver uses them correctly.
 
-    The instructions are assembly; they are not used with PoCL before 3.1, where a wrong one would end the process.
+    The instructions are inline assembly. They are not used with PoCL before 3.1, where an unsupported one would crash the process.
     """
     profile = profile_of(queue)
     version = tuple(map(int, re.findall(r"\d+", profile.driver_version)[:2]))

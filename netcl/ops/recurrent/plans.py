@@ -200,7 +200,7 @@ def _suits_whole(layer: Layer, config: KernelConfig, profile: Any) -> bool:
 
 
 class _Block(NamedTuple):
-    """How a launch is divided: units and items per group, columns per item, rows at a time, quads per item in a chunk, rows, groups."""
+    """How a launch is divided: ``units``, ``items`` and ``rows`` per group, ``tall`` rows at a time; ``columns``, ``quads`` per item."""
 
     units: int
     items: int
