@@ -179,7 +179,7 @@ def _resized(x: Tensor, axis: int, size: int) -> Tensor:
 
 
 def _transformed(name: str, input: Any, sizes: Any, dims: Any, norm: str | None, forward: bool, kind: str) -> Any:
-    """Return the transform along axes. ``kind``: between complex numbers (``cc``), from real ones (``rc``), or to real ones (``cr``)."""
+    """Return the transform along ``dims``; ``kind``: complex to complex (``cc``), real to complex (``rc``) or complex to real (``cr``)."""
     if kind == "rc" and isinstance(input, Complex):
         raise DtypeError(message(name, "the argument must be a real tensor", f"use {name.replace('rf', 'f').replace('ih', 'i')}"))
     given = input if kind == "rc" or isinstance(input, Complex) else Complex(*_real_and_imaginary(_floats(input)))
@@ -237,12 +237,12 @@ def ihfft(input: Tensor, n: int | None = None, dim: int = -1, norm: str | None =
 
 
 def fftfreq(n: int, d: float = 1.0, *, dtype: Any = None, **options: Any) -> Tensor:
-    """Return the frequencies of the elements of a transform of ``n`` values that are ``d`` apart."""
+    """Return the frequencies of a transform of ``n`` samples, in cycles per unit of the sample spacing ``d``."""
     return made_here(np.fft.fftfreq(n, d), dtype or "float32", options)
 
 
 def rfftfreq(n: int, d: float = 1.0, **options: Any) -> Tensor:
-    """Return the frequencies of the elements of an ``rfft``; see :func:`fftfreq`."""
+    """Return the frequencies of an ``rfft`` of ``n`` samples, from 0 up; see :func:`fftfreq`."""
     return fftfreq(n, d, **options)[: n // 2 + 1].abs()
 
 
