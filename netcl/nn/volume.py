@@ -84,7 +84,7 @@ def conv_transpose3d(input: Tensor, weight: Tensor, bias: Tensor | None = None, 
 
 
 def _pooled(x: Tensor, plane: Callable[[Tensor], Any], depth: Callable[[Tensor], Any], places: bool = False) -> Any:
-    """Pool the planes, then the depth; with ``places`` also return the positions of the maxima."""
+    """Pool by ``plane``, then along the depth by ``depth``; with ``places`` also return the flat indices of the maxima in the volume."""
     batch, channels, deep, *size = x.shape
     y = plane(ag.reshape(x, (batch, channels * deep, *size)))
     y, inside = y if places else (y, None)
@@ -101,7 +101,7 @@ def _pooled(x: Tensor, plane: Callable[[Tensor], Any], depth: Callable[[Tensor],
 
 
 def _pool3d(op: str, pool: Callable[..., Any], x: Tensor, settings: Sequence[Any], *rest: Any, places: bool = False) -> Any:
-    """Pool volumes by pooling images; a setting of ``None`` (the stride) means the kernel size."""
+    """Pool volumes by ``pool`` for images; ``settings``: kernel size, stride (``None``: the kernel size), padding, for maxima dilation."""
     _volume(op, x)
     sizes = [several(settings[0] if value is None else value, 3, "every setting", op) for value in settings]
     plane, depth = [size[1:] for size in sizes], [(size[0], unit) for size, unit in zip(sizes, (1, 1, 0, 1), strict=False)]
