@@ -200,7 +200,7 @@ def test_lbfgs_resumes_bit_for_bit_from_a_checkpoint(queue, tmp_path):
 
 def test_lbfgs_errors(queue):
     params, opt, _ = rosenbrock(queue, {})
-    with pytest.raises(TypeError, match=r"\[LBFGS\] step needs a function that computes the loss"):
+    with pytest.raises(TypeError, match=r"\[LBFGS\] closure must be a function that computes the loss"):
         opt.step()
     with pytest.raises(ValueError, match="only one parameter group"):
         optim.LBFGS([{"params": params[:1]}, {"params": params[1:]}])
