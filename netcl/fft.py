@@ -265,7 +265,7 @@ def ifftshift(input: Any, dim: Any = None) -> Any:
 def stft(input: Tensor, n_fft: int, hop_length: int | None = None, win_length: int | None = None, window: Tensor | None = None,
          center: bool = True, pad_mode: str = "reflect", normalized: bool = False, onesided: bool | None = None,
          return_complex: bool = True) -> Any:  # fmt: skip
-    """Return short-time Fourier transforms ``(..., frequencies, frames)``, with a last axis of 2 unless ``return_complex``."""
+    """Return short-time Fourier transforms ``(..., frequencies, frames)``: complex, or with ``return_complex=False`` real, ``(..., 2)``."""
     made = twin("stft_pairs")(input, n_fft, hop_length, win_length, window, center, pad_mode, normalized, onesided is not False)
     return view_as_complex(made) if return_complex else made
 
@@ -273,7 +273,7 @@ def stft(input: Tensor, n_fft: int, hop_length: int | None = None, win_length: i
 def istft(input: Any, n_fft: int, hop_length: int | None = None, win_length: int | None = None, window: Tensor | None = None,
           center: bool = True, normalized: bool = False, onesided: bool | None = None, length: int | None = None,
           return_complex: bool = False) -> Tensor:  # fmt: skip
-    """Return the inverse short-time Fourier transform of a complex tensor, or of one with a last axis of 2."""
+    """Return the inverse short-time Fourier transform of a complex tensor, or of a real tensor with a last axis of 2."""
     if return_complex:
         raise DtypeError(message("istft", "return_complex=True cannot be used: signals are real", "pass return_complex=False"))
     pairs = view_as_real(input) if isinstance(input, Complex) else input

@@ -50,7 +50,7 @@ def conv3d(input: Tensor, weight: Tensor, bias: Tensor | None = None, stride: Si
     x = ag.pad(input, (0, 0, 0, 0, front, back)) if front or back else input
     outs = (x.shape[2] - spread * (kernel - 1) - 1) // step + 1
     if outs < 1:
-        raise ShapeError(message("conv3d", f"the kernel must fit the padded input, got depth {spread * (kernel - 1) + 1} for {x.shape[2]}"))
+        raise ShapeError(message("conv3d", f"the kernel must fit the padded input, got depth {spread * (kernel - 1) + 1} > {x.shape[2]}"))
     taps = [x[:, :, k * spread : k * spread + (outs - 1) * step + 1 : step] for k in range(kernel)]
     windows = ag.permute(ag.stack(taps, axis=3), (0, 2, 1, 3, 4, 5))
     images = ag.reshape(windows, (batch * outs, channels * kernel, *x.shape[3:]))

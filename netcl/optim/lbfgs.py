@@ -31,7 +31,7 @@ def _largest(x: Tensor) -> float:
 
 
 class Point(NamedTuple):
-    """A point on the line of a search: step length, loss, gradient, and slope along the line."""
+    """A point of a line search: step length, loss, gradient, and slope along the line."""
 
     t: float
     loss: float

@@ -447,7 +447,7 @@ class OneCycleLR(Scheduler):
         super().__init__(optimizer, last_epoch)
 
     def _mark_groups(self, max_lr: Any, base_momentum: Any, max_momentum: Any, div_factor: float, final_div_factor: float) -> None:
-        """Store the ends of the cycle in the groups, as torch does."""
+        """Store the extreme learning rates and momenta of the cycle in the groups, as torch does."""
         count = len(self.groups)
         lists = {"max_lr": max_lr, "base_momentum": base_momentum, "max_momentum": max_momentum}
         for name, value in lists.items():

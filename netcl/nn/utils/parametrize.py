@@ -20,7 +20,7 @@ from netcl.nn.parameter import Parameter
 
 
 def _recompute(module: Module, name: str, function: Callable[[Any], Tensor] | None) -> None:
-    """Make ``module.name`` the result of ``function(module)``; ``None`` makes it an attribute again."""
+    """Make ``module.name`` the result of ``function(module)``; ``None`` makes it a plain attribute again."""
     computed = {**vars(module).get("_computed", {}), name: function}
     vars(module)["_computed"] = computed = {key: value for key, value in computed.items() if value is not None}
     real = vars(type(module)).get("_real", type(module))
