@@ -54,7 +54,7 @@ class OpCall:
 
 
 def cases(row: Row, dtype: str = "float32", sizes: Sequence[int] = TESTED_SIZES) -> Iterator[OpCall]:
-    """Yield the calls that a row is checked with, in one float dtype; with a single size, no broadcasts and no other parameters."""
+    """Yield the calls that a row is checked with, in one float dtype; with a single size, no broadcasting and only default parameters."""
     if isinstance(row, Choice):
         for part in row.rows:
             yield from cases(part, dtype, sizes)

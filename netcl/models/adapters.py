@@ -36,8 +36,8 @@ _UNSUPPORTED = ("modules_to_save", "lora_bias", "layer_replication", "alora_invo
 class LoRALinear(Module):
     """A frozen layer, ``Linear`` or ``QuantizedLinear``, and an adapter: ``y = base(x) + alpha / rank * x A^T B^T``; ``B`` starts as zeros.
 
-    With ``dora`` the rows of ``W + alpha / rank * B A`` are scaled to the learned norms ``lora_magnitude_vector``, which start as the
-    norms of the rows of ``W`` (the layer's). Parameters: ``lora_A`` ``(rank, in_features)``, ``lora_B`` ``(out_features, rank)``, float32.
+    With ``dora`` the rows of ``W + alpha / rank * B A``, ``W`` being the base's weights, are scaled to norms ``lora_magnitude_vector``.
+    These are learned and start as those of ``W``. Parameters: ``lora_A`` ``(rank, in_features)``, ``lora_B`` ``(out_features, rank)``.
     """
 
     def __init__(self, base: Any, rank: int = 8, alpha: float = 16, dropout: float = 0.0, dora: bool = False):

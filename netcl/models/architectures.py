@@ -128,7 +128,7 @@ T5: _Names = {"shared": "shared", "lm_head": "lm_head", **_t5_side("encoder"), *
 
 @dataclass(frozen=True)
 class Architecture:
-    """A model type: its weights' names, default sliding-window layers (``windows``), config keys by common name (``keys``), constants."""
+    """A model type: names, default sliding-window layers (``windows``), config keys by common name (``keys``), fixed ``settings``."""
 
     hf_class: str
     names: _Names

@@ -15,7 +15,7 @@ MOST_ELEMENTS = 1 << 31  # of any size in a configuration
 
 
 def whole_number(config: Mapping[str, Any], *keys: str, default: int | None = None, least: int = 1) -> int:
-    """Return the value of the first of ``keys`` in a configuration, or ``default``; raises unless a whole number from ``least`` on."""
+    """Return the value of the first of ``keys`` in a configuration, or ``default``; raises unless it is a whole number >= ``least``."""
     name, found = next(((key, config[key]) for key in keys if config.get(key) is not None), (keys[0], default))
     if not isinstance(found, int) or isinstance(found, bool) or not least <= found < MOST_ELEMENTS:
         raise refusal("config", f"{name} must be a whole number from {least} to {MOST_ELEMENTS - 1}", given=repr(found))
@@ -127,7 +127,7 @@ def rope_of(config: Mapping[str, Any], head: int, layer_type: str) -> Rope:
     except (ArithmeticError, KeyError, TypeError, ValueError) as fault:
         if isinstance(fault, FileError):
             raise
-        raise refusal("config", f"rope_type {kind!r} must have all settings, and valid ones: {type(fault).__name__}: {fault}") from fault
+        raise refusal("config", f"settings of rope_type {kind!r} must be complete and valid: {type(fault).__name__}: {fault}") from fault
     if any(table.shape != (found.size // 2,) or not np.isfinite(table).all() for table in tables):
         raise refusal("config", "there must be one finite rotary frequency per pair", rope_type=kind, pairs=found.size // 2)
     return found

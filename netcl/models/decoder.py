@@ -35,7 +35,7 @@ class CausalLM(Module):
 
     Shapes: ids ``(batch, length)``, logits ``(batch, length, vocabulary)``. With a ``cache`` (:class:`~netcl.nn.attention.KVCache`, made
     by ``new_cache()``) the ids are only the new ones. ``positions``, of shape ``(length,)`` or ``(batch, length)``, replace the positions
-    that follow from the cache. ``documents``, of shape ``(batch, length)``, are numbers; attention is restricted to equal ones.
+    that follow from the cache. ``documents``, of shape ``(batch, length)``, number the documents; attention stays inside each.
 
     With ``checkpointing = True`` a training step keeps only the inputs of the layers and recomputes the rest in backward.
     """

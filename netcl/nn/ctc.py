@@ -20,8 +20,7 @@ def ctc_loss(log_probs: Tensor, targets: Tensor, input_lengths: Any, target_leng
 
     - **log_probs**: ``(T, N, C)``, or ``(T, C)`` for one sequence: the output of ``log_softmax``.
     - **targets**: ``(N, S)``, or all labels in one vector. **input_lengths**, **target_lengths**: one length per sequence.
-    - **blank**: the class of blanks. **zero_infinity**: whether an infinite loss becomes 0.
-    - **reduction**: ``none``, ``sum``, or ``mean``, which first divides each loss by the length of its target.
+    - **reduction**: ``mean`` first divides each loss by the length of its target. **zero_infinity**: whether infinite losses become 0.
 
     The sum runs forward through time on the device; the labels and lengths are read on the host.
     """

@@ -135,7 +135,7 @@ def _encode(value: Any, where: str) -> Any:
 
 
 def build(config: Mapping[str, Any], queue: Any = None) -> Any:
-    """Build the module that ``config``, a result of :func:`config_of`, describes, with fresh weights, on ``queue`` or the active device.
+    """Build the module that ``config`` describes, in the form of :func:`config_of`, with fresh weights, on ``queue`` or the active device.
 
     >>> from netcl import nn
     >>> nn.build({"type": "Linear", "args": [3, 2]})

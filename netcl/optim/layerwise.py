@@ -167,7 +167,7 @@ class Muon(LayerwiseOptimizer):
 class Adafactor(LayerwiseOptimizer):
     """Divides gradients by their root mean square; a matrix keeps only one number per row and one per column (Shazeer & Stern 2018).
 
-    Step n has the size ``min(lr, 1 / sqrt(n))`` times the parameter's scale, its root mean square. Averages take new squares
+    Step n has the size ``min(lr, 1 / sqrt(n))`` times the parameter's scale, its root mean square. New squares enter the averages
     with weight ``n ** beta2_decay``. ``eps`` bounds squares and scales from below, ``d`` bounds the root mean square of an update.
     """
 

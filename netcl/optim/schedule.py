@@ -375,7 +375,7 @@ class CyclicLR(Scheduler):
 
     ``mode`` scales the height of a cycle: ``"triangular"`` keeps it, ``"triangular2"`` halves it in every cycle, ``"exp_range"``
     multiplies it by ``gamma`` at every step. ``scale_fn`` replaces the mode; it takes the cycle, or the step if ``scale_mode`` is
-    ``"iterations"``. ``cycle_momentum`` lowers the momentum (or first beta) while the rate rises, and raises it while it falls.
+    ``"iterations"``. ``cycle_momentum`` lowers the momentum (or first beta) while the rate rises, and raises it while the rate falls.
     """
 
     _not_saved = ("optimizer", "scale_fn")

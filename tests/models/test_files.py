@@ -72,7 +72,7 @@ def test_shards_are_read_by_their_index(folder_of, tmp_path):
         ({"intermediate_size": 40}, r"a tensor must have the shape that the configuration gives it"),
         ({"hidden_act": "nonsense"}, r"\[config\] the activation must be one of silu"),
         ({"rope_parameters": {"rope_type": "nonsense"}}, r"\[config\] rope_type must be one of default"),
-        ({"rope_parameters": {"rope_type": "longrope"}}, r"\[config\] rope_type 'longrope' must have all settings, and valid ones"),
+        ({"rope_parameters": {"rope_type": "longrope"}}, r"\[config\] settings of rope_type 'longrope' must be complete and valid"),
         ({"rms_norm_eps": "a"}, r"\[config\] rms_norm_eps must be a finite number"),
         ({"rms_norm_eps": None, "layer_norm_eps": "a"}, r"\[config\] layer_norm_eps must be a finite number"),
     ],

@@ -222,7 +222,7 @@ class SpectralNorm(Module):
 
 
 def spectral_form(module: Module, name: str, rounds: int, eps: float, dim: int | None, older: bool = False) -> SpectralNorm:
-    """Return the :class:`SpectralNorm` of ``rounds`` iterations per step; matrix rows are axis ``dim``, by default 0 (1 if transposed)."""
+    """Return the :class:`SpectralNorm` by ``rounds`` power iterations; matrix rows are axis ``dim``, by default 0 (1 if transposed)."""
     axis = dim if dim is not None else int(getattr(module, "transposed", False))
     return SpectralNorm(getattr(module, name).detach(), rounds, axis, eps, older)
 
