@@ -27,7 +27,7 @@ TensorOrNumber = Tensor | float
 
 
 class Distribution:
-    """Base class of distributions. ``batch_shape`` is the shape of independent distributions, ``event_shape`` that of a draw from one."""
+    """Base class of distributions: a batch of shape ``batch_shape``; a draw from each member has shape ``event_shape``."""
 
     batch_shape: tuple[int, ...]
     event_shape: tuple[int, ...] = ()
@@ -42,7 +42,7 @@ class Distribution:
             setattr(self, name, x if x.shape == self.batch_shape else x.expand(self.batch_shape))
 
     def rsample(self, sample_shape: Sequence[int] = ()) -> Tensor:
-        """Draw values through which gradients flow to the parameters."""
+        """Draw values of shape ``sample_shape + batch_shape + event_shape``; gradients flow through them to the parameters."""
         raise NotImplementedError(message(type(self).__name__, "draws of this distribution have no gradient", "use sample()"))
 
     def sample(self, sample_shape: Sequence[int] = ()) -> Tensor:
@@ -157,7 +157,7 @@ class Bernoulli(Distribution):
 
 
 class Categorical(Distribution):
-    """A distribution over classes, the last axis of ``probs`` or ``logits``, which need not be normalized."""
+    """A distribution over class indices. The last axis of ``probs`` or ``logits`` has a value per class and is normalized."""
 
     probs: Tensor
     logits: Tensor

@@ -179,7 +179,7 @@ def _resized(x: Tensor, axis: int, size: int) -> Tensor:
 
 
 def _transformed(name: str, input: Any, sizes: Any, dims: Any, norm: str | None, forward: bool, kind: str) -> Any:
-    """Return the transform along axes. ``kind``: between complex numbers (``cc``), from real ones (``rc``), or to real ones (``cr``)."""
+    """Return the transform along ``dims``; ``kind``: complex to complex (``cc``), real to complex (``rc``) or complex to real (``cr``)."""
     if kind == "rc" and isinstance(input, Complex):
         raise DtypeError(message(name, "the argument must be a real tensor", f"use {name.replace('rf', 'f').replace('ih', 'i')}"))
     given = input if kind == "rc" or isinstance(input, Complex) else Complex(*_real_and_imaginary(_floats(input)))
@@ -237,12 +237,12 @@ def ihfft(input: Tensor, n: int | None = None, dim: int = -1, norm: str | None =
 
 
 def fftfreq(n: int, d: float = 1.0, *, dtype: Any = None, **options: Any) -> Tensor:
-    """Return the frequencies of the elements of a transform of ``n`` values that are ``d`` apart."""
+    """Return the frequencies of a transform of ``n`` samples, in cycles per unit of the sample spacing ``d``."""
     return made_here(np.fft.fftfreq(n, d), dtype or "float32", options)
 
 
 def rfftfreq(n: int, d: float = 1.0, **options: Any) -> Tensor:
-    """Return the frequencies of the elements of an ``rfft``; see :func:`fftfreq`."""
+    """Return the frequencies of an ``rfft`` of ``n`` samples, from 0 up; see :func:`fftfreq`."""
     return fftfreq(n, d, **options)[: n // 2 + 1].abs()
 
 
@@ -265,7 +265,7 @@ def ifftshift(input: Any, dim: Any = None) -> Any:
 def stft(input: Tensor, n_fft: int, hop_length: int | None = None, win_length: int | None = None, window: Tensor | None = None,
          center: bool = True, pad_mode: str = "reflect", normalized: bool = False, onesided: bool | None = None,
          return_complex: bool = True) -> Any:  # fmt: skip
-    """Return short-time Fourier transforms ``(..., frequencies, frames)``, with a last axis of 2 unless ``return_complex``."""
+    """Return short-time Fourier transforms ``(..., frequencies, frames)``: complex, or with ``return_complex=False`` real, ``(..., 2)``."""
     made = twin("stft_pairs")(input, n_fft, hop_length, win_length, window, center, pad_mode, normalized, onesided is not False)
     return view_as_complex(made) if return_complex else made
 
@@ -273,7 +273,7 @@ def stft(input: Tensor, n_fft: int, hop_length: int | None = None, win_length: i
 def istft(input: Any, n_fft: int, hop_length: int | None = None, win_length: int | None = None, window: Tensor | None = None,
           center: bool = True, normalized: bool = False, onesided: bool | None = None, length: int | None = None,
           return_complex: bool = False) -> Tensor:  # fmt: skip
-    """Return the inverse short-time Fourier transform of a complex tensor, or of one with a last axis of 2."""
+    """Return the inverse short-time Fourier transform of a complex tensor, or of a real tensor with a last axis of 2."""
     if return_complex:
         raise DtypeError(message("istft", "return_complex=True cannot be used: signals are real", "pass return_complex=False"))
     pairs = view_as_real(input) if isinstance(input, Complex) else input

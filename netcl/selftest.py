@@ -54,7 +54,7 @@ class OpCall:
 
 
 def cases(row: Row, dtype: str = "float32", sizes: Sequence[int] = TESTED_SIZES) -> Iterator[OpCall]:
-    """Yield the calls that a row is checked with, in one float dtype; with a single size, only the simplest call of each kind."""
+    """Yield the calls that a row is checked with, in one float dtype; with a single size, no broadcasting and only default parameters."""
     if isinstance(row, Choice):
         for part in row.rows:
             yield from cases(part, dtype, sizes)
@@ -129,7 +129,7 @@ def _sent_to_device(value: Any, handle: DeviceHandle, dtype: str | None, require
 
 
 def run_case(row: Row, namespace: Any, inputs: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    """Call a row through ``netcl.ops`` or ``netcl.autograd``; the parts of a choice are called as rows of their own."""
+    """Call the op of a row in ``namespace``, ``netcl.ops`` or ``netcl.autograd``, and return its result."""
     return getattr(namespace, row.name)(*inputs, **kwargs)
 
 

@@ -36,8 +36,8 @@ _UNSUPPORTED = ("modules_to_save", "lora_bias", "layer_replication", "alora_invo
 class LoRALinear(Module):
     """A frozen layer, ``Linear`` or ``QuantizedLinear``, and an adapter: ``y = base(x) + alpha / rank * x A^T B^T``; ``B`` starts as zeros.
 
-    With ``dora`` the rows of the sum of both matrices are scaled to the learned lengths ``lora_magnitude_vector``, which start as the
-    lengths of the base's rows. Parameters: ``lora_A`` ``(rank, in_features)``, ``lora_B`` ``(out_features, rank)``, float32.
+    With ``dora`` the rows of ``W + alpha / rank * B A``, ``W`` being the base's weights, are scaled to norms ``lora_magnitude_vector``.
+    These are learned and start as those of ``W``. Parameters: ``lora_A`` ``(rank, in_features)``, ``lora_B`` ``(out_features, rank)``.
     """
 
     def __init__(self, base: Any, rank: int = 8, alpha: float = 16, dropout: float = 0.0, dora: bool = False):
@@ -80,8 +80,8 @@ def lora(model: ModelT, rank: int = 8, alpha: float = 16, targets: Sequence[str]
     """Add adapters to linear layers of a model, in place, and freeze everything else; return the model.
 
     - **rank**, **alpha**: an adapter adds ``alpha / rank`` times the product of two matrices of this rank.
-    - **targets**: names of layers; by default all of attention and feed-forward networks. Experts and tied heads never get one.
-    - **dropout**: of the adapters' inputs. **dora**: learn the lengths of the rows, too.
+    - **targets**: names of layers; by default all of attention and feed-forward networks, but never experts and tied heads.
+    - **dropout**: of the adapters' inputs. **dora**: whether to learn the norms of the rows of the weights, too.
     """
     if rank < 1 or not 0 <= dropout < 1:
         raise ValueError(message("lora", "rank must be at least 1, and dropout at least 0 and below 1", rank=rank, dropout=dropout))
@@ -95,7 +95,7 @@ def lora(model: ModelT, rank: int = 8, alpha: float = 16, targets: Sequence[str]
 
 
 def _linear_layers(model: Module) -> dict[str, Any]:
-    """List all layers that can have an adapter, by path: adapted ones once, no experts, and no heads that share the embedding."""
+    """Return the linear layers that can have an adapter, by path: no experts, no tied heads, and no layers inside an adapter."""
     tied = "lm_head" if getattr(model.config, "tied", False) else None
     found = {path: layer for path, layer in model.named_modules() if hasattr(layer, "in_features") and path != tied}
     inside = {path for path in found if isinstance(found.get(path.rpartition(".")[0]), LoRALinear)}
@@ -183,7 +183,7 @@ def save_adapter(model: Any, folder: str | os.PathLike[str], base: str = "") -> 
 
 
 def _joined_factors(model: Module, rows: Mapping[str, slice]) -> tuple[dict[str, np.ndarray], tuple[int, float]]:
-    """Combine the adapters of the parts of a fused layer; returns ``A`` (stacked) and ``B`` (in blocks), and the rank and alpha."""
+    """Combine the adapters of the parts of a fused layer; returns tensors by name (``A`` stacked, ``B`` in blocks), rank and alpha."""
     layers: dict[str, Any] = {path: model.get_submodule(path) for path in rows}
     own: dict[str, Any] = {path: layer for path, layer in layers.items() if isinstance(layer, LoRALinear)}
     scale, rank, at = next(iter(own.values())).scale, sum(layer.rank for layer in own.values()), 0
@@ -219,7 +219,7 @@ def load_adapter(model: ModelT, folder: str | os.PathLike[str]) -> ModelT:
     if not files:
         raise refusal("load_adapter", "the adapter must have at least one tensor", file=place / _TENSORS)
     if strange:
-        what = f"each adapter must have {', '.join(sorted(kinds))}, a rank above 0, and the outputs of a layer of the model"
+        what = f"each adapter must have {', '.join(sorted(kinds))}, a rank above 0, and a row of B per output of a layer of the model"
         shapes = {name: {kind: array.shape for kind, array in files[name].items()} for name in strange[:3]}
         raise refusal("load_adapter", what, file=place / _TENSORS, layers=shapes)
     for path, (name, rows) in layers.items():
@@ -228,7 +228,7 @@ def load_adapter(model: ModelT, folder: str | os.PathLike[str]) -> ModelT:
             own = [value for key, value in (config.get("alpha_pattern") or {}).items() if f".{name}".endswith(f".{key}")]
             rank, alpha = len(parts["lora_A"]), own[0] if own else config.get("lora_alpha")
             if isinstance(alpha, bool) or not isinstance(alpha, int | float):
-                raise refusal("load_adapter", "lora_alpha and alpha_pattern must have numbers", file=place / _CONFIG, given=repr(alpha))
+                raise refusal("load_adapter", "alpha must be a number (lora_alpha, alpha_pattern)", file=place / _CONFIG, given=repr(alpha))
             alpha *= math.sqrt(rank) if config.get("use_rslora") else 1
             made[path] = LoRALinear(model.get_submodule(path), rank, alpha, float(config.get("lora_dropout") or 0.0), dora)
             with refusing("load_adapter", place / _TENSORS, (ShapeError,)):

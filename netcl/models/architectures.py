@@ -128,7 +128,7 @@ T5: _Names = {"shared": "shared", "lm_head": "lm_head", **_t5_side("encoder"), *
 
 @dataclass(frozen=True)
 class Architecture:
-    """An entry of the table. ``windows`` selects layers with a window by default, ``keys`` renames settings, ``settings`` fixes them."""
+    """A model type: names, default sliding-window layers (``windows``), config keys by common name (``keys``), fixed ``settings``."""
 
     hf_class: str
     names: _Names
@@ -186,7 +186,7 @@ def architecture_of(config: Mapping[str, Any]) -> tuple[str, Architecture]:
 
 
 def hub_names(row: Architecture, config: ModelConfig) -> _Names:
-    """Return the names of weights in a folder; T5 without gates names the first matrix of a feed-forward network differently."""
+    """Return the Hugging Face name of each parameter; T5 without gates names the first matrix of a feed-forward network ``wi``."""
     return row.names if config.gated else {ours: theirs.replace(".wi_1", ".wi") for ours, theirs in row.names.items()}
 
 

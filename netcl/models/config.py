@@ -15,7 +15,7 @@ MOST_ELEMENTS = 1 << 31  # of any size in a configuration
 
 
 def whole_number(config: Mapping[str, Any], *keys: str, default: int | None = None, least: int = 1) -> int:
-    """Return the value of the first of ``keys`` that a configuration has, or ``default``; raises unless it is a whole number in range."""
+    """Return the value of the first of ``keys`` in a configuration, or ``default``; raises unless it is a whole number >= ``least``."""
     name, found = next(((key, config[key]) for key in keys if config.get(key) is not None), (keys[0], default))
     if not isinstance(found, int) or isinstance(found, bool) or not least <= found < MOST_ELEMENTS:
         raise refusal("config", f"{name} must be a whole number from {least} to {MOST_ELEMENTS - 1}", given=repr(found))
@@ -127,7 +127,7 @@ def rope_of(config: Mapping[str, Any], head: int, layer_type: str) -> Rope:
     except (ArithmeticError, KeyError, TypeError, ValueError) as fault:
         if isinstance(fault, FileError):
             raise
-        raise refusal("config", f"the settings of rope_type {kind!r} must fit together: {type(fault).__name__}: {fault}") from fault
+        raise refusal("config", f"settings of rope_type {kind!r} must be complete and valid: {type(fault).__name__}: {fault}") from fault
     if any(table.shape != (found.size // 2,) or not np.isfinite(table).all() for table in tables):
         raise refusal("config", "there must be one finite rotary frequency per pair", rope_type=kind, pairs=found.size // 2)
     return found
@@ -135,7 +135,7 @@ def rope_of(config: Mapping[str, Any], head: int, layer_type: str) -> Rope:
 
 @dataclass(frozen=True)
 class Experts:
-    """A mixture of experts: ``chosen`` of ``count`` networks of width ``width`` per token; ``shared`` is the width of one for all, or 0."""
+    """A mixture of ``count`` networks of width ``width``: a token uses ``chosen`` of them, and a shared one of width ``shared`` if > 0."""
 
     count: int
     chosen: int
@@ -193,6 +193,6 @@ class ModelConfig:
 
 
 def end_ids(settings: Mapping[str, Any]) -> set[int]:
-    """Return the ids of the end tokens in the settings of a model or of its generation: one, several or none."""
+    """Return the ``eos_token_id`` of ``config.json`` or ``generation_config.json`` as a set, with one id, several or none."""
     found = settings.get("eos_token_id")
     return {token for token in (found if isinstance(found, list) else [found]) if isinstance(token, int)}

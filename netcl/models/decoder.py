@@ -35,9 +35,9 @@ class CausalLM(Module):
 
     Shapes: ids ``(batch, length)``, logits ``(batch, length, vocabulary)``. With a ``cache`` (:class:`~netcl.nn.attention.KVCache`, made
     by ``new_cache()``) the ids are only the new ones. ``positions``, of shape ``(length,)`` or ``(batch, length)``, replace the positions
-    that follow from the cache. ``documents``, of the same shape, restrict attention to positions with the same number.
+    that follow from the cache. ``documents``, of shape ``(batch, length)``, number the documents; attention stays inside each.
 
-    With ``checkpointing = True`` a training step keeps only the inputs of the layers and computes the rest again for the gradient.
+    With ``checkpointing = True`` a training step keeps only the inputs of the layers and recomputes the rest in backward.
     """
 
     def __init__(self, config: ModelConfig):
@@ -75,7 +75,7 @@ class CausalLM(Module):
         return self.make_tokenizer()
 
     def new_cache(self, capacity: int | None = None, dtype: str | None = None) -> KVCache:
-        """Return an empty cache for this model; ``dtype="int8"`` rounds keys and values. The default is ``cache_dtype``."""
+        """Return an empty cache of ``capacity`` positions (``None``: it grows); ``dtype`` is ``"int8"`` or, by default, ``cache_dtype``."""
         return KVCache(self.config.layers, capacity, dtype or self.cache_dtype)
 
     @property
@@ -193,7 +193,7 @@ class CausalLM(Module):
         return self._together(prompt, stops, write)
 
     def _together(self, prompts: Sequence[Any], stops: tuple[str, ...], write: Callable[..., Iterator[np.ndarray]]) -> list[Any]:
-        """Generate continuations of several prompts in one batch."""
+        """Return the continuation of each prompt, as text or ids like the prompt; ``write(prompts)`` yields one token per prompt."""
         texts = [isinstance(prompt, str) for prompt in prompts]
         ids = [self.tokenizer.encode(prompt) if text else [int(i) for i in prompt] for prompt, text in zip(prompts, texts, strict=True)]
         ends = {*self.end_tokens(), *(self.tokenizer.end_tokens if any(texts) else ())}
@@ -244,7 +244,7 @@ class CausalLM(Module):
         return end_ids(self.config.source) | end_ids(self.generation)
 
     def _until(self, ids: list[int], stops: tuple[str, ...], write: Callable[..., Iterator[np.ndarray]]) -> Iterator[int]:
-        """Yield ids up to an end token, which is left out, or up to the token that completes a stop string."""
+        """Yield the ids that ``write`` generates, up to an end token (left out) or the token that completes a stop string."""
         made: list[int] = []
         ends = self.end_tokens()
         for tokens in write([ids]):
@@ -256,7 +256,7 @@ class CausalLM(Module):
                 return
 
     def _pieces(self, ids: list[int], stops: tuple[str, ...], write: Callable[..., Iterator[np.ndarray]]) -> Iterator[str]:
-        """Yield text as it is generated: whole characters only, and no text that may become part of a stop string."""
+        """Yield the text that ``write`` generates: whole characters only, and no text that may become part of a stop string."""
         stream, ends = TextStream(self.tokenizer, ids, stops), {*self.end_tokens(), *self.tokenizer.end_tokens}
         for tokens in write([ids]):
             if int(tokens[0]) in ends:

@@ -124,7 +124,7 @@ def _config_of(source: HubFolder | _GGUFModel) -> ModelConfig:
 def _clip_config(config: Mapping[str, Any], name: str) -> ModelConfig:
     given = config.get(f"{name}_config")
     if not isinstance(given, dict) or not isinstance(config.get("projection_dim"), int):
-        what, size = f"CLIP must have an object {name}_config and a whole number projection_dim", config.get("projection_dim")
+        what, size = f"config.json of CLIP must have an object {name}_config and an integer projection_dim", config.get("projection_dim")
         raise refusal("config", what, projection_dim=repr(size), keys=sorted(config))
     return read_config({"hidden_act": "quick_gelu", **given, "model_type": f"clip_{name}_model", "_projection": config["projection_dim"]})
 

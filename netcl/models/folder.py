@@ -86,7 +86,7 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def write_tensors(folder: Path, tensors: Mapping[str, Callable[[], np.ndarray]], shard_bytes: int = _SHARD_BYTES) -> None:
-    """Write tensors as ``model.safetensors``, or as shards of at most ``shard_bytes`` (or one tensor) with an index."""
+    """Write tensors as ``model.safetensors``, or as shards of at most ``shard_bytes`` with an index; a larger tensor has its own shard."""
     shards: list[dict[str, np.ndarray]] = [{}]
     places: dict[str, int] = {}
     total = held = 0

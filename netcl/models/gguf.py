@@ -161,12 +161,12 @@ class GGUFFile:
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """The shapes of the tensors, in NumPy's order of axes."""
+        """The shape of each tensor by name, in NumPy's order of axes."""
         return {name: place.shape for name, place in self.tensors.items()}
 
     @property
     def kinds(self) -> dict[str, str]:
-        """The types of the tensors."""
+        """The GGUF type of each tensor by name."""
         return {name: place.kind for name, place in self.tensors.items()}
 
     def packed(self, name: str) -> np.ndarray:

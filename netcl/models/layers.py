@@ -33,7 +33,7 @@ _DECODED_ACTIVATIONS = {name: "gelu_tanh" if "_" in name else name for name in A
 
 
 class AttentionSpan(NamedTuple):
-    """The values shared by the layers of one forward pass: positions that do not begin at 0, masks by window, rotary tables."""
+    """The values shared by the layers of a forward pass: positions (``None``: from 0), masks by window size, rotary frequencies."""
 
     positions: Tensor | None
     masks: dict[int | None, tuple[Tensor | None, bool]]
@@ -262,7 +262,7 @@ class TransformerLayer(Module):
 
 def make_span(config: ModelConfig, queue: Any, queries: int, seen: int, positions: Tensor | None, kept: dict[Any, Tensor],
               cached: bool = False, documents: Tensor | None = None) -> AttentionSpan:  # fmt: skip
-    """Return the :class:`AttentionSpan` of a forward pass; ``kept`` caches rotary tables. With ``cached`` there are no masks."""
+    """Return the span of ``queries`` positions after ``seen``; ``kept`` caches rotary frequencies. With ``cached`` there are no masks."""
     tables = {}
     for rope in dict.fromkeys(rope for rope in config.ropes if rope is not None):
         key = (rope, rope.stretch(seen + queries), queue)

@@ -34,7 +34,7 @@ def model_hash(model: Any) -> str:
 
 
 class PromptFile:
-    """A file with the positions of one prompt, for one model.
+    """A file with the keys and values of the positions of one prompt, for one model.
 
     ``restore`` fills a cache with the positions that a prompt shares with the file; ``store`` writes the positions of a prompt if there is
     no file yet, or if the prompt continues that of the file. Files of other models and damaged files raise an error.
@@ -45,7 +45,7 @@ class PromptFile:
         self._whole = True  # whether the prompt continues what the file holds
 
     def restore(self, cache: KVCache, ids: list[int]) -> int:
-        """Fill an empty cache; returns how many positions of ``ids`` it then holds, at most all but the last."""
+        """Fill an empty cache from the file; returns how many positions of ``ids`` the cache then holds, at most all but the last."""
         if not self.path.exists():
             return 0
         tokens, tensors = self._read(cache)

@@ -38,7 +38,7 @@ class Seq2SeqCache:
 
 
 class Seq2SeqLayer(TransformerLayer):
-    """A decoder layer: self-attention, attention over the encoder (keys and values are computed once per cache), and a network."""
+    """A decoder layer: self-attention, cross-attention (keys and values are computed once per cache), and a feed-forward network."""
 
     def __init__(self, config: ModelConfig, layer: int):
         super().__init__(config, layer)

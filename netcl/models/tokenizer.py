@@ -69,7 +69,7 @@ _SPECIAL_NAMES = ("bos", "eos", "pad", "unk")
 
 
 def tokenizers_library() -> Any:
-    """Import the package ``tokenizers``; raises an error with the install command."""
+    """Import and return the package ``tokenizers``; if it is missing, raises an error with the install command."""
     try:
         import tokenizers
     except ImportError:
@@ -82,7 +82,7 @@ class Tokenizer:
 
     - **backend**: a ``tokenizers.Tokenizer``.
     - **special**: texts of special tokens: ``bos_token``, ``eos_token``, ``pad_token``, ``unk_token``.
-    - **chat_template**: a Jinja template of conversations. **metadata**: the keys of the GGUF file it was read from.
+    - **chat_template**: a Jinja template of conversations. **metadata**: ``tokenizer.*`` of the GGUF file it was read from.
     """
 
     def __init__(self, backend: Any, special: Mapping[str, str] | None = None, chat_template: str = "",
@@ -175,7 +175,7 @@ def folder_tokenizer(folder: Path) -> Tokenizer:
 
 
 def gguf_tokenizer(metadata: Mapping[str, Any]) -> Tokenizer:
-    """The tokenizer of a GGUF file: kinds ``gpt2`` (byte-level BPE), ``llama`` (SentencePiece BPE) and ``t5`` (SentencePiece unigram)."""
+    """Return the tokenizer of a GGUF file: ``gpt2`` (byte-level BPE), ``llama`` (SentencePiece BPE) or ``t5`` (SentencePiece unigram)."""
     own = {key: value for key, value in metadata.items() if key.startswith("tokenizer.")}
     kind, tokens = own.get("tokenizer.ggml.model"), own.get("tokenizer.ggml.tokens")
     makers = {"gpt2": _byte_level, "llama": _sentencepiece, "t5": _unigram}

@@ -33,7 +33,7 @@ class WeightSource(Protocol):
 
 
 class Origin(NamedTuple):
-    """The origin of a parameter in a file: the tensor's name, the ops from it to the parameter, the expert."""
+    """Where a file holds a parameter: the tensor's name, the ops that convert the tensor to the parameter, and the expert's index."""
 
     name: str
     ops: tuple[str, ...]
@@ -65,7 +65,7 @@ def _fused_rows(config: ModelConfig, part: str) -> slice:
 
 
 def rotary_order(array: np.ndarray, heads: int, inverse: bool) -> np.ndarray:
-    """Permute rows of queries or keys from llama.cpp's order (pairs side by side) to halves; ``inverse`` permutes back."""
+    """Permute rows of queries or keys from llama.cpp's order (pairs side by side) to Hugging Face's (halves); ``inverse`` permutes back."""
     shape = (heads, 2, -1) if inverse else (heads, -1, 2)
     return array.reshape(*shape, *array.shape[1:]).swapaxes(1, 2).reshape(array.shape)
 
@@ -108,7 +108,7 @@ def fill(model: Any, source: WeightSource, names: Mapping[str, str], ignored: It
     left = {name for name in set(shapes) - used - set(tied) if not any(word in name for word in ignored)}
     if missing or left:
         parts = {key: f"[{some(sorted(found))}]" for key, found in (("missing", missing), ("unexpected", left)) if found}
-        raise refusal("models", "the tensors of the file must fit its configuration", file=source.path, **parts)
+        raise refusal("models", "the file must have exactly the tensors of its configuration", file=source.path, **parts)
     for name, parameter in parameters.items():
         if not (pack and _put_packed(model, name, source, origins[name])):
             parameter.write(pull(source, origins[name], model.part_config(name), parameter.shape))

@@ -74,7 +74,7 @@ def instance_norm(
     input: Tensor, running_mean: Tensor | None = None, running_var: Tensor | None = None, weight: Tensor | None = None,
     bias: Tensor | None = None, use_input_stats: bool = True, momentum: float = 0.1, eps: float = 1e-5,
 ) -> Tensor:  # fmt: skip
-    """Normalize ``(N, C, ...)`` per image and channel or, with ``use_input_stats=False``, by the running statistics; none is updated."""
+    """Normalize ``(N, C, ...)`` per image and channel or, with ``use_input_stats=False``, by running statistics, which stay unchanged."""
     if not use_input_stats:
         return ag.batch_norm(input, running_mean, running_var, weight, bias, eps=eps)
     if running_mean is not None or running_var is not None:
@@ -244,7 +244,7 @@ def _padded(input: Tensor, padding: int | Sequence[int], axes: int, mode: str, v
 
 
 def _pads(kind: str, mode: str) -> Sequence[Any]:
-    """Return the layer classes that pad one, two and three axes."""
+    """Return the layers ``{kind}Pad1d``, ``2d`` and ``3d``, which pad the last one, two or three axes; ``mode`` as in ``pad``."""
     value, given, length = (", value: float = 0.0", "1, 5.0", 1) if kind == "Constant" else ("", "0", 0)
     made = []
     for axes in (1, 2, 3):
@@ -352,7 +352,7 @@ def poisson_nll_loss(
 
 
 def gaussian_nll_loss(input: Tensor, target: Tensor, var: Tensor, full: bool = False, eps: float = 1e-6, reduction: str = "mean") -> Tensor:
-    """Negative log-likelihood of normal values: ``(log(var) + (x - y)^2 / var) / 2``; ``full`` adds the constant."""
+    """Negative log-likelihood: ``(log(var) + (x - y)^2 / var) / 2``; ``full`` adds ``log(2 pi) / 2``, ``eps`` clamps ``var``."""
     spread = ag.clamp(var, min=eps)
     loss = ag.mul(ag.add(ag.log(spread), ag.div(ag.square(ag.sub(input, target)), spread)), 0.5)
     return _reduced(ag.add(loss, 0.5 * math.log(2 * math.pi)) if full else loss, reduction)

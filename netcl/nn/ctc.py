@@ -16,11 +16,11 @@ _NEVER = -1e30  # stands for log(0): its gradient is 0, where that of -inf is Na
 
 def ctc_loss(log_probs: Tensor, targets: Tensor, input_lengths: Any, target_lengths: Any, blank: int = 0, reduction: str = "mean",
              zero_infinity: bool = False) -> Tensor:  # fmt: skip
-    """Return the negative log-probability of each target, summed over all alignments of its labels with blanks.
+    """Return the negative logarithm of each target's probability, a sum over all alignments of its labels with blanks.
 
     - **log_probs**: ``(T, N, C)``, or ``(T, C)`` for one sequence: the output of ``log_softmax``.
     - **targets**: ``(N, S)``, or all labels in one vector. **input_lengths**, **target_lengths**: one length per sequence.
-    - **reduction**: ``mean`` divides every loss by the length of its target first.
+    - **reduction**: ``mean`` first divides each loss by the length of its target. **zero_infinity**: whether infinite losses become 0.
 
     The sum runs forward through time on the device; the labels and lengths are read on the host.
     """

@@ -162,9 +162,9 @@ def _make_step(model: Any, batch: int, cache: KVCache, sampling: Sampling | None
 
 @contextmanager
 def _step_for(model: Any, role: str, batch: int, room: int, sampling: Sampling | None = None) -> Iterator[_DecodingStep]:
-    """Provide an empty cache and a compiled step that uses it, for one text; the step returns tokens, or logits without ``sampling``.
+    """Provide an empty cache for ``room`` positions and a compiled step on it, which returns tokens, or logits without ``sampling``.
 
-    Both are reused from the last text with this role if it is finished, its settings match and its cache is large enough.
+    Both are reused from an earlier block with the same ``role``, if it has ended, its settings match and its cache is large enough.
     """
     idle: dict[Any, _DecodingStep] = model.__dict__.setdefault("_decoding", Recomputed())
     dtypes = getattr(model, "cache_dtype", None), *sorted({p.dtype for p in model.parameters()})
@@ -284,7 +284,7 @@ class Speculator:
         return int(min(np.searchsorted(shares.cumsum(), float(self.draw(1)[0]) * shares.sum(), side="right"), np.flatnonzero(shares)[-1]))
 
     def judge(self, proposed: Sequence[int], wanted: np.ndarray, drafted: np.ndarray) -> list[int]:
-        """Return the accepted proposals and one more token, given the distributions of the model (one row more) and of the draft.
+        """Return the accepted proposals and one more token, given the distributions of the draft and, with one row more, of the model.
 
         A proposal is accepted with probability ``min(1, wanted / drafted)``. The first rejected one is replaced by a draw from
         ``max(0, wanted - drafted)`` (Leviathan et al. 2023, https://arxiv.org/abs/2211.17192).

@@ -83,7 +83,7 @@ def _check_bags(input: Tensor, offsets: Tensor | None, mode: str, weights: Tenso
 
 
 def _bagged(values: Tensor, offsets: Tensor | None, include_last: bool) -> Tensor:
-    """Return the sums of the vectors of every bag."""
+    """Return the sum of the vectors ``values`` in each bag; ``include_last``: the last offset is the end of the last bag."""
     if offsets is None:
         return ag.sum(values, axis=1)
     bags, count = offsets.size - include_last, values.shape[0]

@@ -54,7 +54,7 @@ def register_layer(name: str | Callable[..., Any], constructor: Callable[..., An
 
 
 def _place(constructor: Callable[..., Any]) -> tuple[str, str]:
-    """Return the module and the name of a class; a class defined again with both, as in a notebook, replaces the first."""
+    """Return a class's module and qualified name. A class with the same two, redefined in a notebook, may replace a registered one."""
     return constructor.__module__, constructor.__qualname__
 
 
@@ -86,7 +86,7 @@ def constructor_of(name: Any) -> Callable[..., Any]:
 
 
 def config_of(module: Any) -> LayerRow:
-    """Return the row that rebuilds a module, without its weights: plain data for JSON.
+    """Return the description that rebuilds a module, without its weights: a dict of plain data for JSON.
 
     >>> from netcl import nn
     >>> nn.config_of(nn.Linear(3, 2))
@@ -135,7 +135,7 @@ def _encode(value: Any, where: str) -> Any:
 
 
 def build(config: Mapping[str, Any], queue: Any = None) -> Any:
-    """Build the module that a row describes, with fresh weights, on ``queue`` (a queue, handle or selector) or the active device.
+    """Build the module that ``config`` describes, in the form of :func:`config_of`, with fresh weights, on ``queue`` or the active device.
 
     >>> from netcl import nn
     >>> nn.build({"type": "Linear", "args": [3, 2]})
@@ -146,7 +146,7 @@ def build(config: Mapping[str, Any], queue: Any = None) -> Any:
 
 
 def build_sequential(queue: Any, config: Sequence[Mapping[str, Any]] | Mapping[str, Any]) -> Any:
-    """Return a ``Sequential`` from a list of rows, on a queue or handle (``None``: the active device).
+    """Return a ``Sequential`` of the layers that ``config`` describes, on a queue or handle (``None``: the active device).
 
     >>> from netcl import nn
     >>> rows = [{"type": "Linear", "args": {"in_features": 4, "out_features": 8}}, {"type": "ReLU"}, {"type": "Linear", "args": [8, 2]}]
@@ -182,7 +182,7 @@ def _check_row(row: Any, depth: int) -> None:
     wrong = [key for key, kinds in (("args", list | tuple | Mapping), ("kwargs", Mapping), ("children", Mapping))
              if not isinstance(row.get(key) or {}, kinds)]  # fmt: skip
     if wrong:
-        raise ValueError(message("factory", f"{wrong[0]!r} of a row must be a mapping (args: or a list)", _ROW_FORM, row=repr(row)[:200]))
+        raise ValueError(message("factory", "args must be a list or mapping, kwargs and children mappings", _ROW_FORM, row=repr(row)[:200]))
 
 
 def _check_arguments(name: str, make: Callable[..., Any], positional: Sequence[Any], named: Mapping[str, Any]) -> None:

@@ -106,7 +106,7 @@ class GPT(Module):
         return ag.cross_entropy(ag.reshape(logits, (-1, self.vocab_size)), flat)
 
     def new_cache(self, capacity: int | None = None, dtype: str | None = None) -> KVCache:
-        """Return an empty cache for this model."""
+        """Return an empty :class:`KVCache` of this ``capacity`` and ``dtype`` for the model."""
         return KVCache(self.n_layer, capacity, dtype)
 
     def generate(self, tokens: Any, max_new_tokens: int, temperature: float = 1.0, top_k: int | None = None, top_p: float | None = None,

@@ -43,7 +43,7 @@ def _drawing(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 
 def _random_values(kind: str, tensor: Tensor) -> np.ndarray:
-    """Return random float64 numbers for a tensor. Half dtypes draw in float32, so that they start with the values of float32."""
+    """Return ``uniform`` or normal random numbers for a tensor, as float64; a half tensor gets the numbers of a float32 tensor."""
     draw = ag.rand if kind == "uniform" else ag.randn
     return draw(tensor.shape, dtype=sum_dtype(tensor.dtype), queue=tensor.queue).to_host().astype(np.float64)
 
@@ -209,7 +209,7 @@ def _kaiming_std(tensor: Tensor, a: float, mode: str, nonlinearity: str) -> floa
 
 @_drawing
 def kaiming_uniform_(tensor: Tensor, a: float = 0.0, mode: str = "fan_in", nonlinearity: str = "leaky_relu") -> Tensor:
-    """Fill with uniform values of variance ``gain**2 / fan`` (He et al. 2015).
+    """Fill with uniform values of variance ``gain**2 / fan``, with the gain of ``nonlinearity`` (slope ``a``) and the fan of ``mode``.
 
     >>> import netcl
     >>> from netcl import nn
@@ -223,7 +223,7 @@ def kaiming_uniform_(tensor: Tensor, a: float = 0.0, mode: str = "fan_in", nonli
 
 @_drawing
 def kaiming_normal_(tensor: Tensor, a: float = 0.0, mode: str = "fan_in", nonlinearity: str = "leaky_relu") -> Tensor:
-    """Fill with normal values of variance ``gain**2 / fan``."""
+    """Fill with normal values of variance ``gain**2 / fan``, as in :func:`kaiming_uniform_` (He et al. 2015)."""
     return normal_(tensor, 0.0, _kaiming_std(tensor, a, mode, nonlinearity))
 
 

@@ -55,7 +55,7 @@ class _Lazy(Module):
 
 
 def lazy_class(real: type[Module], of_input: int = 1, of_weight: int = 0, **defaults: Any) -> Any:
-    """Make the lazy form of a layer class; its constructor takes the arguments of ``real`` except the first."""
+    """Make the lazy form of ``real``: the first argument is the size of axis ``of_input`` of an input or ``of_weight`` of the weight."""
     parameters = [p.replace(default=defaults.get(p.name, p.default)) for p in list(inspect.signature(real).parameters.values())[1:]]
 
     class Made(_Lazy, real):  # type: ignore[valid-type,misc]

@@ -251,13 +251,13 @@ class Module(metaclass=_Constructed):
         return module
 
     def _named_tensors(self, *wanted: str) -> Iterator[tuple[str, Tensor]]:
-        """Yield the names and tensors of the module's own attributes with these roles."""
+        """Yield the names and tensors of the module's own attributes with the roles ``wanted``, such as ``parameter``."""
         for name, role in list(self._roles.items()):
             if role in wanted:
                 yield name, getattr(self, name)
 
     def _walk_tensors(self, *wanted: str, prefix: str = "", recurse: bool = True) -> Iterator[tuple[str, Tensor]]:
-        """Yield the tensors with these roles in this module and its children, each once, with dotted names."""
+        """Yield the tensors with the roles ``wanted`` in this module and all inside it, each once, with dotted names."""
         seen: set[int] = set()
         for path, module in self.named_modules(prefix) if recurse else [(prefix, self)]:
             for name, tensor in module._named_tensors(*wanted):
@@ -388,7 +388,7 @@ class Module(metaclass=_Constructed):
         return self
 
     def to(self: M, *targets: Any, device: Any = None, dtype: str | None = None, non_blocking: bool = False) -> M:
-        """Move to a device, convert floats to a dtype, or both: ``to("gpu")``, ``to("float16")``, ``to(queue, dtype="bfloat16")``.
+        """Move to a device, convert floats to a dtype, or both: ``to("gpu")``, ``to(queue, dtype="bfloat16")``. Returns the module.
 
         The parameters stay the same objects, so an optimizer made before keeps working; their gradients move along. ``non_blocking=``
         changes nothing here.
@@ -410,27 +410,27 @@ class Module(metaclass=_Constructed):
         return self
 
     def cuda(self: M, device: Any = None) -> M:
-        """Move to the first GPU, or to ``device``."""
+        """Move to the first GPU, or to ``device``; returns the module."""
         return self.to("gpu" if device is None else device)
 
     def cpu(self: M) -> M:
-        """Move to the NumPy backend."""
+        """Move to the NumPy backend; returns the module."""
         return self.to("cpu")
 
     def half(self: M) -> M:
-        """Convert all floats to float16."""
+        """Convert parameters and floating-point buffers to float16; returns the module."""
         return self.to("float16")
 
     def bfloat16(self: M) -> M:
-        """Convert all floats to bfloat16."""
+        """Convert parameters and floating-point buffers to bfloat16; returns the module."""
         return self.to("bfloat16")
 
     def float(self: M) -> M:
-        """Convert all floats to float32."""
+        """Convert parameters and floating-point buffers to float32; returns the module."""
         return self.to("float32")
 
     def double(self: M) -> M:
-        """Convert all floats to float64."""
+        """Convert parameters and floating-point buffers to float64; returns the module."""
         return self.to("float64")
 
     @_Computed
@@ -442,15 +442,15 @@ class Module(metaclass=_Constructed):
     # ---- hooks
 
     def register_forward_pre_hook(self, hook: Callable[[Any, tuple[Any, ...]], Any]) -> hooks.RemovableHandle:
-        """Call ``hook(module, args)`` before forward; what it returns, unless ``None``, replaces the arguments."""
+        """Call ``hook(module, args)`` before each forward; its result, unless ``None``, replaces the arguments. Returns a handle."""
         return hooks.RemovableHandle(self._module_hooks, "forward_pre", hook)
 
     def register_forward_hook(self, hook: Callable[[Any, tuple[Any, ...], Any], Any]) -> hooks.RemovableHandle:
-        """Call ``hook(module, args, output)`` after forward; what it returns, unless ``None``, replaces the output."""
+        """Call ``hook(module, args, output)`` after each forward; its result, unless ``None``, replaces the output. Returns a handle."""
         return hooks.RemovableHandle(self._module_hooks, "forward", hook)
 
     def register_full_backward_hook(self, hook: Callable[[Any, tuple[Any, ...], tuple[Any, ...]], Any]) -> hooks.RemovableHandle:
-        """Call ``hook(module, grad_input, grad_output)`` in backward; what it returns, unless ``None``, replaces ``grad_input``."""
+        """Call ``hook(module, grad_input, grad_output)`` in backward; its result, if any, replaces ``grad_input``. Returns a handle."""
         return hooks.RemovableHandle(self._module_hooks, "backward", hook)
 
     register_backward_hook = register_full_backward_hook

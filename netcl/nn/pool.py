@@ -38,7 +38,7 @@ class _Unpool(_Windowed):
 
 _OF = {1: ("signals", "(N, C, L)"), 2: ("images", "(N, C, H, W)"), 3: ("volumes", "(N, C, D, H, W)")}
 _WINDOWS = "**kernel_size**, **stride** (by default ``kernel_size``), **padding**"
-_PLACES = "**return_indices** (gives the place of each maximum in its plane or volume, too)"
+_PLACES = "**return_indices** (also returns the flat index of each maximum)"
 _ADAPTIVE = "of windows chosen so that {of} of ``output_size`` (a number, or one per axis) remain."
 
 

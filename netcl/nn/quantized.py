@@ -29,7 +29,7 @@ ModelT = TypeVar("ModelT", bound=Module)
 class _PackedLayer(Module):
     """A layer with a packed matrix: the buffer ``weight``, bytes in the same order on every device.
 
-    For 4-bit kinds it has one row per strip of matrix rows; an earlier version stored a vector with another order of codes.
+    With 4 bits, ``weight`` has a row per ``STRIP_ROWS`` rows of the matrix; an earlier version stored a vector in another order.
     """
 
     weight: Tensor

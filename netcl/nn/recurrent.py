@@ -118,7 +118,7 @@ class _Recurrent(Module):
 
     def _check_input(self, x: Tensor, layout: str, least: int = 3) -> Tensor:
         if not least <= x.ndim <= 3 or x.shape[-1] != self.input_size:
-            raise ShapeError(message(type(self).__name__, f"the input must be {layout} of {self.input_size} features", shape=x.shape))
+            raise ShapeError(message(type(self).__name__, f"the input must be {layout}, with {self.input_size} features", shape=x.shape))
         if x.shape[1 if self.batch_first and x.ndim == 3 and least == 2 else 0] == 0:
             raise ShapeError(message(type(self).__name__, "the input must have at least 1 time step", shape=x.shape))
         return x

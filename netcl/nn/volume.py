@@ -50,7 +50,7 @@ def conv3d(input: Tensor, weight: Tensor, bias: Tensor | None = None, stride: Si
     x = ag.pad(input, (0, 0, 0, 0, front, back)) if front or back else input
     outs = (x.shape[2] - spread * (kernel - 1) - 1) // step + 1
     if outs < 1:
-        raise ShapeError(message("conv3d", f"the kernel must fit the padded input, got depth {spread * (kernel - 1) + 1} for {x.shape[2]}"))
+        raise ShapeError(message("conv3d", f"the kernel must fit the padded input, got depth {spread * (kernel - 1) + 1} > {x.shape[2]}"))
     taps = [x[:, :, k * spread : k * spread + (outs - 1) * step + 1 : step] for k in range(kernel)]
     windows = ag.permute(ag.stack(taps, axis=3), (0, 2, 1, 3, 4, 5))
     images = ag.reshape(windows, (batch * outs, channels * kernel, *x.shape[3:]))
@@ -84,7 +84,7 @@ def conv_transpose3d(input: Tensor, weight: Tensor, bias: Tensor | None = None, 
 
 
 def _pooled(x: Tensor, plane: Callable[[Tensor], Any], depth: Callable[[Tensor], Any], places: bool = False) -> Any:
-    """Pool the planes, then the depth; with ``places`` also return the positions of the maxima."""
+    """Pool by ``plane``, then along the depth by ``depth``; with ``places`` also return the flat indices of the maxima in the volume."""
     batch, channels, deep, *size = x.shape
     y = plane(ag.reshape(x, (batch, channels * deep, *size)))
     y, inside = y if places else (y, None)
@@ -101,7 +101,7 @@ def _pooled(x: Tensor, plane: Callable[[Tensor], Any], depth: Callable[[Tensor],
 
 
 def _pool3d(op: str, pool: Callable[..., Any], x: Tensor, settings: Sequence[Any], *rest: Any, places: bool = False) -> Any:
-    """Pool volumes by pooling images; a setting of ``None`` (the stride) means the kernel size."""
+    """Pool volumes by ``pool`` for images; ``settings``: kernel size, stride (``None``: the kernel size), padding, for maxima dilation."""
     _volume(op, x)
     sizes = [several(settings[0] if value is None else value, 3, "every setting", op) for value in settings]
     plane, depth = [size[1:] for size in sizes], [(size[0], unit) for size, unit in zip(sizes, (1, 1, 0, 1), strict=False)]

@@ -133,7 +133,7 @@ class AdamW8bit(AdamW):
     def check(self, group: Group) -> None:
         super().check(group)
         if group["amsgrad"]:
-            raise ValueError(message(self.op, "amsgrad cannot be kept in 8 bits", "use AdamW"))
+            raise ValueError(message(self.op, "amsgrad must be False", "use AdamW"))
 
     def tensors(self, group: Group) -> tuple[str, ...]:
         return self.names

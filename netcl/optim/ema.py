@@ -70,7 +70,7 @@ class ModelEMA:
     def update(self) -> None:
         """Update the averages with the current parameters."""
         if self._kept is not None:
-            raise RuntimeError(message("ModelEMA", "update() needs the model's own weights", "call restore() first"))
+            raise RuntimeError(message("ModelEMA", "the averages must not be applied during update()", "call restore() first"))
         take = recording.again(self._next_share)
         update.apply(_RULE, [list(self.shadow.values()), list(self._parameters.values())], (take,))
 

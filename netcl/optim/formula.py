@@ -100,7 +100,7 @@ class FormulaOptimizer(Optimizer):
         return not self.kept
 
     def _values(self, group: Group) -> dict[str, float]:
-        """Return the numbers that the formula reads, except ``age`` and those in ``kept``."""
+        """Return the numbers that the formula reads, except ``age`` and the numbers of a parameter's state (``kept``)."""
         return {name: read(group) for name, read in self.compiled(group).readers.items()}
 
     def numbers(self, group: Group, age: int) -> Mapping[str, float]:
@@ -118,13 +118,13 @@ class FormulaOptimizer(Optimizer):
         return [values[name] for name in rule.scalars]
 
     def starts(self, group: Group) -> tuple[float, ...]:
-        """Return the initial values of the numbers in ``kept``."""
+        """Return the initial values of the numbers of a parameter's state, in the order of ``kept``."""
         return ()
 
     def _together(
         self, group: Group, params: list[Tensor], names: Sequence[str], on_device: bool
     ) -> Iterator[tuple[int, bool, list[Tensor], list[dict[str, Any]]]]:
-        """Group parameters by step count and by the values of their numbers in ``kept``."""
+        """Group parameters as the base class does, and by the numbers of their state (``kept``)."""
         parts = super()._together(group, params, names, on_device)
         if not self.kept:
             yield from parts
@@ -143,7 +143,7 @@ class FormulaOptimizer(Optimizer):
 
 @cache
 def option_readers(kind: Any) -> dict[str, Callable[[Group], float]]:
-    """Return, for the name of each number that a formula may use, a function that reads it from the options of a group."""
+    """Return, for each number that a formula of the optimizer class ``kind`` may use, a function that reads it from a group's options."""
     options = {"weight_decay": 0.0, **kind.formula.options}
     found: dict[str, Callable[[Group], float]] = {name: itemgetter(name) for name, value in options.items() if not isinstance(value, tuple)}
     found["sign"] = lambda group: -1.0 if group["maximize"] else 1.0
@@ -197,7 +197,7 @@ def _update_on_host(kind: Any, values: Mapping[str, float], age: int) -> dict[st
 
 
 class Adagrad(FormulaOptimizer):
-    """Divides by the root of the sum of squared gradients: in step n, ``p -= lr / (1 + (n - 1) * lr_decay) * g / (sqrt(sum) + eps)``."""
+    """Divides gradients by the root of their summed squares: in step n, ``p -= lr / (1 + (n - 1) * lr_decay) * g / (sqrt(sum) + eps)``."""
 
     formula = Formula(
         {"lr": 1e-2, "lr_decay": 0.0, "weight_decay": 0.0, "initial_accumulator_value": 0.0, "eps": 1e-10},
@@ -280,7 +280,7 @@ RMSprop = RMSProp  # torch's spelling
 
 
 class Adamax(FormulaOptimizer):
-    """:class:`~netcl.optim.Adam` with the largest recent gradient in place of the root mean square."""
+    """:class:`~netcl.optim.Adam` that divides by a decaying maximum, ``u = max(beta2 * u, |g| + eps)``, not by a root mean square."""
 
     formula = Formula(
         {"lr": 2e-3, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.0},

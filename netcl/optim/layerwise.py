@@ -167,8 +167,8 @@ class Muon(LayerwiseOptimizer):
 class Adafactor(LayerwiseOptimizer):
     """Divides gradients by their root mean square; a matrix keeps only one number per row and one per column (Shazeer & Stern 2018).
 
-    ``lr`` bounds the relative step ``1 / sqrt(n)`` of step n. ``beta2_decay`` controls the averaging, ``eps`` has the lower bounds of the
-    squares and of a parameter's scale, and ``d`` bounds the root mean square of an update. The state is a fraction of :class:`Adam`'s.
+    Step n has the size ``min(lr, 1 / sqrt(n))`` times the parameter's scale, its root mean square. New squares enter the averages
+    with weight ``n ** beta2_decay``. ``eps`` bounds squares and scales from below, ``d`` bounds the root mean square of an update.
     """
 
     formula = Formula(

@@ -31,7 +31,7 @@ def _largest(x: Tensor) -> float:
 
 
 class Point(NamedTuple):
-    """A point on the line of a search: step length, loss, gradient, and slope along the line."""
+    """A point of a line search: step length, loss, gradient, and slope along the line."""
 
     t: float
     loss: float
@@ -160,7 +160,7 @@ class LBFGS(Optimizer):
         return Point(t, loss, gradient, _inner_product(gradient, d))
 
     def _direction(self, state: dict[str, Any], gradient: Tensor, most: int) -> Tensor:
-        """Return the search direction, by the two-loop recursion (Nocedal & Wright, algorithm 7.4)."""
+        """Return the search direction from the last ``most`` steps, by the two-loop recursion (Nocedal & Wright, algorithm 7.4)."""
         if state["n_iter"] == 1:
             state |= {"old_dirs": [], "old_stps": [], "ro": [], "H_diag": 1.0}
             return ops.neg(gradient)
@@ -203,7 +203,7 @@ def _loaded(p: Tensor, name: str, value: Any) -> Any:
 
 
 def _cubic(a: Point, b: Point, bounds: tuple[float, float] | None = None) -> float:
-    """Return the minimum of the cubic through two points and their slopes, clipped to the bounds; their middle if there is none.
+    """Return where the cubic through two points and their slopes is minimal, clipped to ``bounds``; without a minimum, their middle.
 
     See Nocedal & Wright, equation 3.59.
     """
@@ -218,7 +218,7 @@ def _cubic(a: Point, b: Point, bounds: tuple[float, float] | None = None) -> flo
 
 
 def _strong_wolfe(at: Callable[[float], Point], start: Point, t: float, size: float, most: int) -> tuple[Point, int]:
-    """Return a point with sufficient decrease and a small slope, or the best one found, and the number of evaluations."""
+    """Return a point with sufficient decrease and a small slope, or the best one found, and the number of evaluations ``at(t)``."""
 
     def too_high(new: Point) -> bool:
         return new.loss > start.loss + 1e-4 * new.t * start.slope

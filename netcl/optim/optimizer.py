@@ -137,7 +137,7 @@ class Optimizer:
                 message(self.op, f"unknown option {unknown[0]!r}", f"known are {', '.join(inspect.signature(type(self)).parameters)}")
             )
         if switches.get("differentiable"):
-            raise ValueError(message(self.op, "a step cannot be differentiated", "leave differentiable=True out"))
+            raise ValueError(message(self.op, "differentiable must be False", "leave it out"))
 
     # ---- groups
 

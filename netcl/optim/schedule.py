@@ -273,7 +273,7 @@ class CosineAnnealingLR(Scheduler):
 
 
 class CosineAnnealingWarmRestarts(Scheduler):
-    """Half cosines from the initial learning rate to ``eta_min``: the first in ``T_0`` steps, each later one ``T_mult`` times as long."""
+    """Lowers the learning rate along half a cosine to ``eta_min`` in ``T_0`` steps, then restarts with ``T_mult`` times as many."""
 
     def __init__(self, optimizer: Optimizer, T_0: int, T_mult: int = 1, eta_min: float = 0.0, last_epoch: int = -1):
         check_counts("CosineAnnealingWarmRestarts", T_0=T_0, T_mult=T_mult)
@@ -291,7 +291,7 @@ class CosineAnnealingWarmRestarts(Scheduler):
             self._advance()
 
     def _go_to(self, epoch: float) -> None:
-        """Move to one step before ``epoch``."""
+        """Set the state to one step before ``epoch``, so that :meth:`_advance` reaches ``epoch``."""
         self.T_i, self.T_cur, self.last_epoch = self.T_0, epoch, math.floor(epoch) - 1
         while self.T_cur >= self.T_i:
             self.T_cur, self.T_i = self.T_cur - self.T_i, self.T_i * self.T_mult
@@ -375,7 +375,7 @@ class CyclicLR(Scheduler):
 
     ``mode`` scales the height of a cycle: ``"triangular"`` keeps it, ``"triangular2"`` halves it in every cycle, ``"exp_range"``
     multiplies it by ``gamma`` at every step. ``scale_fn`` replaces the mode; it takes the cycle, or the step if ``scale_mode`` is
-    ``"iterations"``. ``cycle_momentum`` changes momentum (or the first beta) the other way.
+    ``"iterations"``. ``cycle_momentum`` lowers the momentum (or first beta) while the rate rises, and raises it while the rate falls.
     """
 
     _not_saved = ("optimizer", "scale_fn")
@@ -420,11 +420,11 @@ class CyclicLR(Scheduler):
 
 
 class OneCycleLR(Scheduler):
-    """Raises the rate from ``max_lr / div_factor`` to ``max_lr`` in the first ``pct_start`` of the steps, then lowers it to the minimum.
+    """Raises the rate from ``max_lr / div_factor`` to ``max_lr`` in a fraction ``pct_start`` of the steps, then lowers it to a minimum.
 
-    The length is ``total_steps``, or ``epochs * steps_per_epoch``. ``cycle_momentum`` changes momentum (or the first beta) the
-    other way, between ``max_momentum`` and ``base_momentum``. The minimum is the first rate divided by ``final_div_factor``.
-    ``three_phase`` descends to the first rate in as many steps as it rose, then to the minimum.
+    The length is ``total_steps``, or ``epochs * steps_per_epoch``. The minimum is the first rate divided by ``final_div_factor``.
+    ``three_phase`` lowers the rate to the first rate in as many steps as it was raised, then to the minimum. ``cycle_momentum`` lowers
+    the momentum (or first beta) from ``max_momentum`` to ``base_momentum`` while the rate rises, and raises it while the rate falls.
     """
 
     def __init__(
@@ -447,7 +447,7 @@ class OneCycleLR(Scheduler):
         super().__init__(optimizer, last_epoch)
 
     def _mark_groups(self, max_lr: Any, base_momentum: Any, max_momentum: Any, div_factor: float, final_div_factor: float) -> None:
-        """Store the ends of the cycle in the groups, as torch does."""
+        """Store the extreme learning rates and momenta of the cycle in the groups, as torch does."""
         count = len(self.groups)
         lists = {"max_lr": max_lr, "base_momentum": base_momentum, "max_momentum": max_momentum}
         for name, value in lists.items():

@@ -68,7 +68,7 @@ class TextRequest:
         self.stream: TextStream
 
     def settings(self, vocabulary: int) -> tuple[float, ...]:
-        """Return the sampling options of the next token, with neutral numbers for ``None``, and a random number in [0, 1)."""
+        """Return the sampling options as numbers (one without effect for ``None``), and a random number in [0, 1) for the next token."""
         temperature, top_k, top_p, min_p, *penalties = self.sampling
         if not temperature:
             return *GREEDY, *penalties, 0.0

@@ -30,7 +30,7 @@ _allowed: list[Any] = []
 
 @contextmanager
 def _registered(classes: Iterable[Any]) -> Iterator[None]:
-    """Register module classes inside the block, so that files can name them."""
+    """Register module classes inside the block, so that such modules can be saved and loaded."""
     before = set(factory.registered())
     known = {factory.constructor_of(name) for name in before}
     made = [cls for cls in classes if isinstance(cls, type) and issubclass(cls, Module) and cls not in known]

@@ -52,7 +52,7 @@ def _ddp(module: Module, device_ids: Any = None, *unused: Any, broadcast_buffers
 
 
 class OneDevice(Module):
-    """``torch.nn.DataParallel`` over one device: calls the module, its attribute ``module``."""
+    """``torch.nn.DataParallel`` over one device: forwards calls to its attribute ``module``."""
 
     def __init__(self, module: Module):
         super().__init__()
@@ -63,7 +63,7 @@ class OneDevice(Module):
 
 
 def _data_parallel(module: Module, device_ids: Sequence[Any] | None = None, output_device: Any = None, dim: int = 0) -> Module:
-    """``torch.nn.DataParallel`` over two or more ``device_ids``; otherwise the module on one device, as OpenCL devices differ in speed."""
+    """``torch.nn.DataParallel`` over two or more ``device_ids``; by default over one, because OpenCL devices differ in speed."""
     if dim != 0:
         raise ValueError(message("DataParallel", "dim must be 0: batches are split along their first axis", dim=dim))
     devices = [f"cuda:{i}" if isinstance(i, int) else i for i in device_ids or ()]

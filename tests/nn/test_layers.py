@@ -142,7 +142,7 @@ def test_running_statistics_are_changed_in_place(device):
         (
             lambda: nn.LSTM(3, 4),
             (2, 5, 7),
-            r"\[LSTM\] the input must be \(time, batch, features\) or \(time, features\) of 3 features; shape=\(2, 5, 7\)",
+            r"\[LSTM\] the input must be \(time, batch, features\) or \(time, features\), with 3 features; shape=\(2, 5, 7\)",
         ),
         (lambda: nn.GRU(3, 4), (0, 5, 3), r"\[GRU\] the input must have at least 1 time step"),
         (lambda: nn.PixelShuffle(2), (1, 6, 2, 2), r"\[pixel_shuffle\] .* factor must be at least 1 and have a square that divides"),

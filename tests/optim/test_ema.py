@@ -50,7 +50,7 @@ def test_apply_and_restore(queue, rng):
     with ema.applied():
         for name, w in model.weights.items():
             np.testing.assert_array_equal(w.to_host(), shadow[name].astype(np.float16))
-        with pytest.raises(RuntimeError, match=r"\[ModelEMA\] update\(\) needs the model's own weights; call restore\(\) first"):
+        with pytest.raises(RuntimeError, match=r"\[ModelEMA\] the averages must not be applied during update\(\); call restore\(\) first"):
             ema.update()
         with pytest.raises(RuntimeError, match=r"\[ModelEMA\] the averages must not be applied twice"):
             ema.apply()

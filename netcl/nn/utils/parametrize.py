@@ -20,7 +20,7 @@ from netcl.nn.parameter import Parameter
 
 
 def _recompute(module: Module, name: str, function: Callable[[Any], Tensor] | None) -> None:
-    """Make ``module.name`` the result of ``function(module)``; ``None`` makes it an attribute again."""
+    """Make ``module.name`` the result of ``function(module)``; ``None`` makes it a plain attribute again."""
     computed = {**vars(module).get("_computed", {}), name: function}
     vars(module)["_computed"] = computed = {key: value for key, value in computed.items() if value is not None}
     real = vars(type(module)).get("_real", type(module))
@@ -222,7 +222,7 @@ class SpectralNorm(Module):
 
 
 def spectral_form(module: Module, name: str, rounds: int, eps: float, dim: int | None, older: bool = False) -> SpectralNorm:
-    """Return the :class:`SpectralNorm` of a parameter; ``dim``, by default 0 (1 in transposed convolutions), is the axis of matrix rows."""
+    """Return the :class:`SpectralNorm` by ``rounds`` power iterations; matrix rows are axis ``dim``, by default 0 (1 if transposed)."""
     axis = dim if dim is not None else int(getattr(module, "transposed", False))
     return SpectralNorm(getattr(module, name).detach(), rounds, axis, eps, older)
 
