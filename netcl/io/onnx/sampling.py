@@ -52,7 +52,7 @@ def resized(node: OnnxNode, x: Tensor, region: Any, scales: Any, sizes: Any) -> 
 
 
 def _centers(mode: str, n: int, outs: int, scale: float, edges: tuple[float, float]) -> np.ndarray:
-    """Return the positions of an output's pixels on an axis of ``n`` input pixels."""
+    """Return the positions of ``outs`` output pixels on an axis of ``n`` input pixels; ``edges`` bound the region, as fractions."""
     y, width = np.arange(outs, dtype=np.float64), scale * n
     if mode == "align_corners":
         return y * 0 if width == 1 else y * (n - 1) / (width - 1)
@@ -134,7 +134,7 @@ def _returned(p: Tensor, n: int, padding: str, align: bool) -> Tensor:
 
 
 def _point_taps(p: Tensor, mode: str) -> list[tuple[Tensor, Any]]:
-    """Return the pixels beside points of an axis and their weights, a pair of tensors per tap."""
+    """Return a pair (pixel indices, weights) for each of the neighbors that an interpolation at the points ``p`` of an axis reads."""
     if mode == "nearest":
         return [(ag.round(p), p * 0.0 + 1.0)]
     base = ag.floor(p)
