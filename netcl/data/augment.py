@@ -256,7 +256,7 @@ class Cutout(RandomErasing):
 
 
 def inside(box: Sequence[Any], shape: tuple[int, ...]) -> np.ndarray:
-    """Return which pixels lie in a box of rows and columns: (N, 1, H, W)."""
+    """Return a mask (N, 1, H, W), true inside the boxes (first row, end row, first column, end column)."""
     rows, columns = np.arange(shape[2]).reshape(1, 1, -1, 1), np.arange(shape[3]).reshape(1, 1, 1, -1)
     return (rows >= box[0]) & (rows < box[1]) & (columns >= box[2]) & (columns < box[3])
 

@@ -224,7 +224,7 @@ def _borders(padding: Any) -> list[Any]:
 
 
 def pad(img: Any, padding: Any, fill: Any = 0, padding_mode: str = "constant") -> Any:
-    """Pad with ``fill``, or by ``padding_mode`` "edge", "reflect" or "symmetric"."""
+    """Pad the sides by ``n``, (left and right, top and bottom) or (left, top, right, bottom) pixels of ``fill``, or by ``padding_mode``."""
     left, top, right, bottom = _borders(padding)
     if padding_mode not in ("constant", "edge", "reflect", "symmetric"):
         raise ValueError(message("pad", "padding_mode must be constant, edge, reflect or symmetric", padding_mode=padding_mode))

@@ -53,8 +53,8 @@ ROGUE = bytes([0, 0, 8, 2]) + struct.pack(">2I", 60000, 50000)  # three gigabyte
         (WHOLE[:9], "must not end in its header"),
         (WHOLE[:-1], "as long as its header says"),
         (WHOLE + b"x", "as long as its header says|must end after"),
-        (HUGE, "as long as its header says|must fit max_bytes"),
-        (ROGUE, "as long as its header says|must fit max_bytes"),
+        (HUGE, "as long as its header says|must not exceed max_bytes"),
+        (ROGUE, "as long as its header says|must not exceed max_bytes"),
     ],
 )
 @pytest.mark.parametrize("zipped", [False, True])
@@ -76,7 +76,7 @@ def test_a_small_file_cannot_take_gigabytes(tmp_path):
             file.write(bytes(1 << 20))
     assert path.stat().st_size < 400_000
     tracemalloc.start()
-    with pytest.raises(FormatError, match=r"must fit max_bytes; shape=\(73400320,\).*pass max_bytes="):
+    with pytest.raises(FormatError, match=r"must not exceed max_bytes; shape=\(73400320,\).*pass max_bytes="):
         read_idx(path)
     assert tracemalloc.get_traced_memory()[1] < 4 << 20
     tracemalloc.stop()

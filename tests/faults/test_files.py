@@ -301,7 +301,7 @@ def test_a_checkpoint_that_does_not_fit_changes_nothing(tmp_path):
     )
     refuses("unknown entry 'exp_avg'", model, optim.SGD(model.parameters(), lr=0.1, momentum=0.9))
     rewritten(path, unrelated)
-    refuses(r"the random streams of the checkpoint must be as netcl writes them", *trained())
+    refuses(r"random must be a list of the states of random streams, and rng a dictionary", *trained())
 
 
 @pytest.mark.fault("part of a checkpoint is refused", "the last part raises", "all parts as before")

@@ -82,7 +82,7 @@ def _dequantize(node: OnnxNode, x: Tensor, scale: Tensor, zero: Tensor | None = 
 
 
 def _centered(x: Tensor, zero: Tensor | None, shape: Any = None) -> Tensor:
-    """Return quantized values minus their zero point, as float32."""
+    """Return quantized values minus their zero point, which is reshaped to ``shape`` unless scalar, as float32."""
     values = ag.cast(x, "float32")
     return (
         values if zero is None else ag.sub(values, ag.cast(zero if shape is None or zero.size == 1 else ag.reshape(zero, shape), "float32"))

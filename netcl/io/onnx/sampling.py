@@ -26,7 +26,7 @@ def coordinates(node: OnnxNode) -> tuple[str, str]:
 
 
 def resized(node: OnnxNode, x: Tensor, region: Any, scales: Any, sizes: Any) -> Tensor:
-    """Run ``Resize`` in any mode: each axis becomes weighted sums of its slices."""
+    """Run ``Resize`` in any mode: each axis becomes weighted sums of its slices. ``region`` is the operator's ``roi``."""
     axes = [axis % x.ndim for axis in node["axes"] or range(x.ndim)]
     if sizes:
         scales = [size / x.shape[axis] for axis, size in zip(axes, sizes, strict=True)]
@@ -147,7 +147,7 @@ def _point_taps(p: Tensor, mode: str) -> list[tuple[Tensor, Any]]:
 
 
 def _roi_align(node: OnnxNode, x: Tensor, rois: Tensor, batches: Tensor) -> Tensor:
-    """Return the average of the samples of each bin, or with mode ``max`` their largest weighted corner. Regions are read on the host."""
+    """Run ``RoiAlign``: each bin becomes the mean of its samples or, with mode ``max``, the largest weighted pixel value in them."""
     (_, c, h, w), high, wide = x.shape, node["output_height"], node["output_width"]
     half = node.opset >= 16 and node["coordinate_transformation_mode"] == "half_pixel"
     places, shares, rows = list[np.ndarray](), list[np.ndarray](), batches.to_host()

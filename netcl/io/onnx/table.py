@@ -154,7 +154,7 @@ class OnnxNode:
 
 @dataclass(frozen=True)
 class Slot:
-    """An input or attribute of a node: the op's argument, its conversion, and a fixed value (or one that replaces ``None``)."""
+    """An input or attribute of a node: the op's argument, its conversion, and a value that replaces ``None`` (or is fixed)."""
 
     name: str = ""
     convert: str = ""

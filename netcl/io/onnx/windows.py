@@ -29,7 +29,7 @@ def _per_axis(value: Any, axes: int) -> list[int]:
 
 
 def _window(call: Call, kernel: Sequence[int], padding: Any) -> dict[str, Any]:
-    """Return the attributes of a window; ``pads`` lists all begins, then all ends."""
+    """Return the ONNX attributes of a convolution or pooling; ``pads`` lists all begins, then all ends."""
     axes = len(kernel)
     strides, dilations = (_per_axis(call.params.get(name, 1), axes) for name in ("stride", "dilation"))
     if axes == 1 and not isinstance(padding, str):
