@@ -19,7 +19,7 @@ def _pattern(text: str) -> re.Pattern[str]:
     try:
         return re.compile(text)
     except re.error as fault:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a regular expression: {fault}") from fault
+        raise argparse.ArgumentTypeError(f"must be a regular expression, got {text!r}: {fault}") from fault
 
 
 @command(

@@ -88,7 +88,7 @@ class Facts:
 
 
 def collect() -> Facts:
-    """Read the machine: runtimes (each is tried in a child process), loader, platforms, devices."""
+    """Return the facts of this machine: runtimes (each is loaded in a child process), loader, platforms, devices."""
     state = platforms.prepare()
     places = platforms.Places.here()
     version, error, names, found, hidden, refused = "", "", [], [], "", ""

@@ -33,7 +33,7 @@ def _asked_ops(given: Sequence[str]) -> list[str]:
     DEVICE,
 )
 def selftest(args: argparse.Namespace) -> int:
-    """Check every op's samples on a device of this machine; print a table."""
+    """Check the given ops, by default all, on a device of this machine; print a table."""
     from netcl import selftest as tests
     from netcl.ops import REGISTRY
 

@@ -223,7 +223,7 @@ def _box(rng: np.random.Generator, shape: tuple[int, ...], tall: Any, wide: Any)
 class RandomErasing(Augmentation):
     """Sets a rectangle of each image to ``value`` with probability ``p``.
 
-    - **scale**: the range of its share of the area; **ratio**: the range of its height over its width.
+    - **scale**: the range of the rectangle's share of the image area; **ratio**: the range of its height over its width.
     """
 
     def __init__(
@@ -256,7 +256,7 @@ class Cutout(RandomErasing):
 
 
 def inside(box: Sequence[Any], shape: tuple[int, ...]) -> np.ndarray:
-    """Return which pixels lie in a box of rows and columns: (N, 1, H, W)."""
+    """Return a mask (N, 1, H, W), true inside the boxes (first row, end row, first column, end column)."""
     rows, columns = np.arange(shape[2]).reshape(1, 1, -1, 1), np.arange(shape[3]).reshape(1, 1, 1, -1)
     return (rows >= box[0]) & (rows < box[1]) & (columns >= box[2]) & (columns < box[3])
 
@@ -283,14 +283,14 @@ class Mixup(Augmentation):
         self.classes, self.alpha = classes, alpha
 
     def draw(self, rng: np.random.Generator, shape: tuple[int, ...]) -> Drawn:
-        """Draw the partner of each image and its weight."""
+        """Draw the partner of each image, and the partner's weight from 0 to 1."""
         return rng.permutation(shape[0]), rng.beta(self.alpha, self.alpha, shape[0]).astype(np.float32)
 
     def apply(self, x: Any, *drawn: np.ndarray) -> Any:
         return self.mixed(x, *drawn)
 
     def mixed(self, x: Any, partner: np.ndarray, share: np.ndarray) -> Any:
-        """Mix ``x`` with its partners by weights."""
+        """Return ``x * (1 - share) + x[partner] * share``, sample by sample."""
         weight = share.reshape(-1, *[1] * (x.ndim - 1))
         return x * (1 - weight) + x[partner] * weight
 
@@ -308,7 +308,7 @@ class CutMix(Mixup):
     """Replaces a rectangle of each image by the same rectangle of another image, and mixes their labels by area."""
 
     def draw(self, rng: np.random.Generator, shape: tuple[int, ...]) -> Drawn:
-        """Draw the partner of each image, its rectangle's share of the area, and the rectangle's position."""
+        """Draw the partner of each image, the rectangle's share of the image area, and the rectangle's bounds."""
         n, _, height, width = shape
         side = np.sqrt(rng.beta(self.alpha, self.alpha, n))
         tall, wide = (np.rint(side * size).astype(np.int64) for size in (height, width))

@@ -51,14 +51,14 @@ class DataLoader:
     - **transforms**: functions of a sample's ``x``, one or several; one with a parameter ``rng`` gets the batch's generator.
     - **use_shared_mem**: workers are processes that write into shared memory; ``False`` makes them threads.
     - **device_queue** or **device**: a queue, a device handle or a selector; batches are then tensors there, and the next
-      one is copied while one is used.
+      batch is copied while the current one is used.
     - **augment**: functions of a whole batch ``(x, rng=...)``, of :mod:`netcl.data.augment` (in the workers) or of
       :mod:`netcl.data.augment_gpu` (on the device).
     - **pin_memory**: transfers go through page-locked memory, whatever NETCL_PINNED_H2D says.
     - **sampler**, **batch_sampler**: sample numbers, or lists of them, in place of ``shuffle`` (and of ``batch_size``, ``drop_last``).
     - **collate_fn**: makes a batch of a list of samples. Without one, arrays are stacked; dicts, named tuples and texts are batched by
       :func:`~netcl.data.default_collate`.
-    - **worker_init_fn**: called with its number in every worker that starts; **generator**: what a missing ``seed`` is drawn from.
+    - **worker_init_fn**: called with the worker's number in every worker that starts; **generator**: draws a missing ``seed``.
     - **timeout**: seconds that a worker may spend on one sample (on one batch, where batches are not arrays).
 
     Every worker reads an :class:`~netcl.data.IterableDataset` to its end. Iterations may overlap.
@@ -183,7 +183,7 @@ class DataLoader:
         return (self.seed, _DRAWS, epoch, batch)
 
     def _arrays(self, epoch: int, start: int) -> Iterator[Any]:
-        """Yield the batches as arrays, or whole; for a device, arrays may still lie in a slot of the ring buffer."""
+        """Yield each batch as a tuple of arrays or a ``WholeBatch``; for a device, arrays may still lie in a slot of the ring buffer."""
         tasks = self._tasks(epoch, start)
         if not self.num_workers:
             stream = iter(self.dataset) if self._fetch.streams else None
@@ -202,7 +202,7 @@ class DataLoader:
                     pool.close()
 
     def _tensors(self, batches: Iterator[Any], epoch: int, start: int) -> Iterator[Any]:
-        """Yield the batches on the device; the next one is copied while one is used."""
+        """Yield the batches on the device; the next batch is copied while the current one is used."""
         from netcl.data.augment_gpu import Feed
 
         feed = Feed(self.device_queue, self.pin_memory)

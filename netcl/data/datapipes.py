@@ -62,7 +62,7 @@ class MapDataPipe(Dataset):
 
 
 def functional_datapipe(name: str, enable_df_api_tracing: bool = False) -> Callable[[Any], Any]:
-    """Return a decorator that makes ``pipe.name(...)`` construct the decorated pipe over ``pipe``."""
+    """Return a decorator that makes ``pipe.name(...)`` construct the decorated pipe over ``pipe``; the second argument is ignored."""
 
     def decorate(cls: Any) -> Any:
         if name in cls.functions:
@@ -98,7 +98,7 @@ def non_deterministic(cls: Any) -> Any:
 
 
 class _Stream(IterDataPipe):
-    """Iterates over the results of a function of :data:`_STREAMS`; worker processes find it by its name."""
+    """Iterates over the results of the function ``name`` of :data:`_STREAMS`. It stores the name because lambdas cannot be pickled."""
 
     def __init__(self, name: str, *args: Any, **options: Any):
         self._call = name, args, options

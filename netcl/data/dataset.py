@@ -177,7 +177,7 @@ class Subset(Dataset):
 def random_split(dataset: Any, lengths: Sequence[float], seed: int | None = None, *, generator: Any = None) -> list[Subset]:
     """Split a dataset randomly; each sample is in one part.
 
-    - **lengths**: numbers of samples that add up to the dataset's, or fractions that add up to 1.
+    - **lengths**: numbers of samples that add up to ``len(dataset)``, or fractions that add up to 1.
     - **seed**: the same seed draws the same parts; **generator**: a generator to draw from, as in torch.
 
     >>> train, test = random_split(TensorDataset(np.arange(10)), [0.8, 0.2], seed=0)

@@ -108,7 +108,7 @@ def _unit_range(images: np.ndarray) -> np.ndarray:
 
 
 class Bytes(Dataset):
-    """Windows of a text: sample ``i`` is ``(block bytes, the same shifted by one byte)``, the windows ``step`` bytes apart.
+    """Windows of a text that start every ``step`` bytes: a sample is ``block`` bytes, and the ``block`` bytes that start one byte later.
 
     >>> x, y = Bytes(b"hello", block=3)[1]
     >>> bytes(x.astype(np.uint8)), bytes(y.astype(np.uint8))
@@ -140,7 +140,7 @@ class Bytes(Dataset):
 
 
 def text(path: PathLike, block: int = 128, step: int = 1, test: float = 0.1) -> tuple[Bytes, Bytes]:
-    """Load a text file as bytes to predict: the first part for training, the last fraction ``test`` for testing."""
+    """Return the windows (:class:`Bytes`) of a text file for training and for testing; the last fraction ``test`` is for testing."""
     content = regular(path, "text").read_bytes()
     cut = len(content) - max(block + 1, int(len(content) * test))
     if cut < block + 1:

@@ -35,7 +35,7 @@ class Field(NamedTuple):
 
 
 class Step(NamedTuple):
-    """A transform and its call signature: ``f(x)``, ``f(x, rng=rng)``, or with the labels."""
+    """A transform or augmentation and its call signature: ``f(x)`` or ``f(x, y)``, with ``rng=rng`` if it has that parameter."""
 
     call: Callable[..., Any]
     wants_rng: bool

@@ -54,7 +54,7 @@ def read_idx(path: str | os.PathLike[str], max_bytes: int | None = None) -> np.n
         try:
             return _idx(file, path, None if zipped else size, limit_for(size, max_bytes))
         except (gzip.BadGzipFile, zlib.error, EOFError) as error:
-            raise refused("read_idx", "the file must not be damaged", path, reason=error) from None
+            raise refused("read_idx", "a gzipped file must be complete and valid", path, reason=error) from None
 
 
 def _idx(file: IO[bytes], path: Path, size: int | None, max_bytes: int) -> np.ndarray:

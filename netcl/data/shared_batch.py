@@ -41,7 +41,7 @@ def _reserve(nbytes: int) -> int:
 
 
 class SharedBatchRingBuffer:
-    """Slots for batches of one form, in memory shared with workers.
+    """Slots for batches of the same shapes and dtypes, in memory shared with workers.
 
     - **fields**: shape and dtype of the arrays of a batch, per sample.
     - **batch_size**: samples that fit into a slot.

@@ -69,7 +69,7 @@ def _column_index(names: Sequence[str], wanted: str | int, path: Any) -> int:
     if isinstance(wanted, int) and -len(names) <= wanted < len(names):
         return wanted % len(names)
     if wanted not in names:
-        raise ValueError(message("from_csv", "the column must be one of the file", column=wanted, columns=list(names), file=path))
+        raise ValueError(message("from_csv", "target and columns must be in the file", column=wanted, columns=list(names), file=path))
     return list(names).index(str(wanted))
 
 
@@ -99,7 +99,7 @@ def from_npz(path: str | os.PathLike[str], *names: str, max_bytes: int | None = 
     arrays = read_numpy_arrays(path, "from_npz", max_bytes)
     missing = [name for name in names if name not in arrays]
     if missing:
-        raise ValueError(message("from_npz", "the array must be one of the file", array=missing[0], arrays=list(arrays), file=path))
+        raise ValueError(message("from_npz", "names must be arrays in the file", array=missing[0], arrays=list(arrays), file=path))
     return TensorDataset(*[arrays[name] for name in names or arrays], name=Path(path).name)
 
 

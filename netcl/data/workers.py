@@ -97,9 +97,9 @@ def _leave_with_the_parent() -> None:
 
 
 def _answer(fetch: Fetch, ring: SharedBatchRingBuffer | None, number: int, task: Task, slot: int) -> Any:
-    """Run a task. Return its whole batch, with a ring the number of samples written to ``slot``, or a :class:`_Failure`.
+    """Run a task. Return its batch or, with a ring, write it to ``slot`` and return the number of samples; a :class:`_Failure` on error.
 
-    For ``_DESCRIBE``, return the fields of the batch instead, or ``None`` if it has no arrays.
+    If ``slot`` is ``_DESCRIBE``, return the fields of the batch instead, or ``None`` for a :class:`WholeBatch`.
     """
     with _Caught() as caught:
         if slot == _DESCRIBE:
@@ -215,8 +215,8 @@ class Pool:
     def run(self, first: Task, others: Iterator[Task], following: Iterator[Task]) -> Iterator[Any]:
         """Yield the batches of the tasks in order, each valid until the next one is requested.
 
-        Near the end the ``following`` tasks are started, so that workers are not idle if the next run has them. Only one run at a
-        time: ``busy`` is true during a run.
+        Near the end the ``following`` tasks are started, so that workers are not idle; they are kept if the next run begins with them. Only
+        one run at a time: ``busy`` is true during a run.
         """
         left = 1
 

@@ -179,7 +179,7 @@ def refusing(op: str, path: str | os.PathLike[str], kinds: tuple[type[BaseExcept
     except kinds as fault:
         reason = f"{type(fault).__name__}: {fault}" if str(fault) else type(fault).__name__
         remedy = "pass a complete file of the right format" if op.startswith("load") else ""
-        raise refusal(op, "the file is damaged or of another format", remedy, reason=reason, file=path) from fault
+        raise refusal(op, "the file must not be damaged, and be of the right format", remedy, reason=reason, file=path) from fault
 
 
 def regular_file(path: str | os.PathLike[str], op: str) -> str | os.PathLike[str]:
@@ -243,10 +243,10 @@ class Entries:
             while at < data.size:
                 got = entry.readinto(data[at:].data)  # type: ignore[attr-defined]
                 if not got:
-                    raise EOFError(f"{data.size - at} of {data.size} bytes are missing")
+                    raise EOFError(f"the entry must have {data.size} bytes, got {at}")
                 at += got
             if entry.read(1):
-                raise EOFError("got more bytes than were declared")
+                raise EOFError(f"the entry must have {data.size} bytes, got more")
         return data
 
 
@@ -308,4 +308,4 @@ def names_differ(op: str, path: object, what: str, expected: Iterable[str], foun
     missing, extra = sorted(set(expected) - set(found)), sorted(set(found) - set(expected))
     if missing or extra:
         values = {key: some(names) for key, names in (("missing", missing), ("unexpected", extra)) if names}
-        raise refusal(op, f"the {what} must be the expected ones", **values, file=path)
+        raise refusal(op, f"the {what} must have the expected names", **values, file=path)

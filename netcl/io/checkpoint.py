@@ -279,7 +279,7 @@ def _grouped(state: Any) -> bool:
 def _check_random(generators: Mapping[str, np.random.Generator], state: Mapping[str, Any], path: Path) -> None:
     streams, saved = state.get("random", []), state.get("rng", {})
     if not isinstance(streams, list) or not isinstance(saved, dict) or any(not _is_stream(stream) for stream in streams):
-        raise refusal(LOAD, "the random streams of the checkpoint must be as netcl writes them", file=path)
+        raise refusal(LOAD, "random must be a list of the states of random streams, and rng a dictionary", file=path)
     for name, generator in generators.items():
         kind = saved[name].get("bit_generator") if isinstance(saved.get(name), dict) else None
         own = generator.bit_generator.state["bit_generator"]

@@ -79,7 +79,7 @@ def _tied(model: Any) -> dict[str, str]:
 
 
 def _tie(model: Any, tied: Any, path: object) -> None:
-    """Tie the weights that were tied when the file was written; raises if the names do not fit the model."""
+    """Tie the weights that were tied when the file was written; raises unless both names are weights of equal shape."""
     state = _own_tensors(model)
     for name, other in tied.items() if isinstance(tied, dict) else [("", "")]:
         if not isinstance(other, str) or not {name, other} <= state.keys() or state[name].shape != state[other].shape:

@@ -21,11 +21,11 @@ TENSOR_STEPS = 1000  # more for each tensor of the file
 
 
 class Refused(ValueError):
-    """Raised for a program that does more than build containers of allowed values."""
+    """Raised for a pickle that does more than build containers of allowed values."""
 
 
 class Allowed(str):
-    """A name that a program may use. Calling it returns ``make(*args)``; with ``make=None`` it can only be used as a value."""
+    """A name that a pickle may use. Calling it returns ``make(*args)``; with ``make=None`` it can only be used as a value."""
 
     make: Callable[..., Any] | None
     value: str
@@ -37,16 +37,16 @@ class Allowed(str):
 
 
 class Attributes(OrderedDict[Any, Any]):
-    """An ordered dictionary that drops the attributes a program sets on it."""
+    """An ordered dictionary that drops the attributes that a pickle sets on it."""
 
     def build(self, state: Any) -> None:
-        """Receive the attributes that the program sets; a subclass may keep them."""
+        """Receive the attributes that the pickle sets; a subclass may keep them."""
 
 
 def run_program(
     data: bytes, names: Mapping[str, Allowed], persistent: Callable[[Any], Any], start: int = 0, most: int = FREE_STEPS
 ) -> tuple[Any, int]:
-    """Run a program of at most ``most`` steps; returns its value and its end position. ``persistent`` resolves references to storages."""
+    """Execute a pickle of at most ``most`` opcodes; returns its value and end position. ``persistent`` resolves references to storages."""
     machine = _Machine(names, persistent)
     stream = io.BytesIO(data)
     stream.seek(start)
@@ -55,7 +55,7 @@ def run_program(
         if step is None:
             raise Refused(f"every opcode must be one that torch writes, got {name} at byte {at}")
         if count == most:
-            raise Refused(f"the pickle must have at most {most} steps for a file of this size; if you trust it, pass max_bytes=")
+            raise Refused(f"the pickle must have at most {most} opcodes for a file of this size; if you trust it, pass max_bytes=")
         step(machine, argument)
     if len(machine.stack) != 1 or machine.stack[0] is _STACK_MARK:
         raise Refused(f"the pickle must end with one value and no mark, got {len(machine.stack)} items")
@@ -67,7 +67,7 @@ def _opcodes(stream: io.BytesIO) -> Iterator[tuple[str, Any, int | None]]:
         for opcode, argument, at in pickletools.genops(stream):
             yield opcode.name, argument, at
     except (ValueError, OverflowError) as error:
-        raise Refused(f"the pickle is not complete ({error})") from None
+        raise Refused(f"the pickle must be complete and valid: {error}") from None
 
 
 class _Machine:
@@ -78,7 +78,7 @@ class _Machine:
 
     def pop(self) -> Any:
         if not self.stack or self.stack[-1] is _STACK_MARK:
-            raise Refused("the pickle must not take more values than it has stored")
+            raise Refused("the pickle must not pop more values than it has pushed")
         return self.stack.pop()
 
     def marked(self) -> list[Any]:
@@ -99,12 +99,12 @@ class _Machine:
 
     def get(self, index: int) -> None:
         if index not in self.memo:
-            raise Refused(f"the pickle must store number {index} before it is recalled")
+            raise Refused(f"the pickle must put memo entry {index} before it gets that entry")
         self.push(self.memo[index])
 
     def put(self, index: int) -> None:
         if not self.stack or self.stack[-1] is _STACK_MARK:
-            raise Refused("the pickle must have a value to store")
+            raise Refused("the pickle must push a value before it puts one into the memo")
         self.memo[index] = self.stack[-1]
 
     def name(self, module: Any, attribute: Any) -> None:
@@ -197,7 +197,7 @@ _STEPS: dict[str, Callable[[_Machine, Any], None]] = {
 
 
 class Writer:
-    """Writes programs of protocol 2, as torch does."""
+    """Writes pickles of protocol 2, as torch does."""
 
     def __init__(self) -> None:
         self.parts: list[bytes] = [b"\x80\x02"]

@@ -56,7 +56,7 @@ def load_torch(path: str | os.PathLike[str], *, max_bytes: int | None = None, co
 
 
 def _dense_steps(tensors: int, max_bytes: int | None) -> int:
-    """Return the most steps a program may have: by its number of tensors or, if given, by the containers that fit ``max_bytes``."""
+    """Return the most opcodes a pickle may have: by its number of tensors or, if given, by the containers that fit ``max_bytes``."""
     return opcodes.FREE_STEPS + (opcodes.TENSOR_STEPS * tensors if max_bytes is None else max_bytes // 64)
 
 
@@ -68,7 +68,7 @@ class _Storage:
 
 
 class _Reader:
-    """The values a program may build: containers, and tensors over the storages of its file."""
+    """The values a pickle may build: containers, and tensors over the storages of its file."""
 
     def __init__(self, limit: int, big_endian: bool = False, convert: Callable[[np.ndarray], Any] | None = None):
         self.left, self.big_endian, self.convert = limit, big_endian, convert or (lambda array: array)
@@ -132,7 +132,7 @@ def _integers(values: Any) -> tuple[int, ...]:
 
 def _device(kind: Any, index: Any) -> str:
     if not isinstance(kind, str) or not (index is None or type(index) is int):
-        raise Refused("a device must be a name and an optional number")
+        raise Refused("a torch.device must have a string and an optional integer as arguments")
     return kind if index is None else f"{kind}:{index}"
 
 
@@ -194,7 +194,7 @@ def _reference(reference: Any) -> tuple[str, str, int]:
 def _stream(data: bytes, limit: int, convert: Callable[[np.ndarray], Any] | None, most: int) -> Any:
     """Return the content of a file written by torch before 1.6.
 
-    The file holds a magic number, a version, the sizes of types, the program, the keys, and the storages one after the other.
+    The file holds a magic number, a version, the sizes of types, the pickle, the keys, and the storages one after the other.
     """
     nothing = _Reader(limit)
     at, head = 0, []
@@ -297,7 +297,7 @@ class _TorchWriter:
 
     def tensor(self, stored: np.ndarray, dtype: str, where: str) -> None:
         if dtype not in _STORAGE_OF:
-            raise refusal(OP_SAVE, f"torch has no tensors of dtype {dtype}", f"known: {', '.join(_STORAGE_OF)}", at=where or "/")
+            raise refusal(OP_SAVE, f"torch must support the dtype, got {dtype}", f"known: {', '.join(_STORAGE_OF)}", at=where or "/")
         out, size = self.writer, stored.shape
         out.name("torch._utils", "_rebuild_tensor_v2")
         out.add(b"((")

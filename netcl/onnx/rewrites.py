@@ -351,7 +351,7 @@ def _affine_before_conv(chains: _Chains, found: ChainMatch, root: OnnxNode) -> O
 
 
 def _scaled_conv(chains: _Chains, conv: OnnxNode, root: OnnxNode, scale: Any, shift: Any, factor: float = 1.0) -> OnnxNode | None:
-    """Return a node for ``conv * scale + shift``, with its weights also times ``factor``; ``None`` if its weights are not constant."""
+    """Return a convolution that computes ``conv(factor * x) * scale + shift``; ``None`` if its weights cannot be changed."""
     if not chains.weights.keys() >= {*conv.inputs[1:]} or (conv.kind == "ConvTranspose" and conv["group"] != 1):
         return None
     first, out = chains.weights[conv.inputs[1]], 1 if conv.kind == "ConvTranspose" else 0

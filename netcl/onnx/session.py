@@ -138,7 +138,8 @@ class InferenceSession:
         sizes = self._options.free_dimensions
         known = {size for _, shape in inputs.values() for size in shape or () if isinstance(size, str)}
         if absent := sizes.keys() - known:
-            raise ValueError(message(SESSION, "dimensions to fix must be symbolic", dimensions=sorted(absent), known=sorted(known)))
+            what = "an overridden dimension must be a symbolic one of the inputs"
+            raise ValueError(message(SESSION, what, dimensions=sorted(absent), known=sorted(known)))
         inputs = {name: (dtype, shape and [sizes.get(size, size) for size in shape]) for name, (dtype, shape) in inputs.items()}
         entries = [node_arg(entry) for entry in proto.graph.input if entry.name in inputs]
         self._inputs = {entry.name: entry._replace(shape=inputs[entry.name][1] or []) for entry in entries}
@@ -220,7 +221,7 @@ class InferenceSession:
         return self._outputs[name]
 
     def tensor(self, name: str, x: Any) -> Any:
-        """Check a value for an input and return it as a tensor on its device; a sequence is returned as a list."""
+        """Check a value for the input ``name`` and return it as a tensor on that input's device; a sequence is returned as a list."""
         if name not in self._inputs:
             raise ValueError(message(SESSION, "the model has no such input", f"it takes: {', '.join(self._inputs)}", input=repr(name)))
         entry = self._inputs[name]

@@ -84,7 +84,7 @@ class CallbackList:
 
 
 class Improvement:
-    """Tracks the best value of a number: the lowest or, with ``mode="max"`` or if its name is that of a score (f1, auc), the highest."""
+    """Tracks the best value of a number: the highest if ``mode`` is ``max``, or ``auto`` and its name that of a score; else the lowest."""
 
     def __init__(self, op: str, monitor: str, mode: str = "auto", min_delta: float = 0.0):
         if mode not in ("auto", "min", "max"):
@@ -153,7 +153,7 @@ class ModelCheckpoint(Callback):
     - **monitor**, **mode**: the number by which ``best.netcl`` is chosen; ``None`` writes no ``best.netcl``. By default ``val_loss``, or
       ``loss`` in a run that is not validated.
     - **overwrite**: a new run deletes the checkpoints of an earlier one. Otherwise a new run in a folder with checkpoints raises, because a
-      later ``resume`` would continue the earlier run. ``run.txt`` holds the id of the folder's run; another run's checkpoint raises.
+      later ``resume`` would continue the earlier run. ``run.txt`` holds the id of the folder's run; resuming another run in it raises.
 
     All ranks of a ``DistributedDataParallel`` model must have this callback: rank 0 writes the file, with the random states of all.
     """

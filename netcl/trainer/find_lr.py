@@ -34,7 +34,7 @@ class RateTest:
 
 
 def find_lr(trainer: Trainer, data: Iterable[Any], low: float = 1e-6, high: float = 1.0, steps: int = 100) -> RateTest:
-    """Train while the rate rises from ``low`` to ``high``; return the loss at each rate and a suggestion, and restore the trainer.
+    """Train while the learning rate rises from ``low`` to ``high``; return the loss at each rate and a suggestion; restore the trainer.
 
     The test ends after ``steps`` batches, or when the loss diverges.
     """
@@ -59,7 +59,7 @@ def find_lr(trainer: Trainer, data: Iterable[Any], low: float = 1e-6, high: floa
             losses.append(smooth)
         trainer.load(kept)
     if not losses:
-        raise ValueError(message("find_lr", "data must have a batch, with a finite loss at the lowest rate", low=low))
+        raise ValueError(message("find_lr", "data must have at least one batch, with a finite loss at learning rate low", low=low))
     return RateTest(rates, losses, float(f"{rates[int(np.argmin(losses))] / 10:.2g}"))
 
 

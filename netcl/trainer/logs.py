@@ -97,7 +97,7 @@ class CSVLogger(Callback):
             writer.writerows(rows)
 
     def _earlier(self, epoch: int) -> list[dict[str, str]]:
-        """Return the lines of epochs before ``epoch`` in the file, none for the first epoch: another run wrote those."""
+        """Return the rows of the file for epochs before ``epoch``; none if ``epoch`` is 0, because a new run replaces the file."""
         if epoch == 0 or not self.path.exists():
             return []
         with self.path.open(encoding="utf-8", newline="") as file:

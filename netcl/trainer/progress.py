@@ -180,13 +180,13 @@ def _kind_of(model: Any) -> str:
 
 
 class _Pace:
-    """The speed of a run since its first logged batch, and that of the current epoch; most kernels are compiled before."""
+    """Measures the speed of the epoch and the remaining time, from the first logged batch on: by then most kernels are compiled."""
 
     def __init__(self) -> None:
         self._notes: list[tuple[float, int, int, int]] = []  # the first of the run, the first of the epoch, the last
 
     def note(self, trainer: Any) -> None:
-        """Store the time, the batches of the run, the samples of the epoch and the epoch, at a moment when the device is idle."""
+        """Store the time, the numbers of batches in the run and samples in the epoch, and the epoch; call it when the device is idle."""
         now = (time.monotonic(), trainer.epoch * (trainer.batches or 0) + trainer.batch, trainer.samples, trainer.epoch)
         first, epoch, _ = self._notes or (now, now, now)
         self._notes = [first, epoch if epoch[3] == trainer.epoch else now, now]

@@ -203,7 +203,7 @@ def predict_file(model: Any, notes: Mapping[str, Any], path: str | os.PathLike[s
 
 
 def find_rate(recipe: Recipe, handle: DeviceHandle) -> RateTest:
-    """Run the range test for the learning rate of a recipe on a new model, with a line of progress; returns its result."""
+    """Run :func:`find_lr` for a recipe on a new model, with a progress line; returns its result."""
     with device(handle):
         trainer, train = _trainer_of(recipe, handle)
         line = _RateProgress()

@@ -309,7 +309,7 @@ class Trainer:
         return norm
 
     def _update(self) -> None:
-        """Finish an optimizer step, then step the scheduler and update the averages. With accumulation, the optimizer steps here."""
+        """Count an optimizer step, step the scheduler and update ``ema``. With accumulation, the optimizer itself steps here."""
         if self.accumulation_steps > 1:
             if self._accumulated > 1:
                 params = getattr(self.optimizer, "params", None) or self.model.parameters()  # of replicas, those of all

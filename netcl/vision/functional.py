@@ -25,7 +25,7 @@ _GRAY = (np.float32(0.2989), np.float32(0.587), np.float32(0.114))  # shares of 
 
 
 class InterpolationMode(Enum):
-    """How values between pixels are computed; the last three are for PIL images only."""
+    """How values between pixels are computed; ``BOX``, ``HAMMING`` and ``LANCZOS`` are for PIL images only."""
 
     NEAREST, NEAREST_EXACT, BILINEAR, BICUBIC = "nearest", "nearest-exact", "bilinear", "bicubic"
     BOX, HAMMING, LANCZOS = "box", "hamming", "lanczos"
@@ -219,12 +219,12 @@ def _borders(padding: Any) -> list[Any]:
     """Return the padding of the left, top, right and bottom side from one, two or four numbers."""
     sizes = [padding] if isinstance(padding, int | np.integer) else list(padding)
     if len(sizes) not in (1, 2, 4):
-        raise ValueError(message("pad", "padding must be 1, 2 (left and right, top and bottom) or 4 numbers", padding=padding))
+        raise ValueError(message("pad", "padding must have 1, 2 (left and right, top and bottom) or 4 numbers", padding=padding))
     return sizes * (4 // len(sizes))
 
 
 def pad(img: Any, padding: Any, fill: Any = 0, padding_mode: str = "constant") -> Any:
-    """Pad with ``fill``, or by ``padding_mode`` "edge", "reflect" or "symmetric"."""
+    """Pad the sides by ``n``, (left and right, top and bottom) or (left, top, right, bottom) pixels of ``fill``, or by ``padding_mode``."""
     left, top, right, bottom = _borders(padding)
     if padding_mode not in ("constant", "edge", "reflect", "symmetric"):
         raise ValueError(message("pad", "padding_mode must be constant, edge, reflect or symmetric", padding_mode=padding_mode))
@@ -339,7 +339,7 @@ def affine(
 
 
 def _sampled(x: np.ndarray, matrix: np.ndarray, out: tuple[int, ...], mode: str, fill: Any) -> np.ndarray:
-    """Return an image of size ``out``; ``matrix`` maps its pixels to points of ``x``, both as offsets from the centers."""
+    """Return an image of size ``out``; ``matrix`` maps its pixels to points of ``x``, both as offsets from the image centers."""
     whole, (height, width) = x.reshape(-1, *x.shape[-2:])[None].astype(np.float32), x.shape[-2:]
     linear = matrix[:, :2]
     shift = matrix[:, 2] + [(width - 1) / 2, (height - 1) / 2] - linear @ [(out[1] - 1) / 2, (out[0] - 1) / 2]
@@ -374,7 +374,7 @@ to_grayscale = rgb_to_grayscale
 
 
 def _enhanced(op: str, img: Any, factor: float, kind: str, other: Callable[[np.ndarray], Any]) -> Any:
-    """Mix an image with ``other(image)``, as Pillow's ``ImageEnhance`` does."""
+    """Return ``factor * image + (1 - factor) * other(image)``, clipped; for PIL images, the result of Pillow's ``ImageEnhance.<kind>``."""
     if factor < 0:
         raise ValueError(message(op, f"{op.removeprefix('adjust_')}_factor must be at least 0", given=factor))
     if is_pil(img):

@@ -217,7 +217,7 @@ def test_options_with_a_meaning_are_taken_and_others_refused():
     with pytest.raises(ShapeError, match=r"must have shape \(2, 3\)"):
         session.run(None, {"x": rand(3, 3)})
     options.add_free_dimension_override_by_name("width", 2)
-    with pytest.raises(ValueError, match="dimensions to fix must be symbolic; dimensions="):
+    with pytest.raises(ValueError, match="an overridden dimension must be a symbolic one of the inputs; dimensions="):
         nonnx.InferenceSession(mlp(), options)
     with pytest.raises(TypeError, match="sess_options must be"):
         nonnx.InferenceSession(mlp(), runtime.SessionOptions())

@@ -113,7 +113,7 @@ def test_prompts_of_other_models_and_damaged_files_are_refused(folder_of, model,
     meta, arrays = archive.read(path, "test", "prompt cache")
     short = {name: array[:, :, :3] for name, array in arrays.items() if name != "tokens"}
     damaged = {
-        "the entries must be the expected ones": {"tokens": arrays["tokens"]},
+        "the entries must have the expected names": {"tokens": arrays["tokens"]},
         "tokens as a vector of int64 ids from 0 to 95": {**arrays, "tokens": arrays["tokens"] + 90},
         "an entry must have shape": {**short, "tokens": arrays["tokens"]},
         "dtype=None": {**arrays, "keys0": arrays["keys0"].astype(np.float64)},

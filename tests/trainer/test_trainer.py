@@ -441,7 +441,7 @@ def test_questions_without_an_answer_are_refused():
 def test_a_range_test_needs_a_batch_and_ends_with_a_generator():
     model = nn.Linear(manager.default("cpu"), 4, 2)
     trainer = Trainer(model, optim.SGD(model.parameters(), lr=0.1), callbacks=[Progress("off")])
-    with pytest.raises(ValueError, match=r"\[find_lr\] data must have a batch"):
+    with pytest.raises(ValueError, match=r"\[find_lr\] data must have at least one batch"):
         find_lr(trainer, [])
     batch = np.eye(4, dtype=np.float32), np.arange(4) % 2
     assert len(find_lr(trainer, (batch for _ in range(12))).losses) == 12 and trainer.step == 0

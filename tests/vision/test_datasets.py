@@ -218,7 +218,7 @@ def test_npz(tmp_path):
     path = tmp_path / "x.npz"
     np.savez_compressed(path, x=np.ones((3, 2)), y=np.arange(3))
     assert [array.shape for array in tables.from_npz(path).arrays] == [(3, 2), (3,)] and tables.from_npz(path, "y")[2] == 2
-    with pytest.raises(ValueError, match=r"the array must be one of the file; array=z, arrays=\['x', 'y'\]"):
+    with pytest.raises(ValueError, match=r"names must be arrays in the file; array=z, arrays=\['x', 'y'\]"):
         tables.from_npz(path, "z")
     with pytest.raises(FormatError, match=r"the arrays must not be larger than max_bytes; bytes=.* pass max_bytes="):
         tables.from_npz(path, max_bytes=100)

@@ -150,7 +150,7 @@ def test_kinds_of_images():
     [
         (lambda: T.Normalize((0.5,), (0.5,))(picture()), TypeError, r"the image must be a tensor of floats; given=Image; put ToTensor"),
         (lambda: T.ToTensor()(tensor(1, 2, 2)), TypeError, r"\[to_tensor\] pic must be a PIL image or an array"),
-        (lambda: T.Pad((1, 2, 3))(tensor(1, 2, 2)), ValueError, r"\[pad\] padding must be 1, 2"),
+        (lambda: T.Pad((1, 2, 3))(tensor(1, 2, 2)), ValueError, r"\[pad\] padding must have 1, 2"),
         (lambda: T.Pad(1, padding_mode="wrap")(tensor(1, 2, 2)), ValueError, r"\[pad\] padding_mode must be constant, edge"),
         (lambda: T.Resize(4, "lanczos")(tensor(1, 2, 2)), ValueError, r"must be nearest, nearest-exact, bilinear or bicubic"),
         (lambda: T.GaussianBlur(4)(tensor(1, 8, 8)), ValueError, r"\[gaussian_blur\] kernel_size must be odd"),

@@ -199,8 +199,8 @@ class FunctionCall:
             if self.bodies[key].nodes:
                 break
         if not self.form.has_function and (self.unknown or not self.bodies[key].nodes):
-            what = "defined by operators that cannot be imported" if self.unknown else "not defined for these types"
-            raise refusal(IMPORT, f"{self.form.name} is {what}", operators=[*self.unknown], types=[*types])
+            what = "by operators that can be imported" if self.unknown else "for the types of its inputs"
+            raise refusal(IMPORT, f"{self.form.name} must be defined {what}", operators=[*self.unknown], types=[*types])
         return self.bodies[key]
 
     def _proto(self, types: Sequence[tuple[int, tuple[int, ...]]], sizes: bool) -> Any:

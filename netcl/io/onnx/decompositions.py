@@ -57,7 +57,7 @@ def _var(x: Tensor, axis: Any, keepdims: bool, correction: float) -> Tensor:
 
 
 def _scattered(op: Callable[..., Tensor], x: Tensor, axis: int, index: Any, src: Any, reduce: str | None = None) -> Any:
-    """Scatter only the part of ``src`` that has the shape of the index, as ONNX requires; ``NotImplemented`` if that is all of it."""
+    """Scatter the part of ``src`` with the shape of the index, as ONNX requires; ``NotImplemented`` if ``src`` already has that shape."""
     if reduce is not None:
         return ag.scatter_reduce(x, axis, index, src, "sum" if reduce == "add" else "prod")
     shape, part = np.shape(index), src
@@ -86,7 +86,7 @@ def _bias_add(x: Tensor, bias: Tensor, axis: int | None) -> Tensor:
 
 
 def _channel_shaped(x: Tensor, weight: Tensor) -> Tensor:
-    """Return a weight per channel in a shape that broadcasts with ``x``."""
+    """Return ``weight``, one value per channel, reshaped to broadcast with ``x``."""
     return ag.reshape(weight, [-1, *[1] * (x.ndim - 2)])
 
 

@@ -56,9 +56,9 @@ def parse_onnx(path: str | os.PathLike[str] | bytes) -> tuple[Any, Path | None]:
         outside = folder is not None and any(map(onnx.external_data_helper.uses_external_data, _held_tensors(model)))
         onnx.checker.check_model(os.fspath(path) if outside else model)
     except (onnx.checker.ValidationError, undecodable, ValueError) as fault:
-        raise refusal(IMPORT, "the file is damaged or is not an ONNX model", reason=_first_line(fault), file=path) from fault
+        raise refusal(IMPORT, "the file must be a complete ONNX model", reason=_first_line(fault), file=path) from fault
     if not model.graph.node and not model.graph.output:
-        raise refusal(IMPORT, "the file is damaged or is not an ONNX model", file=path)
+        raise refusal(IMPORT, "the file must be a complete ONNX model", file=path)
     return model, folder
 
 
@@ -132,7 +132,7 @@ class OnnxModel(nn.Module):
         return f"nodes={len(self.nodes)}, inputs={self.input_names}, outputs={self.output_names}"
 
     def _kept(self, body: GraphBody, name: str, array: np.ndarray, learned: bool) -> Tensor:
-        """Return a weight or constant as a tensor: constants, integers and scalars on the host, others as parameters or buffers."""
+        """Return a tensor: constants, integers and scalars on the host, others as parameters if ``learned``, else as buffers."""
         stored, dtype = tree.bits(array)
         if name in body.constants or array.dtype.kind in "biu" or array.ndim == 0:
             return tree.tensor_of(stored, dtype, self._host)
@@ -147,7 +147,7 @@ class OnnxModel(nn.Module):
         return tensor
 
     def _owner(self, name: str) -> tuple[nn.Module, str]:
-        """Return the module and the name for a weight: ``layer.0.weight`` is ``weight`` of ``layer.0``. If taken, number it here."""
+        """Return the module and attribute of a weight: ``layer.0.weight`` is ``weight`` of ``layer.0``, or ``weight_1`` here if taken."""
         *path, last = name.split(".")
         module: nn.Module = self
         for part in path:

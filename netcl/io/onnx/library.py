@@ -88,5 +88,5 @@ def dtype_of(code: int) -> str:
 
 
 def numbers(array: Any) -> np.ndarray:
-    """Return an array, converted if tensors cannot have its dtype."""
+    """Return an array; narrow ONNX types, which tensors do not support, are cast to a wider dtype."""
     return array.astype(_HELD_AS[array.dtype.name]) if array.dtype.name in _HELD_AS else array

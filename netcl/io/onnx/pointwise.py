@@ -56,7 +56,7 @@ class Nodes:
         return self.of_formula(text, given, params, dict(row.let))
 
     def of_formula(self, text: str, given: Any, params: dict[str, Any], let: dict[str, str]) -> Name:
-        """Add the nodes of an expression over values ``v0``, ``v1``.. and parameters; returns the name of the result."""
+        """Add the nodes of an expression over values ``v0``.., parameters and subexpressions ``let``; returns the name of the result."""
         algebra = ThroughOps({**{f"v{i}": x for i, x in enumerate(given)}, **params}, self, let)
         algebra.dtype = self.dtype
         value = evaluate(parse(text), algebra)

@@ -32,7 +32,7 @@ _ACTIVATIONS: dict[str, tuple[Callable[..., Tensor], tuple[float, ...]]] = {
 def _read_recurrent(
     node: OnnxNode, x: Tensor, w: Tensor, r: Tensor, b: Any = None, lengths: Any = None, h0: Any = None, c0: Any = None, p: Any = None
 ) -> tuple[Tensor, ...]:
-    """Return the outputs of a node, stacked over its directions; with ``layout=1`` the batch is the first axis."""
+    """Run ``RNN``, ``GRU`` or ``LSTM`` on ONNX's inputs (W, R, B, P); outputs are stacked over directions. ``layout=1`` is batch first."""
     directions, batch_first = w.shape[0], bool(node["layout"])
     names = list(node["activations"] or _CELL_FUNCTIONS[node.kind] * directions)
     x, h0, c0 = (t if t is None or not batch_first else ag.transpose(t, 0, 1) for t in (x, h0, c0))

@@ -26,7 +26,7 @@ def coordinates(node: OnnxNode) -> tuple[str, str]:
 
 
 def resized(node: OnnxNode, x: Tensor, region: Any, scales: Any, sizes: Any) -> Tensor:
-    """Run ``Resize`` in any mode: each axis becomes weighted sums of its slices."""
+    """Run ``Resize`` in any mode: each axis becomes weighted sums of its slices. ``region`` is the operator's ``roi``."""
     axes = [axis % x.ndim for axis in node["axes"] or range(x.ndim)]
     if sizes:
         scales = [size / x.shape[axis] for axis, size in zip(axes, sizes, strict=True)]
@@ -52,7 +52,7 @@ def resized(node: OnnxNode, x: Tensor, region: Any, scales: Any, sizes: Any) -> 
 
 
 def _centers(mode: str, n: int, outs: int, scale: float, edges: tuple[float, float]) -> np.ndarray:
-    """Return the positions of an output's pixels on an axis of ``n`` input pixels."""
+    """Return the positions of ``outs`` output pixels on an axis of ``n`` input pixels; ``edges`` bound the region, as fractions."""
     y, width = np.arange(outs, dtype=np.float64), scale * n
     if mode == "align_corners":
         return y * 0 if width == 1 else y * (n - 1) / (width - 1)
@@ -134,7 +134,7 @@ def _returned(p: Tensor, n: int, padding: str, align: bool) -> Tensor:
 
 
 def _point_taps(p: Tensor, mode: str) -> list[tuple[Tensor, Any]]:
-    """Return the pixels beside points of an axis and their weights, a pair of tensors per tap."""
+    """Return a pair (pixel indices, weights) for each of the neighbors that an interpolation at the points ``p`` of an axis reads."""
     if mode == "nearest":
         return [(ag.round(p), p * 0.0 + 1.0)]
     base = ag.floor(p)
@@ -147,7 +147,7 @@ def _point_taps(p: Tensor, mode: str) -> list[tuple[Tensor, Any]]:
 
 
 def _roi_align(node: OnnxNode, x: Tensor, rois: Tensor, batches: Tensor) -> Tensor:
-    """Return the average of the samples of each bin, or with mode ``max`` their largest weighted corner. Regions are read on the host."""
+    """Run ``RoiAlign``: each bin becomes the mean of its samples or, with mode ``max``, the largest weighted pixel value in them."""
     (_, c, h, w), high, wide = x.shape, node["output_height"], node["output_width"]
     half = node.opset >= 16 and node["coordinate_transformation_mode"] == "half_pixel"
     places, shares, rows = list[np.ndarray](), list[np.ndarray](), batches.to_host()

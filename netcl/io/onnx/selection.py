@@ -60,7 +60,8 @@ def _tensor_scatter(node: OnnxNode, cache: Tensor, update: Tensor, start: Tensor
     places = first[:, None] + np.arange(update.shape[axis])
     places = places % size if node["mode"] == "circular" else places
     if places.size and (places.min() < 0 or places.max() >= size):
-        raise node.fault("update must fit the cache at write_indices", write_indices=first.tolist(), cache=cache.shape, update=update.shape)
+        what = "write_indices must be at least 0 and leave room for update in the cache"
+        raise node.fault(what, write_indices=first.tolist(), cache=cache.shape, update=update.shape)
     shape = [1] * cache.ndim
     shape[0], shape[axis] = places.shape
     return ag.scatter(cache, axis, Tensor.from_host(cache.queue, np.broadcast_to(places.reshape(shape), update.shape).copy()), update)
@@ -116,7 +117,7 @@ def _non_max_suppression(
 
 
 def _tf_idf(node: OnnxNode, x: Tensor) -> np.ndarray:
-    """Return how often each n-gram of the pool occurs, with up to ``max_skip_count`` elements skipped in between, weighted."""
+    """Return the TF, IDF or TF-IDF of each n-gram of the pool; up to ``max_skip_count`` elements are skipped between its items."""
     if node["pool_int64s"] is None:
         raise node.fault("the pool of n-grams must be pool_int64s, not pool_strings")
     pool, starts, columns = node["pool_int64s"], [*node["ngram_counts"]], node["ngram_indexes"]

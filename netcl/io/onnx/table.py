@@ -94,7 +94,7 @@ IGNORED = {"consumed_inputs", "momentum", "noop_with_empty_axes", "sorted", "spa
 
 
 class Conversion(NamedTuple):
-    """``write(value, arguments of the call)`` returns the node's value, ``read(value, first input, node)`` the op's argument."""
+    """Converts an op's argument to a node's value, ``write(value, call arguments)``, and back, ``read(value, first input, node)``."""
 
     write: Callable[[Any, Mapping[str, Any]], Any]
     read: Callable[[Any, Tensor, OnnxNode], Any]
@@ -154,7 +154,7 @@ class OnnxNode:
 
 @dataclass(frozen=True)
 class Slot:
-    """An input or attribute of a node: the op's argument, its conversion, and a fixed value (or one that replaces ``None``)."""
+    """An input or attribute of a node: the op's argument, its conversion, and a value that replaces ``None`` (or is fixed)."""
 
     name: str = ""
     convert: str = ""

@@ -151,7 +151,7 @@ def trace(
         first = Trace(known, decompositions).run(model, tensors)
         second = Trace(known, decompositions).run(model, _mapped(lambda x: _varied(x, free_batch), tensors))
     if not first.outputs:
-        raise refusal(EXPORT, "the model must return a tensor")
+        raise refusal(EXPORT, "the model must return at least one tensor")
     names = [[call.label for call in run.calls] for run in (first, second)]
     if names[0] != names[1] or len(first.outputs) != len(second.outputs):
         at = next((i for i, pair in enumerate(zip(*names, strict=False)) if pair[0] != pair[1]), min(map(len, names)))

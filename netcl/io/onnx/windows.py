@@ -29,7 +29,7 @@ def _per_axis(value: Any, axes: int) -> list[int]:
 
 
 def _window(call: Call, kernel: Sequence[int], padding: Any) -> dict[str, Any]:
-    """Return the attributes of a window; ``pads`` lists all begins, then all ends."""
+    """Return the ONNX attributes of a convolution or pooling; ``pads`` lists all begins, then all ends."""
     axes = len(kernel)
     strides, dilations = (_per_axis(call.params.get(name, 1), axes) for name in ("stride", "dilation"))
     if axes == 1 and not isinstance(padding, str):
@@ -42,7 +42,7 @@ def _window(call: Call, kernel: Sequence[int], padding: Any) -> dict[str, Any]:
 def _node_pads(node: OnnxNode, sizes: Sequence[int], kernel: Sequence[int], ceil: bool = False) -> list[tuple[int, int]]:
     """Return ``(begin, end)`` per axis from ``pads`` or ``auto_pad``.
 
-    With ``ceil``, enough for the windows that ``ceil_mode`` adds; windows that would start beyond the image are left out.
+    With ``ceil``, the end also covers the windows that ``ceil_mode`` adds, except those that would start beyond the image.
     """
     axes, auto = len(kernel), node["auto_pad"]
     strides, dilations = (node[name] or [1] * axes for name in ("strides", "dilations"))

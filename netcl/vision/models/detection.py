@@ -122,7 +122,7 @@ class SSD(nn.Module):
         return {name: Tensor.from_host(queue, value) for name, value in made.items()}
 
     def _losses(self, logits: Tensor, offsets: Tensor, around: np.ndarray, sizes: Sequence[Any], targets: Any) -> dict[str, Tensor]:
-        """Return the smooth L1 loss of matched default boxes, and the cross entropy of these and the hardest unmatched ones."""
+        """Return the smooth L1 loss of matched default boxes (``around``), and the cross entropy of these and the hardest others."""
         queue, made = logits.queue, []
         for (height, width), target in zip(sizes, targets, strict=True):
             boxes, labels = (np.asarray(x.to_host() if isinstance(x, Tensor) else x) for x in (target["boxes"], target["labels"]))
