@@ -534,7 +534,7 @@ def test_sources_are_one_screen(cl_device):
     text = ag.jit_compile(lambda x: ag.layer_norm(x * 2.0, 20)).source(x)
     forward, backward = text.split("// backward")
     assert "// forward 1 of 1" in forward and "__kernel void rows_mul_mean" in forward
-    assert forward.count("\n") <= 60 and backward.count("\n") <= 60
+    assert forward.count("\n") <= 64 and backward.count("\n") <= 64
 
 
 def test_fast_math_is_per_function(cl_device):

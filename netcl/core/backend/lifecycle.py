@@ -159,7 +159,8 @@ def _stop_daemons() -> None:
 
     ``SystemExit`` is raised in each, at its next bytecode; the process waits only for threads that are inside netcl at that moment.
     """
-    deadline = time.monotonic() + GRACE_SECONDS
+    deadline, others = time.monotonic() + GRACE_SECONDS, sys.unraisablehook
+    sys.unraisablehook = lambda raised: None if raised.exc_type is SystemExit else others(raised)  # in a __del__; it is raised again below
     left = [t for t in list(computing) if t.daemon and t.is_alive() and t is not threading.current_thread()]
     while left and time.monotonic() < deadline:
         for thread in left:

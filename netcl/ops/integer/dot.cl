@@ -12,7 +12,7 @@ static inline int dot4(FOUR(A) a, FOUR(B) b) {
   __asm__(DP4A : "=r"(sum) : "r"(as_uint(a)), "r"(as_uint(b)));
   return sum;
 }
-#elif defined(cl_khr_integer_dot_product) || defined(__opencl_c_integer_dot_product_input_4x8bit)
+#elif __OPENCL_C_VERSION__ >= 300 && defined(__opencl_c_integer_dot_product_input_4x8bit)
 #define dot4(a, b) ((int)dot(a, b))
 #else
 #define dot4(a, b) ((int)(a).x * (b).x + (int)(a).y * (b).y + (int)(a).z * (b).z + (int)(a).w * (b).w)
