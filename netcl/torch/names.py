@@ -81,8 +81,8 @@ class TorchModule(ModuleType):
     """A stand-in for a module of torch; its names are looked up in netcl."""
 
     def __init__(self, name: str):
+        super().__init__(name, f"{name}, answered by netcl.")  # first: before Python 3.11 a module has no __dict__ until then
         self.__dict__["_sources"], own = TABLE[name]
-        super().__init__(name, f"{name}, answered by netcl.")
         self.__path__: list[str] = []
         self.__spec__ = ModuleSpec(name, None, is_package=True)
         self.__dict__.update(own)

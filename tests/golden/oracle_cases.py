@@ -218,8 +218,8 @@ def decoded(t, x, w, b, gate, gate_bias, residual, *norm):
 
 
 case("decode_linear", decoded, U(2, 6), U(4, 6), U(4), U(4, 6), U(4), U(2, 4), U(6), U(6), norm="layer", eps=0.1, activation="silu")
-case("decode_linear/squares", lambda t, x, w, b, _, __, residual, norm: (t.nn.functional.linear(t.nn.functional.rms_norm(x, (6,), norm, 0.1),
-     w, b) + residual).detach(), U(3, 6), U(4, 6), U(4), None, None, U(3, 4), U(6), norm="rms", eps=0.1)  # fmt: skip
+case("decode_linear/squares", lambda t, x, w, b, _, __, added, norm: (t.nn.functional.linear(t.nn.functional.rms_norm(x, (6,), norm, 0.1),
+     w, b) + added).detach(), U(3, 6), U(4, 6), U(4), None, None, U(3, 4), U(6), norm="rms", eps=0.1)  # fmt: skip
 case("decode_linear/plain", lambda t, x, w, b: t.nn.functional.gelu(t.nn.functional.linear(x, w, b), approximate="tanh").detach(),
      U(2, 3, 6), U(4, 6), U(4), activation="gelu_tanh")  # fmt: skip
 case("layer_norm", lambda t, x, shape, w, b: t.nn.functional.layer_norm(x, shape, w, b, 0.01), ROWS, (4, 3), U(4, 3), U(4, 3), eps=0.01)
