@@ -172,7 +172,7 @@ LINES = {
     "models": 3215,
     "nn": 6867,
     "onnx": 740,
-    "ops": 26450,
+    "ops": 26453,
     "optim": 2377,
     "profiling": 1354,
     "replay": 2530,

@@ -25,8 +25,8 @@ __all__ = ["integer_columns", "integer_dot", "prefers_integers"]
 
 _BYTE_TYPES = {"int8": "char", "uint8": "uchar"}
 #: Multiply-adds from which a brand of devices is faster with integers, than with an exact sum of float products (``"exact"``) and than with
-#: one float product between DequantizeLinear and QuantizeLinear (``"qdq"``). Empty: benchmarks/integer_products.py has shown none.
-LEAST_PRODUCTS: dict[tuple[str, str], int] = {}
+#: one float product between DequantizeLinear and QuantizeLinear (``"qdq"``), by benchmarks/integer_products.py.
+LEAST_PRODUCTS = {("nvidia", "exact"): 500_000}
 
 
 def _gains(problem: tuple[str, int], config: Any, profile: Any) -> bool:
@@ -96,7 +96,10 @@ def _run_tiles(side: int, tile: int, queue: Any, sizes: tuple[int, ...], config:
 
 
 algorithms.add("integer", "dot", "dot.cl", "CPUs: an item for 8 x 8 sums", "", partial(_run_tiles, 1, 8), device="cpu", when=_gains)
-algorithms.add("integer", "tiles", "dot.cl", "GPUs: a group for 64 x 64 sums", "", partial(_run_tiles, 16, 64), device="gpu", when=_gains)
+algorithms.add(
+    "integer", "tiles", "dot.cl", "GPUs: a group for 64 x 64 sums", "integer_products_h200.json: matmul 512x768 to 768",
+    partial(_run_tiles, 16, 64), device="gpu", when=_gains,
+)  # fmt: skip
 
 
 def _unfold_of(x: tuple[int, ...], kernel: Pair, stride: Pair = 1, padding: Padding = 0, dilation: Pair = 1, groups: int = 1) -> Geometry:
