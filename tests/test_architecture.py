@@ -173,7 +173,7 @@ LINES = {
     "nn": 6867,
     "onnx": 740,
     "ops": 26453,
-    "optim": 2377,
+    "optim": 2378,
     "profiling": 1354,
     "replay": 2530,
     "runtime": 761,

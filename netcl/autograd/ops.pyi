@@ -280,7 +280,7 @@ def contrastive(input: Operand, other: Operand, target: Operand, *, margin: floa
     """``t d^2 + (1 - t) max(0, margin - d)^2`` for the distance d of pairs that belong together (t = 1) or not (t = 0)."""
 
 def conv1d(input: Operand, weight: Operand, bias: Operand | None = None, *, stride: int = 1, padding: int | str = 0, dilation: int = 1, groups: int = 1) -> Tensor:
-    """Convolution of signals ``(batch, channels, length)`` with weights ``(filters, channels / groups, length)``."""
+    """Convolve signals ``(batch, channels, length)`` with weights ``(filters, channels / groups, kernel_size)``."""
 
 def conv2d(input: Operand, weight: Operand, bias: Operand | None = None, *, stride: Any = 1, padding: Any = 0, dilation: Any = 1, groups: int = 1, pad: Any = None) -> Tensor:
     """Convolution of images ``(batch, channels, height, width)`` with weights ``(filters, channels / groups, height, width)``.
@@ -303,7 +303,7 @@ def conv2d_weight_grad(dy: Operand, x: Operand, *, kernel: Any, stride: Any = 1,
     """
 
 def conv_transpose1d(input: Operand, weight: Operand, bias: Operand | None = None, *, stride: int = 1, padding: int = 0, output_padding: int = 0, groups: int = 1, dilation: int = 1) -> Tensor:
-    """The transpose of :func:`conv1d`; ``w`` is ``(channels, filters / groups, length)``."""
+    """The transpose of :func:`conv1d`; ``w`` is ``(channels, filters / groups, kernel_size)``."""
 
 def conv_transpose2d(input: Operand, weight: Operand, bias: Operand | None = None, *, stride: Any = 1, padding: Any = 0, output_padding: Any = 0, groups: int = 1, dilation: Any = 1) -> Tensor:
     """Transposed convolution: maps the output shape of :func:`conv2d` back to its input shape.

@@ -59,7 +59,7 @@ class Step(NamedTuple):
 
 
 def steps(calls: Any, parameter: str) -> tuple[Step, ...]:
-    """Return the functions of a parameter like ``transforms``: none, one or several."""
+    """Convert ``None``, a function or a sequence of functions to a tuple of :class:`Step`; errors name ``parameter``."""
     several = calls if isinstance(calls, Sequence) else () if calls is None else (calls,)
     return tuple(Step.of(call, parameter) for call in several)
 

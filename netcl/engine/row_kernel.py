@@ -243,10 +243,10 @@ def _row_parameters(ports: Sequence[Port], row: _Row, numbers: Sequence[str], la
 def source(
     name: str, steps: tuple[RowOp, ...], ports: Sequence[Port], kept: Sequence[tuple[int, Port]], real: str, layout: Layout, group: int
 ) -> tuple[str, int]:
-    """Return the source of a region over rows, with one kernel ``rows_<name>``, and the rows of scratch memory that a work-item needs.
+    """Return the source of the kernel ``rows_<name>`` and its scratch memory: rows per work-item, or per work-group if ``group > 1``.
 
-    Arguments: leaves, results, scratch memory (if values are kept), numbers, ``inner`` (elements of a row), ``rows`` and ``each``
-    (rows per work-item or group). The sizes of all but the first outer axis and each leaf's strides along them follow.
+    The kernel takes leaves, results, scratch memory (if values are kept), numbers, ``inner`` (elements of a row), ``rows``, ``each``
+    (rows per work-item or work-group), the sizes of the outer axes but the first, and each leaf's strides along all outer axes.
     """
     row = _Row(steps, ports, kept, real, layout.half_bits)
     numbers = [n for k, step in enumerate(steps) for n in number_names(k, step)]

@@ -165,10 +165,11 @@ class Muon(LayerwiseOptimizer):
 
 
 class Adafactor(LayerwiseOptimizer):
-    """Divides gradients by their root mean square; a matrix keeps only one number per row and one per column (Shazeer & Stern 2018).
+    """Divides gradients by a running root mean square, kept for a matrix as a number per row and per column (Shazeer & Stern 2018).
 
-    Step n has the size ``min(lr, 1 / sqrt(n))`` times the parameter's scale, its root mean square. New squares enter the averages
-    with weight ``n ** beta2_decay``. ``eps`` bounds squares and scales from below, ``d`` bounds the root mean square of an update.
+    Step n has the size ``min(lr, 1 / sqrt(n))`` times the parameter's root mean square. New squares enter the averages with weight
+    ``n ** beta2_decay``. ``eps`` are the least root mean squares of gradient (``None``: the dtype's epsilon) and parameter, ``d`` is
+    the largest of an update before its size is applied.
     """
 
     formula = Formula(

@@ -82,7 +82,7 @@ def test_two_devices_of_one_runtime(tmp_path, cl_device, devices):
 
 
 def test_a_device_is_not_cut_finer_than_its_units():
-    with pytest.raises(DeviceError, match=r"\[partition\] device must be an OpenCL device and count .*, got 2; device=NumPy"):
+    with pytest.raises(DeviceError, match=r"\[partition\] device must be an OpenCL device, and count .*, got 2; device=NumPy"):
         manager.partition("cpu", 2)
 
 

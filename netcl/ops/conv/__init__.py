@@ -312,7 +312,7 @@ def conv_transpose2d(
 def _signals(F: Any, name: str, x: Any, w: Any) -> Any:
     """Return signals as images of height 1; a single signal without a batch axis becomes one image."""
     if len(x.shape) not in (2, 3) or len(w.shape) != 3:
-        axes = "(filters, channels / groups, length)" if name == "conv1d" else "(channels, filters / groups, length)"
+        axes = "(filters, channels / groups, kernel_size)" if name == "conv1d" else "(channels, filters / groups, kernel_size)"
         what, remedy = "x must have 3 dimensions (or 2, without a batch) and w 3", f"x is (batch, channels, length), w is {axes}"
         raise ShapeError(message(name, what, remedy, **{"x.shape": x.shape, "w.shape": w.shape}))
     return F.unsqueeze(x, -2)
@@ -332,7 +332,7 @@ def _for_images(stride: Any, padding: Any, dilation: Any) -> dict[str, Any]:
 def conv1d(
     F: Any, x: Tensor, w: Tensor, bias: Tensor | None = None, *, stride: int = 1, padding: int | str = 0, dilation: int = 1, groups: int = 1
 ) -> Tensor:
-    """Convolution of signals ``(batch, channels, length)`` with weights ``(filters, channels / groups, length)``."""
+    """Convolve signals ``(batch, channels, length)`` with weights ``(filters, channels / groups, kernel_size)``."""
     images = _signals(F, "conv1d", x, w)
     return F.squeeze(F.conv2d(images, from_signal(F, w), bias, groups=groups, **_for_images(stride, padding, dilation)), -2)
 
@@ -344,7 +344,7 @@ def conv_transpose1d(
     F: Any, x: Tensor, w: Tensor, bias: Tensor | None = None, *, stride: int = 1, padding: int = 0, output_padding: int = 0,
     groups: int = 1, dilation: int = 1,
 ) -> Tensor:  # fmt: skip
-    """The transpose of :func:`conv1d`; ``w`` is ``(channels, filters / groups, length)``."""
+    """The transpose of :func:`conv1d`; ``w`` is ``(channels, filters / groups, kernel_size)``."""
     images = _signals(F, "conv_transpose1d", x, w)
     options = {**_for_images(stride, padding, dilation), "output_padding": for_image(output_padding, 0), "groups": groups}
     return F.squeeze(F.conv_transpose2d(images, from_signal(F, w), bias, **options), -2)

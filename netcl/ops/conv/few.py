@@ -128,7 +128,7 @@ def filter_tile(job: Job, lanes: int, registers: int) -> tuple[int, int, tuple[i
 
 
 def filter_share(job: Job, lanes: int, profile: DeviceProfile) -> LineShare:
-    """Return the division for ``filters.cl``: tiles of vectors of filters times pixels of a row, or kernel rows for a weight gradient."""
+    """Return how ``filters.cl`` divides its work: a tile is a few filter vectors by a few pixels, or kernel rows in a weight gradient."""
     g, wide, weights, room = job.g, job.class_size[1], job.kind == WEIGHT_GRAD, _local_bytes(job, profile)
     size, _, registers = vectors(job, profile)
     v, n, widths = filter_tile(job, lanes, registers)
