@@ -26,6 +26,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 sys.path[:0] = [str(Path(__file__).parent.parent), str(Path(__file__).parent)]
+from quantized import seconds  # noqa: E402
 from run import facts, hold_to, kind_of  # noqa: E402
 
 #: Rows, terms and columns: layers of BERT-base for 1, 128 and 512 tokens, and a large square.
@@ -150,20 +151,6 @@ class Ways:
         binding.bind_input("x", netcl.tensor(case.x, device=where.handle))
         binding.bind_output("y")
         return lambda: session.run_with_iobinding(binding)
-
-
-def seconds(run: Callable[[], None], wait: Callable[[], None], least: float) -> float:
-    """Seconds of one call, of as many as take ``least`` seconds."""
-    calls, taken = 1, 0.0
-    while taken < least:
-        calls = max(calls, int(calls * min(10.0, 1.2 * least / max(taken, 1e-6))))
-        wait()
-        begin = time.perf_counter()
-        for _ in range(calls):
-            run()
-        wait()
-        taken = time.perf_counter() - begin
-    return taken / calls
 
 
 def main() -> None:

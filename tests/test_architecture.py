@@ -164,7 +164,7 @@ LINES = {
     "autograd": 2527,
     "bench": 328,
     "cli": 1807,
-    "core": 7106,
+    "core": 7105,
     "data": 3063,
     "distributed": 1961,
     "engine": 6159,

@@ -243,7 +243,7 @@ def _trace_script(words: list[str], handle: Any) -> Any:
 @command(
     "trace",
     _recipe_arguments,
-    option("script_arguments", nargs="*", help="arguments of a script (.py), all of which is traced; its options follow --"),
+    option("script_arguments", nargs="*", help="arguments of a script (.py), which is traced as a whole; its options follow --"),
     option("--steps", type=whole(1), default=5, help="number of training steps to trace, after one warm-up step"),
     option("--out", default="trace.json", help="the file to write, for https://ui.perfetto.dev or chrome://tracing"),
 )

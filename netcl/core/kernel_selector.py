@@ -313,7 +313,6 @@ class KernelSelector:
         """Invalidate all plans: increment the revision in their keys, and drop the stored ones."""
         self.revision += 1
         program.forget("plans")
-        program.forget("recipes")
 
     def _profile(self, profile: DeviceProfile | None) -> ExtendedDeviceProfile:
         chosen = profile or self.profile or get_active_device().profile

@@ -267,7 +267,7 @@ class DataParallel(Module):
 
 
 class _Split(ag.Function):
-    """The forward pass of all replicas, each of which records its own graph, and the backward pass of these graphs, in parallel."""
+    """The parallel forward pass of all replicas, which records a graph for each, and the parallel backward pass of these graphs."""
 
     @staticmethod
     def forward(ctx: Any, owner: DataParallel, count: int, *tensors: Tensor) -> Tensor:

@@ -31,7 +31,7 @@ _AGAIN = 64  # calls after which an eager key retries deferral
 
 
 class Deferral:
-    """Counts, for the calls of one key, the deferred values that were fused (``followed``) and those that were not (``alone``).
+    """Counts, for the calls of one key, the deferred values that were fused (``followed``) and the unfused ones (``alone``).
 
     Deferring costs as much host time as a small product takes on the device, so a key whose values are never fused runs eagerly.
     """

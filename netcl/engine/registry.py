@@ -168,7 +168,7 @@ class Pointwise:
         return any(self.vjp)
 
     def saved(self) -> frozenset[str]:
-        """Return the names of the tensors that backward keeps (``out``, ``v0``..): those that the gradient formulas read."""
+        """Return the names of the tensors that the gradient formulas read (``out``, ``v0``..), which backward keeps."""
         return self._saved
 
     @cached_property

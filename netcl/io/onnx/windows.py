@@ -42,7 +42,7 @@ def _window(call: Call, kernel: Sequence[int], padding: Any) -> dict[str, Any]:
 def _node_pads(node: OnnxNode, sizes: Sequence[int], kernel: Sequence[int], ceil: bool = False) -> list[tuple[int, int]]:
     """Return ``(begin, end)`` per axis from ``pads`` or ``auto_pad``.
 
-    With ``ceil``, the end also covers the windows that ``ceil_mode`` adds, except those that would start beyond the image.
+    With ``ceil``, the end also covers the windows that ``ceil_mode`` adds, except windows that would start beyond the image.
     """
     axes, auto = len(kernel), node["auto_pad"]
     strides, dilations = (node[name] or [1] * axes for name in ("strides", "dilations"))
