@@ -17,7 +17,6 @@ import json
 import re
 import shlex
 import sys
-import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
