@@ -1,4 +1,4 @@
-"""Activations as modules: functions of one element, and softmax of a row. Most are rows of a table and take the settings of their op.
+"""Activations as modules: elementwise functions, and softmax along an axis. Most are made from an op and take the settings of that op.
 
 ``inplace`` is accepted as in torch and changes nothing: results always have memory of their own.
 """
@@ -38,7 +38,7 @@ def activation_class(name: str, op: str, example: str, gives: str, inplace: bool
     settings = [p for p in list(inspect.signature(function).parameters.values())[1:] if p.name != "out"]
     parameters = [f"{p.name}: {type(p.default).__name__} = {p.default!r}" for p in settings] + ["inplace: bool = False"] * inplace
     head, call = f"{name}({', '.join(parameters)})", f"ag.{op}({', '.join(['x', *(f'{p.name}={p.name}' for p in settings)])})"
-    doc = f"{function.__doc__}\n\nShapes: the output has the input's."
+    doc = f"{function.__doc__}\n\nShapes: the output has the shape of the input."
     IN_PLACE_LAYERS.update([op] * inplace)
     ACTIVATIONS[op] = made = layer_class(globals(), head, call, doc, example, gives, Activation)
     return made
@@ -65,7 +65,7 @@ Hardtanh = activation_class("Hardtanh", "hard_tanh", "nn.Hardtanh()([-4.0, 0.5])
 
 
 class PReLU(Activation):
-    """A learned slope for negative values: ``x`` where positive, else ``a * x``.
+    """An activation with learned slopes ``a`` for negative values: ``x`` where positive, else ``a * x``.
 
     - **num_parameters**: 1, or one per channel (axis 1).
     - **init**: the initial value of the slopes.
@@ -89,7 +89,7 @@ def celu(input: Tensor, alpha: float = 1.0, inplace: bool = False) -> Tensor:
 
 
 def glu(input: Tensor, dim: int = -1) -> Tensor:
-    """The first half along ``dim`` times the sigmoid of the second."""
+    """Return the first half along ``dim`` times the sigmoid of the second half."""
     if input.shape[dim] % 2:
         raise ShapeError(message("GLU", "the size of dim must be even", dim=dim, shape=input.shape))
     value, gate = ag.split(input, input.shape[dim] // 2, axis=dim)
@@ -103,7 +103,7 @@ CELU = _layer(
     "nn.CELU(2.0)([-100.0, 2.0]).tolist()", "[-2.0, 2.0]",
 )  # fmt: skip
 GLU = _layer(
-    "GLU(dim: int = -1)", "glu(x, dim)", "A gate: the first half along ``dim`` times the sigmoid of the second.\n\n"
+    "GLU(dim: int = -1)", "glu(x, dim)", "A gate: the first half along ``dim`` times the sigmoid of the second half.\n\n"
     "Shapes: the axis ``dim`` of the output is half of the input's.", "nn.GLU()([[4.0, 0.0]]).tolist()", "[[2.0]]",
 )  # fmt: skip
 Softmax = _layer(

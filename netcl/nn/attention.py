@@ -19,16 +19,16 @@ from netcl.nn.parameter import empty
 
 
 class KVCache(Module):
-    """Keys and values of the positions a decoder has seen, per layer, so that a new position costs one position's work.
+    """The cached keys and values of a decoder, per layer: a step then computes only the new positions.
 
     - **layers**: how many attention layers share the cache.
-    - **capacity**: positions to allocate memory for; more raise an error. By default the memory doubles when it is full.
+    - **capacity**: the most positions, allocated at once; exceeding it raises an error. By default the memory doubles when it is full.
     - **dtype**: ``int8`` keeps keys and values rounded to int8, with a float32 scale for each head and position. By default they keep the
       dtype of the model.
 
     Attention layers call the cache with new queries, keys and values. It appends the keys and values in place and returns the
     attention over all positions. ``length`` is how many positions it holds. Sequences of different lengths are padded at their ends;
-    ``set_lengths`` then sets how many positions of each count.
+    ``set_lengths`` then sets the number of valid positions of each.
 
     >>> from netcl import nn
     >>> cache = nn.KVCache(1)
@@ -128,7 +128,7 @@ class KVCache(Module):
         return new <= self.most_new and getattr(self, f"keys{layer}", None) is not None
 
     def rotates(self, positions: Tensor | None) -> bool:
-        """Whether a call with a projection normalizes and rotates heads: on GPUs, without int8, if ``positions`` are the cache's own."""
+        """Whether a call with a projection normalizes and rotates heads: on GPUs, without int8, if :meth:`positions` made ``positions``."""
         return self.dtype is None and positions is not None and positions is self._places and packed.launches_dominate(positions.queue)
 
     def _memory(self, name: str, like: Any) -> Tensor:
@@ -167,7 +167,7 @@ class KVCache(Module):
         return ag.scaled_dot_product_attention(q, k, v, mask, is_causal=causal, scale=scale)
 
     def set_lengths(self, lengths: Sequence[int]) -> None:
-        """Set how many positions of each sequence count; later positions are overwritten."""
+        """Set the number of valid positions of each sequence; new positions overwrite the rest."""
         if self.lengths is None or len(lengths) != self.lengths.size or max(lengths) > self._count or min(lengths) < 0:
             what = f"lengths must be one number from 0 to {self._count} per sequence"
             raise ShapeError(message("KVCache", what, lengths=tuple(lengths), sequences=getattr(self.lengths, "size", 0)))
@@ -185,7 +185,7 @@ class KVCache(Module):
         self._count = max(self._count, count)
 
     def fill(self, tensors: Mapping[str, Tensor]) -> None:
-        """Replace the contents by one sequence: tensors ``(1, heads, positions, size)`` by the names of the buffers."""
+        """Replace the contents with one sequence; ``tensors`` maps buffer names to tensors ``(1, heads, positions, size)``."""
         count = next(iter(tensors.values())).shape[2]
         self.reset()
         self.reserve(count)
@@ -204,7 +204,7 @@ class KVCache(Module):
             self.set_lengths(np.minimum(self.lengths.to_host(), max(0, length)).tolist())
 
     def reset(self) -> None:
-        """Drop all positions. The memory is reused for sequences of the same batch, heads and sizes."""
+        """Drop all positions. The memory is reused; the batch size, the number of heads and their size must stay the same."""
         self.truncate(0)
 
 
@@ -251,7 +251,7 @@ def _check_heads(name: str, width: int, heads: int) -> int:
 
 
 class _Causal(Module):
-    """The common part of a decoder's self-attention: the cache, the dropout, the projection of the result."""
+    """Base class of causal self-attention layers: attention with an optional cache, dropout and the output projection."""
 
     n_embd: int
     dropout: float
@@ -349,7 +349,7 @@ class MultiheadAttention(Module):
     ``average_attn_weights=False``); without them no matrix of weights is stored. ``attn_mask`` ``(L, S)`` or ``(N * heads, L, S)`` and
     ``key_padding_mask`` ``(N, S)``: bool with True where attention is *not* allowed, or floats that are added. ``is_causal`` applies
     a causal mask in addition to the given masks and, unlike in torch, does not require ``attn_mask``. Parameters: ``in_proj_weight``
-    (with ``kdim`` or ``vdim`` ``q_proj_weight`` and so on), ``in_proj_bias``, ``out_proj``.
+    (or ``q_proj_weight``, ``k_proj_weight``, ``v_proj_weight`` if the widths differ), ``in_proj_bias``, ``out_proj``.
 
     >>> from netcl import nn, zeros
     >>> x = zeros((5, 2, 16))
@@ -379,7 +379,7 @@ class MultiheadAttention(Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Reinitialize: Xavier for the projections of the inputs, zeros for biases."""
+        """Reinitialize the parameters: Xavier for the input projections, zeros for biases."""
         for _, parameter in self.named_parameters(recurse=False):
             fill = {1: init.zeros_, 2: init.xavier_uniform_, 3: init.xavier_normal_}[parameter.ndim]
             fill(parameter)
@@ -429,7 +429,7 @@ class MultiheadAttention(Module):
         return [split_heads(ag.linear(x, w, b), self.num_heads) for x, w, b in zip((query, key, value), weights, biases, strict=True)]
 
     def _lengthened(self, k: Tensor, v: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Return keys, values and mask with the learned and the zero keys and values appended, which every query may attend to."""
+        """Append the learned and the zero key and value, to which every query may attend; return keys, values and mask."""
         batch, heads, length, size = k.shape
         ends: list[list[Tensor]] = [[k], [v]]
         for parts, learned in zip(ends, (self.bias_k, self.bias_v), strict=True):

@@ -1,4 +1,4 @@
-"""Functions composed of ops, under torch's names, and the layers made from them: a layer is one row."""
+"""Functions composed of ops, under torch's names, and the layers that are made from these functions."""
 
 from __future__ import annotations
 
@@ -158,7 +158,7 @@ def rrelu(input: Tensor, lower: float = 1.0 / 8, upper: float = 1.0 / 3, trainin
 
 
 def gumbel_softmax(logits: Tensor, tau: float = 1.0, hard: bool = False, eps: float = 1e-10, dim: int = -1) -> Tensor:
-    """Return the softmax of ``(logits + Gumbel noise) / tau``; ``hard``: one-hot vectors with its gradient. ``eps`` has no effect."""
+    """Return the softmax of ``(logits + Gumbel noise) / tau``; ``hard`` returns one-hot vectors with its gradient. ``eps`` is ignored."""
     drawn = ag.clamp(ag.rand(*logits.shape, queue=logits.queue), min=2.0**-24, max=1 - 2.0**-24)
     noise = ag.neg(ag.log(ag.neg(ag.log(drawn)))).to(logits.dtype)
     soft = ag.softmax(ag.div(ag.add(logits, noise), tau), axis=dim)
@@ -248,7 +248,7 @@ def _pads(kind: str, mode: str) -> Sequence[Any]:
     value, given, length = (", value: float = 0.0", "1, 5.0", 1) if kind == "Constant" else ("", "0", 0)
     made = []
     for axes in (1, 2, 3):
-        doc = f"Elements added at both ends of the last axes ({axes}); ``padding`` is a number, or two per axis, last first."
+        doc = f"Pads the last axes ({axes}) at both ends; ``padding`` is one size, or two sizes per axis, the last axis first."
         x, gives = "[" * (axes + 1) + "1.0, 2.0" + "]" * (axes + 1), (1, *(1 + 2 * length,) * (axes - 1), 2 + 2 * length)
         head = f"{kind}Pad{axes}d(padding: int | Sequence[int]{value})"
         call = f"_padded(input, padding, {axes}, {mode!r}{', value' if value else ''})"
@@ -362,7 +362,7 @@ def triplet_margin_with_distance_loss(
     anchor: Tensor, positive: Tensor, negative: Tensor, *, distance_function: Callable[[Tensor, Tensor], Tensor] | None = None,
     margin: float = 1.0, swap: bool = False, reduction: str = "mean",
 ) -> Tensor:  # fmt: skip
-    """``max(0, d(anchor, positive) - d(anchor, negative) + margin)``; ``swap`` uses the negative's smaller distance to the other two."""
+    """``max(0, d(anchor, positive) - d(anchor, negative) + margin)``; ``swap`` uses ``d(positive, negative)`` where it is smaller."""
     distance = distance_function or pairwise_distance
     far = distance(anchor, negative)
     if swap:

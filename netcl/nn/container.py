@@ -23,7 +23,7 @@ class _Container(Module):
         return iter(())
 
     def _names(self) -> list[str]:
-        """Return the names of the modules; a recorded step depends on them, even though the container itself is not called."""
+        """Return the names of the entries; while a step is recorded, also report the container, which is not called itself."""
         if recording.listening:
             self._tell_recorder()
         return [name for name, role in self._roles.items() if role == self._kept]
@@ -39,7 +39,7 @@ class _Container(Module):
 
 
 class _Ordered(_Container):
-    """Base class of ordered containers, whose entries are named 0, 1, 2, ..., or by their own names."""
+    """Base class of ordered containers, whose entries are named 0, 1, 2, ..., or as the caller named them."""
 
     def __iter__(self) -> Iterator[Any]:
         return iter([self.__dict__[name] for name in self._names()])
@@ -88,7 +88,7 @@ class _Ordered(_Container):
         return self
 
     def insert(self, index: int, module: Module) -> Any:
-        """Insert a module before the one at ``index``; later ones are renumbered. Returns the container."""
+        """Insert a module before ``index`` and rename all entries by index; returns the container."""
         kept = list(self)
         kept.insert(index, module)
         self._become(kept)
@@ -171,7 +171,7 @@ class _Parameters(_Container):
 
 
 class ParameterList(_Parameters, ModuleList):
-    """A list of parameters that is registered with the module holding it; they are named ``0``, ``1``, ... in its state dict.
+    """A list of parameters that is registered with the module holding it; the state dict names them ``0``, ``1``, ....
 
     >>> from netcl import nn, ones
     >>> kept = nn.ParameterList([nn.Parameter(ones((2, 3))), ones(4)])
@@ -189,7 +189,7 @@ class _Mapping(_Container):
         self.update(values or ())
 
     def update(self, values: Mapping[str, Any] | Iterable[tuple[str, Any]]) -> None:
-        """Add values, or replace those of the same name."""
+        """Add values; a new value replaces one of the same name."""
         for name, value in dict(values).items():
             self[name] = value
 
@@ -277,7 +277,7 @@ class Concat(_Ordered):
     """Applies branches to the same input and concatenates their results: ``y = cat(f_1(x), ..., f_n(x))``.
 
     - **branches**: modules whose results differ at most in the size of the axis ``dim``.
-    - **dim**: the axis they are joined along.
+    - **dim**: the axis along which the results are joined.
 
     >>> from netcl import nn
     >>> nn.Concat(nn.Identity(), nn.Linear(3, 5))([[1.0, 2.0, 3.0]]).shape

@@ -20,7 +20,7 @@ _PADDING_MODES = {"zeros": "constant", "reflect": "reflect", "replicate": "repli
 
 
 class _Convolution(Module):
-    """The common part of convolution layers: checks, parameters and padding."""
+    """Base class of convolution layers: checks, parameters and padding."""
 
     axes = 2
     transposed = False
@@ -58,7 +58,7 @@ class _Convolution(Module):
         return tuple(n // 2 for n in total)
 
     def reset_parameters(self) -> None:
-        """Reinitialize: uniform within ``1 / sqrt(fan_in)``."""
+        """Reinitialize the parameters uniformly in ``[-b, b]``, ``b = 1 / sqrt(fan_in)``."""
         init.layer_(self.weight, self.bias)
 
     def _padded(self, x: Tensor) -> tuple[Tensor, tuple[int, ...]]:
@@ -143,7 +143,7 @@ class Conv3d(_Conv):
 class DepthwiseConv2d(Conv2d):
     """Convolves each channel separately: ``Conv2d`` with as many groups as channels.
 
-    - **channels**: of the input; the output has ``channels * multiplier``.
+    - **channels**, **multiplier**: the input has ``channels`` channels, the output ``channels * multiplier``.
     - **kernel_size**, **stride**, **padding**, **dilation**, **bias**, **padding_mode**, **pad**: as in :class:`Conv2d`.
 
     Shapes: ``x`` ``(N, channels, H, W)``, ``y`` ``(N, channels * multiplier, H', W')``, ``weight`` ``(channels * multiplier, 1, kH, kW)``.
@@ -211,7 +211,7 @@ class ConvTranspose2d(_ConvTranspose):
 
 def _transposed(axes: int) -> Any:
     name, x, y = f"ConvTranspose{axes}d", (1, 4, 3, 4, 5)[: axes + 2], (1, 8, 6, 8, 10)[: axes + 2]
-    doc = f"""The transpose of :class:`Conv{axes}d`, as :class:`ConvTranspose2d` for images.
+    doc = f"""The transpose of :class:`Conv{axes}d`, with the arguments of :class:`ConvTranspose2d`.
 
     >>> from netcl import nn, zeros
     >>> nn.{name}(4, 8, 2, stride=2)(zeros({x})).shape

@@ -1,7 +1,7 @@
-"""Generation with decoders: prompts in one pass, then token by token over a cache, with a compiled step per token.
+"""Text generation with decoders: prompts in a few passes, then token by token with a cache and a compiled step.
 
-A decoder is a module with ``states(ids, cache)``, ``head(states)`` and ``new_cache(capacity)``: :class:`netcl.nn.GPT` and
-:class:`netcl.models.CausalLM` are. A decoder whose work depends on more than shapes (on the length so far, or on values read on the
+A decoder is a module with ``states(ids, cache)``, ``head(states)`` and ``new_cache(capacity)``, such as :class:`netcl.nn.GPT` and
+:class:`netcl.models.CausalLM`. A decoder whose work depends on more than shapes (on the length so far, or on values read on the
 host) sets ``replayable = False``.
 """
 
@@ -28,11 +28,11 @@ LEAST_ROOM = 64
 
 
 class Sampling(NamedTuple):
-    """How the next token is chosen from logits.
+    """The options for choosing the next token from logits.
 
     - **temperature**: the divisor of the logits; 0 always chooses the most likely token.
-    - **top_k**: choose among this many of the most likely tokens. **top_p**: among the fewest whose probabilities add up to it.
-      **min_p**: among those with at least this fraction of the highest probability.
+    - **top_k**: choose among this many of the most likely tokens. **top_p**: among the fewest that have this total probability.
+      **min_p**: among tokens with at least this fraction of the highest probability.
     - **repetition_penalty**: logits of tokens in the prompt or the generated text are divided by it if positive, else multiplied.
     - **presence_penalty**, **frequency_penalty**: subtracted from the logits of generated tokens, once or once per occurrence.
     - For :meth:`choose`, all may be float tensors ``(batch, 1)`` with a value per row; use ``top_k`` 1 instead of temperature 0 then.
@@ -47,7 +47,7 @@ class Sampling(NamedTuple):
     frequency_penalty: Any = 0.0
 
     def check(self) -> Sampling:
-        """Return the options; raises ``ValueError`` for invalid ones."""
+        """Raise ``ValueError`` for invalid options; returns ``self``."""
         temperature, top_k, top_p, min_p, repetition, *others = self
         chosen = not temperature >= 0 or (top_k is not None and top_k < 1) or (top_p is not None and not 0 < top_p <= 1)
         if chosen or not 0 <= (min_p or 0) <= 1 or not 0 < repetition < np.inf or not np.isfinite(others).all():
@@ -192,10 +192,10 @@ def _evaluation_of(model: Any) -> Callable[[], AbstractContextManager[None]]:
 def continued(
     model: Any, prompts: Sequence[Sequence[int]], most: int, sampling: Sampling, draw: Callable[[int], np.ndarray], file: Any = None
 ) -> Iterator[np.ndarray]:
-    """Yield the tokens that follow each prompt, ``(batch,)`` at a time, at most ``most`` times. Prompts may have different lengths.
+    """Yield the next token of each prompt as an array ``(batch,)``, at most ``most`` times. Prompts may have different lengths.
 
-    ``draw(batch)`` gives the random numbers of a token, in [0, 1); it is not called for temperature 0. ``file`` keeps the positions of a
-    single prompt: a :class:`netcl.models.prompt_cache.PromptFile`.
+    ``draw(batch)`` returns a random number in [0, 1) per prompt; it is not called for temperature 0. ``file`` stores the cache of a
+    single prompt on disk: a :class:`netcl.models.prompt_cache.PromptFile`.
     """
     if most < 1:
         return
@@ -257,7 +257,7 @@ def prompt_logits(model: Any, ids: np.ndarray, lengths: Sequence[int], cache: KV
 class Speculator:
     """Generates text with a draft model, which proposes tokens one by one; the model then judges all of them in one pass.
 
-    The text has the distribution of the model alone; with temperature 0 it is the same text. Both must have the same vocabulary.
+    The text has the distribution of the model alone; with temperature 0 it is the same text. Both models must have the same vocabulary.
     """
 
     def __init__(self, model: Any, draft: Any, sampling: Sampling, draw: Callable[[int], np.ndarray], proposals: int = 4):
@@ -284,9 +284,9 @@ class Speculator:
         return int(min(np.searchsorted(shares.cumsum(), float(self.draw(1)[0]) * shares.sum(), side="right"), np.flatnonzero(shares)[-1]))
 
     def judge(self, proposed: Sequence[int], wanted: np.ndarray, drafted: np.ndarray) -> list[int]:
-        """Return the accepted proposals and one more token, given the distributions of the draft and, with one row more, of the model.
+        """Return the accepted proposals and one more token. ``drafted`` has a distribution per proposal, ``wanted`` one row more.
 
-        A proposal is accepted with probability ``min(1, wanted / drafted)``. The first rejected one is replaced by a draw from
+        A proposal is accepted with probability ``min(1, wanted / drafted)``. The first rejected proposal is replaced by a draw from
         ``max(0, wanted - drafted)`` (Leviathan et al. 2023, https://arxiv.org/abs/2211.17192).
         """
         for i, token in enumerate(proposed):
@@ -296,7 +296,7 @@ class Speculator:
         return [*proposed, self._chosen(wanted[-1])]
 
     def tokens(self, prompt: Sequence[int], most: int, file: Any = None) -> Iterator[np.ndarray]:
-        """Yield the tokens that follow a prompt, ``(1,)`` at a time, at most ``most`` times."""
+        """Yield the next tokens after a prompt, each as an array ``(1,)``, at most ``most`` times."""
         (model, draft), room = self._models, len(prompt) + most + self.proposals
         with _step_for(model, "judge", 1, room) as judge, _step_for(draft, "draft", 1, room) as propose:
             self._steps = [judge, propose]

@@ -14,7 +14,7 @@ class Dropout(Module):
 
     - **p**: the probability. ``inplace`` is accepted and ignored.
 
-    Shapes: the output has the input's.
+    Shapes: the output has the shape of the input.
 
     >>> from netcl import nn
     >>> nn.Dropout(0.5).eval()([1.0, 2.0]).tolist()

@@ -53,7 +53,7 @@ def embedding_bag(
     """Reduce the vectors of each bag by ``mode``: sum, mean or max. Bags are rows of ``input``, or its parts that begin at ``offsets``.
 
     ``offsets`` must start at 0 and not decrease; for maxima, bags with ``offsets`` are formed on the host. ``per_sample_weights`` scales
-    the vectors of sums. Vectors of ``padding_idx`` do not count. An empty bag gives zeros.
+    the vectors of sums. Indices equal to ``padding_idx`` are ignored. An empty bag gives zeros.
     """
     _check_bags(input, offsets, mode, per_sample_weights)
     counted = Tensor.ones(input.shape, "bool", queue=input.queue)
@@ -141,7 +141,7 @@ class Embedding(Module):
 
     @classmethod
     def from_pretrained(cls, embeddings: Any, freeze: bool = True, **options: Any) -> Any:
-        """Return a layer with given vectors, which are not learned unless ``freeze`` is off.
+        """Return a layer with the given vectors; ``freeze`` excludes them from training.
 
         >>> from netcl import nn
         >>> nn.Embedding.from_pretrained([[1.0, 2.0], [3.0, 4.0]])([1]).tolist()
@@ -167,7 +167,7 @@ class Embedding(Module):
 
 
 class EmbeddingBag(Embedding):
-    """Sums, means or maxima of bags of vectors, as :func:`embedding_bag`; arguments as in torch.
+    """An embedding that returns the sum, mean or maximum of each bag of vectors: see :func:`embedding_bag`; arguments as in torch.
 
     Shapes: ``input`` ``(B, N)``, or ``(N,)`` with ``offsets`` ``(B,)``; ``y`` ``(B, embedding_dim)``.
 

@@ -1,7 +1,7 @@
 """The functions of ``torch.nn.functional`` by their names: ``import netcl.nn.functional as F``.
 
-Most are ops of :mod:`netcl.autograd` as they are; every op can be had here. Those that torch spells differently, or composes of several
-ops, are in the modules of :data:`COMPOSED`.
+Most are ops of :mod:`netcl.autograd`, all of which can be called here. Functions that torch names differently or composes of several
+ops are in the modules of :data:`COMPOSED`.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def _writing(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 @cache
 def _in_place(name: str) -> Callable[..., Tensor]:
-    """Return the activation ``name`` with torch's parameter ``inplace``, which changes nothing, as in the layers."""
+    """Return the activation ``name`` with torch's parameter ``inplace``, which is ignored, as in the layers."""
     op = getattr(ag, name)
 
     @wraps(op)

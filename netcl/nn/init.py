@@ -1,7 +1,7 @@
 """Initialization of parameters, under torch's names: ``init.kaiming_uniform_(layer.weight)``.
 
 Each function overwrites a tensor in place and returns it. Numbers come from the device's counter-based generator, so
-``netcl.manual_seed`` makes them repeatable, and every device draws the same.
+``netcl.manual_seed`` makes them repeatable; they are equal on all devices.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def skipped() -> Iterator[None]:
 
 
 def _drawing(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Return the function with ``generator=`` added; inside :func:`skipped` it does nothing."""
+    """Return ``function`` with a ``generator=`` parameter; the returned function does nothing inside :func:`skipped`."""
     draw = with_generator(function)
     return wraps(draw)(lambda tensor, *args, **options: tensor if getattr(_skips, "skipped", False) else draw(tensor, *args, **options))
 
@@ -56,7 +56,7 @@ def _put(tensor: Tensor, values: np.ndarray) -> Tensor:
 
 
 def constant_(tensor: Tensor, val: float) -> Tensor:
-    """Fill with one value."""
+    """Fill with the value ``val``."""
     with ag.no_grad():
         return tensor if getattr(_skips, "skipped", False) else tensor.fill_(val)
 
@@ -228,7 +228,7 @@ def kaiming_normal_(tensor: Tensor, a: float = 0.0, mode: str = "fan_in", nonlin
 
 
 def layer_(weight: Tensor, bias: Any = None, fan_in: int | None = None) -> None:
-    """Initialize linear and convolution layers as torch does: weight and bias uniform within ``1 / sqrt(fan_in)``."""
+    """Initialize linear and convolution layers as torch does: weight and bias uniform in ``[-b, b]``, ``b = 1 / sqrt(fan_in)``."""
     fan = fan_in if fan_in is not None else fan_in_and_fan_out(weight)[0]
     bound = 1 / math.sqrt(fan) if fan > 0 else 0.0
     uniform_(weight, -bound, bound)

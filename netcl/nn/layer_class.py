@@ -1,4 +1,4 @@
-"""Makes the classes of layers that are one expression: constructor, ``forward`` and documentation from one call.
+"""Creates layer classes whose ``forward`` is one expression: one call makes the constructor, ``forward`` and the documentation.
 
 >>> from netcl.nn.layer_class import layer_class
 >>> import netcl.autograd as ag

@@ -22,7 +22,7 @@ from netcl.nn.parameter import here
 
 
 class _Lazy(Module):
-    """The common part of lazy layers. Before the first input there are no parameters, and ``parameters()`` raises."""
+    """Base class of lazy layers. Before the first input there are no parameters, and ``parameters()`` raises."""
 
     becomes: Any
     of_input: int  # the axis of the input whose size is missing
@@ -55,7 +55,7 @@ class _Lazy(Module):
 
 
 def lazy_class(real: type[Module], of_input: int = 1, of_weight: int = 0, **defaults: Any) -> Any:
-    """Make the lazy form of ``real``: the first argument is the size of axis ``of_input`` of an input or ``of_weight`` of the weight."""
+    """Make the lazy form of ``real``. Axis ``of_input`` of the input, or ``of_weight`` of a loaded weight, gives its first argument."""
     parameters = [p.replace(default=defaults.get(p.name, p.default)) for p in list(inspect.signature(real).parameters.values())[1:]]
 
     class Made(_Lazy, real):  # type: ignore[valid-type,misc]

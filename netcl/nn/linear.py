@@ -19,7 +19,7 @@ class Linear(Module):
     - **bias**: whether there is a ``b``.
 
     Shapes: ``x`` ``(..., in_features)``, ``y`` ``(..., out_features)``, ``weight`` ``(out_features, in_features)``,
-    ``bias`` ``(out_features,)``. Both start uniform within ``1 / sqrt(in_features)``.
+    ``bias`` ``(out_features,)``. Both start uniform in ``[-b, b]``, ``b = 1 / sqrt(in_features)``.
 
     >>> from netcl import nn
     >>> nn.Linear(4, 2)([[1.0, 2.0, 3.0, 4.0]]).shape

@@ -57,7 +57,7 @@ CrossEntropyLoss = _layer(
     "- **weight**: one factor per class.\n- **ignore_index**: targets of this class are ignored.\n"
     "- **reduction**: ``mean`` divides by the total weight of the targets.\n"
     "- **label_smoothing**: how much of the target is spread over all classes.\n\n"
-    "Shapes: logits ``(N, C)`` or ``(N, C, ...)``; targets ``(N,)`` or ``(N, ...)`` are class numbers of any dtype, targets of the\n"
+    "Shapes: logits ``(N, C)`` or ``(N, C, ...)``; targets ``(N,)`` or ``(N, ...)`` are class indices of any dtype, targets of the\n"
     "logits' shape are probabilities.", "round(nn.CrossEntropyLoss()([[0.0, 0.0]], [1]).item(), 4)", "0.6931",
 )  # fmt: skip
 NLLLoss = _layer(

@@ -20,8 +20,8 @@ class MLP(Module):
 
     - **in_features**, **out_features**: width of the input (all axes after the batch, flattened) and of the output.
     - **hidden**: widths of the layers in between.
-    - **activation**: its name, ``relu`` by default.
-    - **norm**: ``batch``, ``layer`` or ``None``, before each activation. **dropout**: after each activation. **bias**: of the layers.
+    - **activation**: the name of the activation, ``relu`` by default.
+    - **norm**: ``batch``, ``layer`` or ``None``; before each activation. **dropout**: after each one. **bias**: whether layers have one.
 
     Shapes: ``(N, ...)`` becomes ``(N, out_features)``.
 

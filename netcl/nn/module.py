@@ -80,11 +80,11 @@ _USE_A_LAYER = "use a layer (nn.ReLU() for relu), or call the function in forwar
 
 
 class Module(metaclass=_Constructed):
-    """The base of all layers and models.
+    """The base class of all layers and models.
 
-    Assign parameters (:class:`~netcl.nn.parameter.Parameter`) and modules to attributes in ``__init__`` and define ``forward``;
-    everything else follows. Every constructor also takes a place: ``Linear(queue, 784, 256)``, ``Linear(784, 256, device="gpu")``,
-    ``Linear(784, 256, dtype="float16")``; without one, the active device.
+    Assign parameters (:class:`~netcl.nn.parameter.Parameter`) and modules to attributes in ``__init__``, which registers them,
+    and define ``forward``. Every constructor also takes a place: ``Linear(queue, 784, 256)``, ``Linear(784, 256, device="gpu")``,
+    ``Linear(784, 256, dtype="float16")``; by default the active device.
 
     >>> from netcl import nn
     >>> class Net(nn.Module):
@@ -140,7 +140,7 @@ class Module(metaclass=_Constructed):
         return hooks.call(self, args, kwargs)
 
     def _tell_recorder(self) -> None:
-        """Report what a recorded step depends on: settings, the tensors and modules inside, the names of attributes and hooks."""
+        """Report the dependencies of a recorded step: settings, tensors and modules inside, names of attributes and hooks."""
         recorder = recording.active.recorder
         if recorder is not None:
             settings = [name for name, value in vars(self).items() if name[0] != "_" and _is_setting(value)]
@@ -200,7 +200,7 @@ class Module(metaclass=_Constructed):
             self._roles[name] = "parameter"
 
     def add_module(self, name: str, module: Module | None) -> None:
-        """Register a module under any name, which need not be a Python identifier."""
+        """Register a module under ``name``, which need not be a Python identifier but must not contain dots."""
         self._check_name(name, "add_module")
         if module is not None and not isinstance(module, Module):
             raise TypeError(message("add_module", f"{name!r} must be a module", _USE_A_LAYER, given=type(module).__name__))
@@ -228,7 +228,7 @@ class Module(metaclass=_Constructed):
         return (module for _, module in self.named_children())
 
     def named_modules(self, prefix: str = "", _seen: set[int] | None = None) -> Iterator[tuple[str, Module]]:
-        """Yield this module and all inside it, each once, with dotted names."""
+        """Yield this module and all modules inside it, each once, with dotted names."""
         seen = set() if _seen is None else _seen
         if id(self) not in seen:
             seen.add(id(self))
@@ -237,11 +237,11 @@ class Module(metaclass=_Constructed):
                 yield from child.named_modules(dotted_name(prefix, name), seen)
 
     def modules(self) -> Iterator[Module]:
-        """Yield this module and all inside it, each once."""
+        """Yield this module and all modules inside it, each once."""
         return (module for _, module in self.named_modules())
 
     def get_submodule(self, path: str) -> Module:
-        """Return the module at a dotted name; ``""`` is this one."""
+        """Return the module with the dotted name ``path``; ``""`` is this module."""
         module: Any = self
         for name in filter(None, path.split(".")):
             if module._roles.get(name) != "module":
@@ -257,7 +257,7 @@ class Module(metaclass=_Constructed):
                 yield name, getattr(self, name)
 
     def _walk_tensors(self, *wanted: str, prefix: str = "", recurse: bool = True) -> Iterator[tuple[str, Tensor]]:
-        """Yield the tensors with the roles ``wanted`` in this module and all inside it, each once, with dotted names."""
+        """Yield the tensors with the roles ``wanted`` in this module and all modules inside it, each once, with dotted names."""
         seen: set[int] = set()
         for path, module in self.named_modules(prefix) if recurse else [(prefix, self)]:
             for name, tensor in module._named_tensors(*wanted):
@@ -297,7 +297,7 @@ class Module(metaclass=_Constructed):
         """Overwrite parameters and buffers with the values of a state dict: tensors, NumPy arrays or torch tensors.
 
         Everything is checked before anything is changed: names (with ``strict=False`` the mismatches are returned), shapes
-        and dtypes. Values are converted to the dtype the module has; ``assign=True`` takes over given tensors, their dtype included.
+        and dtypes. Values are converted to the dtypes of the module; ``assign=True`` shares the memory of given tensors and keeps their dtypes.
 
         >>> from netcl import nn
         >>> layer = nn.Linear(2, 1)
@@ -333,7 +333,7 @@ class Module(metaclass=_Constructed):
         """Do nothing: a hook for subclasses, called after a state dict was loaded."""
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return what pickle stores: the attributes, with host values in place of tensors."""
+        """Return the state for pickle: the attributes, with host values in place of tensors."""
         return to_stored(vars(self))
 
     def __copy__(self: M) -> M:
@@ -365,7 +365,7 @@ class Module(metaclass=_Constructed):
         return self
 
     def freeze(self: M) -> M:
-        """Freeze all parameters: none requires a gradient. They stay parameters, and in the state dict. Returns the module."""
+        """Freeze all parameters: none requires a gradient. They remain parameters and stay in the state dict. Returns the module."""
         return self.requires_grad_(False)
 
     def unfreeze(self: M) -> M:
@@ -391,7 +391,7 @@ class Module(metaclass=_Constructed):
         """Move to a device, convert floats to a dtype, or both: ``to("gpu")``, ``to(queue, dtype="bfloat16")``. Returns the module.
 
         The parameters stay the same objects, so an optimizer made before keeps working; their gradients move along. ``non_blocking=``
-        changes nothing here.
+        is ignored.
         """
         for target in targets:
             if isinstance(target, str) and (target in dtypes.DTYPES or target in dtypes.DTYPE_ALIASES):
@@ -435,22 +435,22 @@ class Module(metaclass=_Constructed):
 
     @_Computed
     def queue(self) -> Any:
-        """The queue of the module's tensors; the active device's if it has none."""
+        """The queue of the module's tensors; that of the active device if there are no tensors."""
         tensor = next((t for _, t in self._walk_tensors("parameter", "buffer", "scratch")), None)
         return here() if tensor is None else tensor.queue
 
     # ---- hooks
 
     def register_forward_pre_hook(self, hook: Callable[[Any, tuple[Any, ...]], Any]) -> hooks.RemovableHandle:
-        """Call ``hook(module, args)`` before each forward; its result, unless ``None``, replaces the arguments. Returns a handle."""
+        """Register ``hook(module, args)`` to run before each forward; its result, unless ``None``, replaces the arguments. Returns a handle."""
         return hooks.RemovableHandle(self._module_hooks, "forward_pre", hook)
 
     def register_forward_hook(self, hook: Callable[[Any, tuple[Any, ...], Any], Any]) -> hooks.RemovableHandle:
-        """Call ``hook(module, args, output)`` after each forward; its result, unless ``None``, replaces the output. Returns a handle."""
+        """Register ``hook(module, args, output)`` to run after each forward; its result, unless ``None``, replaces the output."""
         return hooks.RemovableHandle(self._module_hooks, "forward", hook)
 
     def register_full_backward_hook(self, hook: Callable[[Any, tuple[Any, ...], tuple[Any, ...]], Any]) -> hooks.RemovableHandle:
-        """Call ``hook(module, grad_input, grad_output)`` in backward; its result, if any, replaces ``grad_input``. Returns a handle."""
+        """Register ``hook(module, grad_input, grad_output)`` to run in backward; its result, unless ``None``, replaces ``grad_input``."""
         return hooks.RemovableHandle(self._module_hooks, "backward", hook)
 
     register_backward_hook = register_full_backward_hook
@@ -499,7 +499,7 @@ class Module(metaclass=_Constructed):
                 yield from ((f"{name}.{path}", module) for path, module in child._changed_inside(set()))
 
     def extra_repr(self) -> str:
-        """Return what ``repr`` shows of this module besides its children."""
+        """Return the text that ``repr`` shows for this module besides its children."""
         if "_made_from" not in self.__dict__:  # still under construction
             return ""
         named = self._constructor_arguments()[1]
@@ -527,7 +527,7 @@ class Module(metaclass=_Constructed):
     def summary(self, input_shape: Any, dtype: str = "float32") -> Summary:
         """Return a table of the layers: output shape, parameters and FLOPs of a forward pass over zeros of ``input_shape``.
 
-        ``input_shape`` includes the batch; several inputs are a list of shapes. Use ``dtype="int64"`` for models of tokens.
+        ``input_shape`` includes the batch; for several inputs, pass a list of shapes. Use ``dtype="int64"`` for models that take tokens.
 
         >>> from netcl import nn
         >>> print(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)).summary((1, 4)))

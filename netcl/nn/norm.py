@@ -27,7 +27,7 @@ class _Norm(Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Reinitialize: weights to ones, biases to zeros."""
+        """Set weights to ones and biases to zeros."""
         if self.weight is not None:
             init.ones_(self.weight)
         if self.bias is not None:
@@ -103,7 +103,7 @@ class BatchNorm1d(_BatchNorm):
     """Batch norm of vectors or signals: ``y = (x - mean) / sqrt(var + eps) * weight + bias``, per channel.
 
     Training uses the batch's mean and variance and updates the running ones: ``running = (1 - momentum) running + momentum batch``.
-    Evaluation uses the running ones.
+    Evaluation uses the running statistics.
 
     - **num_features**: the number of channels.
     - **eps**, **momentum** (``None``: a plain average over all batches), **affine**, **track_running_stats**, **bias**: as in torch.
@@ -119,10 +119,10 @@ class BatchNorm1d(_BatchNorm):
 
 
 def _of_rank(name: str, base: type[_Running], like: str, of: str) -> Any:
-    """Return a subclass of ``base`` for tensors of the rank that ``name`` states (``2d``: 4), with the docstring ``{like} of {of}``."""
+    """Return a subclass of ``base`` for tensors of the rank that ``name`` states (``2d``: 4), with the docstring ``{like} for {of}``."""
     axes = int(name[-2])
     shape = (2, 3, 2, 4, 4)[: axes + 2]
-    doc = f""":class:`{like}` of {of}.
+    doc = f""":class:`{like}` for {of}.
 
     >>> from netcl import nn, ones
     >>> nn.{name}(3)(ones({shape})).shape

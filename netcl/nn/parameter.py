@@ -38,7 +38,7 @@ class placed:
     """Context manager: modules constructed inside create their parameters on ``queue`` and in ``dtype``.
 
     ``queue`` is a queue, a handle or anything :class:`netcl.device` takes; ``None`` changes nothing. ``max_bytes`` limits
-    the memory of parameters and buffers together, for model descriptions that come from a file. ``blank`` draws no initial values, for
+    the memory of parameters and buffers together, for model descriptions that come from a file. ``blank`` skips the initial values of
     parameters that are loaded next.
 
     >>> from netcl import nn

@@ -1,6 +1,6 @@
 """Support for Python's pickle: a module's attributes, with host values in place of tensors.
 
-netcl reads no pickles; this is for programs that send modules to other processes. What is restored lies on the active device.
+netcl reads no pickles; this is for programs that send modules to other processes. Restored tensors are on the active device.
 """
 
 from __future__ import annotations

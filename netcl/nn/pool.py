@@ -1,4 +1,4 @@
-"""Pooling layers, from a table: one row per kind, for signals, images and volumes. ``pad`` is another name of ``padding``."""
+"""Pooling layers for signals, images and volumes; :func:`_pools` makes the three of one kind. ``pad`` is an alias of ``padding``."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class _Unpool(_Windowed):
 _OF = {1: ("signals", "(N, C, L)"), 2: ("images", "(N, C, H, W)"), 3: ("volumes", "(N, C, D, H, W)")}
 _WINDOWS = "**kernel_size**, **stride** (by default ``kernel_size``), **padding**"
 _PLACES = "**return_indices** (also returns the flat index of each maximum)"
-_ADAPTIVE = "of windows chosen so that {of} of ``output_size`` (a number, or one per axis) remain."
+_ADAPTIVE = "of windows of {of}, chosen so that the result has the size ``output_size`` (a number, or one per axis)."
 
 
 def _pools(kind: str, settings: str, arguments: str, doc: str, sizes: Sequence[int] = (1, 2, 3), base: type[Module] = _Pool) -> list[Any]:
@@ -59,10 +59,10 @@ _KERNEL, _PAD = "kernel_size: Sizes, stride: Sizes | None = None, padding: Sizes
 MaxPool1d, MaxPool2d, MaxPool3d = _pools(
     "MaxPool", f"{_KERNEL}, dilation: Sizes = 1, return_indices: bool = False, ceil_mode: bool = False, {_PAD}",
     "kernel_size, stride, padding, dilation, ceil_mode, return_indices",
-    f"The largest value of each window of {{of}}; padding never wins.\n\n- {_WINDOWS}, **dilation**, {_PLACES},\n  **ceil_mode**: "
+    f"The largest value of each window of {{of}}; padding is ignored.\n\n- {_WINDOWS}, **dilation**, {_PLACES},\n  **ceil_mode**: "
     "numbers, or one per axis, as in torch.", base=_Windowed,
 )  # fmt: skip
-_MEAN = f"The mean of each window of {{of}}.\n\n- {_WINDOWS}, **ceil_mode**, **count_include_pad**,\n  **divisor_override** (not 1d)."
+_MEAN = f"The mean of each window of {{of}}.\n\n- {_WINDOWS}, **ceil_mode**, **count_include_pad**,\n  **divisor_override** (not 1d): as in torch."
 _AVERAGE = f"{_KERNEL}, ceil_mode: bool = False, count_include_pad: bool = True"
 _AVERAGED = "kernel_size, stride, padding, ceil_mode, count_include_pad"
 (AvgPool1d,) = _pools("AvgPool", f"{_AVERAGE}, {_PAD}", _AVERAGED, _MEAN, (1,), _Windowed)
@@ -82,9 +82,9 @@ LPPool1d, LPPool2d, LPPool3d = _pools(
 
 def _unpool(axes: int) -> Any:
     name, shape = f"MaxUnpool{axes}d", (1, 1, *range(2, 2 * axes + 2, 2))
-    doc = f"""Values of {_OF[axes][0]} back at the places that :class:`MaxPool{axes}d` with ``return_indices`` gave, zeros elsewhere.
+    doc = f"""Puts values of {_OF[axes][0]} back at the indices that :class:`MaxPool{axes}d` returned, with zeros elsewhere.
 
-    ``forward(input, indices, output_size)``: the size chooses among those that a pool maps to the same size.
+    ``forward(input, indices, output_size)``: ``output_size`` selects one of the sizes that the pool maps to the same size.
 
     >>> from netcl import nn, ones
     >>> nn.{name}(2)(*nn.MaxPool{axes}d(2, return_indices=True)(ones({shape}))).shape

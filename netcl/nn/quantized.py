@@ -1,4 +1,4 @@
-"""Layers whose weights stay packed in the block types of GGUF, and :func:`quantize_model`, which replaces layers by them."""
+"""Layers whose weights stay packed in the block types of GGUF, and :func:`quantize_model`, which replaces layers with packed ones."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class QuantizedLinear(_PackedLayer):
 
     @classmethod
     def from_linear(cls, linear: Linear, kind: str = "Q4_0", activations: str = "auto") -> QuantizedLinear:
-        """Return a layer with the quantized weights of ``linear``, whose bias it shares."""
+        """Return a layer with the quantized weights of ``linear`` and its bias, which both layers share."""
         made = cls(linear.in_features, linear.out_features, linear.bias is not None, kind, activations).to(linear.weight.queue)
         made.bias = linear.bias
         return made.load_blocks(packed.quantize(linear.weight.to_host().astype(np.float32), kind))
@@ -146,7 +146,7 @@ def quantize_model(
     """Replace the linear layers of a model, and with ``embeddings`` its embeddings, by packed ones, in place; returns the model.
 
     4 bits are Q4_0 and 8 bits Q8_0, both with a scale for each ``group`` of 32; ``kind`` names another block type of GGUF. Layers whose
-    rows are not whole blocks and layers that share their weights stay as they are, with a warning that names them.
+    rows are not whole blocks and layers that share their weights are not changed; a warning names them.
 
     >>> import netcl
     >>> from netcl import nn

@@ -21,7 +21,7 @@ State = tuple[Tensor, ...]
 
 
 class _Recurrent(Module):
-    """The common part of recurrent networks: layers, directions and layouts; a subclass sets the kind of cell."""
+    """Base class of recurrent networks: layers, directions and layouts; a subclass sets the kind of cell."""
 
     kind = "tanh"
     gates = 1
@@ -61,7 +61,7 @@ class _Recurrent(Module):
             self.register_parameter(name + suffix, empty(shape))
 
     def reset_parameters(self) -> None:
-        """Reinitialize: uniform within ``1 / sqrt(hidden_size)``."""
+        """Reinitialize the parameters uniformly in ``[-b, b]``, ``b = 1 / sqrt(hidden_size)``."""
         bound = 1 / math.sqrt(self.hidden_size)
         for parameter in self.parameters():
             init.uniform_(parameter, -bound, bound)
@@ -238,7 +238,7 @@ class _Cell(Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Reinitialize: uniform within ``1 / sqrt(hidden_size)``."""
+        """Reinitialize the parameters uniformly in ``[-b, b]``, ``b = 1 / sqrt(hidden_size)``."""
         _Recurrent.reset_parameters(self)  # type: ignore[arg-type]
 
     def forward(self, input: Tensor, hx: Any = None) -> Any:

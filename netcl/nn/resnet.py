@@ -23,7 +23,7 @@ class BasicBlock(Module):
     """Two 3 x 3 convolutions beside a shortcut: ``y = relu(bn2(conv2(relu(bn1(conv1(x))))) + shortcut(x))``.
 
     - **inplanes**, **planes**: channels in and out.
-    - **stride**: of the first convolution. **downsample**: the shortcut, where shapes change.
+    - **stride**: of the first convolution. **downsample**: the module of the shortcut, required where shapes change.
 
     >>> from netcl import nn, zeros
     >>> nn.BasicBlock(4, 4)(zeros((1, 4, 8, 8))).shape
@@ -55,7 +55,7 @@ class Bottleneck(Module):
     """A narrow 3 x 3 convolution between two 1 x 1, beside a shortcut; the output has ``4 planes`` channels.
 
     - **inplanes**: channels in. **planes**: a quarter of the channels out.
-    - **stride**: of the 3 x 3 convolution. **downsample**: the shortcut, where shapes change.
+    - **stride**: of the 3 x 3 convolution. **downsample**: the module of the shortcut, required where shapes change.
     - **groups**, **base_width**, **dilation**: of the 3 x 3 convolution (ResNeXt, wide ResNet, segmentation).
 
     >>> from netcl import nn, zeros
@@ -93,7 +93,7 @@ class ResNet(Module):
     - **stem**: ``imagenet`` (7 x 7, stride 2, then pooling) or ``cifar`` (3 x 3, stride 1, no pooling: for images of about 32 x 32).
     - **width**: channels of the first stage. **groups**, **width_per_group**: of the bottlenecks.
     - **zero_init_residual**: start every block as the identity.
-    - **replace_stride_with_dilation**: for the last three stages, whether they dilate instead of halving the image.
+    - **replace_stride_with_dilation**: three flags: whether each of the last three stages dilates instead of halving the image.
 
     Shapes: ``(N, in_channels, H, W)`` becomes ``(N, num_classes)``.
 
@@ -159,7 +159,7 @@ def _resnet(depth: int, block: type[BasicBlock | Bottleneck], *layers: int) -> C
         return ResNet(block, layers, num_classes, **options)
 
     make.__name__ = make.__qualname__ = f"resnet{depth}"
-    make.__doc__ = f"""ResNet-{depth}; ``options`` are those of :class:`ResNet`: ``resnet{depth}(num_classes=10, stem="cifar")``."""
+    make.__doc__ = f"""Return a ResNet-{depth}; ``options`` are those of :class:`ResNet`: ``resnet{depth}(num_classes=10, stem="cifar")``."""
     return constructor(make)
 
 
