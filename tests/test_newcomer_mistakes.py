@@ -70,7 +70,7 @@ MISTAKES = {
     "a misspelt layer": (lambda: nn.Lineer, "the nearest names are Linear"),
     "a misspelt function": (lambda: netcl.matmull, "the nearest names are matmul"),
     "weights of another model": (
-        lambda: nn.Sequential(nn.Linear(2, 2)).load_state_dict(nn.Linear(2, 2).state_dict()), "strict=False loads what fits",
+        lambda: nn.Sequential(nn.Linear(2, 2)).load_state_dict(nn.Linear(2, 2).state_dict()), "pass strict=False to load the matching ones",
     ),
     # optimizers
     "a model instead of its parameters": (lambda: optim.Adam(nn.Linear(2, 2), lr=0.1), "pass model.parameters()"),

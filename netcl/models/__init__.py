@@ -1,4 +1,4 @@
-"""Language models, encoders of texts and images: loaded from Hugging Face folders and GGUF files, saved to both.
+"""Language models, and encoders of texts and images: loaded from Hugging Face folders and GGUF files, saved to both.
 
 >>> import netcl.models
 >>> sorted(netcl.models.ARCHITECTURES)[:4]

@@ -36,8 +36,8 @@ _UNSUPPORTED = ("modules_to_save", "lora_bias", "layer_replication", "alora_invo
 class LoRALinear(Module):
     """A frozen layer, ``Linear`` or ``QuantizedLinear``, and an adapter: ``y = base(x) + alpha / rank * x A^T B^T``; ``B`` starts as zeros.
 
-    With ``dora`` the rows of ``W + alpha / rank * B A``, ``W`` being the base's weights, are scaled to norms ``lora_magnitude_vector``.
-    These are learned and start as those of ``W``. Parameters: ``lora_A`` ``(rank, in_features)``, ``lora_B`` ``(out_features, rank)``.
+    With ``dora`` the rows of ``W + alpha / rank * B A``, ``W`` being the base's weights, are scaled to norms ``lora_magnitude_vector``,
+    which are learned and start as those of ``W``. Parameters: ``lora_A`` ``(rank, in_features)``, ``lora_B`` ``(out_features, rank)``.
     """
 
     def __init__(self, base: Any, rank: int = 8, alpha: float = 16, dropout: float = 0.0, dora: bool = False):
@@ -80,8 +80,8 @@ def lora(model: ModelT, rank: int = 8, alpha: float = 16, targets: Sequence[str]
     """Add adapters to linear layers of a model, in place, and freeze everything else; return the model.
 
     - **rank**, **alpha**: an adapter adds ``alpha / rank`` times the product of two matrices of this rank.
-    - **targets**: names of layers; by default all of attention and feed-forward networks, but never experts and tied heads.
-    - **dropout**: of the adapters' inputs. **dora**: whether to learn the norms of the rows of the weights, too.
+    - **targets**: names of layers; by default all in attention and feed-forward networks. Experts and tied heads are never adapted.
+    - **dropout**: its probability for the inputs of adapters. **dora**: whether to learn the row norms of the weights, too.
     """
     if rank < 1 or not 0 <= dropout < 1:
         raise ValueError(message("lora", "rank must be at least 1, and dropout at least 0 and below 1", rank=rank, dropout=dropout))
@@ -152,7 +152,7 @@ def _hub_layers(model: Any) -> dict[str, tuple[str, slice]]:
 def save_adapter(model: Any, folder: str | os.PathLike[str], base: str = "") -> None:
     """Write the adapters of a model as PEFT does: ``adapter_config.json`` and ``adapter_model.safetensors``.
 
-    Adapters of layers that the Hugging Face model fuses become one of a higher rank, with the same result. ``base`` is stored as
+    Adapters of layers that the Hugging Face model fuses become one adapter of a higher rank, with the same result. ``base`` is stored as
     the name of the base model.
     """
     adapters, layers = adapters_of(model), _hub_layers(model)

@@ -1,6 +1,6 @@
-"""The table of architectures: maps each one's configuration, weight names and GGUF keys to netcl's.
+"""The table of architectures: maps the configuration, weight names and GGUF keys of each to those of netcl.
 
-A row names a weight of a file as ``name`` or ``name op op``: ops say what must be done to it, in order. ``T`` transposes, ``q k v`` and
+A row names a weight of a file as ``name`` or ``name op op``: ops are applied to the weight in order. ``T`` transposes, ``q k v`` and
 ``gate up`` take parts of fused rows, ``e`` takes one expert, ``rq rk`` undo llama.cpp's order of rotary pairs, ``+1`` adds one to the
 weight of a norm. :mod:`netcl.models.weights` applies them, and inverts them for saving.
 """

@@ -32,7 +32,7 @@ def real_number(config: Mapping[str, Any], *keys: str, default: float | None = N
 
 @dataclass(frozen=True)
 class Rope:
-    """Rotary positions: ``size`` elements of each head are rotated; ``kind`` and ``options`` define how the context was extended."""
+    """Settings of rotary positions: ``size`` elements of a head rotate; ``kind`` and ``options`` define how the context is extended."""
 
     base: float
     size: int
@@ -135,7 +135,7 @@ def rope_of(config: Mapping[str, Any], head: int, layer_type: str) -> Rope:
 
 @dataclass(frozen=True)
 class Experts:
-    """A mixture of ``count`` networks of width ``width``: a token uses ``chosen`` of them, and a shared one of width ``shared`` if > 0."""
+    """A mixture of ``count`` networks of width ``width``, ``chosen`` per token; all tokens share one more of width ``shared`` if > 0."""
 
     count: int
     chosen: int
@@ -193,6 +193,6 @@ class ModelConfig:
 
 
 def end_ids(settings: Mapping[str, Any]) -> set[int]:
-    """Return the ``eos_token_id`` of ``config.json`` or ``generation_config.json`` as a set, with one id, several or none."""
+    """Return the ``eos_token_id`` of ``config.json`` or ``generation_config.json`` as a set, which may be empty."""
     found = settings.get("eos_token_id")
     return {token for token in (found if isinstance(found, list) else [found]) if isinstance(token, int)}

@@ -35,7 +35,7 @@ class CausalLM(Module):
 
     Shapes: ids ``(batch, length)``, logits ``(batch, length, vocabulary)``. With a ``cache`` (:class:`~netcl.nn.attention.KVCache`, made
     by ``new_cache()``) the ids are only the new ones. ``positions``, of shape ``(length,)`` or ``(batch, length)``, replace the positions
-    that follow from the cache. ``documents``, of shape ``(batch, length)``, number the documents; attention stays inside each.
+    that follow from the cache. ``documents``, of shape ``(batch, length)``, has document numbers; attention stays inside a document.
 
     With ``checkpointing = True`` a training step keeps only the inputs of the layers and recomputes the rest in backward.
     """
@@ -115,9 +115,9 @@ class CausalLM(Module):
         return self.norm(x.to(ids.queue) if self.layer_queues else x)
 
     def merge_projections(self) -> CausalLM:
-        """Compute queries, keys and values by one product per layer, where weights allow it; return the model.
+        """Compute queries, keys and values with one matrix product per layer, where weights allow it; return the model.
 
-        This saves launches per token. Afterwards the model is for inference: it cannot be saved or given adapters.
+        This saves launches per token. Afterwards the model is for inference only: it cannot be saved, and adapters cannot be added.
         """
         self.merged = True in [layer.self_attn.merge() for layer in self.layers] or self.merged
         self.__dict__.pop("_decoding", None)  # compiled steps
@@ -126,7 +126,7 @@ class CausalLM(Module):
     def split(self, device_map: Sequence[Any], device: Any = None) -> CausalLM:
         """Put each layer on a device, and the rest on ``device`` (by default where the first layer goes); return the model.
 
-        Steps of a model on several devices are not compiled, and its layers wait for each other.
+        Steps of a model on several devices are not compiled, and only one device works at a time.
         """
         queues = [queue_of(place) for place in device_map]
         if len(queues) != len(self.layers):
@@ -161,7 +161,7 @@ class CausalLM(Module):
         - **max_new_tokens**: the most tokens to add. Generation also ends at an end token, at a stop string, and where the context is
           full.
         - **temperature**: the divisor of the logits; 0 always chooses the most likely token. **top_k**: choose among this many of the most
-          likely tokens. **top_p**: among the fewest whose probabilities add up to it. **min_p**: among those with at least this fraction
+          likely tokens. **top_p**: among the fewest that have this total probability. **min_p**: among those with at least this fraction
           of the highest probability.
         - **repetition_penalty**: above 1, tokens of the prompt and the new text get less likely, as in transformers. **presence_penalty**,
           **frequency_penalty**: subtracted from the logits of tokens in the new text, once or once per occurrence, as in OpenAI's API.
@@ -270,7 +270,7 @@ class CausalLM(Module):
 
 
 class TextStream:
-    """The text after a prompt, piece by piece: whole characters only, and no text that may become part of a stop string."""
+    """Decodes the tokens after a prompt piece by piece: whole characters only, and no text that may become part of a stop string."""
 
     def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int], stops: Sequence[str] = ()):
         self.stopped = False

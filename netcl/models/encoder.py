@@ -1,4 +1,4 @@
-"""The encoder of texts and images, and pairs of them."""
+"""Encoders of texts and images, and CLIP, which has one of each."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from netcl.nn.parameter import empty
 
 
 class Encoder(Module):
-    """An encoder of token ids (BERT, RoBERTa, CLIP's text) or images (ViT, CLIP's vision): a state per position.
+    """An encoder of token ids (BERT, RoBERTa, CLIP's text) or images (ViT, CLIP's vision) that computes a state per position.
 
     - **config**: a :class:`~netcl.models.config.ModelConfig`; :func:`netcl.models.load` reads one from a file.
 

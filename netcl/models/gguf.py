@@ -46,7 +46,7 @@ class _Cursor:
         self.buffer, self.path, self.at, self.size = buffer, path, 0, len(buffer)
 
     def refusal(self, what: str, **values: object) -> FileError:
-        return refusal("gguf", what, "the file is damaged, or no GGUF file", file=self.path, at=self.at, **values)
+        return refusal("gguf", what, "the file is damaged, or is not a GGUF file", file=self.path, at=self.at, **values)
 
     def take(self, count: int) -> bytes:
         if count > self.size - self.at:

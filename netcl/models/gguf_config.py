@@ -1,4 +1,4 @@
-"""The metadata of a GGUF file as the ``config.json`` of the same model, and back."""
+"""Conversion between the metadata of a GGUF file and the ``config.json`` of the same model."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def metadata_of(config: ModelConfig) -> tuple[dict[str, Any], dict[str, np.ndarr
     if not arch:
         known = ", ".join(name for name, other in ARCHITECTURES.items() if other.gguf)
         raise refusal(
-            "save", "this architecture cannot be saved as GGUF", f"use format='hf'; those that can are {known}", model=config.architecture
+            "save", "this architecture cannot be saved as GGUF", f"use format='hf'; GGUF supports {known}", model=config.architecture
         )
     values: dict[str, Any] = {}
     for ours, theirs in KEYS.items():
@@ -132,14 +132,14 @@ def metadata_of(config: ModelConfig) -> tuple[dict[str, Any], dict[str, np.ndarr
                        f"{arch}.rope.scaling.attn_factor": full.attention_factor}  # fmt: skip
             tensors |= {f"rope_factors_{n}.weight": np.array(full.options[f"{n}_factor"], np.float32) for n in ("long", "short")}
         elif full.kind != "default":
-            raise refusal("save", "GGUF has no such rotary scaling", "use format='hf'", rope_type=full.kind)
+            raise refusal("save", "GGUF does not support this rotary scaling", "use format='hf'", rope_type=full.kind)
     if config.scale is not None:
         values[f"{arch}.attention.scale"] = config.scale
     if arch == "gemma3":
         values["gemma3.attention.sliding_window_pattern"] = np.array([window is not None for window in config.windows])
         values["gemma3.rope.freq_base_swa"] = next((r.base for r, w in zip(config.ropes, config.windows, strict=True) if r and w), 10000.0)
     elif any(config.windows) and arch in ("llama", "qwen2", "qwen2moe", "qwen3"):
-        raise refusal("save", "GGUF has no sliding windows for this architecture", "use format='hf'", model=config.architecture)
+        raise refusal("save", "GGUF does not support sliding windows for this architecture", "use format='hf'", model=config.architecture)
     ids = {f"tokenizer.ggml.{key}": source.get(name) for name, key in _TOKEN_IDS.items()}
     ids = {key: value[0] if isinstance(value, list) else value for key, value in ids.items() if value or value == 0}
     return {"general.architecture": arch, **values, **ids}, tensors

@@ -173,7 +173,7 @@ def _capped_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, caus
 
 
 class FeedForwardNetwork(Module):
-    """``down(act(gate(x)) * up(x))``, or ``down(act(up(x)))`` without a gate. Parameters: ``gate_proj``, ``up_proj``, ``down_proj``."""
+    """A network of ``gate_proj``, ``up_proj``, ``down_proj``: ``down(act(gate(x)) * up(x))``, or ``down(act(up(x)))`` without a gate."""
 
     def __init__(self, config: ModelConfig, inner: int | None = None):
         super().__init__()
@@ -190,9 +190,9 @@ class FeedForwardNetwork(Module):
 
 
 class MixtureOfExperts(Module):
-    """The experts with the highest router scores process each token; their results are added, weighted by the scores.
+    """A layer of expert networks: those with the highest router scores process a token; results are added, weighted by the scores.
 
-    Which experts a token goes to is read on the host, and only these run.
+    The choice of experts is read on the host, and only chosen experts run.
     """
 
     def __init__(self, config: ModelConfig, experts: Experts):
@@ -221,7 +221,7 @@ class MixtureOfExperts(Module):
 
 
 class TransformerLayer(Module):
-    """Attention and a feed-forward network, each added to its input: norms before, after, or both, as the architecture has them."""
+    """Attention and a feed-forward network, each added to its input; norms come before, after or both, depending on the architecture."""
 
     def __init__(self, config: ModelConfig, layer: int):
         super().__init__()
@@ -262,7 +262,7 @@ class TransformerLayer(Module):
 
 def make_span(config: ModelConfig, queue: Any, queries: int, seen: int, positions: Tensor | None, kept: dict[Any, Tensor],
               cached: bool = False, documents: Tensor | None = None) -> AttentionSpan:  # fmt: skip
-    """Return the span of ``queries`` positions after ``seen``; ``kept`` caches rotary frequencies. With ``cached`` there are no masks."""
+    """Return the span of ``queries`` positions after ``seen`` others; ``kept`` caches rotary frequencies. ``cached`` omits the masks."""
     tables = {}
     for rope in dict.fromkeys(rope for rope in config.ropes if rope is not None):
         key = (rope, rope.stretch(seen + queries), queue)

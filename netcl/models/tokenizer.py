@@ -98,7 +98,7 @@ class Tokenizer:
         return self.backend.get_vocab_size()
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Return the ids of a text; with ``add_special_tokens`` also those the model expects around it."""
+        """Return the ids of a text; ``add_special_tokens`` includes the special tokens that the model expects around it."""
         return self.backend.encode(text, add_special_tokens=add_special_tokens).ids
 
     def decode(self, ids: Iterable[int], skip_special_tokens: bool = True) -> str:
@@ -223,7 +223,7 @@ def _byte_level(tokens: list[str], types: np.ndarray, own: Mapping[str, Any]) ->
     pairs = [tuple(merge.split(" ")) for merge in merges] if isinstance(merges, list) and all(isinstance(m, str) for m in merges) else None
     wrong = [pair for pair in pairs or () if len(pair) != 2 or not {*pair, "".join(pair)} <= vocabulary.keys()][:3]
     if pairs is None or wrong:
-        raise refusal("tokenizer", "tokenizer.ggml.merges must be pairs of tokens that together are a token", given=wrong or type(merges))
+        raise refusal("tokenizer", "tokenizer.ggml.merges must be pairs of tokens that join to a token", given=wrong or type(merges))
     name = own.get("tokenizer.ggml.pre", "default")
     split = SPLITS.get(SAME_SPLITS.get(name, name))
     if split is None:
@@ -315,7 +315,7 @@ def gguf_vocabulary(tokenizer: Tokenizer) -> dict[str, Any]:
         ]
         found["pre"] = names[-1] if names else "smollm" if '"Digits"' in text else "gpt-2"
         if not names and '"Split"' in text:
-            raise refusal("save", "GGUF has no name for how this tokenizer splits a text", "use format='hf'", patterns=used)
+            raise refusal("save", "GGUF does not support the split patterns of this tokenizer", "use format='hf'", patterns=used)
     pairs = [tuple(merge.split(" ", 1)) if isinstance(merge, str) else tuple(merge) for merge in model.get("merges", [])]
     if kind == "gpt2":
         found["merges"] = [" ".join(pair) for pair in pairs]

@@ -1,4 +1,4 @@
-"""Texts and conversations as blocks of tokens for fine-tuning: which tokens the loss counts, and how documents share a block."""
+"""Converts texts and conversations to blocks of tokens for fine-tuning, and marks the tokens that the loss counts."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _ROW_FORMS = '{"messages": [...]}, {"prompt": ..., "completion": "..."}, {"text"
 
 
 class Document(NamedTuple):
-    """Token ids, and for each whether the loss counts it."""
+    """A tokenized text: ``ids``, and ``learned``, which is True for each id that the loss counts."""
 
     ids: list[int]
     learned: list[bool]
@@ -64,7 +64,7 @@ def _is_row(row: Any) -> bool:
 
 
 def documents_of(tokenizer: Tokenizer, row: Mapping[str, Any]) -> list[Document]:
-    """Return the documents of a row. Texts are learned whole; of conversations and prompts only the answers are.
+    """Return the documents of a row. All tokens of a text are learned, but only the answers of a conversation or a prompt.
 
     A conversation is one document, or one for each answer if the template renders earlier answers differently from the last.
     """

@@ -1,4 +1,4 @@
-"""Weights between files and modules: the names and ops of :mod:`netcl.models.architectures`, applied and inverted."""
+"""Copies weights from files to modules with the names and ops of :mod:`netcl.models.architectures`, and back with inverted ops."""
 
 from __future__ import annotations
 

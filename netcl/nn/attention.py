@@ -274,7 +274,7 @@ class CausalSelfAttention(_Causal):
 
     - **n_embd**: width of the input and the output.
     - **n_head**: number of heads; each has width ``n_embd / n_head``.
-    - **bias**: of the projections. **dropout**: of the attention weights and the result.
+    - **bias**: whether projections have one. **dropout**: its probability for attention weights and the result.
 
     Shapes: ``x`` ``(batch, positions, n_embd)`` in and out. Parameters: ``c_attn`` (queries, keys and values in one) and ``c_proj``.
     With a :class:`KVCache`, ``x`` holds only the new positions; ``layer`` is the number of this layer in the cache.
@@ -304,7 +304,7 @@ class RotaryAttention(_Causal):
 
     - **n_embd**, **n_head**: width and number of heads.
     - **n_kv_head**: number of heads of keys and values, each shared by ``n_head / n_kv_head`` heads of queries; by default ``n_head``.
-    - **bias**: of the projections. **dropout**: of the attention weights and the result.
+    - **bias**: whether projections have one. **dropout**: its probability for attention weights and the result.
     - **base**: the longest wavelength is ``2 pi base`` positions.
 
     Shapes: ``x`` ``(batch, positions, n_embd)`` in and out. Parameters: ``q_proj``, ``k_proj``, ``v_proj``, ``o_proj``.
@@ -340,7 +340,7 @@ class MultiheadAttention(Module):
     """Attention of queries over keys and values, with torch's arguments.
 
     - **embed_dim**, **num_heads**: width and number of heads.
-    - **dropout**: of the attention weights. **bias**: of the projections.
+    - **dropout**: its probability for attention weights. **bias**: whether projections have one.
     - **add_bias_kv**, **add_zero_attn**: whether to append one learned key and value (``bias_k``, ``bias_v``), or one of zeros.
     - **kdim**, **vdim**: widths of keys and values, if they differ from ``embed_dim``.
     - **batch_first**: whether inputs are ``(batch, positions, width)``; by default ``(positions, batch, width)``.

@@ -297,7 +297,7 @@ class Module(metaclass=_Constructed):
         """Overwrite parameters and buffers with the values of a state dict: tensors, NumPy arrays or torch tensors.
 
         Everything is checked before anything is changed: names (with ``strict=False`` the mismatches are returned), shapes
-        and dtypes. Values are converted to the dtypes of the module; ``assign=True`` shares the memory of given tensors and keeps their dtypes.
+        and dtypes. Values are converted to the dtypes of the module; ``assign=True`` shares the memory of given tensors instead.
 
         >>> from netcl import nn
         >>> layer = nn.Linear(2, 1)
@@ -314,7 +314,7 @@ class Module(metaclass=_Constructed):
         if strict and (keys.missing_keys or keys.unexpected_keys):
             what = f"the state dict must have exactly the parameters and buffers of this {type(self).__name__}"
             parts = {name: f"[{some(names)}]" for name, names in zip(("missing", "unexpected"), keys, strict=True) if names}
-            raise ValueError(message("load_state_dict", what, "strict=False loads what fits", **parts))
+            raise ValueError(message("load_state_dict", what, "pass strict=False to load the matching ones", **parts))
         fitting = {name: value for name, value in given.items() if name in own}
         _check_state(own, fitting)
         for name, value in fitting.items():
@@ -442,7 +442,7 @@ class Module(metaclass=_Constructed):
     # ---- hooks
 
     def register_forward_pre_hook(self, hook: Callable[[Any, tuple[Any, ...]], Any]) -> hooks.RemovableHandle:
-        """Register ``hook(module, args)`` to run before each forward; its result, unless ``None``, replaces the arguments. Returns a handle."""
+        """Register ``hook(module, args)`` to run before each forward; its result, unless ``None``, replaces the arguments."""
         return hooks.RemovableHandle(self._module_hooks, "forward_pre", hook)
 
     def register_forward_hook(self, hook: Callable[[Any, tuple[Any, ...], Any], Any]) -> hooks.RemovableHandle:
@@ -549,7 +549,7 @@ def dotted_name(prefix: str, name: str) -> str:
 def _check_state(own: Mapping[str, Tensor], given: Mapping[str, Any]) -> None:
     wrong = [f"{name} is {tuple(v.shape)}, expected {own[name].shape}" for name, v in given.items() if tuple(v.shape) != own[name].shape]
     if wrong:
-        raise ShapeError(message("load_state_dict", "tensors must have the shapes of the module's", shapes=f"[{some(wrong)}]"))
+        raise ShapeError(message("load_state_dict", "each tensor must have the shape that the module expects", shapes=f"[{some(wrong)}]"))
     arrays = {name: v.dtype for name, v in given.items() if not isinstance(v, Tensor)}
     odd = [f"{name} is {dtype}" for name, dtype in arrays.items() if dtype.kind not in "biuf" and dtype.name != "bfloat16"]
     if odd:

@@ -159,7 +159,7 @@ def _resnet(depth: int, block: type[BasicBlock | Bottleneck], *layers: int) -> C
         return ResNet(block, layers, num_classes, **options)
 
     make.__name__ = make.__qualname__ = f"resnet{depth}"
-    make.__doc__ = f"""Return a ResNet-{depth}; ``options`` are those of :class:`ResNet`: ``resnet{depth}(num_classes=10, stem="cifar")``."""
+    make.__doc__ = f"""Return a ResNet-{depth}; ``options`` as in :class:`ResNet`: ``resnet{depth}(num_classes=10, stem="cifar")``."""
     return constructor(make)
 
 

@@ -25,7 +25,7 @@ class SummaryRow:
 
 @dataclass(frozen=True)
 class Summary:
-    """The rows and totals of a model; ``str`` makes the table."""
+    """The summary of a model: a row per module, and totals; ``str`` formats it as a table."""
 
     rows: tuple[SummaryRow, ...]
     parameters: int

@@ -27,7 +27,7 @@ Activated = str | Callable[[Tensor], Tensor]
 
 
 class _TransformerLayer(Module):
-    """Branches that are each added to their input and normalized: attentions, then a feed-forward network."""
+    """Base class of transformer layers: attentions, then a feed-forward network; each is added to its input and normalized."""
 
     attentions: tuple[str, ...] = ("self_attn",)
     self_attn: MultiheadAttention
@@ -80,7 +80,7 @@ class TransformerEncoderLayer(_TransformerLayer):
 
 
 class _LayerStack(Module):
-    """Copies of one layer, then a norm if there is one. The first copy replaces the given layer among the stored arguments."""
+    """Base class of stacks: copies of a layer, then an optional norm. The first copy replaces the given layer in the stored arguments."""
 
     def __init__(self, layer: Module, num_layers: int, norm: Module | None):
         super().__init__()
@@ -91,7 +91,7 @@ class _LayerStack(Module):
 
 
 class TransformerEncoder(_LayerStack):
-    """A stack of encoder layers with the same settings: ``x = layer_n(... layer_1(x))``, then a norm if there is one.
+    """A stack of encoder layers with the same settings: ``x = layer_n(... layer_1(x))``, then an optional norm.
 
     - **encoder_layer**: the layer to copy; unlike in torch, each copy is initialized separately.
     - **num_layers**: how many. **norm**: a module applied to the result. The other arguments of torch are ignored.
@@ -138,7 +138,7 @@ class TransformerDecoderLayer(_TransformerLayer):
 
 
 class TransformerDecoder(_LayerStack):
-    """A stack of decoder layers with the same settings, then a norm if there is one; as :class:`TransformerEncoder`.
+    """A stack of decoder layers with the same settings, then an optional norm; arguments as in :class:`TransformerEncoder`.
 
     >>> from netcl import nn, zeros
     >>> decoder = nn.TransformerDecoder(nn.TransformerDecoderLayer(16, 4, 32), 2)
@@ -204,7 +204,7 @@ class SwiGLU(Module):
 
     - **dim**: width of the input and the output.
     - **hidden_dim**: width in between; by default two thirds of ``4 dim``, rounded up to a multiple of 8.
-    - **bias**: whether the linear layers have biases. **dropout**: of the result.
+    - **bias**: whether the linear layers have biases. **dropout**: its probability for the result.
 
     Shapes: ``(..., dim)`` in and out. Parameters: ``w1``, ``w2``, ``w3``.
 
@@ -227,7 +227,7 @@ class FeedForward(Module):
     """Two linear layers with a GELU in between: ``y = c_proj(gelu(c_fc(x)))``.
 
     - **dim**: width of the input and the output. **hidden_dim**: width in between; by default ``4 dim``.
-    - **bias**: whether the linear layers have biases. **dropout**: of the result. **approximate**: form of the GELU, ``none`` or ``tanh``.
+    - **bias**: whether the linear layers have biases. **dropout**: after them. **approximate**: form of the GELU, ``none`` or ``tanh``.
 
     Shapes: ``(..., dim)`` in and out.
 
@@ -250,7 +250,7 @@ class TransformerBlock(Module):
     """A decoder block: ``x = x + attn(ln_1(x))``, then ``x = x + mlp(ln_2(x))``.
 
     - **n_embd**, **n_head**: width and number of heads.
-    - **bias**, **dropout**: of all layers inside.
+    - **bias**: whether layers have one. **dropout**: its probability in all layers.
     - **norm**: ``layer`` or ``rms``. **mlp**: ``gelu`` or ``swiglu``; **mlp_dim** is its width inside.
     - **position**: ``learned`` (the model adds positions, attention is plain) or ``rotary``, with **n_kv_head** and **rope_base**.
 

@@ -178,7 +178,7 @@ def _lp(axes: int, of: str, mean: Callable[..., Tensor]) -> Callable[..., Tensor
         total = ag.mul(mean(ag.pow(input, norm_type), kernel_size, stride, ceil_mode=ceil_mode), float(count))
         return ag.pow(ag.relu(total), 1.0 / norm_type)
 
-    pool.__name__, pool.__doc__ = f"lp_pool{axes}d", f"The p-norm of each window of {of}."
+    pool.__name__, pool.__doc__ = f"lp_pool{axes}d", f"Return the p-norm of each window of {of}; ``p`` is ``norm_type``."
     return pool
 
 
@@ -206,7 +206,7 @@ def _unpooled(axes: int) -> Callable[..., Tensor]:
         return ag.reshape(filled, (*lead, *size))
 
     unpool.__name__ = f"max_unpool{axes}d"
-    unpool.__doc__ = "Values at the places that a max pool with ``return_indices`` gave, zeros elsewhere."
+    unpool.__doc__ = "Put values at the indices that a max pool returned with ``return_indices``; other elements are 0."
     return unpool
 
 

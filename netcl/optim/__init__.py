@@ -1,7 +1,7 @@
 """Optimizers, learning-rate schedules, gradient clipping, averages of weights.
 
 All parameters of a model are updated in few launches. Options of an update are kernel arguments, so
-changing them needs no compilation. State has torch's form, and a torch optimizer's ``state_dict`` loads.
+changing them needs no compilation. State has torch's layout: the ``state_dict`` of a torch optimizer can be loaded.
 """
 
 import sys

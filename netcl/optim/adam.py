@@ -106,7 +106,7 @@ class Adam(Optimizer):
 
 
 class AdamW(Adam):
-    """:class:`Adam` whose weight decay shrinks the parameters by ``1 - lr * weight_decay`` and does not enter the averages."""
+    """:class:`Adam` whose weight decay multiplies the parameters by ``1 - lr * weight_decay`` and does not enter the averages."""
 
     def __init__(
         self, params: Iterable[Any], lr: float = 1e-3, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8,

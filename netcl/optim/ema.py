@@ -1,4 +1,4 @@
-"""A running average of a model's weights, to evaluate with."""
+"""A running average of a model's weights, for evaluation."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class ModelEMA:
     """Keeps ``shadow = decay * shadow + (1 - decay) * weight`` for every parameter of a model.
 
     Call :meth:`update` after each optimizer step; ``with ema.applied(): ...`` evaluates with the averages. Averages of half
-    parameters are kept in float32. Buffers (running statistics) stay the model's own. ``warmup`` lets early averages follow
+    parameters are kept in float32. Buffers (running statistics) are not averaged. ``warmup`` lets early averages follow
     faster: step n uses a decay of at most ``(1 + n) / (10 + n)``.
 
     ``model`` is a module, a dict of tensors by name, or a list of tensors.

@@ -211,7 +211,7 @@ class Adagrad(FormulaOptimizer):
 
 
 class Adadelta(FormulaOptimizer):
-    """Scales the gradient by the ratio of two running root mean squares: that of past updates over that of gradients."""
+    """Scales the gradient by the ratio of two running root mean squares: past updates over gradients."""
 
     formula = Formula(
         {"lr": 1.0, "rho": 0.9, "eps": 1e-6, "weight_decay": 0.0},
@@ -227,7 +227,7 @@ class Adadelta(FormulaOptimizer):
 
 
 class Lion(FormulaOptimizer):
-    """``p -= lr * (sign(beta1 * m + (1 - beta1) * g) + weight_decay * p)``, then ``m = beta2 * m + (1 - beta2) * g``.
+    """The Lion optimizer: ``p -= lr * (sign(beta1 * m + (1 - beta1) * g) + weight_decay * p)``, then ``m = beta2 * m + (1 - beta2) * g``.
 
     Every element moves by ``lr``, so learning rates are 3 to 10 times smaller than Adam's, and weight decays larger by the same factor
     (Chen et al. 2023, "Symbolic Discovery of Optimization Algorithms").
@@ -346,7 +346,7 @@ class ASGD(FormulaOptimizer):
 
 
 class Rprop(FormulaOptimizer):
-    """Moves each element by its own step size, which grows while the gradient keeps its sign and shrinks when it changes.
+    """Moves each element by its own step size, which grows while the gradient keeps its sign and shrinks when the sign changes.
 
     For full batches only.
     """

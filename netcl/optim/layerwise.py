@@ -53,7 +53,7 @@ class LayerwiseOptimizer(FormulaOptimizer):
         return compiled_formula(kind, kind.move)
 
     def _structure(self, state: Mapping[Tensor, Any]) -> tuple[Any, ...]:
-        """Add the options that :meth:`refine` may read to what a recorded step depends on: a replay uses their recorded values."""
+        """Return the dependencies of a recorded step, with the options that :meth:`refine` may read: a replay uses their recorded values."""
         read = [name for name in self.formula.options if name not in ("lr", "momentum", "betas")]
         return *super()._structure(state), *[group[name] for group in self.param_groups for name in read]
 
@@ -125,7 +125,7 @@ class LAMB(LayerwiseOptimizer):
 
 
 class Muon(LayerwiseOptimizer):
-    """Momentum updates of matrices, made nearly orthogonal by ``ns_steps`` Newton-Schulz iterations (Jordan et al. 2024).
+    """Updates matrices by their momentum, made nearly orthogonal by ``ns_steps`` Newton-Schulz iterations (Jordan et al. 2024).
 
     For matrices only: use :class:`AdamW` for biases, norms and embeddings. ``adjust_lr_fn`` is ``"original"`` (also ``None``) or
     ``"match_rms_adamw"``, as in torch. Iterations run in float32; torch's run in bfloat16, so results differ within bfloat16's rounding.
@@ -149,7 +149,7 @@ class Muon(LayerwiseOptimizer):
             raise ValueError(message(self.op, what, adjust_lr_fn=repr(group["adjust_lr_fn"])))
         other = next((p for p in group["params"] if isinstance(p, Tensor) and p.ndim != 2), None)
         if other is not None:
-            what, remedy = "every parameter must be a matrix", "give the others to an AdamW of their own"
+            what, remedy = "every parameter must be a matrix", "optimize the other parameters with AdamW"
             raise ShapeError(message(self.op, what, remedy, shape=other.shape))
 
     def refine(self, group: Group, p: Tensor, u: Tensor, state: dict[str, Any]) -> tuple[Tensor, Tensor | float]:
@@ -168,8 +168,8 @@ class Adafactor(LayerwiseOptimizer):
     """Divides gradients by a running root mean square, kept for a matrix as a number per row and per column (Shazeer & Stern 2018).
 
     Step n has the size ``min(lr, 1 / sqrt(n))`` times the parameter's root mean square. New squares enter the averages with weight
-    ``n ** beta2_decay``. ``eps`` are the least root mean squares of gradient (``None``: the dtype's epsilon) and parameter, ``d`` is
-    the largest of an update before its size is applied.
+    ``n ** beta2_decay``. ``eps`` has the least root mean squares of gradient (``None``: the dtype's epsilon) and parameter; ``d`` is
+    the largest root mean square of an update before it is scaled by the step size.
     """
 
     formula = Formula(

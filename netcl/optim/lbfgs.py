@@ -40,10 +40,10 @@ class Point(NamedTuple):
 
 
 class LBFGS(Optimizer):
-    """Steps along an approximate Newton direction, from the last ``history_size`` changes of parameters and gradients.
+    """Moves along an approximate Newton direction, computed from the last ``history_size`` changes of parameters and gradients.
 
     ``step(closure)`` calls ``closure``, which computes the loss and its gradients, up to ``max_eval`` times (a quarter more than
-    ``max_iter``, unless given). ``line_search_fn="strong_wolfe"`` chooses step lengths; without it every step has the length ``lr``.
+    ``max_iter``, unless given). ``line_search_fn="strong_wolfe"`` chooses step lengths; by default they are ``lr`` (less at first).
     There is one group of parameters, on one device. The host reads losses and slopes.
 
     >>> w = Tensor.from_host([3.0, -2.0], requires_grad=True)
@@ -89,7 +89,7 @@ class LBFGS(Optimizer):
 
     @property
     def params(self) -> list[Tensor]:
-        """All parameters."""
+        """All parameters of the optimizer."""
         return self.param_groups[0]["params"]
 
     def _gradient(self) -> Tensor:
@@ -186,7 +186,7 @@ class LBFGS(Optimizer):
         known = {name: value for name, value in saved.items() if value is not None and name != "al"}  # torch keeps a scratch list there
         unknown, missing = sorted(set(known) - set(self.names)), sorted({"func_evals", "n_iter"} - set(known))
         if unknown or missing:
-            raise ValueError(message(self.op, "the state must be that of an LBFGS", unknown=unknown, missing=missing))
+            raise ValueError(message(self.op, "the state must be that of an LBFGS optimizer", unknown=unknown, missing=missing))
         return {name: _loaded(p, name, value) for name, value in known.items()}
 
 
@@ -203,7 +203,7 @@ def _loaded(p: Tensor, name: str, value: Any) -> Any:
 
 
 def _cubic(a: Point, b: Point, bounds: tuple[float, float] | None = None) -> float:
-    """Return where the cubic through two points and their slopes is minimal, clipped to ``bounds``; without a minimum, their middle.
+    """Return the minimum of the cubic through two points and their slopes, clipped to ``bounds``; if there is none, the middle of ``bounds``.
 
     See Nocedal & Wright, equation 3.59.
     """

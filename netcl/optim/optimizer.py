@@ -1,4 +1,4 @@
-"""The common part of all optimizers: parameter groups, state, and one update of all parameters in few launches."""
+"""The base class of all optimizers: parameter groups, state, and the update of all parameters in few launches."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def check_betas(op: str, betas: Any) -> None:
 
 
 class Optimizer:
-    """Updates parameters by their gradients.
+    """Base class of optimizers, which update parameters by their gradients.
 
     ``params`` are tensors, or dicts with the key ``"params"`` and options of their own: parameter groups. A subclass defines
     the new value of an element (:meth:`rule`), the state of each parameter (:meth:`tensors`) and the numbers that
@@ -197,8 +197,8 @@ class Optimizer:
         ``max_norm`` scales the gradients down first if the norm of all of them together is larger; the scaling happens inside
         the update, so ``.grad`` keeps its values, and the norm is returned as a 0-d tensor, without waiting.
 
-        ``grad_scale`` and ``found_inf`` are 0-d tensors on the device (:class:`netcl.amp.GradScaler` has them): gradients are
-        multiplied by the first inside the update, and if the second is 1 the step is skipped. The host does not wait for it:
+        ``grad_scale`` and ``found_inf`` are 0-d tensors on the device (from :class:`netcl.amp.GradScaler`): gradients are
+        multiplied by the first inside the update, and if the second is 1 the step is skipped. The host does not wait for the device:
         the number of steps is then counted on the device, and :meth:`state_dict` reads it.
         """
         if closure is not None or callable(max_norm):
@@ -256,7 +256,7 @@ class Optimizer:
         return [numbers[name] for name in rule.scalars]
 
     def _structure(self, state: Mapping[Tensor, Any]) -> tuple[Any, ...]:
-        """Return what a recorded step depends on: rules, parameters, the memory of their state, frozen parameters with a gradient."""
+        """Return the dependencies of a recorded step: rules, parameters, the memory of their state, frozen parameters with a gradient."""
         groups = [
             (self.rule(group), self.tensors(group), group["master_weights"], *map(id, group["params"])) for group in self.param_groups
         ]
@@ -382,7 +382,7 @@ class Optimizer:
     # ---- state
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state in torch's form: ``state`` by the number of the parameter, and ``param_groups``.
+        """Return the state in torch's layout: ``state`` by parameter index, and ``param_groups``.
 
         The tensors are the optimizer's own, not copies: a later step changes them.
         """
@@ -425,7 +425,7 @@ class Optimizer:
     def _loaded_groups(self, saved: Sequence[Mapping[str, Any]]) -> list[Group]:
         have, given = ([len(group["params"]) for group in groups] for groups in (self.param_groups, saved))
         if have != given:
-            what = "every group of the state must have as many parameters as that of the optimizer"
+            what = "every group of the state must have as many parameters as the group of the optimizer"
             raise ValueError(message(self.op, what, parameters_of_groups=have, saved=given))
         loaded = []
         for group, of in zip(self.param_groups, saved, strict=True):
@@ -436,7 +436,7 @@ class Optimizer:
         return loaded
 
     def _plain(self, value: Any) -> Any:
-        """Return an option as it was before a file converted it to a list or a 0-d array."""
+        """Convert an option that a file stored as a list or a 0-d array back to a tuple or a number."""
         if isinstance(value, (list, tuple)):
             return tuple(self._plain(part) for part in value)
         return value.item() if hasattr(value, "item") else value

@@ -139,7 +139,7 @@ def test_sentencepiece_vocabularies_are_those_of_sentencepiece(kind, prefix):
         ({"tokens": ["a", "a"]}, "must be a non-empty list of different strings"),
         ({"token_type": np.ones(3, np.int32)}, "must have a number per token"),
         ({"eos_token_id": 10**6}, "ids of special tokens must be from 0 to "),
-        ({"merges": ["a b c"]}, "must be pairs of tokens that together are a token"),
+        ({"merges": ["a b c"]}, "must be pairs of tokens that join to a token"),
         ({"pre": "nonsense"}, "unknown tokenizer.ggml.pre"),
     ],
 )

@@ -141,7 +141,7 @@ def test_what_does_not_fit_is_told_before_anything_changes(device):
     net = Net()
     before = {name: value.to_host() for name, value in net.state_dict().items()}
     state = {name: value + 1 for name, value in before.items()}
-    with pytest.raises(ValueError, match=r"missing=\[second\.bias\], unexpected=\[extra\]; strict=False loads what fits"):
+    with pytest.raises(ValueError, match=r"missing=\[second\.bias\], unexpected=\[extra\]; pass strict=False to load the matching ones"):
         net.load_state_dict({"extra": np.zeros(1), **{k: v for k, v in state.items() if k != "second.bias"}})
     with pytest.raises(ShapeError, match=r"second\.bias is \(2,\), expected \(1,\)"):
         net.load_state_dict({**state, "second.bias": np.zeros(2)})

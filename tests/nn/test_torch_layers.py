@@ -354,7 +354,7 @@ def test_orthogonal_weights(shape, kind):
         assert original.grad.abs().sum().item() > 0
         with netcl.no_grad():
             original += original.grad
-    with pytest.raises(ValueError, match=r"\[orthogonal\] the weight must be a matrix, the map matrix_exp or cayley"):
+    with pytest.raises(ValueError, match=r"\[orthogonal\] the weight must be a matrix, orthogonal_map matrix_exp or cayley"):
         nn.utils.parametrizations.orthogonal(nn.Linear(2, 2), orthogonal_map="householder")
 
 

@@ -14,17 +14,17 @@ from netcl.nn.utils.parametrize import WeightNorm, register_parametrization, spe
 
 
 def weight_norm(module: Module, name: str = "weight", dim: int | None = 0) -> Module:
-    """Compute a parameter as :func:`~netcl.nn.utils.weight_norm` does, from ``parametrizations.weight.original0`` and ``original1``."""
+    """Make a parameter ``g * v / |v|``: ``g`` is ``parametrizations.weight.original0``, ``v`` is ``original1``. Returns the module."""
     return register_parametrization(module, name, WeightNorm(dim))
 
 
 def spectral_norm(module: Module, name: str = "weight", n_power_iterations: int = 1, eps: float = 1e-12, dim: int | None = None) -> Module:
-    """Compute a parameter as :func:`~netcl.nn.utils.spectral_norm` does, from ``parametrizations.weight.original``."""
+    """Make a parameter ``parametrizations.weight.original`` divided by its largest singular value. Returns the module."""
     return register_parametrization(module, name, spectral_form(module, name, n_power_iterations, eps, dim))
 
 
 class _Orthogonal(Module):
-    """``base`` times an orthogonal matrix, computed from a skew-symmetric one whose size is the longer axis of the parameter."""
+    """Computes ``base`` times an orthogonal matrix, which is a function of a skew-symmetric matrix as large as the longer axis."""
 
     base: Any
 
@@ -57,9 +57,9 @@ class _Orthogonal(Module):
 
 
 def orthogonal(module: Module, name: str = "weight", orthogonal_map: str | None = None, *, use_trivialization: bool = True) -> Module:
-    """Keep the rows or columns of a matrix orthonormal: it is computed by ``matrix_exp`` or ``cayley`` from a skew-symmetric matrix."""
+    """Keep the rows or columns of a parameter orthonormal: ``matrix_exp`` or ``cayley`` maps a skew-symmetric matrix to it."""
     kind, weight = orthogonal_map or "matrix_exp", getattr(module, name)
     if kind not in ("matrix_exp", "cayley") or weight.ndim != 2 or not use_trivialization:
-        what = "the weight must be a matrix, the map matrix_exp or cayley, and use_trivialization True"
+        what = "the weight must be a matrix, orthogonal_map matrix_exp or cayley, and use_trivialization True"
         raise ShapeError(message("orthogonal", what, orthogonal_map=kind, shape=weight.shape, use_trivialization=use_trivialization))
     return register_parametrization(module, name, _Orthogonal(kind))

@@ -1,7 +1,7 @@
 """Parameters that are computed from others: ``torch.nn.utils.parametrize``, and weight and spectral norm in torch's older form.
 
-A module with a computed parameter gets its own class, in which the parameter is a property; its state dict has the tensors it is computed
-from.
+A module with a computed parameter gets its own class, in which the parameter is a property; the state dict has the tensors from which
+the property is computed.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ def is_parametrized(module: Module, tensor_name: str | None = None) -> bool:
 
 
 def remove_parametrizations(module: Any, tensor_name: str, leave_parametrized: bool = True) -> Any:
-    """Make a parameter a plain one again, with its computed value or, with ``leave_parametrized=False``, its original value."""
+    """Turn a computed parameter back into a plain one with its computed value or, if not ``leave_parametrized``, its original value."""
     if not is_parametrized(module, tensor_name):
         raise ValueError(message("remove_parametrizations", f"{tensor_name!r} of {type(module).__name__} must be parametrized"))
     originals = module.parametrizations[tensor_name].originals()
@@ -125,7 +125,7 @@ def remove_parametrizations(module: Any, tensor_name: str, leave_parametrized: b
 
 
 class WeightNorm(Module):
-    """Computes ``g * v / |v|``; norms are per slice along ``dim``, or of the whole tensor with ``None``."""
+    """Computes ``g * v / |v|``; norms are per slice along ``dim``, or of the whole tensor with ``dim=None``."""
 
     def __init__(self, dim: int | None = 0):
         super().__init__()
@@ -146,7 +146,7 @@ class WeightNorm(Module):
 
 
 def weight_norm(module: Module, name: str = "weight", dim: int | None = 0) -> Module:
-    """Compute a parameter as ``g * v / |v|`` from ``weight_g`` and ``weight_v``; norms are per slice along ``dim``, or total with ``None``.
+    """Make a parameter ``g * v / |v|`` of ``weight_g`` and ``weight_v``; norms are per slice along ``dim``, or total with ``None``.
 
     >>> from netcl import nn
     >>> [(key, value.shape) for key, value in weight_norm(nn.Linear(3, 2)).state_dict().items()]
@@ -160,7 +160,7 @@ def weight_norm(module: Module, name: str = "weight", dim: int | None = 0) -> Mo
 
 
 def remove_weight_norm(module: Module, name: str = "weight") -> Module:
-    """Make a parameter of :func:`weight_norm` a plain one again, with its current value."""
+    """Turn a parameter of :func:`weight_norm` back into a plain one with its current value; returns the module."""
     return _removed(module, name, ("_g", "_v"), "remove_weight_norm")
 
 
@@ -182,7 +182,7 @@ def _unit(x: Tensor, eps: float) -> Tensor:
 
 
 class SpectralNorm(Module):
-    """Divides a weight by its largest singular value, given by ``u`` and ``v``; in training, power iterations refine them in place.
+    """Divides a weight by its largest singular value, estimated with ``u`` and ``v``; in training, power iterations refine both in place.
 
     ``older`` is torch's older form, which starts from random vectors and updates ``v`` before ``u``.
     """
@@ -222,13 +222,13 @@ class SpectralNorm(Module):
 
 
 def spectral_form(module: Module, name: str, rounds: int, eps: float, dim: int | None, older: bool = False) -> SpectralNorm:
-    """Return the :class:`SpectralNorm` by ``rounds`` power iterations; matrix rows are axis ``dim``, by default 0 (1 if transposed)."""
+    """Make the :class:`SpectralNorm` of a parameter; its matrix has axis ``dim`` as rows, by default 0 (1 for a transposed layer)."""
     axis = dim if dim is not None else int(getattr(module, "transposed", False))
     return SpectralNorm(getattr(module, name).detach(), rounds, axis, eps, older)
 
 
 def spectral_norm(module: Module, name: str = "weight", n_power_iterations: int = 1, eps: float = 1e-12, dim: int | None = None) -> Module:
-    """Compute a parameter as ``weight_orig`` divided by its largest singular value, which power iterations in training approximate.
+    """Make a parameter ``weight_orig`` divided by its largest singular value, which power iterations in training approximate.
 
     >>> from netcl import nn
     >>> list(spectral_norm(nn.Linear(3, 2)).state_dict())
@@ -248,5 +248,5 @@ def spectral_norm(module: Module, name: str = "weight", n_power_iterations: int 
 
 
 def remove_spectral_norm(module: Module, name: str = "weight") -> Module:
-    """Make a parameter of :func:`spectral_norm` a plain one again, with its current value."""
+    """Turn a parameter of :func:`spectral_norm` back into a plain one with its current value; returns the module."""
     return _removed(module, name, ("_orig", "_u", "_v"), "remove_spectral_norm")
