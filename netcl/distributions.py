@@ -225,7 +225,7 @@ class Independent(Distribution):
 
 
 def kl_divergence(p: Distribution, q: Distribution) -> Tensor:
-    """Return the Kullback-Leibler divergence of two normal, categorical or Bernoulli distributions, or ``Independent`` ones of these."""
+    """Return the Kullback-Leibler divergence of two normal, categorical or Bernoulli distributions, or ``Independent`` forms of these."""
     if isinstance(p, Normal) and isinstance(q, Normal):
         ratio = (p.scale / q.scale).square()
         return (ratio + ((p.loc - q.loc) / q.scale).square() - 1 - ratio.log()) * 0.5

@@ -145,7 +145,7 @@ def imag(input: Any) -> Tensor:
 
 
 def conj(input: Any) -> Any:
-    """Return the complex conjugate; a real tensor is returned as it is."""
+    """Return the complex conjugate; a real tensor is returned unchanged."""
     return input.conj() if isinstance(input, Complex) else input
 
 
@@ -220,9 +220,9 @@ def _transform_function(name: str, forward: bool, kind: str, what: str) -> Calla
 
 
 for _end in ("", "2", "n"):
-    for _head, _how in {"fft": (True, "cc", "The transform"), "ifft": (False, "cc", "The inverse transform"),
-                        "rfft": (True, "rc", "The first half of the transform of real numbers"),
-                        "irfft": (False, "cr", "The real numbers whose transform begins with the input")}.items():  # fmt: skip
+    for _head, _how in {"fft": (True, "cc", "Return the Fourier transform"), "ifft": (False, "cc", "Return the inverse Fourier transform"),
+                        "rfft": (True, "rc", "Return the first half of the Fourier transform of real numbers"),
+                        "irfft": (False, "cr", "Return the real numbers whose transform begins with the input")}.items():  # fmt: skip
         globals()[_head + _end] = _transform_function(_head + _end, *_how)
 
 
@@ -258,7 +258,7 @@ def fftshift(input: Any, dim: Any = None) -> Any:
 
 
 def ifftshift(input: Any, dim: Any = None) -> Any:
-    """The inverse of :func:`fftshift`."""
+    """Return the input with the zero frequency moved back from the middle: the inverse of :func:`fftshift`."""
     return _shift_spectrum(input, dim, -1)
 
 

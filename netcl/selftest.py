@@ -1,4 +1,4 @@
-"""Every row of the op table, proved on a device: the checks behind ``netcl selftest`` and behind the tests.
+"""Checks of every row of the op table on a device, for ``netcl selftest`` and the tests.
 
 A row carries samples and a reference: NumPy's function, or the op itself on the NumPy backend in float64. Nothing here knows an op by
 name. Forward values are compared with the reference in float64; gradients by inner products: ``<w, J v>`` of the *reference*, by
@@ -114,7 +114,7 @@ def _with_arrays(value: Any, floats: Callable[[np.ndarray], Any], others: Callab
 
 
 def _rounded(values: Any, dtype: str) -> Any:
-    """Return values as a tensor of ``dtype`` would hold them, so that the reference sees what the device sees."""
+    """Return values rounded to ``dtype``, so that the reference gets the same inputs as the device."""
     row = dtypes.DTYPES[dtype]
     return _with_arrays(values, lambda array: dtypes.decode(dtypes.encode(array, row), row))
 
@@ -123,7 +123,7 @@ def _rounded(values: Any, dtype: str) -> Any:
 
 
 def _sent_to_device(value: Any, handle: DeviceHandle, dtype: str | None, requires_grad: bool = False) -> Any:
-    """Return an argument with its arrays as tensors on a device, those of floats in ``dtype``."""
+    """Return an argument with its arrays as tensors on a device; arrays of floats get the dtype ``dtype``."""
     place = partial(Tensor.from_host, handle.queue)
     return _with_arrays(value, lambda array: place(array, dtype, requires_grad=requires_grad), place)
 

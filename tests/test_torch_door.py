@@ -307,7 +307,7 @@ def test_process_groups_and_wrapped_models(installed):
         RuntimeError, match=r"\[init_process_group\] world_size must be the number of ranks .*; world_size=3, .*mpiexec -n 3"
     ):
         dist.init_process_group("nccl", world_size=3, rank=0)
-    with pytest.raises(RuntimeError, match=r"rank the one of this process; world_size=1, started=1, rank=1"):
+    with pytest.raises(RuntimeError, match=r"rank that of this process; world_size=1, started=1, rank=1"):
         dist.init_process_group("gloo", world_size=1, rank=1)
     dist.init_process_group("gloo")
     total = torch.tensor([2.0])

@@ -1,4 +1,4 @@
-"""autocast: a block in which ops run on halves if the ``amp`` column of their row allows it.
+"""autocast: a block in which ops run in half precision if the ``amp`` column of their row allows it.
 
 ``half`` rows (products, convolutions, attention) get float16 or bfloat16 inputs, ``float`` rows (exponentials, losses, long
 sums) get float32, ``keep`` rows keep the dtype of their inputs. Parameters stay float32: the tape records each cast, so their
@@ -50,13 +50,13 @@ _warned = False
 
 
 class autocast(ContextDecorator):
-    """Run matmul, convolution and attention in half precision, and ops that need a large range in float32: ``with autocast(): ...``.
+    """Runs matmul, convolution and attention in half precision, and ops that need a large range in float32: ``with autocast(): ...``.
 
     A context manager and a decorator; blocks nest (``autocast(enabled=False)`` switches it off inside), and each thread and
     asyncio task has its own. Only the forward pass belongs inside: backward uses the recorded dtypes. ``float16`` needs a
     :class:`~netcl.amp.grad_scaler.GradScaler`; ``bfloat16`` has the range of float32 and does not.
 
-    Halves are *stored* on every device. A device without half arithmetic computes in float32; a warning reports this once per
+    Every device stores half values. A device without half arithmetic computes in float32; a warning reports this once per
     process.
 
     >>> from netcl import autograd as ag
@@ -97,7 +97,7 @@ def is_autocast_enabled() -> bool:
 
 
 def get_autocast_dtype() -> str | None:
-    """Return the dtype of the innermost ``autocast`` block of this thread or asyncio task; ``None`` where it is off."""
+    """Return the dtype of the innermost ``autocast`` block of this thread or asyncio task; ``None`` without a block or if it is off."""
     block = autocast_block.get()
     return None if block is None else block.dtype
 
@@ -145,7 +145,7 @@ def master_param(parameter: Tensor) -> Tensor:
 
 
 def cast_arguments(policy: Literal["half", "float"], args: Sequence[Any], kwargs: Any) -> tuple[Sequence[Any], dict[str, Any]]:
-    """Return the arguments of an op with its float tensors in the dtype that its row requires inside this block."""
+    """Return the arguments of an op with float tensors cast to the dtype of the block (policy ``half``) or to float32 (``float``)."""
     half = get_autocast_dtype()
     if half is None:  # a block that is off
         return args, kwargs

@@ -46,12 +46,12 @@ class GradScaler:
 
     - **init_scale**: the first factor. Powers of two change no digit of a gradient.
     - **growth_factor**, **growth_interval**: after ``growth_interval`` good steps in a row the scale grows by ``growth_factor``.
-    - **backoff_factor**: what an overflow multiplies the scale by. The step is not taken: parameters, optimizer state and the
-      number of steps stay as they were.
+    - **backoff_factor**: multiplies the scale after an overflow. The step is skipped: parameters, optimizer state and the
+      number of steps do not change.
     - **enabled**: ``False`` makes every method act without a scale.
 
     One pass checks all gradients, and its result stays on the device. Reading ``scale`` or
-    ``state_dict()`` waits for it; a training loop need not.
+    ``state_dict()`` waits for the device; a training loop need not read them.
 
     >>> from netcl.optim import SGD
     >>> w = Tensor.from_host([1.0], requires_grad=True)
@@ -85,7 +85,7 @@ class GradScaler:
         return loss * self._on(loss).scale if self._is_enabled() else loss
 
     def unscale_grads(self, optimizer: Any, params: Iterable[Tensor] | None = None) -> None:
-        """Divide the gradients by the scale, in place, to look at or clip them before :meth:`step`.
+        """Divide the gradients by the scale, in place, to inspect or clip them before :meth:`step`.
 
         ``params`` are the parameters whose gradients are divided; by default all of the optimizer's.
         """
@@ -156,11 +156,11 @@ class GradScaler:
 
     @property
     def found_inf(self) -> Tensor | None:
-        """1 if the last check saw a gradient that is not finite, else 0: a 0-d tensor on the device; ``None`` before a check."""
+        """1 if the last check found a gradient that is not finite, else 0: a 0-d tensor on the device; ``None`` before a check."""
         return next(iter(self._found.values()), None)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return everything a resumed run needs, as plain numbers; waits for the device."""
+        """Return the scale and the settings as plain numbers, to resume a run; waits for the device."""
         streak = next(iter(self._devices.values())).streak.item() if self._devices else self._start[1]
         return {"scale": self.scale, "growth_factor": self.growth_factor, "backoff_factor": self.backoff_factor,
                 "growth_interval": self.growth_interval, "growth_tracker": int(streak), "enabled": self.enabled}  # fmt: skip
@@ -206,13 +206,12 @@ class GradScaler:
 
 
 def _check_scale(scale: float, growth: float, backoff: float, interval: int) -> None:
-    for name, value, fine in (
-        ("init_scale", scale, _LEAST <= scale < 2.0**128), ("growth_factor", growth, growth > 1),
-        ("backoff_factor", backoff, 0 < backoff < 1), ("growth_interval", interval, interval >= 1),
+    for name, value, fine, limits in (
+        ("init_scale", scale, _LEAST <= scale < 2.0**128, "from 2**-100 to 2**128"), ("growth_factor", growth, growth > 1, "above 1"),
+        ("backoff_factor", backoff, 0 < backoff < 1, "between 0 and 1"), ("growth_interval", interval, interval >= 1, "at least 1"),
     ):  # fmt: skip
         if not fine:
-            remedy = "init_scale: 2**-100 to 2**128, growth_factor: above 1, backoff_factor: between 0 and 1, growth_interval: 1 or more"
-            raise ValueError(message("GradScaler", f"{name} must be in its range", remedy, **{name: repr(value)}))
+            raise ValueError(message("GradScaler", f"{name} must be {limits}", **{name: repr(value)}))
 
 
 def _scaled_gradients(optimizer: Any, params: Iterable[Tensor] | None) -> list[Tensor]:

@@ -1,4 +1,4 @@
-"""ONNX models at inference: sessions with the interface of onnxruntime, on OpenCL devices."""
+"""Inference with ONNX models: sessions with the interface of onnxruntime, on OpenCL devices."""
 
 from netcl.onnx.session import GraphOptimizationLevel, InferenceSession, IOBinding, NodeArg, SessionOptions, get_available_providers
 

@@ -51,7 +51,7 @@ class ChainMatch(NamedTuple):
 
 
 def rewritten(body: GraphBody) -> tuple[GraphBody, Counter[str]]:
-    """Return a graph that computes the same with fewer nodes, and how often each rewrite was applied."""
+    """Return a graph that computes the same results with fewer nodes, and how often each rewrite was applied."""
     done: Counter[str] = Counter()
     for node in body.nodes:
         for name, inner in node.attributes.items():
@@ -285,7 +285,7 @@ def _run_chain(nodes: Sequence[OnnxNode], known: dict[str, Any]) -> Any:
 
 
 def _quantized_product(chains: _Chains, found: ChainMatch, root: OnnxNode) -> OnnxNode | None:
-    """Return a node that runs ``QLinearMatMul`` or ``QLinearConv`` if integers are preferred, else the chain; ``None`` if it cannot."""
+    """Return a node that runs ``QLinearMatMul`` or ``QLinearConv`` if integers are preferred, else the chain. May be ``None``."""
     inside, values = chains.in_order(found), found.values
     names = [values[name] for name in ("a", "A", "za", "b", "sb", "zb", "Y", "zy", "c", "sc", "zc") if name in values]
     left, right = (next(node for node in inside if node.inputs[0] == values[name]) for name in "ab")

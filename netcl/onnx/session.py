@@ -1,7 +1,7 @@
 """``InferenceSession``: an ONNX file on an OpenCL device, with the interface of onnxruntime's class.
 
 The first run with a set of input shapes is eager, the second is recorded, later ones are replayed. Control flow over computed values
-stays eager; over a number that is an input, there is a recording per number.
+stays eager; control flow over an input number gets a recording per value.
 """
 
 from __future__ import annotations
@@ -50,11 +50,11 @@ _OPTIONS: dict[str, tuple[Any, str]] = {
 }
 _LEVELS = {"ORT_DISABLE_ALL": 0, "ORT_ENABLE_BASIC": 1, "ORT_ENABLE_EXTENDED": 2, "ORT_ENABLE_LAYOUT": 3, "ORT_ENABLE_ALL": 99}
 GraphOptimizationLevel = IntEnum("GraphOptimizationLevel", _LEVELS)  # type: ignore[misc]
-GraphOptimizationLevel.__doc__ = "``ORT_DISABLE_ALL`` runs a graph as it is in the file, every other level folds and fuses."
+GraphOptimizationLevel.__doc__ = "``ORT_DISABLE_ALL`` runs the graph of the file unchanged; all other levels fold constants and fuse nodes."
 
 
 class SessionOptions:
-    """Options: rewrites (``graph_optimization_level``) and replay (``enable_mem_pattern``). Others must keep their defaults."""
+    """Session options: ``graph_optimization_level`` for rewrites, ``enable_mem_pattern`` for replay. Others must keep their defaults."""
 
     graph_optimization_level: int
     enable_mem_pattern: bool
@@ -65,7 +65,7 @@ class SessionOptions:
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name not in _OPTIONS:
-            raise AttributeError(message("SessionOptions", "the option must be a known one", f"known: {', '.join(_OPTIONS)}", option=name))
+            raise AttributeError(message("SessionOptions", "unknown option", f"known: {', '.join(_OPTIONS)}", option=name))
         value, (default, reason) = getattr(value, "value", value), _OPTIONS[name]  # of an enumeration, onnxruntime's too
         if reason and value != default:
             raise ValueError(message("SessionOptions", f"{name} must have its default value {default!r}", reason, given=value))
@@ -92,7 +92,7 @@ class NodeArg(NamedTuple):
 
 
 def node_arg(entry: Any) -> NodeArg:
-    """The name, type, shape and dtype that a ``ValueInfoProto`` declares."""
+    """Return the name, type, shape and dtype that a ``ValueInfoProto`` declares."""
     plain, kind = entry.type.HasField("tensor_type"), entry.type.sequence_type.elem_type.tensor_type
     code = entry.type.tensor_type.elem_type if plain else kind.elem_type
     text = f"tensor({library().TensorProto.DataType.Name(code).lower()})"
@@ -138,7 +138,7 @@ class InferenceSession:
         sizes = self._options.free_dimensions
         known = {size for _, shape in inputs.values() for size in shape or () if isinstance(size, str)}
         if absent := sizes.keys() - known:
-            what = "an overridden dimension must be a symbolic one of the inputs"
+            what = "an overridden dimension must be a symbolic dimension of the inputs"
             raise ValueError(message(SESSION, what, dimensions=sorted(absent), known=sorted(known)))
         inputs = {name: (dtype, shape and [sizes.get(size, size) for size in shape]) for name, (dtype, shape) in inputs.items()}
         entries = [node_arg(entry) for entry in proto.graph.input if entry.name in inputs]
@@ -155,20 +155,20 @@ class InferenceSession:
         self._lock = threading.Lock()
 
     def get_inputs(self) -> list[NodeArg]:
-        """The inputs that a run needs, in the order of the file."""
+        """Return the inputs that a run needs, in the order of the file."""
         return list(self._inputs.values())
 
     def get_outputs(self) -> list[NodeArg]:
-        """The outputs, in the order of the file."""
+        """Return the outputs, in the order of the file."""
         return list(self._outputs.values())
 
     def get_providers(self) -> list[str]:
-        """Return a list of the provider that runs the model."""
+        """Return a list with the one provider that runs the model."""
         return [_ON_NUMPY if isinstance(self.model.queue, CPUQueue) else _ON_OPENCL]
 
     @property
     def plans(self) -> dict[tuple[tuple[int, ...], ...], str]:
-        """Map the input shapes of past runs to how the next run executes: ``"replay"``, ``"record"``, or the reason why it is eager."""
+        """The mode of the next run by input shapes of past runs: ``"replay"``, ``"record"``, or the reason why it is eager."""
         return {tuple(shape for shape, *_ in key): "replay" if isinstance(x, Graph) else x or "record" for key, x in self._plans.items()}
 
     @property
@@ -244,7 +244,7 @@ class InferenceSession:
 
     def _tensors(self, feed: Mapping[str, Any]) -> list[Any]:
         if missing := self._inputs.keys() - feed.keys():
-            raise ValueError(message(SESSION, "inputs must be given", f"it takes: {', '.join(self._inputs)}", missing=sorted(missing)))
+            raise ValueError(message(SESSION, "all inputs must be given", f"it takes: {', '.join(self._inputs)}", missing=sorted(missing)))
         made = {name: self.tensor(name, x) for name, x in feed.items()}
         return [made[name] for name in self._inputs]
 
@@ -311,9 +311,9 @@ class IOBinding:
         self.outputs[self._session.output(name).name] = tensor
 
     def get_outputs(self) -> list[Any]:
-        """The results of the last run, as tensors in the order of binding."""
+        """Return the results of the last run, as tensors in the order of binding."""
         return list(self.results.values())
 
     def copy_outputs_to_cpu(self) -> list[Any]:
-        """The results of the last run, as arrays in the order of binding."""
+        """Return the results of the last run, as arrays in the order of binding."""
         return [self._session.array(name, x) for name, x in self.results.items()]

@@ -53,7 +53,7 @@ class LayerwiseOptimizer(FormulaOptimizer):
         return compiled_formula(kind, kind.move)
 
     def _structure(self, state: Mapping[Tensor, Any]) -> tuple[Any, ...]:
-        """Return the dependencies of a recorded step, with the options that :meth:`refine` may read: a replay uses their recorded values."""
+        """Return the dependencies of a recorded step, with the options that :meth:`refine` may read: a replay uses recorded values."""
         read = [name for name in self.formula.options if name not in ("lr", "momentum", "betas")]
         return *super()._structure(state), *[group[name] for group in self.param_groups for name in read]
 

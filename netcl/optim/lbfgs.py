@@ -203,7 +203,7 @@ def _loaded(p: Tensor, name: str, value: Any) -> Any:
 
 
 def _cubic(a: Point, b: Point, bounds: tuple[float, float] | None = None) -> float:
-    """Return the minimum of the cubic through two points and their slopes, clipped to ``bounds``; if there is none, the middle of ``bounds``.
+    """Return the minimum of the cubic through two points and their slopes, clipped to ``bounds``; if none exists, their middle.
 
     See Nocedal & Wright, equation 3.59.
     """

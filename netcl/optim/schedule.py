@@ -68,7 +68,7 @@ class Described:
 
 
 class Scheduler(Described):
-    """Sets the learning rate of every group, once at the start and then at each :meth:`step`.
+    """Base class of schedulers, which set the learning rate of every group at the start and at each :meth:`step`.
 
     A subclass defines :meth:`rates`. ``last_epoch`` counts the steps; to resume, load the state of optimizer and scheduler.
     """
@@ -100,7 +100,7 @@ class Scheduler(Described):
         return [group["lr"] for group in self.groups]
 
     def step(self) -> None:
-        """Advance by one step (or epoch, whatever the schedule counts)."""
+        """Advance by one step (or epoch, depending on the unit of the schedule)."""
         recording.again(self._advance)
 
     def restart(self) -> None:
@@ -171,7 +171,7 @@ class StepLR(Scheduler):
 
 
 class MultiStepLR(Scheduler):
-    """Multiplies the learning rate by ``gamma`` at each of the ``milestones`` (twice if it is listed twice)."""
+    """Multiplies the learning rate by ``gamma`` at each of the ``milestones`` (twice if a milestone is listed twice)."""
 
     def __init__(self, optimizer: Optimizer, milestones: Iterable[int], gamma: float = 0.1, last_epoch: int = -1):
         self.milestones, self.gamma = sorted(milestones), gamma
@@ -182,7 +182,7 @@ class MultiStepLR(Scheduler):
         return [lr * self.gamma**times for lr in self.present()] if times else self.present()
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Continue from a :meth:`state_dict`; milestones may be a dict of counts, as in torch's."""
+        """Continue from a :meth:`state_dict`; milestones may be a dict of counts, as in torch."""
         super().load_state_dict(state_dict)
         if isinstance(self.milestones, Mapping):
             self.milestones = sorted(Counter({int(at): times for at, times in self.milestones.items()}).elements())
@@ -501,7 +501,7 @@ def _phases(total: int, pct_start: float, three: bool) -> list[list[Any]]:
 
 
 class _Several(Scheduler):
-    """A scheduler made of several others of the same optimizer; its state includes theirs."""
+    """Base class of schedulers that combine several others of one optimizer; the state includes that of each."""
 
     _not_saved = ("optimizer", "_schedulers")
 
@@ -536,7 +536,7 @@ class _Several(Scheduler):
 
 
 class ChainedScheduler(_Several):
-    """Several schedulers at once: each acts on the learning rate the one before it has set."""
+    """Several schedulers at once: each changes the learning rate that the previous one has set."""
 
     def __init__(self, schedulers: Sequence[Scheduler], optimizer: Optimizer | None = None):
         if not schedulers:
@@ -625,7 +625,7 @@ class ReduceLROnPlateau(Described):
         return value < self.best - self.threshold if self.mode == "min" else value > self.best + self.threshold
 
     def step(self, metrics: Any) -> None:
-        """Count an epoch with its metric, a number or a tensor with one element, and reduce the rates if that is due."""
+        """Count an epoch with its metric, a number or a tensor with one element, and reduce the rates on a plateau."""
         value = float(metrics)
         self.last_epoch += 1
         better = self._is_better(value)

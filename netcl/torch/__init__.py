@@ -1,4 +1,4 @@
-"""Run PyTorch scripts on OpenCL devices: ``python -m netcl.torch script.py arguments`` answers ``import torch`` with netcl.
+"""Run PyTorch scripts on OpenCL devices: with ``python -m netcl.torch script.py arguments``, ``import torch`` imports netcl.
 
 Importing this package changes nothing. :func:`install` puts modules named ``torch`` and ``torchvision`` into ``sys.modules``,
 :func:`uninstall` removes them, :func:`run` does both around a script. ``"cuda"`` is the best OpenCL device (``NETCL_DEVICE`` chooses

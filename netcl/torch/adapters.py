@@ -73,7 +73,7 @@ class GradScaler(Scaler):
 
 
 def compile(model: Any = None, **options: Any) -> Any:
-    """``torch.compile``: functions are recorded and replayed, modules are returned as they are. Options are ignored."""
+    """``torch.compile``: functions are recorded and replayed, modules are returned unchanged. Options are ignored."""
     return compile if model is None else model if isinstance(model, Module) else compile_function(model)
 
 

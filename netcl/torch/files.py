@@ -1,7 +1,7 @@
 """``torch.save``, ``torch.load`` and ``torch.serialization``, without pickle.
 
-State dicts and nestings of plain values and tensors are files that PyTorch reads. A whole module is a file of ``netcl.save``: the name of
-its class, the arguments of its constructor and its weights; loading it needs its classes, as ``torch.load(weights_only=True)`` does.
+State dicts and nested tensors or plain values become files that PyTorch reads. A whole module becomes a file of ``netcl.save``: its
+class name, constructor arguments and weights; loading it requires its classes, as ``torch.load(weights_only=True)`` does.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def _tensors_of_file(value: Any) -> Iterator[Tensor]:
 
 
 def save(obj: Any, f: Any, *unused: Any, **options: Any) -> None:
-    """``torch.save`` to a path or a file. If all tensors are on an OpenCL device, the archive is marked so for :func:`load`."""
+    """``torch.save`` to a path or a file. If all tensors are on an OpenCL device, :func:`load` puts them on "cuda" by default."""
     if not isinstance(f, str | os.PathLike):
         with tempfile.TemporaryDirectory() as folder:
             save(obj, path := Path(folder, "state.pt"))

@@ -1,4 +1,4 @@
-"""The modules that answer ``import torch`` and ``import torchvision``: a table of where each finds its names."""
+"""The modules that answer ``import torch`` and ``import torchvision``: a table of the netcl modules that provide their names."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ def _init(backend: Any = None, init_method: Any = None, timeout: Any = None, wor
     world = distributed.world()
     expected = world_size if world_size > 0 else int(env.raw("WORLD_SIZE") or world.size)
     if expected != world.size or rank not in (-1, world.rank):
-        what = "world_size must be the number of ranks that MPI started, and rank the one of this process"
+        what = "world_size must be the number of ranks that MPI started, and rank that of this process"
         remedy = f"start the ranks with mpiexec: mpiexec -n {expected} python -m netcl.torch script.py"
         raise RuntimeError(message("init_process_group", what, remedy, world_size=expected, started=world.size, rank=rank))
     _group[:] = [world]

@@ -1,4 +1,4 @@
-"""The names of torch that a script uses and netcl lacks, read off its syntax tree without running it."""
+"""Finds the names of torch that a script uses and netcl lacks, in its syntax tree, without running it."""
 
 from __future__ import annotations
 

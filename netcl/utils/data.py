@@ -32,7 +32,7 @@ __all__ += datapipes.__all__
 
 
 def default_convert(value: Any) -> Any:
-    """Return ``value`` with a tensor for every array in it."""
+    """Return ``value`` with every array in it converted to a tensor."""
     return map_arrays(Tensor.from_host, value)
 
 

@@ -1,4 +1,4 @@
-"""torchvision by its names: datasets of images, transforms, grids, models. Images that are not tensors need Pillow (extra ``vision``)."""
+"""torchvision's image datasets, transforms, grids and models, by its names. Images that are not tensors need Pillow (extra ``vision``)."""
 
 from __future__ import annotations
 

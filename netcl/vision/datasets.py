@@ -65,9 +65,9 @@ class VisionDataset(Dataset):
 
 
 class DatasetFolder(VisionDataset):
-    """Files in a folder per class: ``root/class/.../file``. Classes are sorted by name; empty ones raise unless ``allow_empty``.
+    """Files in a folder per class: ``root/class/.../file``. Classes are sorted by name; empty classes raise unless ``allow_empty``.
 
-    - **loader**: makes a sample of a path; **extensions** or **is_valid_file**: which files are samples.
+    - **loader**: loads a sample from a path; **extensions** or **is_valid_file**: which files are samples.
     """
 
     def __init__(
@@ -152,7 +152,7 @@ class FakeData(VisionDataset):
 
 
 class _Bundle(VisionDataset):
-    """A set of small images in a few files, held in memory."""
+    """Base class of datasets of small images that are stored in a few files and held in memory."""
 
     data: Any
     targets: Any

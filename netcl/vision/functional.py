@@ -25,7 +25,7 @@ _GRAY = (np.float32(0.2989), np.float32(0.587), np.float32(0.114))  # shares of 
 
 
 class InterpolationMode(Enum):
-    """How values between pixels are computed; ``BOX``, ``HAMMING`` and ``LANCZOS`` are for PIL images only."""
+    """Methods to compute values between pixels; ``BOX``, ``HAMMING`` and ``LANCZOS`` are for PIL images only."""
 
     NEAREST, NEAREST_EXACT, BILINEAR, BICUBIC = "nearest", "nearest-exact", "bilinear", "bicubic"
     BOX, HAMMING, LANCZOS = "box", "hamming", "lanczos"
@@ -89,7 +89,7 @@ def _pixel_array(image: Any) -> np.ndarray:
 
 
 def pil_to_tensor(pic: Any) -> Tensor:
-    """Convert a PIL image to a tensor of its values."""
+    """Convert a PIL image to a tensor (channels, height, width) with the same values."""
     if not is_pil(pic):
         raise TypeError(message("pil_to_tensor", "pic must be a PIL image", given=type(pic).__name__))
     return host_tensor(_pixel_array(pic))
@@ -124,7 +124,7 @@ def to_pil_image(pic: Any, mode: str | None = None) -> Any:
 
 
 def convert_image_dtype(image: Any, dtype: Any = "float32") -> Tensor:
-    """Convert values to another dtype and scale them: 0..255 of bytes become 0..1 of floats."""
+    """Convert values to another dtype and scale them: bytes from 0 to 255 become floats from 0 to 1."""
     if not isinstance(image, Tensor):
         what = "the image must be a tensor"
         raise TypeError(message("convert_image_dtype", what, "put ToImage() or PILToTensor() before it", given=type(image).__name__))
@@ -430,7 +430,7 @@ def invert(img: Any) -> Any:
 
 
 def gaussian_blur(img: Any, kernel_size: Any, sigma: Any = None) -> Any:
-    """Blur with a Gaussian kernel of odd ``kernel_size`` and standard deviation ``sigma``, both (x, y)."""
+    """Blur with a Gaussian kernel of odd ``kernel_size`` and standard deviation ``sigma``; each is one number or (x, y)."""
     sizes = as_pair(kernel_size)
     sigmas = [0.15 * n + 0.35 for n in sizes] if sigma is None else [sigma] * 2 if isinstance(sigma, int | float) else as_pair(sigma)
     if any(n % 2 == 0 or n < 1 for n in sizes) or min(sigmas) <= 0:

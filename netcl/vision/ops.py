@@ -91,7 +91,7 @@ def batched_nms(boxes: Tensor, scores: Tensor, idxs: Tensor, iou_threshold: floa
     return Tensor.from_host(boxes.queue, kept[np.argsort(-values[kept], kind="stable")])
 
 
-Permute = layer_class(globals(), "Permute(dims: Sequence[int])", "ag.permute(x, dims)", "The axes in another order.",
+Permute = layer_class(globals(), "Permute(dims: Sequence[int])", "ag.permute(x, dims)", "Permutes the axes to the order ``dims``.",
                       "Permute((1, 0))(np.ones((2, 3), np.float32)).shape", "(3, 2)")  # fmt: skip
 
 

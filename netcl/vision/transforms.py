@@ -52,7 +52,7 @@ class Transform:
 
 
 def _class_of(name: str, function: Callable[..., Any], probability: float | None = None, **renamed: str) -> Any:
-    """Return a transform class that calls ``function``. It takes the same arguments, some ``renamed``, and ``p`` with ``probability``."""
+    """Return a transform class that calls ``function``, with its arguments, some ``renamed``; ``probability`` is the default of ``p``."""
     known = list(inspect.signature(function).parameters.values())[1:]
     taken = [p.replace(name=renamed.get(p.name, p.name), kind=p.POSITIONAL_OR_KEYWORD) for p in known]
     if probability is not None:
@@ -69,7 +69,7 @@ def _class_of(name: str, function: Callable[..., Any], probability: float | None
             return image
         return function(image, **{p.name: getattr(self, renamed.get(p.name, p.name)) for p in known})
 
-    doc = f"{inspect.getdoc(function)}{'' if probability is None else ' With probability ``p``.'}"
+    doc = f"{inspect.getdoc(function)}{'' if probability is None else ' Applied with probability ``p``.'}"
     members = {"__init__": init, "forward": forward, "__signature__": signature, "__doc__": doc, "__module__": __name__}
     return type(name, (Transform,), members)
 
@@ -202,7 +202,7 @@ class RandomResizedCrop(Transform):
 
     @staticmethod
     def get_params(img: Any, scale: Sequence[float], ratio: Sequence[float]) -> tuple[int, int, int, int]:
-        """Return top, left, height and width of a random window; the center if none of ten draws fits."""
+        """Return top, left, height and width of a random window; a centered window if none of ten draws fits."""
         _, rows, columns = F.get_dimensions(img)
         for _ in range(10):
             area, shape = rows * columns * rng().uniform(*scale), math.exp(rng().uniform(*map(math.log, ratio)))

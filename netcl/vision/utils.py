@@ -1,4 +1,4 @@
-"""``torchvision.utils`` by its names: grids of images, and images as files."""
+"""``torchvision.utils`` by its names: grids of images, and image files."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def make_grid(
     tensor: Any, nrow: int = 8, padding: int = 2, normalize: bool = False, value_range: tuple[float, float] | None = None,
     scale_each: bool = False, pad_value: float = 0.0,
 ) -> Tensor:  # fmt: skip
-    """Return images (batch, channels, height, width), or a list of them, as one image with ``nrow`` in a row.
+    """Return images (batch, channels, height, width), or a list of them, as one image with ``nrow`` images per row.
 
     ``normalize`` scales values to 0..1 from ``value_range``, by default the range of all images or, with ``scale_each``, of each image.
 
@@ -44,7 +44,7 @@ def make_grid(
 
 
 def save_image(tensor: Any, fp: Any, format: str | None = None, **options: Any) -> None:
-    """Write :func:`make_grid` of ``tensor``, values 0..1, to a path or a file."""
+    """Write the grid of ``tensor`` (see :func:`make_grid`), with values from 0 to 1, to a path or a file."""
     grid = make_grid(tensor, **options).to_host()
     pixels = np.clip(grid * 255 + 0.5, 0, 255).astype(np.uint8)
     functional.pillow().fromarray(np.ascontiguousarray(np.moveaxis(pixels, 0, -1))).save(fp, format=format)

@@ -199,9 +199,15 @@ def test_half_parameters_with_masters(device):
 
 
 def test_options_are_checked():
-    for options in ({"init_scale": 0.0}, {"growth_factor": 1.0}, {"backoff_factor": 1.0}, {"growth_interval": 0}):
-        with pytest.raises(ValueError, match=rf"\[GradScaler\] {next(iter(options))} must be in its range"):
-            GradScaler(**options)
+    rules = {
+        "init_scale": (0.0, "from"),
+        "growth_factor": (1.0, "above 1"),
+        "backoff_factor": (1.0, "between 0 and 1"),
+        "growth_interval": (0, "at least 1"),
+    }
+    for name, (value, rule) in rules.items():
+        with pytest.raises(ValueError, match=rf"\[GradScaler\] {name} must be {rule}"):
+            GradScaler(**{name: value})
     assert optim.AMPGradScaler is GradScaler
     off = GradScaler(enabled=False)
     loss = Tensor.ones(())

@@ -96,7 +96,7 @@ def test_outputs_are_chosen_by_name():
 @pytest.mark.parametrize(
     ("names", "feed", "kind", "text"),
     [
-        (None, {}, ValueError, "inputs must be given; missing=['x']; it takes: x"),
+        (None, {}, ValueError, "all inputs must be given; missing=['x']; it takes: x"),
         (None, {"x": rand(2, 3), "k": 1}, ValueError, "the model has no such input; input='k'; it takes: x"),
         (["q"], {"x": rand(2, 3)}, ValueError, "the model has no such output; output='q'; there are: y, z"),
         (None, {"x": np.ones((2, 3))}, DtypeError, "input 'x' must have dtype float32 (tensor(float)), got float64"),
@@ -207,7 +207,7 @@ def test_options_with_a_meaning_are_taken_and_others_refused():
     options.add_free_dimension_override_by_name("batch", 2)
     with pytest.raises(ValueError, match="OpenCL runtime owns the threads"):
         options.intra_op_num_threads = 4
-    with pytest.raises(AttributeError, match="the option must be a known one"):
+    with pytest.raises(AttributeError, match="unknown option"):
         options.threads = 4
     session = nonnx.InferenceSession(mlp(), options)
     assert session.get_inputs()[0].shape == [2, 3] and not session.rewrites
@@ -217,7 +217,7 @@ def test_options_with_a_meaning_are_taken_and_others_refused():
     with pytest.raises(ShapeError, match=r"must have shape \(2, 3\)"):
         session.run(None, {"x": rand(3, 3)})
     options.add_free_dimension_override_by_name("width", 2)
-    with pytest.raises(ValueError, match="an overridden dimension must be a symbolic one of the inputs; dimensions="):
+    with pytest.raises(ValueError, match="an overridden dimension must be a symbolic dimension of the inputs; dimensions="):
         nonnx.InferenceSession(mlp(), options)
     with pytest.raises(TypeError, match="sess_options must be"):
         nonnx.InferenceSession(mlp(), runtime.SessionOptions())

@@ -209,5 +209,5 @@ def test_lbfgs_errors(queue):
         optim.LBFGS([{"params": params[:1]}, {"params": params[1:]}])
     with pytest.raises(ValueError, match="line_search_fn must be None or 'strong_wolfe'"):
         optim.LBFGS(params, line_search_fn="golden")
-    with pytest.raises(ValueError, match=r"the state must be that of an LBFGS; unknown=\['exp_avg'\]"):
+    with pytest.raises(ValueError, match=r"the state must be that of an LBFGS optimizer; unknown=\['exp_avg'\]"):
         opt.load_state_dict({"state": {0: {"exp_avg": 1, "func_evals": 1, "n_iter": 1}}, "param_groups": opt.state_dict()["param_groups"]})

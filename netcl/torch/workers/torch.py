@@ -1,4 +1,4 @@
-"""Worker processes of a script that netcl.torch runs import this as ``torch``: netcl takes its place."""
+"""Worker processes of a script that netcl.torch runs import this file as ``torch``; it installs netcl instead."""
 
 import sys
 

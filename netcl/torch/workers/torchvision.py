@@ -1,4 +1,4 @@
-"""Worker processes of a script that netcl.torch runs import this as ``torchvision``: netcl takes its place."""
+"""Worker processes of a script that netcl.torch runs import this file as ``torchvision``; it installs netcl instead."""
 
 import sys
 

@@ -23,7 +23,7 @@ from netcl.vision.transforms import ImageClassification, ToTensor
 
 
 def get_model(name: str, weights: Any = None, **options: Any) -> Any:
-    """Return the model ``name``, with the weights of a file (a state dict of torchvision: ``.pth``, ``.safetensors``) or fresh ones.
+    """Return the model ``name``, with the weights of a file (a state dict of torchvision: ``.pth``, ``.safetensors``) or random weights.
 
     - **options**: those of the model (``num_classes``, ``dropout``, ...), ``in_channels``, and where it is made (``device``).
     """

@@ -58,7 +58,7 @@ class ResidualPath(nn.Module):
 
 
 class LayerChain(nn.Module):
-    """Base of models that apply their layers in the order of the constructor."""
+    """Base class of models that apply their layers in the order of the constructor."""
 
     flat: tuple[str, ...] = ("classifier", "fc")  # layers that take flattened maps
     auxiliary: ClassVar[dict[str, str]] = {}  # layers, and those that classify their results in training
@@ -80,7 +80,7 @@ class LayerChain(nn.Module):
 
 
 def draw(model: nn.Module, conv: str = "", linear: str = "") -> None:
-    """Initialize weights as ``conv`` and ``linear`` say (``"normal 0.01"``, ``"kaiming_normal fan_out"``), and biases to 0."""
+    """Initialize weights by the rules ``conv`` and ``linear`` (``"normal 0.01"``, ``"kaiming_normal fan_out"``), and biases to 0."""
     for module in model.modules():
         kind, _, rest = (conv if isinstance(module, nn.Conv2d) else linear if isinstance(module, nn.Linear) else "").partition(" ")
         if kind and isinstance(module, nn.Conv2d | nn.Linear):
@@ -109,7 +109,7 @@ def architecture(name: str, make: Callable[..., Any], *settings: Any, **defaults
         return model
 
     build.__name__ = build.__qualname__ = name
-    build.__doc__ = f"{name} of torchvision; ``weights`` is the path of a state dict, other options are those of the model's class."
+    build.__doc__ = f"Return torchvision's {name}; ``weights`` is the path of a state dict, other options are those of the model's class."
     return VISION_MODELS.setdefault(name, constructor(build))
 
 

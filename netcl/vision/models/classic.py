@@ -106,7 +106,7 @@ def _dense_layer(inside: int, hidden: int, growth: int, drop_rate: float) -> Den
 
 
 class DenseNet(LayerChain):
-    """DenseNet (Huang et al. 2017). ``memory_efficient`` is accepted and changes nothing."""
+    """DenseNet (Huang et al. 2017). ``memory_efficient`` is ignored."""
 
     def __init__(self, growth_rate: int = 32, block_config: Sequence[int] = (6, 12, 24, 16), num_init_features: int = 64, bn_size: int = 4,
                  drop_rate: float = 0.0, num_classes: int = 1000, memory_efficient: bool = False):  # fmt: skip
@@ -149,7 +149,7 @@ def _cbr(inside: int, out: int, kernel: Any = 1, **options: Any) -> nn.Sequentia
 
 
 class _ScaledInput(LayerChain):
-    """With ``transform_input``, converts images normalized for torchvision's other models to the range from -1 to 1."""
+    """Base class that, with ``transform_input``, converts images normalized for torchvision's other models to the range from -1 to 1."""
 
     transform_input: bool
 
