@@ -171,7 +171,7 @@ class _Parameters(_Container):
 
 
 class ParameterList(_Parameters, ModuleList):
-    """A list of parameters that is registered with the module holding it; the state dict names them ``0``, ``1``, ....
+    """A list of parameters that is registered with the module holding it; the state dict names them by index.
 
     >>> from netcl import nn, ones
     >>> kept = nn.ParameterList([nn.Parameter(ones((2, 3))), ones(4)])

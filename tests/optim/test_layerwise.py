@@ -54,7 +54,9 @@ def test_muon_is_torchs(name, queue):
 
 
 def test_muon_takes_matrices_only(queue):
-    with pytest.raises(ShapeError, match=r"\[Muon\] every parameter must be a matrix; shape=\(3,\); give the others to an AdamW"):
+    with pytest.raises(
+        ShapeError, match=r"\[Muon\] every parameter must be a matrix; shape=\(3,\); optimize the other parameters with AdamW"
+    ):
         optim.Muon([Tensor.zeros((3,), queue=queue)])
     with pytest.raises(ValueError, match=r"\[Muon\] adjust_lr_fn must be None"):
         optim.Muon(matrices(queue), adjust_lr_fn="other")
