@@ -248,7 +248,7 @@ def _pads(kind: str, mode: str) -> Sequence[Any]:
     value, given, length = (", value: float = 0.0", "1, 5.0", 1) if kind == "Constant" else ("", "0", 0)
     made = []
     for axes in (1, 2, 3):
-        doc = f"Pads both ends of the last {('axis', '2 axes', '3 axes')[axes - 1]}; ``padding`` is one size, or two per axis, the last first."
+        doc = f"Pads both ends of the last {('axis', '2 axes', '3 axes')[axes - 1]}; ``padding`` is one size, or two per axis, last first."
         x, gives = "[" * (axes + 1) + "1.0, 2.0" + "]" * (axes + 1), (1, *(1 + 2 * length,) * (axes - 1), 2 + 2 * length)
         head = f"{kind}Pad{axes}d(padding: int | Sequence[int]{value})"
         call = f"_padded(input, padding, {axes}, {mode!r}{', value' if value else ''})"

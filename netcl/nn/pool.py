@@ -62,7 +62,7 @@ MaxPool1d, MaxPool2d, MaxPool3d = _pools(
     f"The largest value of each window of {{of}}; padding is ignored.\n\n- {_WINDOWS}, **dilation**, {_PLACES},\n  **ceil_mode**: "
     "numbers, or one per axis, as in torch.", base=_Windowed,
 )  # fmt: skip
-_MEAN = f"The mean of each window of {{of}}.\n\n- {_WINDOWS}, **ceil_mode**, **count_include_pad**,\n  **divisor_override**: as in torch."
+_MEAN = f"Means of windows of {{of}}.\n\n- {_WINDOWS}, **ceil_mode**, **count_include_pad**,\n  **divisor_override** (not 1d): as in torch."
 _AVERAGE = f"{_KERNEL}, ceil_mode: bool = False, count_include_pad: bool = True"
 _AVERAGED = "kernel_size, stride, padding, ceil_mode, count_include_pad"
 (AvgPool1d,) = _pools("AvgPool", f"{_AVERAGE}, {_PAD}", _AVERAGED, _MEAN, (1,), _Windowed)
