@@ -207,7 +207,7 @@ class GradScaler:
 
 def _check_scale(scale: float, growth: float, backoff: float, interval: int) -> None:
     for name, value, fine, limits in (
-        ("init_scale", scale, _LEAST <= scale < 2.0**128, "from 2**-100 to 2**128"), ("growth_factor", growth, growth > 1, "above 1"),
+        ("init_scale", scale, _LEAST <= scale < 2.0**128, "in [2**-100, 2**128)"), ("growth_factor", growth, growth > 1, "above 1"),
         ("backoff_factor", backoff, 0 < backoff < 1, "between 0 and 1"), ("growth_interval", interval, interval >= 1, "at least 1"),
     ):  # fmt: skip
         if not fine:

@@ -19,7 +19,7 @@ from netcl.nn.parameter import empty
 
 
 class KVCache(Module):
-    """The cached keys and values of a decoder, per layer: a step then computes only the new positions.
+    """The cached keys and values of a decoder, per layer, so that a step computes only the new positions.
 
     - **layers**: how many attention layers share the cache.
     - **capacity**: the most positions, allocated at once; exceeding it raises an error. By default the memory doubles when it is full.
@@ -128,7 +128,7 @@ class KVCache(Module):
         return new <= self.most_new and getattr(self, f"keys{layer}", None) is not None
 
     def rotates(self, positions: Tensor | None) -> bool:
-        """Whether a call with a projection normalizes and rotates heads: on GPUs, without int8, if :meth:`positions` made ``positions``."""
+        """Whether calls with a projection normalize and rotate heads: on GPUs, without int8, if ``positions`` come from :meth:`positions`."""
         return self.dtype is None and positions is not None and positions is self._places and packed.launches_dominate(positions.queue)
 
     def _memory(self, name: str, like: Any) -> Tensor:

@@ -18,8 +18,8 @@ def ctc_loss(log_probs: Tensor, targets: Tensor, input_lengths: Any, target_leng
              zero_infinity: bool = False) -> Tensor:  # fmt: skip
     """Return the negative logarithm of each target's probability, a sum over all alignments of its labels with blanks.
 
-    - **log_probs**: ``(T, N, C)``, or ``(T, C)`` for one sequence: the output of ``log_softmax``.
-    - **targets**: ``(N, S)``, or all labels in one vector. **input_lengths**, **target_lengths**: one per sequence. **blank**: its class.
+    - **log_probs**: ``(T, N, C)``, or ``(T, C)`` for one sequence: the output of ``log_softmax``. **blank**: the index of the blank label.
+    - **targets**: ``(N, S)``, or all labels in one vector. **input_lengths**, **target_lengths**: one length per sequence.
     - **reduction**: ``mean`` first divides each loss by the length of its target. **zero_infinity**: whether infinite losses become 0.
 
     The sum runs forward through time on the device; the labels and lengths are read on the host.

@@ -284,7 +284,7 @@ class Speculator:
         return int(min(np.searchsorted(shares.cumsum(), float(self.draw(1)[0]) * shares.sum(), side="right"), np.flatnonzero(shares)[-1]))
 
     def judge(self, proposed: Sequence[int], wanted: np.ndarray, drafted: np.ndarray) -> list[int]:
-        """Return the accepted proposals and one more token. ``drafted`` has a distribution per proposal, ``wanted`` one row more.
+        """Return the accepted proposals and one more token. ``drafted`` has the draft's distributions, ``wanted`` the model's and one more.
 
         A proposal is accepted with probability ``min(1, wanted / drafted)``. The first rejected proposal is replaced by a draw from
         ``max(0, wanted - drafted)`` (Leviathan et al. 2023, https://arxiv.org/abs/2211.17192).

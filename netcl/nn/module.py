@@ -442,15 +442,15 @@ class Module(metaclass=_Constructed):
     # ---- hooks
 
     def register_forward_pre_hook(self, hook: Callable[[Any, tuple[Any, ...]], Any]) -> hooks.RemovableHandle:
-        """Register ``hook(module, args)`` to run before each forward; its result, unless ``None``, replaces the arguments."""
+        """Register ``hook(module, args)`` to run before each forward; its result, if any, replaces the arguments. Returns a handle."""
         return hooks.RemovableHandle(self._module_hooks, "forward_pre", hook)
 
     def register_forward_hook(self, hook: Callable[[Any, tuple[Any, ...], Any], Any]) -> hooks.RemovableHandle:
-        """Register ``hook(module, args, output)`` to run after each forward; its result, unless ``None``, replaces the output."""
+        """Register ``hook(module, args, output)`` to run after each forward; its result, if any, replaces the output. Returns a handle."""
         return hooks.RemovableHandle(self._module_hooks, "forward", hook)
 
     def register_full_backward_hook(self, hook: Callable[[Any, tuple[Any, ...], tuple[Any, ...]], Any]) -> hooks.RemovableHandle:
-        """Register ``hook(module, grad_input, grad_output)`` to run in backward; its result, unless ``None``, replaces ``grad_input``."""
+        """Register ``hook(module, grad_input, grad_output)`` to run in backward; its result, if any, replaces ``grad_input``. Returns a handle."""
         return hooks.RemovableHandle(self._module_hooks, "backward", hook)
 
     register_backward_hook = register_full_backward_hook

@@ -59,7 +59,7 @@ _KERNEL, _PAD = "kernel_size: Sizes, stride: Sizes | None = None, padding: Sizes
 MaxPool1d, MaxPool2d, MaxPool3d = _pools(
     "MaxPool", f"{_KERNEL}, dilation: Sizes = 1, return_indices: bool = False, ceil_mode: bool = False, {_PAD}",
     "kernel_size, stride, padding, dilation, ceil_mode, return_indices",
-    f"The largest value of each window of {{of}}; padding is ignored.\n\n- {_WINDOWS}, **dilation**, {_PLACES},\n  **ceil_mode**: "
+    f"The largest value of each window of {{of}}; padding counts as ``-inf``.\n\n- {_WINDOWS}, **dilation**, {_PLACES},\n  **ceil_mode**: "
     "numbers, or one per axis, as in torch.", base=_Windowed,
 )  # fmt: skip
 _MEAN = f"Means of windows of {{of}}.\n\n- {_WINDOWS}, **ceil_mode**, **count_include_pad**,\n  **divisor_override** (not 1d): as in torch."

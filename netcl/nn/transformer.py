@@ -227,7 +227,7 @@ class FeedForward(Module):
     """Two linear layers with a GELU in between: ``y = c_proj(gelu(c_fc(x)))``.
 
     - **dim**: width of the input and the output. **hidden_dim**: width in between; by default ``4 dim``.
-    - **bias**: whether the linear layers have biases. **dropout**: after them. **approximate**: form of the GELU, ``none`` or ``tanh``.
+    - **bias**: whether the linear layers have biases. **dropout**: after ``c_proj``. **approximate**: of the GELU, ``none`` or ``tanh``.
 
     Shapes: ``(..., dim)`` in and out.
 

@@ -285,7 +285,7 @@ def _run_chain(nodes: Sequence[OnnxNode], known: dict[str, Any]) -> Any:
 
 
 def _quantized_product(chains: _Chains, found: ChainMatch, root: OnnxNode) -> OnnxNode | None:
-    """Return a node that runs ``QLinearMatMul`` or ``QLinearConv`` if integers are preferred, else the chain. May be ``None``."""
+    """Return a node that runs ``QLinearMatMul`` or ``QLinearConv``, or the chain if floats are preferred; ``None`` if none can be made."""
     inside, values = chains.in_order(found), found.values
     names = [values[name] for name in ("a", "A", "za", "b", "sb", "zb", "Y", "zy", "c", "sc", "zc") if name in values]
     left, right = (next(node for node in inside if node.inputs[0] == values[name]) for name in "ab")

@@ -1,4 +1,4 @@
-"""The modules that answer ``import torch`` and ``import torchvision``: a table of the netcl modules that provide their names."""
+"""The modules that ``import torch`` and ``import torchvision`` import, and a table of the netcl modules that provide their names."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class TorchModule(ModuleType):
     """A stand-in for a module of torch; its names are looked up in netcl."""
 
     def __init__(self, name: str):
-        super().__init__(name, f"{name}, answered by netcl.")  # first: before Python 3.11 a module has no __dict__ until then
+        super().__init__(name, f"{name}, provided by netcl.")  # first: before Python 3.11 a module has no __dict__ until then
         self.__dict__["_sources"], own = TABLE[name]
         self.__path__: list[str] = []
         self.__spec__ = ModuleSpec(name, None, is_package=True)

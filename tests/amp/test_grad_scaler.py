@@ -200,7 +200,7 @@ def test_half_parameters_with_masters(device):
 
 def test_options_are_checked():
     rules = {
-        "init_scale": (0.0, "from"),
+        "init_scale": (0.0, "in"),
         "growth_factor": (1.0, "above 1"),
         "backoff_factor": (1.0, "between 0 and 1"),
         "growth_interval": (0, "at least 1"),

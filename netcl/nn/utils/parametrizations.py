@@ -14,12 +14,12 @@ from netcl.nn.utils.parametrize import WeightNorm, register_parametrization, spe
 
 
 def weight_norm(module: Module, name: str = "weight", dim: int | None = 0) -> Module:
-    """Make a parameter ``g * v / |v|``: ``g`` is ``parametrizations.weight.original0``, ``v`` is ``original1``. Returns the module."""
+    """Replace a parameter by ``g * v / |v|``: ``g`` is ``parametrizations.weight.original0``, ``v`` ``original1``. Returns the module."""
     return register_parametrization(module, name, WeightNorm(dim))
 
 
 def spectral_norm(module: Module, name: str = "weight", n_power_iterations: int = 1, eps: float = 1e-12, dim: int | None = None) -> Module:
-    """Make a parameter ``parametrizations.weight.original`` divided by its largest singular value. Returns the module."""
+    """Replace a parameter by ``parametrizations.weight.original`` divided by its largest singular value. Returns the module."""
     return register_parametrization(module, name, spectral_form(module, name, n_power_iterations, eps, dim))
 
 
@@ -57,7 +57,7 @@ class _Orthogonal(Module):
 
 
 def orthogonal(module: Module, name: str = "weight", orthogonal_map: str | None = None, *, use_trivialization: bool = True) -> Module:
-    """Keep the rows or columns of a parameter orthonormal: ``matrix_exp`` or ``cayley`` maps a skew-symmetric matrix to it."""
+    """Keep the rows or columns of a parameter orthonormal: ``matrix_exp`` or ``cayley`` computes it from a skew-symmetric matrix."""
     kind, weight = orthogonal_map or "matrix_exp", getattr(module, name)
     if kind not in ("matrix_exp", "cayley") or weight.ndim != 2 or not use_trivialization:
         what = "the weight must be a matrix, orthogonal_map matrix_exp or cayley, and use_trivialization True"

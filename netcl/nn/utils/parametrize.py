@@ -74,7 +74,7 @@ class ParametrizationList(ModuleList):
 
 
 def register_parametrization(module: Any, tensor_name: str, parametrization: Any, *, unsafe: bool = False) -> Any:
-    """Make a parameter the result of a module: ``module.weight`` is ``parametrization(module.parametrizations.weight.original)``.
+    """Replace a parameter by the result of a module: ``module.weight`` is ``parametrization(module.parametrizations.weight.original)``.
 
     ``parametrization.right_inverse``, if there is one, computes ``original`` from the current value.
 
@@ -146,7 +146,7 @@ class WeightNorm(Module):
 
 
 def weight_norm(module: Module, name: str = "weight", dim: int | None = 0) -> Module:
-    """Make a parameter ``g * v / |v|`` of ``weight_g`` and ``weight_v``; norms are per slice along ``dim``, or total with ``None``.
+    """Replace a parameter by ``g * v / |v|`` of ``weight_g`` and ``weight_v``; norms are per slice along ``dim``, or total with ``None``.
 
     >>> from netcl import nn
     >>> [(key, value.shape) for key, value in weight_norm(nn.Linear(3, 2)).state_dict().items()]
@@ -228,7 +228,7 @@ def spectral_form(module: Module, name: str, rounds: int, eps: float, dim: int |
 
 
 def spectral_norm(module: Module, name: str = "weight", n_power_iterations: int = 1, eps: float = 1e-12, dim: int | None = None) -> Module:
-    """Make a parameter ``weight_orig`` divided by its largest singular value, which power iterations in training approximate.
+    """Replace a parameter by ``weight_orig`` divided by its largest singular value, which power iterations in training approximate.
 
     >>> from netcl import nn
     >>> list(spectral_norm(nn.Linear(3, 2)).state_dict())
