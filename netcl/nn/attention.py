@@ -128,7 +128,7 @@ class KVCache(Module):
         return new <= self.most_new and getattr(self, f"keys{layer}", None) is not None
 
     def rotates(self, positions: Tensor | None) -> bool:
-        """Whether calls with a projection normalize and rotate heads: on GPUs, without int8, if ``positions`` come from :meth:`positions`."""
+        """Whether calls with projections normalize and rotate heads: on GPUs, not in int8, if ``positions`` come from :meth:`positions`."""
         return self.dtype is None and positions is not None and positions is self._places and packed.launches_dominate(positions.queue)
 
     def _memory(self, name: str, like: Any) -> Tensor:
