@@ -1,6 +1,6 @@
 """Checks of every row of the op table on a device, for ``netcl selftest`` and the tests.
 
-A row carries samples and a reference: NumPy's function, or the op itself on the NumPy backend in float64. Nothing here knows an op by
+A row carries samples and a reference: NumPy's function, or the op itself on the NumPy backend in float64. No check refers to an op by
 name. Forward values are compared with the reference in float64; gradients by inner products: ``<w, J v>`` of the *reference*, by
 finite differences, with ``<J' w, v>`` of the tape on the device.
 """

@@ -53,7 +53,7 @@ class autocast(ContextDecorator):
     """Runs matmul, convolution and attention in half precision, and ops that need a large range in float32: ``with autocast(): ...``.
 
     A context manager and a decorator; blocks nest (``autocast(enabled=False)`` switches it off inside), and each thread and
-    asyncio task has its own. Only the forward pass belongs inside: backward uses the recorded dtypes. ``float16`` needs a
+    asyncio task has its own. Use it for the forward pass only: backward uses the recorded dtypes. ``float16`` needs a
     :class:`~netcl.amp.grad_scaler.GradScaler`; ``bfloat16`` has the range of float32 and does not.
 
     Every device stores half values. A device without half arithmetic computes in float32; a warning reports this once per

@@ -219,7 +219,7 @@ def load_adapter(model: ModelT, folder: str | os.PathLike[str]) -> ModelT:
     if not files:
         raise refusal("load_adapter", "the adapter must have at least one tensor", file=place / _TENSORS)
     if strange:
-        what = f"each adapter must have {', '.join(sorted(kinds))}, a rank above 0, and a row of B per output of a layer of the model"
+        what = f"each adapter must have {', '.join(sorted(kinds))}, a rank above 0, and a row of B for each output of its layer"
         shapes = {name: {kind: array.shape for kind, array in files[name].items()} for name in strange[:3]}
         raise refusal("load_adapter", what, file=place / _TENSORS, layers=shapes)
     for path, (name, rows) in layers.items():

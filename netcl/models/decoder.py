@@ -124,7 +124,7 @@ class CausalLM(Module):
         return self
 
     def split(self, device_map: Sequence[Any], device: Any = None) -> CausalLM:
-        """Put each layer on a device, and the rest on ``device`` (by default where the first layer goes); return the model.
+        """Put each layer on a device, and the rest on ``device`` (by default the device of the first layer); return the model.
 
         Steps of a model on several devices are not compiled, and only one device works at a time.
         """
@@ -167,7 +167,7 @@ class CausalLM(Module):
           **frequency_penalty**: subtracted from the logits of tokens in the new text, once or once per occurrence, as in OpenAI's API.
         - **seed**: makes random choices repeatable; without one they follow ``netcl.manual_seed``.
         - **stop**: strings that end the text; they are not part of it.
-        - **stream**: return an iterator over pieces of the text (or single ids) as they are made; for one prompt.
+        - **stream**: return an iterator over pieces of the text (or single ids) as they are generated; for one prompt.
         - **draft**: a smaller model with the same vocabulary that proposes ``draft_tokens`` tokens at a time; this model judges them in one
           pass. The distribution of texts stays that of this model. For one prompt.
         - **prompt_cache**: a file that keeps the keys and values of the prompt for later calls, also of other processes. It is written if

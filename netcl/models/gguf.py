@@ -149,7 +149,7 @@ class GGUFFile:
                 raise cursor.refusal("names of tensors must be unique", name=repr(name))
             kind, nbytes = _bytes_of(shape, number, name, self.path)
             if offset % self.alignment or begin + offset + nbytes > cursor.size:
-                what = f"a tensor must lie inside the file at a multiple of {self.alignment}"
+                what = f"a tensor must be inside the file, with an offset divisible by {self.alignment}"
                 raise cursor.refusal(what, name=repr(name), offset=offset, bytes=nbytes, room=cursor.size - begin)
             found[name] = TensorPlace(shape, kind, begin + offset, nbytes)
         end = 0

@@ -84,7 +84,7 @@ class PromptFile:
             allowed = ("float32",) if "scales" in name else ("int8",) if coded else _FLOATS
             stored = np.uint16 if dtype == "bfloat16" else dtype
             if dtype not in allowed or array.dtype != stored or array.shape != (*shape, wanted[name]):
-                what = f"an entry must have shape {(*shape, wanted[name])} and dtype {' or '.join(allowed)}, as the model's cache"
+                what = f"an entry must have shape {(*shape, wanted[name])} and dtype {' or '.join(allowed)}, as in the model's cache"
                 raise archive.refusal("prompt_cache", what, file=self.path, entry=name, shape=array.shape, dtype=dtype, stored=array.dtype)
             queues = self.model.layer_queues
             place = queues[int(name.lstrip("abcdefghijklmnopqrstuvwxyz_"))] if queues else self.model.queue

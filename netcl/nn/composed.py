@@ -78,7 +78,7 @@ def instance_norm(
     if not use_input_stats:
         return ag.batch_norm(input, running_mean, running_var, weight, bias, eps=eps)
     if running_mean is not None or running_var is not None:
-        raise ShapeError(message("instance_norm", "running statistics must be None with use_input_stats", "use nn.InstanceNorm2d"))
+        raise ShapeError(message("instance_norm", "running_mean and running_var must be None if use_input_stats", "use nn.InstanceNorm2d"))
     return ag.instance_norm(input, weight, bias, eps=eps)
 
 
@@ -116,7 +116,7 @@ def conv_transpose2d(input: Tensor, weight: Tensor, bias: Tensor | None = None, 
 
 def scaled_dot_product_attention(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0,
                                  is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False) -> Tensor:  # fmt: skip
-    """Return ``softmax(q k^T / sqrt(d) + mask) v``; a bool mask is True where a key takes part. ``enable_gqa`` is always on."""
+    """Return ``softmax(q k^T / sqrt(d) + mask) v``; a bool mask is True where attention is allowed. ``enable_gqa`` is always on."""
     del enable_gqa
     return ag.scaled_dot_product_attention(query, key, value, attn_mask, dropout_p=dropout_p, is_causal=is_causal, scale=scale)
 

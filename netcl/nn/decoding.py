@@ -257,7 +257,7 @@ def prompt_logits(model: Any, ids: np.ndarray, lengths: Sequence[int], cache: KV
 class Speculator:
     """Generates text with a draft model, which proposes tokens one by one; the model then judges all of them in one pass.
 
-    The text has the distribution of the model alone; with temperature 0 it is the same text. Both models must have the same vocabulary.
+    The text has the distribution of the model alone; with temperature 0 the texts are equal. Both models must have the same vocabulary.
     """
 
     def __init__(self, model: Any, draft: Any, sampling: Sampling, draw: Callable[[int], np.ndarray], proposals: int = 4):

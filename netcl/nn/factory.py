@@ -54,7 +54,7 @@ def register_layer(name: str | Callable[..., Any], constructor: Callable[..., An
 
 
 def _place(constructor: Callable[..., Any]) -> tuple[str, str]:
-    """Return a class's module and qualified name. A class with the same two, redefined in a notebook, may replace a registered one."""
+    """Return a class's module and qualified name. A class redefined in a notebook has the same two and replaces the registered one."""
     return constructor.__module__, constructor.__qualname__
 
 

@@ -25,7 +25,7 @@ from netcl.nn.transformer import TransformerBlock, make_norm
 class GPT(Module):
     """A decoder-only transformer: maps tokens to the logits of the next token at each position.
 
-    - **vocab_size**: number of tokens. **block_size**: the longest sequence the model sees at once.
+    - **vocab_size**: number of tokens. **block_size**: the maximum sequence length.
     - **n_layer**, **n_head**, **n_embd**: depth, number of heads, width. **dropout**: its probability. **bias**: whether layers have one.
     - **position**: ``learned`` vectors, or ``rotary``, with **n_kv_head** and **rope_base**.
     - **norm**: ``layer`` or ``rms``. **mlp**: ``gelu`` or ``swiglu``, of width **mlp_dim**.

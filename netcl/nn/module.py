@@ -450,7 +450,7 @@ class Module(metaclass=_Constructed):
         return hooks.RemovableHandle(self._module_hooks, "forward", hook)
 
     def register_full_backward_hook(self, hook: Callable[[Any, tuple[Any, ...], tuple[Any, ...]], Any]) -> hooks.RemovableHandle:
-        """Register ``hook(module, grad_input, grad_output)`` for backward; its result, if any, replaces ``grad_input``. Gives a handle."""
+        """Register ``hook(module, grad_input, grad_output)`` for backward; a result replaces ``grad_input``. Returns a handle."""
         return hooks.RemovableHandle(self._module_hooks, "backward", hook)
 
     register_backward_hook = register_full_backward_hook

@@ -178,7 +178,7 @@ InstanceNorm3d = _of_rank("InstanceNorm3d", InstanceNorm2d, "InstanceNorm2d", "v
 class LayerNorm(_Norm):
     """Normalizes over the last axes: ``y = (x - mean) / sqrt(var + eps) * weight + bias``, statistics per row.
 
-    - **normalized_shape**: the sizes of those axes, or the size of the last one.
+    - **normalized_shape**: the sizes of the normalized axes, or the size of the last axis.
     - **eps**: keeps the division finite.
     - **elementwise_affine**, **bias**: whether there are ``weight`` and ``bias`` (of ``normalized_shape``).
 
@@ -202,7 +202,7 @@ class LayerNorm(_Norm):
 class RMSNorm(_Norm):
     """Divides by the root of the mean square over the last axes: ``y = x / sqrt(mean(x^2) + eps) * weight``.
 
-    - **normalized_shape**: the sizes of those axes, or the size of the last one.
+    - **normalized_shape**: the sizes of the normalized axes, or the size of the last axis.
     - **eps**: keeps the division finite; ``None`` is the machine epsilon of the compute dtype (float32 for half dtypes).
     - **elementwise_affine**: whether there is a ``weight``.
 

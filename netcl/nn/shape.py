@@ -52,7 +52,7 @@ class Unflatten(Module):
 class Upsample(Module):
     """Resizes images by repeated pixels or linear interpolation.
 
-    - **size**: height and width of the result; or **scale_factor**: their ratio to those of the input.
+    - **size**: height and width of the result; or **scale_factor**: the ratio of the new size to the old size.
     - **mode**: ``nearest`` or ``bilinear``.
     - **align_corners**: whether the corners keep their values (``bilinear``).
 

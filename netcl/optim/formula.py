@@ -33,7 +33,7 @@ class Formula:
     - **tensors**: the tensors of a parameter's state: the name in ``lines``, mapped to the name in the state dict.
     - **lines**: assignments in order; ``new_x`` is written to the tensor ``x``.
     - **numbers**: assignments over the options and ``age``, the steps taken before this one. The host computes them for every step, or
-      the device where only it knows ``age``.
+      the device if ``age`` is only there.
     """
 
     options: Mapping[str, Any]

@@ -335,7 +335,7 @@ class Optimizer:
         return [(n if type(n) is int else step_count(n)) + 1 for n in steps]
 
     def _counter(self, group: Group, own: Sequence[Tensor], states: Sequence[dict[str, Any]]) -> Tensor:
-        """Return the device counter of the steps of these parameters. They share it until one of them is left out of a step."""
+        """Return the device counter of the steps of these parameters. They share the counter until a step leaves one of them out."""
         steps = states[0].get("step", 0)
         if isinstance(steps, Tensor):
             sharing = sum(self.state.get(p, {}).get("step") is steps for p in group["params"])
@@ -349,7 +349,7 @@ class Optimizer:
         return counter
 
     def remembered(self, group: Group, own: list[Tensor], states: list[dict[str, Any]], name: str) -> list[Tensor]:
-        """Return the state tensor ``name`` of each parameter; creates missing ones, and moves those whose parameter has moved."""
+        """Return the state tensor ``name`` of each parameter; creates missing tensors, and moves each to the device of its parameter."""
         found: list[Any] = [state.get(name) for state in states]
         for i in [i for i, (p, t) in enumerate(zip(own, found, strict=True)) if t is None or t.queue is not p.queue]:
             p, old = own[i], found[i]

@@ -18,7 +18,7 @@ _current = [0]
 
 
 def _indices() -> list[str]:
-    """Return selectors of the devices that "cuda" may mean: the default one first, the others by score. Empty if the default is NumPy."""
+    """Return selectors of the devices that "cuda" may select: the default one first, the others by score. Empty if the default is NumPy."""
     best = core.require("auto")
     usable = sorted((f for f in manager.found() if core.score(f.profile)[0] >= 0), key=lambda f: core.score(f.profile), reverse=True)
     others = [f.index for f in usable if f.device != best.device]
@@ -68,7 +68,7 @@ def _device_text(handle: Any) -> str:
 
 
 def _cuda_number(handle: Any) -> int | None:
-    """Return the number of an OpenCL device among those that "cuda" may mean; ``None`` for other devices."""
+    """Return the number of an OpenCL device among those that "cuda" may select; ``None`` for other devices."""
     there = [core.require(index).device for index in _indices()] if handle.backend == "cl" else []
     return there.index(handle.device) if handle.device in there else None
 

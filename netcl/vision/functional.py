@@ -107,7 +107,7 @@ def to_tensor(pic: Any) -> Tensor:
 
 
 def to_image(inpt: Any) -> Tensor:
-    """Convert an image to a tensor (channels, height, width) of its own dtype."""
+    """Convert an image to a tensor (channels, height, width) of the same dtype."""
     return inpt if isinstance(inpt, Tensor) else host_tensor(_pixel_array(inpt))
 
 

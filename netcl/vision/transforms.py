@@ -1,7 +1,7 @@
 """``torchvision.transforms`` and ``torchvision.transforms.v2`` by their names, for PIL images and tensors.
 
 Called with several values, ``transform(image, label)``, a transform changes the first and returns all. In a loader, random numbers are
-those of the batch: they do not depend on the number of workers. Elsewhere they follow :func:`netcl.manual_seed`.
+drawn per batch and do not depend on the number of workers. Elsewhere they follow :func:`netcl.manual_seed`.
 """
 
 from __future__ import annotations
