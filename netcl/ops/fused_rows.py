@@ -1,4 +1,4 @@
-"""Softmax and row norms in formulas and folds: what the NumPy backend computes and what compiled functions defer.
+"""Softmax and row norms as formulas and folds, for the NumPy backend and for deferral in compiled functions.
 
 Functions ``*_rows`` are the formulas. They take ``r``, which evaluates them: :class:`ArrayRows` at once, on arrays; :class:`_Rows` in
 the generated kernel of a compiled function. Each entry of :data:`FUSED` defers an op. It returns ``None`` for a call that is not over

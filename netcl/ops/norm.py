@@ -291,7 +291,7 @@ class NormViews:
         return self.weighted(d_gw), d_x, d_weight, d_mean, d_rstd
 
     def of_weight_grad(self, p: Any, q: Any) -> tuple[Any, ...]:
-        """Return the gradients of upstream, x, mean and rstd from ``p`` and ``q``, those of the weight's and the bias's gradients."""
+        """Return the gradients of upstream, x, mean and rstd from ``p`` and ``q``, the gradients of its two results."""
         F = self.F
         d_g = F.mul(F.reshape(p, self.view.affine), self.xh) if p is not None else F.mul(self.g, 0)
         if q is not None:
@@ -300,7 +300,7 @@ class NormViews:
         return d_g, *self.through_xh(d_xh)
 
     def of_grads(self, grads: Sequence[Any], centered: bool) -> tuple[Any, ...]:
-        """Return the gradients of upstream, x, weight, mean and rstd from ``grads``, those of the input's, weight's and bias's gradient."""
+        """Return the gradients of upstream, x, weight, mean and rstd; ``grads`` are those of the input's, weight's and bias's gradient."""
         F = self.F
         u, p, q = grads
         first = self.of_input_grad(F.mul(self.g, 0) if u is None else u, centered)
@@ -469,7 +469,7 @@ def _shape_of(x: Any) -> tuple[int, ...]:
 
 
 def _trailing(name: str, x: Any, normalized_shape: int | Sequence[int]) -> int:
-    """Return how many axes a normalized shape names; it must be the end of the tensor's shape."""
+    """Return the number of axes of ``normalized_shape``; raises unless the shape of ``x`` ends in it."""
     wanted = (normalized_shape,) if isinstance(normalized_shape, (int, np.integer)) else tuple(normalized_shape)
     shape = _shape_of(x)
     if not wanted or shape[-len(wanted) :] != wanted:

@@ -48,7 +48,7 @@ def _constant_pad(x: Tensor, sides: Sequence[tuple[int, int]], value: float) -> 
 
 
 def _border_fills(mode: str, n: int, before: int, after: int) -> list[tuple[int, int, int, int]]:
-    """Return what fills the border of an axis: (length, first source element, step, first target element)."""
+    """Return the copies that fill the border of an axis: (length, first source element, step, first target element)."""
     if mode == "reflect":
         return [(before, before, -1, 0), (after, n - 2, -1, before + n)]
     if mode == "replicate":

@@ -1,4 +1,4 @@
-"""Resampling of images: interpolation, sampling at a grid of coordinates, and pixel shuffles. Conventions are torch's."""
+"""Resampling of images: interpolation, sampling at a grid of coordinates, and pixel shuffles, with the conventions of torch."""
 
 from __future__ import annotations
 
@@ -271,8 +271,8 @@ def grid_sample(
 ) -> Tensor:
     """Sample images ``(batch, channels, height, width)`` at the points of ``grid`` ``(batch, height, width, 2)``; also volumes.
 
-    A point is ``(x, y)`` with -1 and 1 at the edges of the image (``align_corners=True``: at the centers of its corner pixels). Outside
-    lie zeros; with ``padding_mode="border"`` the nearest pixels; with ``"reflection"`` mirror images. ``mode`` is ``bilinear``,
+    A point is ``(x, y)`` with -1 and 1 at the edges of the image (``align_corners=True``: at the centers of its corner pixels). Points
+    outside read zeros; with ``padding_mode="border"`` the nearest pixels; with ``"reflection"`` mirror images. ``mode`` is ``bilinear``,
     ``nearest`` or, for images, ``bicubic``. Points of volumes are ``(x, y, z)``.
     """
     name, (x, grid) = "grid_sample", launch.as_tensors("grid_sample", x, grid)

@@ -101,7 +101,7 @@ def _sample_vjp(F, g, x, grid, needs, linear, border, align):
              S((1, 2, 4, 5), (1, 5, 3, 2), border=True, low=-1.4, high=1.4),
              S((2, 2, 5, 6), (2, 4, 5, 2), linear=False, low=-1.2, high=1.2)])  # fmt: skip
 def sample_images(x: Tensor, grid: Tensor, *, linear: bool = True, border: bool = False, align: bool = False) -> Tensor:
-    """Sample images for :func:`grid_sample`: bilinear, nearest if not ``linear``; outside lie zeros, the nearest pixels if ``border``."""
+    """Sample images for :func:`grid_sample`: bilinear if ``linear``, else nearest; outside, the nearest pixel if ``border``, else 0."""
     x, grid = launch.as_tensors("sample_images", x, grid)
     if x.backend == "cpu":
         return launch.run_cpu(_sample_cpu, x, grid, linear=linear, border=border, align=align)
@@ -127,7 +127,7 @@ def sample_images_input_grad(
 ) -> Tensor:
     """The gradient of :func:`sample_images` with respect to images of height and width ``size``.
 
-    Points add up in their order: one work-item per plane, so that two runs agree bit for bit.
+    One work-item per plane adds the points in order, so that two runs agree bit for bit.
     """
     dy, grid = launch.as_tensors("sample_images_input_grad", dy, grid)
     if dy.backend == "cpu":

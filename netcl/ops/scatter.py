@@ -139,7 +139,7 @@ def _check_places(name: str, x: Tensor, axis: int, index: Tensor, src: Tensor) -
         m <= k and (m <= n or i == axis) for i, (n, m, k) in enumerate(zip(x.shape, index.shape, src.shape, strict=True))
     )
     if not fits or x.dtype != src.dtype:
-        what = "index must fit into src and, except along the axis, into x, with equally many axes; x and src must have the same dtype"
+        what = "index must fit into src and, except along the axis, into x, all of the same ndim; x and src must have the same dtype"
         shapes = {"x.shape": x.shape, "index.shape": index.shape, "src.shape": src.shape}
         raise ShapeError(message(name, what, **shapes, dtypes=(x.dtype, src.dtype)))
 
@@ -177,7 +177,7 @@ made_of("masked_scatter", _masked_scatter, "numpy", S((3, 4), (3, 4), (12,), dty
            samples=[S((50,), bins=7), S((5, 9), bins=4, min=-0.5, max=0.75)], inputs=("x",),
            errors=[(S((3,), bins=4, min=2, max=1), r"\[histc\] max must not be below min; min=2, max=1")])  # fmt: skip
 def histc(F: Any, x: Tensor, bins: int = 100, min: float = 0, max: float = 0) -> Tensor:
-    """Count the elements in each of ``bins`` equal parts of ``[min, max]``; equal bounds mean the range of x and wait for the device."""
+    """Count the elements in ``bins`` equal parts of ``[min, max]``, or of the range of x if ``min == max`` (waits for the device)."""
     x = launch.as_tensors("histc", x)[0].detach()
     launch.check_dtype("histc", x)
     if max < min:

@@ -23,7 +23,7 @@ _CHUNK = {True: 4096, False: 16}  # elements a work-item merges: on a CPU, on a 
 
 
 class Ordered(NamedTuple):
-    """Values along an axis, and the index along that axis that each came from."""
+    """Values along an axis, and their indices in the input along that axis."""
 
     values: Tensor
     indices: Tensor
@@ -146,7 +146,7 @@ def top_indices(x: Tensor, k: int, axis: int = -1, largest: bool = True) -> Tens
 
 
 def _top_rows(keys: Tensor, rows: int, n: int, k: int) -> Tensor:
-    """Return the positions of the ``k`` smallest keys of every row, selected from those of its parts."""
+    """Return the positions of the ``k`` smallest keys of every row, found among the ``k`` smallest of each part of the row."""
     queue, on_cpu = keys.queue, launch.on_cpu_device(keys.queue)
     items = 4 * profile_of(queue).max_compute_units * (1 if on_cpu else LOCAL_PER_UNIT)
     chunk = max(4 * k, -(-n // max(1, items // rows)), 512)

@@ -37,7 +37,7 @@ def _frequencies_on(x: Tensor, base: float, given: Tensor | None) -> Tensor:
 
 
 def _rope_sizes(x: Tensor, positions: Tensor | None) -> tuple[int, int, int]:
-    """Return the sizes of the rows as ``(outer, heads, n)``; positions may differ along ``outer``."""
+    """Return the leading axes of ``x`` as ``(outer, heads, n)``; positions may differ along ``outer``."""
     n = x.shape[-2]
     if positions is None or positions.shape == (n,):
         return 1, math.prod(x.shape[:-2]), n

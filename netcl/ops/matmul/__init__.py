@@ -28,7 +28,7 @@ __all__ = ["affine", "affine_activated", "bmm", "build_matmul_kernel", "einsum",
 
 
 class _Shapes(NamedTuple):
-    """Shapes of a product of stacks of matrices: operands and result as stacks, and the result without the axes added to vectors."""
+    """Shapes of a product of stacks of matrices: operands and result as stacks, and ``result`` without the axes that vectors were given."""
 
     left: tuple[int, ...]
     right: tuple[int, ...]
@@ -300,7 +300,7 @@ def affine_activated(x: Tensor, w: Tensor, bias: Tensor | None = None, *, activa
         *_LINEAR_ERRORS,
         (
             S((3, 5), (2, 5), activation="elu"),
-            r"\[linear\] unknown activation; activation='elu'; known are relu, tanh, sigmoid, silu, gelu",
+            r"\[linear\] activation must be None or one of relu, tanh, sigmoid, silu, gelu; activation='elu'",
         ),
     ],
 )
@@ -312,8 +312,8 @@ def linear(F: Any, x: Tensor, w: Tensor, bias: Tensor | None = None, activation:
     if activation is None:
         return F.affine(x, w, bias)
     if activation not in EPILOGUE_ACTIVATIONS:
-        remedy = f"known are {', '.join(EPILOGUE_ACTIVATIONS)}"
-        raise ShapeError(message("linear", "unknown activation", remedy, activation=repr(activation)))
+        what = f"activation must be None or one of {', '.join(EPILOGUE_ACTIVATIONS)}"
+        raise ShapeError(message("linear", what, activation=repr(activation)))
     return F.affine_activated(x, w, bias, activation=activation)
 
 

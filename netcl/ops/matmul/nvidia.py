@@ -39,7 +39,7 @@ def capable(profile: DeviceProfile, least: tuple[int, int] = (8, 0), most: tuple
 
 
 def tiles_for(problem: Problem, tiles: Mapping[int, Sequence[Any]], *capabilities: tuple[int, int]) -> Sequence[Any]:
-    """List the tuner's candidate tiles: those that ``tiles`` has for the dtype's size in bytes; empty if device or dtype do not suit."""
+    """Return the tuner's candidates: the ``tiles`` for the dtype's size in bytes; none if the device or the dtype does not suit."""
     suited = problem.dtype in BOUNDS and capable(problem.profile, *capabilities)
     return tiles[DTYPES[problem.dtype].itemsize] if suited else ()
 

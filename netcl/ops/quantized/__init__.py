@@ -143,7 +143,7 @@ def _rows_cpu(weight, index, kind, shape):
     ],
 )  # fmt: skip
 def quantized_rows(weight: Tensor, index: Tensor | None = None, *, kind: str, shape: tuple[int, int], dtype: str = "float32") -> Tensor:
-    r"""Unpack all rows of weights, or those in ``index`` as (\*index.shape, columns). Indices out of range give NaN. No gradient."""
+    r"""Unpack all rows of weights, or rows by ``index`` as (\*index.shape, columns). On devices, a bad index gives NaN. No gradient."""
     weight, index = launch.as_tensors("quantized_rows", weight, index)
     p = _packed_problem("quantized_rows", weight, weight, kind, shape)
     if index is not None:

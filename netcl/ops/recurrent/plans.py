@@ -1,7 +1,7 @@
 """Launches recurrent layers: which kernels, with which tiles, over which groups.
 
-The kernels of a layer are the parts of cell.cl, each a product with its epilogue. An algorithm determines how many steps a launch
-runs and how rows and units are divided among groups. ``selector.register("recurrent", condition, config)`` names one by ``extra["tier"]``.
+The kernels of a layer are the parts of cell.cl, each a product with its epilogue. An algorithm determines how many steps a launch runs
+and how rows and units are divided among groups. ``selector.register("recurrent", condition, config)`` selects one by ``extra["tier"]``.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def run(queue: Any, layer: Layer, operands: LayerOperands) -> None:
     profile = profile_of(queue)
     config = get_kernel_selector().select("recurrent", ((layer.steps, layer.rows, layer.hidden),), profile) or _DEFAULT
     algorithm = algorithms.choose_algorithm("recurrent", queue, layer, config, profile)
-    assert algorithm is not None, "launches of one step serve every layer"
+    assert algorithm is not None, "the algorithms units and steps must accept every layer"
     algorithm.run(queue, layer, config, profile, operands)
 
 
@@ -119,7 +119,7 @@ def late_flag(queue: Any) -> Tensor:
 
 
 class Watch:
-    """Raises if a kernel timed out. The flag of :func:`late_flag` is copied every few calls and checked as many calls later."""
+    """A callable that raises if a kernel timed out: it copies :func:`late_flag` every few calls and checks the copy as many calls later."""
 
     def __init__(self, queue: Any):
         self.queue, self.calls = queue, 0
