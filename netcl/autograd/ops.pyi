@@ -143,7 +143,7 @@ def baddbmm(input: Operand, a: Operand, b: Operand, *, beta: float = 1, alpha: f
     """beta * x + alpha * (a @ b)."""
 
 def batch_norm(input: Operand, running_mean: Operand | None = None, running_var: Operand | None = None, weight: Operand | None = None, bias: Operand | None = None, *, training: bool = False, momentum: float = 0.1, eps: float = 1e-05, fuse_relu: bool = False) -> Tensor:
-    """Normalize each channel of ``(N, C, ...)`` by the running statistics; in training, or without them, by the batch's own.
+    """Normalize each channel of ``(N, C, ...)`` by its running statistics, or by the batch's in training or if none are given.
 
     Training updates ``running_mean`` and ``running_var`` in place, where given:
     ``running = (1 - momentum) * running + momentum * batch``, the variance with n - 1 in its denominator. ``fuse_relu=True`` applies a
@@ -178,7 +178,7 @@ def bias_add(input: Operand, bias: Operand, dim: int = 1, *, out: Tensor | None 
     """Add one value per channel, or one value for all, to x; ``axis`` is the channel axis."""
 
 def bincount(input: Operand, weights: Any = None, minlength: int = 0) -> Tensor:
-    """For each of 0, 1, ..., count its occurrences in a vector of integers, or sum their ``weights``. Waits for the device."""
+    """Count how often each of 0, 1, ... occurs in a vector of integers, or sum the ``weights`` of its occurrences. Waits for the device."""
 
 def bitwise_and(input: Operand, other: Operand, *, out: Tensor | None = None) -> Tensor:
     """Bitwise AND of a and b."""
@@ -287,7 +287,7 @@ def conv2d(input: Operand, weight: Operand, bias: Operand | None = None, *, stri
 
     ``y[n, f, i, j] = bias[f] + sum over c, r, s of w[f, c, r, s] * x[n, c, i * stride + r * dilation - padding, ...]``;
     ``c`` runs over the channels of the filter's group. ``padding`` is a number, one per axis, ``((top, bottom), (left, right))``,
-    ``"same"`` or ``"valid"``; ``pad`` is an alias of it. One image may be given without a batch axis.
+    ``"same"`` or ``"valid"``; ``pad`` is an alias of ``padding``. One image may be given without a batch axis.
     """
 
 def conv2d_input_grad(dy: Operand, weight: Operand, *, size: Any, stride: Any = 1, padding: Any = 0, dilation: Any = 1, groups: int = 1) -> Tensor:
@@ -401,7 +401,7 @@ def dstack(tensors: Sequence[Operand]) -> Tensor:
 def einsum(equation: str, *operands: Any) -> Tensor:
     """Sums of products by labels: ``einsum("bij,bjk->bik", a, b)``.
 
-    Labels are letters. A label that is missing after ``->`` is summed, one that occurs twice in an operand takes its diagonal, and
+    Labels are letters. A label that is missing after ``->`` is summed, a label that occurs twice in an operand takes the diagonal, and
     ``...`` represents further axes, which broadcast. Operands are multiplied from left to right.
     """
 
@@ -502,7 +502,7 @@ def ger(input: Operand, other: Operand) -> Tensor:
     """Multiply every element of ``a`` by every element of ``b``: the outer product of two vectors."""
 
 def getitem(input: Operand, index: Any) -> Tensor:
-    """Return ``x[index]``. Indices out of range raise ``IndexError``; those in a device tensor are checked later (:mod:`netcl.ops.index`)."""
+    """Return ``x[index]``. Indices out of range raise ``IndexError``; device tensors of indices are checked later (:mod:`netcl.ops.index`)."""
 
 def global_avg_pool(input: Operand) -> Tensor:
     """The mean of each channel; axes stay with size 1."""
@@ -600,7 +600,7 @@ def isfinite(input: Operand, *, out: Tensor | None = None) -> Tensor:
     """Whether x is neither infinite nor NaN."""
 
 def isin(input: Operand, values: Operand, invert: bool = False) -> Tensor:
-    """Return, for every element of ``x``, whether it is among ``values``; a NaN never is."""
+    """Return, for every element of ``x``, whether the element is among ``values``; NaN never is."""
 
 def isinf(input: Operand, *, out: Tensor | None = None) -> Tensor:
     """Whether x is infinite."""
@@ -696,7 +696,7 @@ def linalg_solve(A: Operand, B: Operand, *, left: bool = True) -> Tensor:
     """X with ``A X = B``, or ``X A = B`` if not ``left``; B may hold vectors. Computed on the host."""
 
 def linalg_solve_triangular(A: Operand, B: Operand, *, upper: Any, left: bool = True, unitriangular: bool = False) -> Tensor:
-    """X with ``A X = B``, or ``X A = B`` if not ``left``, for a triangular A; its other triangle is not read. Computed on the host."""
+    """X with ``A X = B``, or ``X A = B`` if not ``left``, for a triangular A, whose other triangle is ignored. Computed on the host."""
 
 def linalg_svd(A: Operand, full_matrices: bool = True) -> Any:
     """U, S and Vh with ``U diag(S) Vh = A``; the singular values S are in descending order. Computed on the host."""
@@ -818,7 +818,7 @@ def mean(input: Operand, dim: Any = None, keepdim: bool = False, *, out: Tensor 
     """Mean over axes."""
 
 def median(input: Operand, dim: int | None = None, keepdim: bool = False, *, axis: int | None = ..., keepdims: bool = ...) -> Any:
-    """Return the median (the lower one of an even number of values); with an axis also its index, as in torch. NaN if any is NaN."""
+    """Return the median (the lower one of an even number of values); with an axis also its index, as in torch. Any NaN gives NaN."""
 
 def min(input: Operand, dim: Any = None, keepdim: bool = False, *, axis: Any = None, keepdims: bool = False, out: Tensor | None = None) -> Any:
     """The smallest element; ``dim``, ``axis`` and a second tensor as in :func:`max`."""
@@ -896,7 +896,7 @@ def outer(input: Operand, vec2: Operand) -> Tensor:
 def pad(input: Operand, padding: Sequence[int], mode: str = 'constant', value: float = 0.0) -> Tensor:
     """Add elements at the ends of axes or, with negative numbers, remove them.
 
-    ``padding`` is ``(before, after)`` of the last axis, then of the one before it, and so on, as in torch. ``mode`` is
+    ``padding`` is ``(before, after)`` of the last axis, then of the axis before it, and so on, as in torch. ``mode`` is
     ``constant``, ``reflect``, ``replicate`` or ``circular``.
     """
 
@@ -1028,7 +1028,7 @@ def rope(input: Operand, positions: Operand | None = None, frequencies: Operand 
 
     A pair is an element of the first half and one of the second, or two neighbors if ``interleaved``. Rows are at positions
     ``offset, offset + 1, ..`` unless ``positions`` gives them: ``(N,)``, or ``(B, N)`` for x of ``(B, ..., N, D)``.
-    ``frequencies`` of shape ``(D / 2,)``, in radians per position, replace those of ``base``; they have no gradient.
+    ``frequencies`` of shape ``(D / 2,)``, in radians per position, replace the frequencies of ``base`` and have no gradient.
     ``inverse`` rotates back, as the gradient does. ``heads`` limits the rotation to that many leading heads; x must be ``(B, H, N, D)``
     and positions ``(B, N)``.
     """
@@ -1094,7 +1094,7 @@ def scatter_reduced(input: Operand, dim: Any = ..., index: Operand = ..., src: O
     """The products, largest or least values of :func:`scatter_reduce`. Computed on the host."""
 
 def searchsorted(sorted_sequence: Operand, values: Operand, *, out_int32: bool = False, right: bool = False, side: Any = None, sorter: Any = None) -> Tensor:
-    """Return where values would be inserted along the sorted last axis, before equal ones or after them (``right``). On the host."""
+    """Return where values would be inserted along the sorted last axis: before equal values, or after them if ``right``. On the host."""
 
 def select(input: Operand, dim: Any = ..., index: Any = ..., *, axis: Any = ...) -> Tensor:
     """One slice along an axis; a view."""

@@ -111,7 +111,7 @@ def _fuses(queue: Any, x: Tensor, span: int) -> bool:
 
 
 def _apply_args(x: Tensor, span: int) -> tuple[str, tuple[int, ...], int, int]:
-    """Return the kernel that applies the statistics (``columns`` or ``rows``), its extra arguments, the number of rows and their length."""
+    """Return which kernel applies the statistics (``columns`` or ``rows``), its extra arguments, the number of rows and their length."""
     images, channels = x.shape[:2]
     return ("columns", (), images, channels) if span == 1 else ("rows", (channels,), images * channels, span)
 
@@ -373,7 +373,7 @@ def batch_norm(
     F: Any, x: Tensor, running_mean: Tensor | None = None, running_var: Tensor | None = None, weight: Tensor | None = None,
     bias: Tensor | None = None, *, training: bool = False, momentum: float = 0.1, eps: float = 1e-5, fuse_relu: bool = False,
 ) -> Tensor:  # fmt: skip
-    """Normalize each channel of ``(N, C, ...)`` by the running statistics; in training, or without them, by the batch's own.
+    """Normalize each channel of ``(N, C, ...)`` by its running statistics, or by the batch's in training or if none are given.
 
     Training updates ``running_mean`` and ``running_var`` in place, where given:
     ``running = (1 - momentum) * running + momentum * batch``, the variance with n - 1 in its denominator. ``fuse_relu=True`` applies a

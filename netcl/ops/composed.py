@@ -394,7 +394,7 @@ def _median_ref(x, axis=None, keepdims=False):
 @composite(ref=_median_ref, samples=[S((4, 3)), S((4, 3), axis=0), S((2, 5), axis=-1, keepdims=True)],
            errors=[(S((0,)), r"\[median\] x must not be empty")])  # fmt: skip
 def median(F: Any, x: Tensor, axis: int | None = None, keepdims: bool = False) -> Any:
-    """Return the median (the lower one of an even number of values); with an axis also its index, as in torch. NaN if any is NaN."""
+    """Return the median (the lower one of an even number of values); with an axis also its index, as in torch. Any NaN gives NaN."""
     x = _checked_tensor("median", x)
     if axis is None:
         return F.median(F.reshape(x, (-1,)), 0).values
@@ -440,7 +440,7 @@ def quantile(F: Any, x: Tensor, q: Any, axis: int | None = None, keepdims: bool 
            samples=[S((9,), dtypes="int64", low=0, high=5), S((4,), dtypes="int32", low=0, high=2, minlength=6)],
            errors=[(S((3,)), r"\[bincount\] x must be a vector of integers")])  # fmt: skip
 def bincount(F: Any, x: Tensor, weights: Any = None, minlength: int = 0) -> Tensor:
-    """For each of 0, 1, ..., count its occurrences in a vector of integers, or sum their ``weights``. Waits for the device."""
+    """Count how often each of 0, 1, ... occurs in a vector of integers, or sum the ``weights`` of its occurrences. Waits for the device."""
     x = _checked_tensor("bincount", x)
     if x.ndim != 1 or dtypes.DTYPES[x.dtype].is_float:
         raise ShapeError(message("bincount", "x must be a vector of integers", dtype=x.dtype, **{"x.shape": x.shape}))

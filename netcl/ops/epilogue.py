@@ -246,7 +246,7 @@ class _Step(NamedTuple):
         return _plus_tensor(of.extras, other, of, seen.shape) if isinstance(other, Tensor) else None
 
     def alone(self) -> Callable[[Tensor], Tensor]:
-        """Return a function that runs only this op, in the shape it was called with; it keeps only the other operand alive."""
+        """Return a function that runs only this op, in the shape of the call; the function keeps only the other operand alive."""
         shape = self.values[self.place].shape
         if self.name == "cast":
             name = self.dtype.name

@@ -25,7 +25,7 @@ from netcl.engine.registry import REGISTRY, Op, Reduction
 
 
 class _Rows:
-    """Builds deferred formulas over the rows of a tensor, in its compute type."""
+    """A builder of deferred formulas over the rows of a tensor, in the compute type of its dtype."""
 
     def __init__(self, name: str, like: Tensor, axes: int = 1):
         self.name, self.axes, self.dtype = name, axes, like.dtype
@@ -42,7 +42,7 @@ class _Rows:
 
 
 class ArrayRows:
-    """Evaluates formulas over arrays; reductions are over ``axes``."""
+    """An evaluator of formulas over arrays; reductions are over ``axes``."""
 
     dtype = ""
 

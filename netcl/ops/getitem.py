@@ -149,7 +149,7 @@ def _start(walk: range) -> int:
 
 @composite(ref=None)
 def getitem(F: Any, x: Tensor, index: Any) -> Tensor:
-    """Return ``x[index]``. Indices out of range raise ``IndexError``; those in a device tensor are checked later (:mod:`netcl.ops.index`).
+    """Return ``x[index]``. Indices out of range raise ``IndexError``; device tensors of indices are checked later (:mod:`netcl.ops.index`).
 
     >>> from netcl import ops
     >>> ops.getitem(Tensor.arange(6), [5, -3, 1]).tolist()

@@ -1,7 +1,7 @@
 """Gathering and adding by index. Sums are deterministic: no atomics; values for the same index are added in order.
 
 An index out of range in a list or an array, or with the NumPy backend, raises ``IndexError`` at once. Indices in a device tensor are
-not read by the host, which would wait for the device. Kernels skip invalid ones (they read zeros and add nothing) and
+not read by the host, which would wait for the device. Kernels skip invalid indices (reads give zeros, additions do nothing) and
 set a flag, which :func:`check_indices` turns into the error. With ``NETCL_DEBUG`` of 1 or more every op checks right away.
 """
 
@@ -431,7 +431,7 @@ def _add_at(out: Tensor, at: int, index: Tensor, src: Tensor) -> Tensor:
 
 
 def joined_index(name: str, parts: Sequence[tuple[Any, int]], like: Tensor) -> Tensor:
-    """Combine indices of several axes into one flat index; they broadcast, negative ones count from the end."""
+    """Combine indices of several axes into one flat index; indices broadcast, and negative indices count from the end."""
     on_device = [index for index, _ in parts if isinstance(index, Tensor) and index.array is None]
     shape = np.broadcast_shapes(*(np.shape(index) if not isinstance(index, Tensor) else index.shape for index, _ in parts))
     strides = dense([size for _, size in parts])

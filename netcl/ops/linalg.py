@@ -187,7 +187,7 @@ def _solve_triangular_vjp(F, g, out, A, upper, left, unitriangular):
          samples=[S(_WELL, (3, 2), upper=True), S(_WELL, (3, 3), upper=False, unitriangular=True),
                   S(_WELL, (2, 3), upper=False, left=False)])  # fmt: skip
 def linalg_solve_triangular(A, B, *, upper, left=True, unitriangular=False):
-    """X with ``A X = B``, or ``X A = B`` if not ``left``, for a triangular A; its other triangle is not read. Computed on the host."""
+    """X with ``A X = B``, or ``X A = B`` if not ``left``, for a triangular A, whose other triangle is ignored. Computed on the host."""
     return _solve(_triangle(A, upper, unitriangular), B, left)
 
 

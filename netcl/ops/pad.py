@@ -122,7 +122,7 @@ def _pad_ref(x, padding, mode="constant", value=0.0):
 def pad(x: Tensor, padding: Sequence[int], mode: str = "constant", value: float = 0.0) -> Tensor:
     """Add elements at the ends of axes or, with negative numbers, remove them.
 
-    ``padding`` is ``(before, after)`` of the last axis, then of the one before it, and so on, as in torch. ``mode`` is
+    ``padding`` is ``(before, after)`` of the last axis, then of the axis before it, and so on, as in torch. ``mode`` is
     ``constant``, ``reflect``, ``replicate`` or ``circular``.
     """
     x = launch.as_tensors("pad", x)[0]

@@ -387,7 +387,7 @@ _MACROS = {"ADD": "({0}) + ({1})", "SUB": "({0}) - ({1})", "MUL": "({0}) * ({1})
 
 
 class _Expand(ast.NodeTransformer):
-    """Expands macros such as ``ADD(a, b)`` and ``RELU(x)`` to arithmetic."""
+    """A transformer that expands macros such as ``ADD(a, b)`` and ``RELU(x)`` to arithmetic."""
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
         args = [self.visit(arg) for arg in node.args]

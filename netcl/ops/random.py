@@ -109,7 +109,7 @@ def stream_of(queue: Any) -> RandomStream:
 
 
 class _Unsettled:
-    """Whether a stream may have drawn numbers since the counters were last advanced; every replay checks this."""
+    """A flag, ``any``: whether a stream may have drawn numbers since the counters were last advanced. Every replay checks it."""
 
     any = False
 

@@ -84,7 +84,7 @@ def _sample_grid_grad_cpu(dy: np.ndarray, x: np.ndarray, grid: np.ndarray, *, li
 
 
 def _sample_kernel(name: str, image: Tensor, grid: Tensor) -> Any:
-    """Return a kernel of ``sample_images.cl``; a gradient of the grid has the dtype of the grid, other results that of the images."""
+    """Return a kernel of ``sample_images.cl``; grid gradients have the dtype of the grid, other results the dtype of the images."""
     y = grid.dtype if name == "sample_grid_grid_grad" else image.dtype
     operands = {"X": image.dtype, "D": image.dtype, "G": grid.dtype, "Y": y}
     return launch.kernel(image.queue, __file__, "sample_images.cl", name, operands, {"REAL": dtypes.DTYPES[image.dtype].c_compute})

@@ -210,7 +210,7 @@ _SORTED = np.array([0.1, 0.3, 0.3, 0.7], np.float32)
          samples=[S(_SORTED, (5,)), S(_SORTED, np.array([0.3, 0.9], np.float32), right=True),
          S(np.stack([_SORTED, 2 * _SORTED]), (2, 3))])  # fmt: skip
 def searchsorted(sorted_sequence, values, *, out_int32=False, right=False, side=None, sorter=None):
-    """Return where values would be inserted along the sorted last axis, before equal ones or after them (``right``). On the host."""
+    """Return where values would be inserted along the sorted last axis: before equal values, or after them if ``right``. On the host."""
     if side not in (None, "left", "right") or (side == "left" and right):
         raise ValueError(message("searchsorted", "side must be left or right and agree with right", side=repr(side), right=right))
     if sorter is not None:

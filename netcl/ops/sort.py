@@ -183,7 +183,7 @@ def topk(F: Any, x: Tensor, k: int, axis: int = -1, largest: bool = True, sorted
     errors=[(S((3,), (2,), dtypes=("int64", "float32"), high=5), r"\[isin\] x and values must have the same dtype; x=int64")],
 )
 def isin(x: Tensor, values: Tensor, invert: bool = False) -> Tensor:
-    """Return, for every element of ``x``, whether it is among ``values``; a NaN never is."""
+    """Return, for every element of ``x``, whether the element is among ``values``; NaN never is."""
     x, values = launch.as_tensors("isin", x, values)
     if x.dtype != values.dtype:
         raise ShapeError(message("isin", "x and values must have the same dtype", "cast one first", x=x.dtype, values=values.dtype))

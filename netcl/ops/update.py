@@ -126,7 +126,7 @@ class BatchedKernel(NamedTuple):
 
 
 class BlockSpread(NamedTuple):
-    """How elements are distributed on a device: work-items per group, vector width, elements per block."""
+    """The distribution of elements on a device: work-items per group, vector width, elements per block."""
 
     local: int
     width: int

@@ -151,7 +151,7 @@ def _check_scales(keys: Tensor, values: Tensor, scales: tuple[Tensor | None, Ten
 
 
 def _lanes_of(x: Tensor, depths: tuple[int, int], width: int) -> tuple[int, str]:
-    """Return how many values one load reads (a divisor of both ``depths``) and its OpenCL text; ``width``: lanes of a CPU's vectors."""
+    """Return how many values a load reads (a divisor of both ``depths``) and the load in OpenCL; ``width``: lanes of a CPU's vectors."""
     if x.dtype == "float64" or (x.dtype == "float32" and launch.on_cpu_device(x.queue)):
         lanes = next((n for n in (16, 8, 4) if n <= max(4, width) and not any(d % n for d in depths)), 1)
         return lanes, f"vload{lanes}(0, p)" if lanes > 1 else "(*(p))"

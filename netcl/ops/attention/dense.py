@@ -125,13 +125,13 @@ class Dense:
 def mask_gradient(
     F: Any, g: Any, q: Any, k: Any, v: Any, mask: Any, out: Any, logarithms: Any, through: Any, causal: bool, scale: Any
 ) -> Any:
-    """Compute the gradient of an additive mask, which equals that of the scores."""
+    """Compute the gradient of an additive mask, which equals the gradient of the scores."""
     dense = Dense(F, g, q, k, v, mask, out, logarithms, through, causal, scale)
     return F.reshape(dense.d_s, (*q.shape[:-1], k.shape[-2]))
 
 
 def attention_grad_vjp(F, g, upstream, q, k, v, mask, result, logarithms, through, causal, scale):
-    """Compute the gradients of :func:`attention_grad`; unlike it, this stores the whole score matrix."""
+    """Compute the gradients of :func:`attention_grad`; the whole score matrix is stored."""
     d = Dense(F, upstream, q, k, v, mask, result, logarithms, through, causal, scale)
     u_q, u_k, u_v = (F.mul(like, 0) if u is None else F.reshape(u, like.shape) for u, like in zip(g, (d.q, d.k, d.v), strict=True))
     w = F.mul(F.add(F.matmul(u_q, d.k, transpose_b=True), F.matmul(d.q, u_k, transpose_b=True)), d.scale)

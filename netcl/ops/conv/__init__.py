@@ -125,7 +125,7 @@ def conv2d(
 
     ``y[n, f, i, j] = bias[f] + sum over c, r, s of w[f, c, r, s] * x[n, c, i * stride + r * dilation - padding, ...]``;
     ``c`` runs over the channels of the filter's group. ``padding`` is a number, one per axis, ``((top, bottom), (left, right))``,
-    ``"same"`` or ``"valid"``; ``pad`` is an alias of it. One image may be given without a batch axis.
+    ``"same"`` or ``"valid"``; ``pad`` is an alias of ``padding``. One image may be given without a batch axis.
 
     >>> import netcl.ops as F
     >>> from netcl.core.tensor import Tensor, with_shape

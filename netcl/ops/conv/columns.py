@@ -6,7 +6,7 @@ With the windows of all images side by side, ``cols`` of ``(channels x taps, ima
 
 where ``y`` and ``dy`` have their filters outermost, so a copy permutes the axes. Large images, and gradients of few weights, use one
 product per image instead; then a 1 x 1 kernel needs no columns at all. Columns repeat a pixel once per window that contains it.
-Writing and reading them pays only where products run on matrix units and the other convolution kernels do not.
+Writing and reading columns pays only where products run on matrix units and the other convolution kernels do not.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ LINE_WIDTHS = {28: (8, 14, 16), 13: (8, 10, 13), 6: (4, 5, 6), 12: (8, 10, 12), 
 
 
 class LineShare(NamedTuple):
-    """How a CPU kernel divides its work: macros, output lines per work-group (0: not even one fits) and the pixels of a tile."""
+    """The division of a CPU kernel's work: macros, output lines per work-group (0: not even one fits) and the pixels of a tile."""
 
     tiles: dict[str, Any]
     lines: int

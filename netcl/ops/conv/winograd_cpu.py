@@ -30,7 +30,7 @@ LINES = 2 * TILE + OUT  # lines of a strip in local memory: patches, intermediat
 
 
 class Share(NamedTuple):
-    """How the work is divided: macros, blocks of filters, work-groups, and the elements of transformed weights and of scratch memory."""
+    """The division of the work: macros, blocks of filters, work-groups, and the elements of transformed weights and of scratch memory."""
 
     tiles: dict[str, Any]
     blocks: int

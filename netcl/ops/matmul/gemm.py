@@ -100,7 +100,7 @@ class Matmul:
         return self.finish or Finish(self.c)
 
     def bare(self, **changes: Any) -> Matmul:
-        """Return the same product without an epilogue, in the type of the sums."""
+        """Return this product with ``changes``, without an epilogue and in the type of the sums."""
         return replace(self, c=sum_dtype(self.c), bias=None, finish=None, scaled=False, **changes)
 
     def lanes(self, name: str, dtype: str | None, count: int) -> tuple[dict[str, str], str]:
@@ -411,7 +411,7 @@ def problem_of(p: Matmul, profile: ExtendedDeviceProfile) -> Problem:
 
 
 def _plainer_product(config: KernelConfig, profile: DeviceProfile) -> KernelConfig:
-    """Return ``config``, or the naive kernel's if a registered or measured ``config`` turns off local memory or vectors that it needs."""
+    """Return ``config``, or one for the naive kernel if a registered or measured ``config`` turns off features that its kernel needs."""
     simt = config.extra.get("tier", "cpu" if profile.device_type == "cpu" else "simt") == "simt"
     plain = simt and config.variant is V.MATMUL_VECTORIZED
     tiled = simt and config.variant in TILED_PRODUCT.variants

@@ -1,7 +1,7 @@
 """Decides whether the matrix units of NVIDIA GPUs may be used. ``NETCL_MATRIX_UNITS=0`` disables them.
 
-They are used through inline PTX (ptx.cl), which is not part of OpenCL C. A device uses a tier built on them only if its compute
-capability allows it and it is *trusted*: once per context and dtype, the driver has built the tier's kernels and a product
+The units are used through inline PTX (ptx.cl), which is not part of OpenCL C. A device uses a tier built on them only if its compute
+capability allows it and the tier is *trusted*: once per context and dtype, the driver has built the tier's kernels and a product
 of odd sizes was correct. Otherwise the portable kernels run.
 An algorithm's ``when`` calls :func:`capable`, which is cheap; its ``probe`` calls :func:`trusted`.
 """

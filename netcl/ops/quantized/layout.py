@@ -1,4 +1,4 @@
-"""The device layout of packed weights: strips of 16 rows. It is lossless; :func:`unpack_strips` restores the blocks of GGUF.
+"""The device layout of packed weights: strips of 16 rows. The layout is lossless; :func:`unpack_strips` restores the blocks of GGUF.
 
 A record is one block of each row of a strip (32 columns of F16 and BF16), field by field, with the rows of a field side by side::
 

@@ -98,7 +98,7 @@ def run(queue: Any, layer: Layer, operands: LayerOperands) -> None:
 
 
 def part_kernel(queue: Any, layer: Layer, part: int, file: str, macros: Mapping[str, Any], name: str = "") -> Any:
-    """Return the kernel of a part, from the sources of the cell, of the product in ``file`` and of the entry."""
+    """Return the kernel of a part, built from cell.cl, the product in ``file`` and entry.cl; ``name`` defaults to the pass."""
     lanes = macros.get("VW", 1)
     real = DTYPES[layer.dtype].c_compute
     exps, text = launch.exponential(queue, real, lanes)
@@ -200,7 +200,7 @@ def _suits_whole(layer: Layer, config: KernelConfig, profile: Any) -> bool:
 
 
 class _Block(NamedTuple):
-    """How a launch is divided: ``units``, ``items`` and ``rows`` per group, ``tall`` rows at a time; ``columns``, ``quads`` per item."""
+    """The division of a launch: ``units``, ``items`` and ``rows`` per group, ``tall`` rows at a time; ``columns``, ``quads`` per item."""
 
     units: int
     items: int
