@@ -20,7 +20,7 @@ def _extreme(F: Any, name: str, x: Any, dim: Any, keepdim: bool, axis: Axis, kee
         return fold(x, axis=axis, keepdims=keepdims or keepdim, out=out)
     if axis is not None or out is not None:
         what, shape = "dim must not be combined with axis or out", getattr(out, "shape", None)
-        raise ShapeError(message(name, what, "axis= gives values only", dim=dim, axis=axis, out=shape))
+        raise ShapeError(message(name, what, "pass axis without dim to get only the values", dim=dim, axis=axis, out=shape))
     if isinstance(dim, Tensor | np.ndarray):
         return larger(x, dim)
     if isinstance(dim, bool) or not isinstance(dim, int | np.integer):

@@ -49,7 +49,7 @@ def _product_shapes(a: tuple[int, ...], b: tuple[int, ...], trans_a: bool, trans
         transposed = {"transpose_a": True} if trans_a else {}
         transposed |= {"transpose_b": True} if trans_b else {}
         what = f"a must have as many columns as b has rows, got {k} and {rows}"
-        remedy = "transpose b: a @ b.mT" if k == n else "make them equal: transpose or reshape one"
+        remedy = "transpose b: a @ b.mT" if k == n else "transpose or reshape one operand"
         raise ShapeError(message("matmul", what, remedy, **{"a.shape": a, "b.shape": b}, **transposed))
     try:
         batch = np.broadcast_shapes(left[:-2], right[:-2])

@@ -74,7 +74,7 @@ def _packed_sample(x: tuple[int, ...], rows: int, kind: str, biased: bool = Fals
         (S((2, 32), np.zeros(9, np.uint8), kind="Q4_0", rows=4),
          r"\[quantized_linear\] weight must be 288 bytes \(uint8\) for 4 rows and 32 columns; kind=Q4_0, size=9"),
         (S((2, 40), np.zeros(9, np.uint8), kind="Q4_0", rows=4), r"\[quantized_linear\] the columns of Q4_0 must be a multiple of 32"),
-        (S((2, 32), np.zeros(9, np.uint8), kind="Q4", rows=4), r"\[quantized_linear\] unknown kind of blocks; kind='Q4'; known are F32"),
+        (S((2, 32), np.zeros(9, np.uint8), kind="Q4", rows=4), r"\[quantized_linear\] kind must be one of F32, F16, .*; kind='Q4'"),
     ],
 )  # fmt: skip
 def quantized_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, kind: str, rows: int, activations: str = "auto") -> Tensor:

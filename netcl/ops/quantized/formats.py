@@ -106,7 +106,7 @@ def kind_of(name: str | Kind, op: str = "quantize") -> Kind:
         return name
     found = BLOCK_TYPES.get(str(name).upper())
     if found is None:
-        raise DtypeError(message(op, "unknown kind of blocks", f"known are {', '.join(BLOCK_TYPES)}", kind=repr(name)))
+        raise DtypeError(message(op, f"kind must be one of {', '.join(BLOCK_TYPES)}", kind=repr(name)))
     return found
 
 

@@ -57,7 +57,7 @@ def _check_layer(
         or (c0 is not None and (kind != "lstm" or h0 is None))
         or (kind == "lstm" and h0 is not None and c0 is None)
     ):
-        what = "bias must be None unless kind is gru (add it to gx), c0 unless kind is lstm, and lstm takes both h0 and c0 or neither"
+        what = "bias requires kind gru (else add it to gx), c0 requires kind lstm, and lstm takes both h0 and c0 or neither"
         raise ShapeError(message("recurrent", what, kind=kind, bias=bias is not None, h0=h0 is not None, c0=c0 is not None))
     if lengths is not None and lengths.dtype != "int32":
         raise DtypeError(message("recurrent", "lengths must be int32", dtype=lengths.dtype))
