@@ -43,7 +43,7 @@ MISTAKES = {
     "flatten forgotten": (lambda: nn.Linear(64, 10)(netcl.ones((2, 1, 8, 8))), "flatten the input first: nn.Flatten()"),
     "an image without a batch": (lambda: nn.Conv2d(3, 8, 3)(netcl.ones((3, 8))), "x is (batch, channels, height, width)"),
     "channels last": (lambda: nn.Conv2d(3, 8, 3)(netcl.ones((1, 8, 8, 3))), "x.permute(0, 3, 1, 2)"),
-    "gray images for a layer of colors": (lambda: nn.Conv2d(3, 8, 3)(netcl.ones((1, 1, 8, 8))), "pass in_channels of the data"),
+    "gray images for a layer of colors": (lambda: nn.Conv2d(3, 8, 3)(netcl.ones((1, 1, 8, 8))), "set in_channels of the layer"),
     "an axis that is not there": (lambda: netcl.ones((2, 3)).sum(dim=2), "it must be an integer in -2..1"),
     "softmax over an axis that is not there": (lambda: netcl.softmax(netcl.ones((2, 3)), dim=5), "it must be an integer in -2..1"),
     "outputs (N, 1), targets (N,)": (lambda: ag.mse_loss(netcl.ones((4, 1)), netcl.ones((4,))), "pass target.reshape((4, 1))"),

@@ -143,7 +143,7 @@ def baddbmm(input: Operand, a: Operand, b: Operand, *, beta: float = 1, alpha: f
     """beta * x + alpha * (a @ b)."""
 
 def batch_norm(input: Operand, running_mean: Operand | None = None, running_var: Operand | None = None, weight: Operand | None = None, bias: Operand | None = None, *, training: bool = False, momentum: float = 0.1, eps: float = 1e-05, fuse_relu: bool = False) -> Tensor:
-    """Normalize each channel of ``(N, C, ...)`` by the running statistics; in training, or without them, by the batch's own.
+    """Normalize each channel of ``(N, C, ...)`` by its running statistics, or by the batch's in training or if none are given.
 
     Training updates ``running_mean`` and ``running_var`` in place, where given:
     ``running = (1 - momentum) * running + momentum * batch``, the variance with n - 1 in its denominator. ``fuse_relu=True`` applies a
@@ -175,34 +175,34 @@ def bernoulli(input: Operand) -> Tensor:
     """Draw 1 with probability ``p[i]``, else 0, in the dtype and shape of ``p``."""
 
 def bias_add(input: Operand, bias: Operand, dim: int = 1, *, out: Tensor | None = None, axis: int = ...) -> Tensor:
-    """x plus one value per channel, or one for all; ``axis`` is that of the channels."""
+    """Add one value per channel, or one value for all, to x; ``axis`` is the channel axis."""
 
 def bincount(input: Operand, weights: Any = None, minlength: int = 0) -> Tensor:
-    """For each of 0, 1, ..., count its occurrences in a vector of integers, or sum their ``weights``. Waits for the device."""
+    """Count how often each of 0, 1, ... occurs in a vector of integers, or sum the ``weights`` of its occurrences. Waits for the device."""
 
 def bitwise_and(input: Operand, other: Operand, *, out: Tensor | None = None) -> Tensor:
-    """The bits that a and b both have."""
+    """Bitwise AND of a and b."""
 
 def bitwise_left_shift(input: Operand, other: Operand, *, out: Tensor | None = None) -> Tensor:
-    """The bits of a, b places up; 0 where b is negative or not below the number of bits."""
+    """a shifted left by b bits; 0 where b is negative or not below the number of bits."""
 
 def bitwise_not(input: Operand, *, out: Tensor | None = None) -> Tensor:
     """Invert every bit; truth values are negated."""
 
 def bitwise_or(input: Operand, other: Operand, *, out: Tensor | None = None) -> Tensor:
-    """The bits that a or b has."""
+    """Bitwise OR of a and b."""
 
 def bitwise_right_shift(input: Operand, other: Operand, *, out: Tensor | None = None) -> Tensor:
-    """The bits of a, b places down, filled with the sign."""
+    """a shifted right by b bits, filled with the sign."""
 
 def bitwise_xor(input: Operand, other: Operand, *, out: Tensor | None = None) -> Tensor:
-    """The bits that exactly one of a and b has."""
+    """Bitwise XOR of a and b."""
 
 def bmm(input: Operand, mat2: Operand) -> Tensor:
     """Multiply two batches of matrices pairwise."""
 
 def bound(tensors: Sequence[Operand], *, dim: int, order: Sequence[int], axis: int = ...) -> Tensor:
-    """The inverse of :func:`unbind`."""
+    """Stack tensors along an axis: the inverse of :func:`unbind` with the same ``order``."""
 
 def bucketize(input: Operand, boundaries: Operand) -> Tensor:
     """For each element, the index of the interval between boundaries that contains it. Computed on the host."""
@@ -287,7 +287,7 @@ def conv2d(input: Operand, weight: Operand, bias: Operand | None = None, *, stri
 
     ``y[n, f, i, j] = bias[f] + sum over c, r, s of w[f, c, r, s] * x[n, c, i * stride + r * dilation - padding, ...]``;
     ``c`` runs over the channels of the filter's group. ``padding`` is a number, one per axis, ``((top, bottom), (left, right))``,
-    ``"same"`` or ``"valid"``; ``pad`` is an alias. One image may be given without a batch axis.
+    ``"same"`` or ``"valid"``; ``pad`` is an alias of ``padding``. One image may be given without a batch axis.
     """
 
 def conv2d_input_grad(dy: Operand, weight: Operand, *, size: Any, stride: Any = 1, padding: Any = 0, dilation: Any = 1, groups: int = 1) -> Tensor:
@@ -322,7 +322,7 @@ def cosh(input: Operand, *, out: Tensor | None = None) -> Tensor:
     """Hyperbolic cosine."""
 
 def cosine_similarity(input: Operand, other: Operand, *, dim: int = 1, eps: float = 1e-08, axis: int = ...) -> Tensor:
-    """``a . b / (|a| |b|)`` along an axis; lengths count as at least ``eps``."""
+    """``a . b / (|a| |b|)`` along an axis; lengths are clamped to at least ``eps``."""
 
 def count_nonzero(input: Operand, dim: Any = None, keepdim: bool = False, *, axis: Any = ..., keepdims: bool = ...) -> Tensor:
     """Count nonzero elements, as int64."""
@@ -401,15 +401,15 @@ def dstack(tensors: Sequence[Operand]) -> Tensor:
 def einsum(equation: str, *operands: Any) -> Tensor:
     """Sums of products by labels: ``einsum("bij,bjk->bik", a, b)``.
 
-    Labels are letters. A label that is missing after ``->`` is summed, one that occurs twice in an operand takes its diagonal, and
+    Labels are letters. A label that is missing after ``->`` is summed, a label that occurs twice in an operand takes the diagonal, and
     ``...`` represents further axes, which broadcast. Operands are multiplied from left to right.
     """
 
 def elementwise_binary(input: Operand, other: Operand, expr: str, *, out: Tensor | None = None) -> Tensor:
-    """Apply your own expression over a and b (or ``v0`` and ``v1``), broadcast together. It has a gradient."""
+    """Apply your own expression over a and b (or ``v0`` and ``v1``), broadcast together. The result has a gradient."""
 
 def elementwise_unary(input: Operand, expr: str, *, out: Tensor | None = None) -> Tensor:
-    """Apply your own expression over x (or ``v0``): ``elementwise_unary(x, "x * EXP(-x)")``. It has a gradient."""
+    """Apply your own expression over x (or ``v0``): ``elementwise_unary(x, "x * EXP(-x)")``. The result has a gradient."""
 
 def elu(input: Operand, alpha: float | None = 1.0, *, out: Tensor | None = None) -> Tensor:
     """Exponential below zero: x where positive, else alpha * (exp(x) - 1)."""
@@ -439,7 +439,7 @@ def exp2(input: Operand, *, out: Tensor | None = None) -> Tensor:
     """2 to the power of x."""
 
 def expand(input: Operand, shape: int | Sequence[int] = ..., *more: int, size: int | Sequence[int] = ...) -> Tensor:
-    """Repeat along axes of size one and along new leading axes; -1 keeps a size. A view, which cannot be written in place."""
+    """Repeat along axes of size one and along new leading axes; -1 keeps a size. The result is a view and cannot be written in place."""
 
 def expm1(input: Operand, *, out: Tensor | None = None) -> Tensor:
     """exp(x) - 1, accurate near 0."""
@@ -481,10 +481,10 @@ def fmod(input: Operand, other: Operand, *, out: Tensor | None = None) -> Tensor
     """Remainder with the sign of the dividend, as in C."""
 
 def frac(input: Operand) -> Tensor:
-    """The signed fraction of x."""
+    """x - trunc(x)."""
 
 def gather(input: Operand, dim: int = ..., index: Operand = ..., *, axis: int = ...) -> Tensor:
-    """``out[i][j] = x[index[i][j]][j]`` for axis 0, and so on: one index per element of the result."""
+    """Read ``x`` at one index per element of the result, along an axis: ``out[i][j] = x[index[i][j]][j]`` for axis 0."""
 
 def ge(input: Operand, other: Operand, *, out: Tensor | None = None) -> Tensor:
     """a >= b."""
@@ -502,7 +502,7 @@ def ger(input: Operand, other: Operand) -> Tensor:
     """Multiply every element of ``a`` by every element of ``b``: the outer product of two vectors."""
 
 def getitem(input: Operand, index: Any) -> Tensor:
-    """``x[index]``. Indices out of range raise ``IndexError``, those in a device tensor at a later check, see :mod:`netcl.ops.index`."""
+    """Return ``x[index]``. Indices out of range raise ``IndexError``; device tensors of indices are checked later (:mod:`netcl.ops.index`)."""
 
 def global_avg_pool(input: Operand) -> Tensor:
     """The mean of each channel; axes stay with size 1."""
@@ -513,8 +513,8 @@ def global_max_pool(input: Operand) -> Tensor:
 def grid_sample(input: Operand, grid: Operand, mode: str = 'bilinear', padding_mode: str = 'zeros', align_corners: bool = False) -> Tensor:
     """Sample images ``(batch, channels, height, width)`` at the points of ``grid`` ``(batch, height, width, 2)``; also volumes.
 
-    A point is ``(x, y)`` with -1 and 1 at the edges of the image (``align_corners=True``: at the centers of its corner pixels). Outside
-    lie zeros; with ``padding_mode="border"`` the nearest pixels; with ``"reflection"`` mirror images. ``mode`` is ``bilinear``,
+    A point is ``(x, y)`` with -1 and 1 at the edges of the image (``align_corners=True``: at the centers of its corner pixels). Points
+    outside read zeros; with ``padding_mode="border"`` the nearest pixels; with ``"reflection"`` mirror images. ``mode`` is ``bilinear``,
     ``nearest`` or, for images, ``bicubic``. Points of volumes are ``(x, y, z)``.
     """
 
@@ -540,7 +540,7 @@ def hinge(input: Operand, target: Operand, *, margin: float = 1.0, reduction: st
     """``max(0, margin - x target)`` for targets of -1 and 1."""
 
 def histc(input: Operand, bins: int = 100, min: float = 0, max: float = 0) -> Tensor:
-    """Count the elements in each of ``bins`` equal parts of ``[min, max]``; equal bounds mean the range of x and wait for the device."""
+    """Count the elements in ``bins`` equal parts of ``[min, max]``, or of the range of x if ``min == max`` (waits for the device)."""
 
 def hstack(tensors: Sequence[Operand]) -> Tensor:
     """Tensors joined as numpy.hstack does."""
@@ -600,7 +600,7 @@ def isfinite(input: Operand, *, out: Tensor | None = None) -> Tensor:
     """Whether x is neither infinite nor NaN."""
 
 def isin(input: Operand, values: Operand, invert: bool = False) -> Tensor:
-    """Return, for every element of ``x``, whether it is among ``values``; a NaN never is."""
+    """Return, for every element of ``x``, whether the element is among ``values``; NaN never is."""
 
 def isinf(input: Operand, *, out: Tensor | None = None) -> Tensor:
     """Whether x is infinite."""
@@ -696,7 +696,7 @@ def linalg_solve(A: Operand, B: Operand, *, left: bool = True) -> Tensor:
     """X with ``A X = B``, or ``X A = B`` if not ``left``; B may hold vectors. Computed on the host."""
 
 def linalg_solve_triangular(A: Operand, B: Operand, *, upper: Any, left: bool = True, unitriangular: bool = False) -> Tensor:
-    """X with ``A X = B``, or ``X A = B`` if not ``left``, for a triangular A; its other triangle is not read. Computed on the host."""
+    """X with ``A X = B``, or ``X A = B`` if not ``left``, for a triangular A, whose other triangle is ignored. Computed on the host."""
 
 def linalg_svd(A: Operand, full_matrices: bool = True) -> Any:
     """U, S and Vh with ``U diag(S) Vh = A``; the singular values S are in descending order. Computed on the host."""
@@ -793,7 +793,7 @@ def matrix_exp(A: Operand) -> Tensor:
     """The exponential of square matrices."""
 
 def matrix_power(A: Operand, n: int) -> Tensor:
-    """A square matrix to an integer power; a negative one inverts it on the host."""
+    """A square matrix to an integer power; for a negative power the matrix is inverted on the host."""
 
 def max(input: Operand, dim: Any = None, keepdim: bool = False, *, axis: Any = None, keepdims: bool = False, out: Tensor | None = None) -> Any:
     """The largest element; with ``dim``, ``(values, indices)`` along it, as in torch; with ``axis``, values only, as in NumPy.
@@ -818,7 +818,7 @@ def mean(input: Operand, dim: Any = None, keepdim: bool = False, *, out: Tensor 
     """Mean over axes."""
 
 def median(input: Operand, dim: int | None = None, keepdim: bool = False, *, axis: int | None = ..., keepdims: bool = ...) -> Any:
-    """Return the median (the lower one of an even number of values); with an axis also its index, as in torch. A NaN makes it NaN."""
+    """Return the median (the lower one of an even number of values); with an axis also its index, as in torch. Any NaN gives NaN."""
 
 def min(input: Operand, dim: Any = None, keepdim: bool = False, *, axis: Any = None, keepdims: bool = False, out: Tensor | None = None) -> Any:
     """The smallest element; ``dim``, ``axis`` and a second tensor as in :func:`max`."""
@@ -843,7 +843,7 @@ def mode_indices(input: Operand, dim: float = -1, *, axis: float = ...) -> Any:
     """Return the last index of the most frequent value (of several, the smallest) along an axis. Computed on the host."""
 
 def moveaxis(input: Operand, source: int | Sequence[int], destination: int | Sequence[int]) -> Tensor:
-    """Move axes to other positions; the others keep their order. A view."""
+    """Return a view with the axes ``source`` moved to the positions ``destination``; the other axes keep their order."""
 
 def mse(input: Operand, target: Operand, *, reduction: str = 'mean', size_average: Any = None, reduce: Any = None) -> Tensor:
     """The squared difference."""
@@ -858,7 +858,7 @@ def mv(input: Operand, other: Operand) -> Tensor:
     """A matrix times a vector."""
 
 def nan_to_num(input: Operand, nan: float = 0.0, posinf: float | None = None, neginf: float | None = None) -> Tensor:
-    """x with numbers in place of NaN and infinities, which by default become the largest and least of the dtype."""
+    """x with NaN and infinities replaced by numbers: by default 0, and the largest and the least number of the dtype."""
 
 def nan_to_num_values(input: Operand, nan: float = 0.0, posinf: float = 1e+30, neginf: float = -1e+30, *, out: Tensor | None = None) -> Tensor:
     """x with numbers in place of NaN and infinities."""
@@ -888,7 +888,7 @@ def norm(input: Operand, p: float | str = 2, dim: Any = None, keepdim: bool = Fa
     """Compute the p-norm over axes: ``sum(|x|**p) ** (1/p)``; p may be infinite, 0 counts nonzero elements, "fro" is 2."""
 
 def one_hot(input: Operand, num_classes: int = -1, dtype: Any = 'int64') -> Tensor:
-    """Add a last axis of ``num_classes`` with a one at the index, else zeros; -1 means the largest index plus one."""
+    """Add a last axis of size ``num_classes`` with 1 at the index and 0 elsewhere; ``num_classes=-1``: the largest index plus one."""
 
 def outer(input: Operand, vec2: Operand) -> Tensor:
     """Multiply every element of ``a`` by every element of ``b``: the outer product of two vectors."""
@@ -896,7 +896,7 @@ def outer(input: Operand, vec2: Operand) -> Tensor:
 def pad(input: Operand, padding: Sequence[int], mode: str = 'constant', value: float = 0.0) -> Tensor:
     """Add elements at the ends of axes or, with negative numbers, remove them.
 
-    ``padding`` is ``(before, after)`` of the last axis, then of the one before it, and so on, as in torch. ``mode`` is
+    ``padding`` is ``(before, after)`` of the last axis, then of the axis before it, and so on, as in torch. ``mode`` is
     ``constant``, ``reflect``, ``replicate`` or ``circular``.
     """
 
@@ -913,7 +913,7 @@ def polygamma(input: Any, n: Any) -> Tensor:
     """The n-th derivative of digamma, for n of 0 and 1: ``polygamma(1, x)`` as in torch, or ``polygamma(x, 1)``."""
 
 def pool_average(input: Operand, *, windows: Any, count_pad: bool = True) -> Tensor:
-    """Return the mean of each window; ``count_pad``: whether padding counts."""
+    """Return the mean of each window; ``count_pad``: whether padded pixels count in the divisor."""
 
 def pool_average_grad(dy: Operand, *, windows: Any, count_pad: bool = True) -> Tensor:
     """The gradient of :func:`pool_average`."""
@@ -956,7 +956,7 @@ def quantized_linear_grad(grad: Operand, weight: Operand, *, kind: str, columns:
     """The gradient of :func:`quantized_linear` with respect to x: ``grad w``. Weights are unpacked in pieces."""
 
 def quantized_rows(weight: Operand, index: Operand | None = None, *, kind: str, shape: tuple[int, int], dtype: Any = 'float32', size: tuple[int, int] = ...) -> Tensor:
-    """Unpack all rows of weights, or those in ``index`` as (\\*index.shape, columns). Indices out of range give NaN. No gradient."""
+    """Unpack all rows of weights, or rows by ``index`` as (\\*index.shape, columns). On devices, a bad index gives NaN. No gradient."""
 
 def rad2deg(input: Operand) -> Tensor:
     """Radians to degrees."""
@@ -1000,13 +1000,13 @@ def remainder(input: Operand, other: Operand, *, out: Tensor | None = None) -> T
     """Remainder with the sign of the divisor, as in Python."""
 
 def reorder(input: Operand, order: Sequence[int]) -> Tensor:
-    """Permute the axes: the common op of ``permute`` and ``transpose``."""
+    """Permute the axes: the op that ``permute`` and ``transpose`` call."""
 
 def repeat(input: Operand, repeats: int | Sequence[int] = ..., *more: int, dims: int | Sequence[int] = ...) -> Tensor:
     """Repeat the whole tensor along each axis, as ``torch.Tensor.repeat``; there may be more repeats than axes."""
 
 def repeat_interleave(input: Operand, repeats: Any = ..., dim: int | None = None, *, dims: Any = ..., axis: int | None = ...) -> Tensor:
-    """Every element (or slice along an axis) repeated, by one number or one for each."""
+    """Every element (or slice along an axis) repeated; repeats: one number, or more."""
 
 def resample2d(input: Operand, *, size: Any, steps: Any, mode: str = 'nearest', align_corners: bool = False, back: bool = False) -> Tensor:
     """Resample images to height and width ``size``, at points ``steps`` input pixels apart; the basis of :func:`interpolate`.
@@ -1028,13 +1028,13 @@ def rope(input: Operand, positions: Operand | None = None, frequencies: Operand 
 
     A pair is an element of the first half and one of the second, or two neighbors if ``interleaved``. Rows are at positions
     ``offset, offset + 1, ..`` unless ``positions`` gives them: ``(N,)``, or ``(B, N)`` for x of ``(B, ..., N, D)``.
-    ``frequencies`` of shape ``(D / 2,)``, in radians per position, replace those of ``base``; they have no gradient.
+    ``frequencies`` of shape ``(D / 2,)``, in radians per position, replace the frequencies of ``base`` and have no gradient.
     ``inverse`` rotates back, as the gradient does. ``heads`` limits the rotation to that many leading heads; x must be ``(B, H, N, D)``
     and positions ``(B, N)``.
     """
 
 def rot90(input: Operand, k: int = 1, dims: Sequence[int] = ..., *, key: int = ...) -> Tensor:
-    """The plane of two axes turned k times by 90 degrees, from the first axis towards the second."""
+    """x rotated k times by 90 degrees in the plane of two axes, from the first axis towards the second."""
 
 def round(input: Operand, *, out: Tensor | None = None) -> Tensor:
     """Nearest integer; halves go to the even one."""
@@ -1061,7 +1061,7 @@ def rsub(input: Operand, other: Operand, *, alpha: float | None = 1) -> Tensor:
     """b - alpha * a."""
 
 def sample_images(input: Operand, grid: Operand, *, linear: bool = True, border: bool = False, align: bool = False) -> Tensor:
-    """Sample images for :func:`grid_sample`: bilinear, nearest if not ``linear``; outside lie zeros, the nearest pixels if ``border``."""
+    """Sample images for :func:`grid_sample`: bilinear if ``linear``, else nearest; outside, the nearest pixel if ``border``, else 0."""
 
 def sample_images_grid_grad(dy: Operand, x: Operand, grid: Operand, *, linear: bool = True, border: bool = False, align: bool = False) -> Tensor:
     """The gradient of :func:`sample_images` with respect to its grid; zero unless ``linear``. It has no gradient itself."""
@@ -1069,7 +1069,7 @@ def sample_images_grid_grad(dy: Operand, x: Operand, grid: Operand, *, linear: b
 def sample_images_input_grad(dy: Operand, grid: Operand, *, size: Sequence[int], linear: bool = True, border: bool = False, align: bool = False) -> Tensor:
     """The gradient of :func:`sample_images` with respect to images of height and width ``size``.
 
-    Points add up in their order: one work-item per plane, so that two runs agree bit for bit.
+    One work-item per plane adds the points in order, so that two runs agree bit for bit.
     """
 
 def scaled_dot_product_attention(query: Operand, key: Operand, value: Operand, mask: Operand | None = None, *, attn_mask: Any = None, causal: bool = False, is_causal: bool = False, scale: float | None = None, dropout_p: float = 0.0) -> Tensor:
@@ -1085,7 +1085,7 @@ def scatter(input: Operand, dim: int = ..., index: Any = ..., src: Any = ..., *,
     """A copy of x with ``src`` (a tensor or a number) at ``index`` along an axis; for a repeated index the last value stays. ``reduce`` adds or multiplies instead, by scatter_reduce."""
 
 def scatter_add(input: Operand, dim: int = ..., index: Operand = ..., src: Operand = ..., *, axis: int = ...) -> Tensor:
-    """Return ``x`` with ``src[i][j]`` added at ``[index[i][j]][j]`` (axis 0), and so on; an element may be named several times."""
+    """Return ``x`` with ``src`` added at ``index`` along an axis: ``out[index[i][j]][j] += src[i][j]`` for axis 0; indices may repeat."""
 
 def scatter_reduce(input: Operand, dim: int = ..., index: Any = ..., src: Any = ..., reduce: Any = ..., *, include_self: bool = True, source: Any = ..., value: Any = ..., axis: int = ...) -> Tensor:
     """A copy of x with the values of src combined into the elements at index, by sum, prod, mean, amax or amin. Without ``include_self`` x itself does not count. prod, amax and amin are computed on the host."""
@@ -1094,7 +1094,7 @@ def scatter_reduced(input: Operand, dim: Any = ..., index: Operand = ..., src: O
     """The products, largest or least values of :func:`scatter_reduce`. Computed on the host."""
 
 def searchsorted(sorted_sequence: Operand, values: Operand, *, out_int32: bool = False, right: bool = False, side: Any = None, sorter: Any = None) -> Tensor:
-    """Return where values would be inserted along the sorted last axis, before equal ones or after them (``right``). On the host."""
+    """Return where values would be inserted along the sorted last axis: before equal values, or after them if ``right``. On the host."""
 
 def select(input: Operand, dim: Any = ..., index: Any = ..., *, axis: Any = ...) -> Tensor:
     """One slice along an axis; a view."""
@@ -1160,7 +1160,7 @@ def square(input: Operand, *, out: Tensor | None = None) -> Tensor:
     """The square."""
 
 def squeeze(input: Operand, dim: int | Sequence[int] | None = None, *, axis: int | Sequence[int] | None = ...) -> Tensor:
-    """Drop axes of size one, all or those named; a named axis of another size stays. Shares memory."""
+    """Drop all axes of size one, or only the named axes; a named axis of another size stays. Shares memory."""
 
 def stack(tensors: Sequence[Operand], dim: int = 0, *, axis: int = ...) -> Tensor:
     """Stack tensors of one shape along a new axis."""
@@ -1244,9 +1244,9 @@ def unfold(input: Operand, dimension: int, size: int, step: int) -> Tensor:
     """Slices of ``size`` elements of an axis, ``step`` apart, along a new last axis. A copy (torch returns a view)."""
 
 def unique(input: Operand, sorted: bool = True, return_inverse: bool = False, return_counts: bool = False, dim: int | None = None, *, axis: int | None = ...) -> Any:
-    """Return the distinct values and, if requested, the position of every element among them and the counts. On the host.
+    """Return the distinct values and, if requested, the position of every element among them and the counts.
 
-    With ``axis``, slices along it are compared. Values are always in order; ``sorted`` is ignored.
+    Computed on the host. With ``axis``, slices along it are compared. Values are always in order; ``sorted`` is ignored.
     """
 
 def unsqueeze(input: Operand, dim: int = ..., *, axis: int = ...) -> Tensor:

@@ -1,7 +1,6 @@
-"""The ops: forward only, Tensor in, Tensor out. Each is a row of the registry and is found here by its name.
+"""All ops as functions of tensors, forward only. Each op is a row of the registry and an attribute of this module.
 
-Every module of this package registers its rows when it is imported; a row registered later (by a program of yours) is
-found here as well.
+Every module of this package registers its rows when it is imported. Ops that a program registers later become attributes as well.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ _NOT_OPS = {"epilogue", "finish", "fused_rows", "images"}
 
 
 def function(name: str) -> Callable[..., Any]:
-    """Return the public function of the op ``name``."""
+    """Return the public function of the op or alias ``name``."""
     row = lookup_op(name)
     if isinstance(row, Op):
         if row.at_once:
@@ -49,7 +48,7 @@ def function(name: str) -> Callable[..., Any]:
 
 
 def names() -> list[str]:
-    """List the names of all ops, aliases included."""
+    """Return the names of all ops and aliases, sorted."""
     return sorted([*REGISTRY, *ALIASES])
 
 

@@ -74,19 +74,20 @@ def _inference_cpu(x: Any, mean: Any, var: Any, weight: Any, bias: Any, eps: flo
 # ---- checks and launches
 
 
-def _check_batch(name: str, x: Tensor, weight: Any, bias: Any, mean: Any, var: Any, second: str = "var") -> None:
+def _check_batch(name: str, x: Tensor, weight: Any, bias: Any, mean: Any, var: Any, labels: tuple[str, str] = ("mean", "var")) -> None:
     launch.check_dtype(name, x)
     if x.ndim < 2:
         raise ShapeError(message(name, "x must be (N, C, ...)", x=x.shape))
     check_affine(name, x.shape[1:2], weight, bias)
+    given, both = dict(zip(labels, (mean, var), strict=True)), " and ".join(labels)
     if (mean is None) != (var is None):
-        shapes = {"mean": getattr(mean, "shape", None), second: getattr(var, "shape", None)}
-        raise ShapeError(message(name, f"mean and {second} must both be given, or neither", **shapes))
-    for title, t in (("mean", mean), (second, var)):
+        shapes = {label: getattr(t, "shape", None) for label, t in given.items()}
+        raise ShapeError(message(name, f"{both} must both be given, or neither", **shapes))
+    for label, t in given.items():
         if t is not None and t.shape != x.shape[1:2]:
-            raise ShapeError(message(name, f"{title} must have shape {x.shape[1:2]}", **{title: t.shape}))
+            raise ShapeError(message(name, f"{label} must have shape {x.shape[1:2]}", **{label: t.shape}))
     if mean is not None and var is not None and mean.dtype != var.dtype:
-        raise DtypeError(message(name, f"mean and {second} must have the same dtype", mean=mean.dtype, **{second: var.dtype}))
+        raise DtypeError(message(name, f"{both} must have the same dtype", **{label: t.dtype for label, t in given.items()}))
 
 
 def _train_cpu(x: Tensor, weight: Any, bias: Any, running: tuple[Any, Any], momentum: float, eps: float) -> Any:
@@ -110,7 +111,7 @@ def _fuses(queue: Any, x: Tensor, span: int) -> bool:
 
 
 def _apply_args(x: Tensor, span: int) -> tuple[str, tuple[int, ...], int, int]:
-    """Return which kernel applies statistics per channel (``columns`` or ``rows``), its extra arguments, the rows and the row length."""
+    """Return which kernel applies the statistics (``columns`` or ``rows``), its extra arguments, the number of rows and their length."""
     images, channels = x.shape[:2]
     return ("columns", (), images, channels) if span == 1 else ("rows", (channels,), images * channels, span)
 
@@ -176,7 +177,7 @@ def _deferred_train(
 
 def _check_train(*tensors: Any) -> list[Any]:
     x, weight, bias, running_mean, running_var = launch.as_tensors("batch_norm", *tensors)
-    _check_batch("batch_norm", x, weight, bias, running_mean, running_var)
+    _check_batch("batch_norm", x, weight, bias, running_mean, running_var, ("running_mean", "running_var"))
     if x.shape[1] and x.size == x.shape[1]:
         remedy = "pass a larger batch (drop_last=True of a DataLoader), or call model.eval() first"
         raise ShapeError(message("batch_norm", "training requires more than one value per channel", remedy, x=x.shape))
@@ -303,7 +304,7 @@ def batch_norm_train(
 def batch_norm_grad(upstream: Tensor, x: Tensor, weight: Tensor | None, mean: Tensor, rstd: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients of :func:`batch_norm_train`: input, weight, bias."""
     upstream, x, weight, mean, rstd = launch.as_tensors("batch_norm_grad", upstream, x, weight, mean, rstd)
-    _check_batch("batch_norm_grad", x, weight, None, mean, rstd, "rstd")
+    _check_batch("batch_norm_grad", x, weight, None, mean, rstd, ("mean", "rstd"))
     if x.backend == "cpu":
         return launch.run_cpu(_batch_norm_grad_cpu, upstream, x, weight, mean, rstd, dtype=(x.dtype, mean.dtype, mean.dtype))
     if not x.size:
@@ -315,7 +316,7 @@ def batch_norm_grad(upstream: Tensor, x: Tensor, weight: Tensor | None, mean: Te
 def _into_product(
     x: Any, mean: Any, var: Any, weight: Any = None, bias: Any = None, *, eps: float = 1e-5, fuse_relu: bool = False
 ) -> Tensor | None:
-    """Fold the norm into the weights of the pending product ``x`` while recording, so that replays reuse them; ``None`` if impossible."""
+    """Fold the norm into the weights of the pending product ``x``, for replays of a recording to reuse; ``None`` if impossible."""
     product, given = getattr(x, "source", None), [t for t in (mean, var, weight, bias) if t is not None]
     if recording.active.recorder is None or not isinstance(product, lazy_graph.Product) or x.requires_grad or x.dtype in HALVES:
         return None
@@ -365,14 +366,14 @@ def _selects_fused(x: Tensor) -> bool:
     ref="numpy", tol=4,
     samples=[S((4, 3, 5), None, None, (3,), (3,), training=True, fuse_relu=True),
              S((4, 3, 5), None, None, (3,), (3,), training=True), S((4, 3, 5), (3,), (3,), (3,), (3,), low=0.1)],
-    errors=[(S((4, 3), (3,), None), r"\[batch_norm\] mean and var must both be given, or neither; mean=\(3,\), var=None"),
+    errors=[(S((4, 3), (3,), None), r"\[batch_norm\] running_mean and running_var must both be given, or neither; running_mean=\(3,\)"),
             (S((4, 3), None, None, (4,)), r"\[batch_norm\] weight must have shape \(3,\); weight=\(4,\)")],
 )  # fmt: skip
 def batch_norm(
     F: Any, x: Tensor, running_mean: Tensor | None = None, running_var: Tensor | None = None, weight: Tensor | None = None,
     bias: Tensor | None = None, *, training: bool = False, momentum: float = 0.1, eps: float = 1e-5, fuse_relu: bool = False,
 ) -> Tensor:  # fmt: skip
-    """Normalize each channel of ``(N, C, ...)`` by the running statistics; in training, or without them, by the batch's own.
+    """Normalize each channel of ``(N, C, ...)`` by its running statistics, or by the batch's in training or if none are given.
 
     Training updates ``running_mean`` and ``running_var`` in place, where given:
     ``running = (1 - momentum) * running + momentum * batch``, the variance with n - 1 in its denominator. ``fuse_relu=True`` applies a

@@ -1,4 +1,4 @@
-"""Ops composed of other ops under torch's names; each is one row, and its gradient is that of its parts.
+"""Ops composed of other ops under torch's names; each is one row, and gradients flow through its parts.
 
 ``unique`` is computed on the host, and so are lengths that determine the shape of a result.
 """
@@ -26,7 +26,7 @@ _LN2 = math.log(2)
 
 
 class Extremes(NamedTuple):
-    """The least and the largest value."""
+    """The result of ``aminmax``: the smallest and the largest values."""
 
     min: Tensor
     max: Tensor
@@ -108,13 +108,13 @@ def diag_embed(F: Any, x: Tensor, offset: int = 0, dim1: int = -2, dim2: int = -
 
 @composite(ref=lambda x, source, destination: np.moveaxis(x, source, destination),
            samples=[S((2, 3, 4), source=0, destination=-1), S((2, 3, 4), source=(0, 1), destination=(-1, 0))],
-           errors=[(S((2, 3), source=(0, 1), destination=0), r"\[moveaxis\] source and destination must name equally")])  # fmt: skip
+           errors=[(S((2, 3), source=(0, 1), destination=0), r"\[moveaxis\] source and destination must have the same")])  # fmt: skip
 def moveaxis(F: Any, x: Tensor, source: SizesArgument, destination: SizesArgument) -> Tensor:
-    """Move axes to other positions; the others keep their order. A view."""
+    """Return a view with the axes ``source`` moved to the positions ``destination``; the other axes keep their order."""
     x = _checked_tensor("moveaxis", x)
     pairs = [[_at("moveaxis", axis, x.ndim) for axis in sizes_of(axes)] for axes in (source, destination)]
     if len({*pairs[0]}) != len(pairs[0]) or len({*pairs[1]}) != len(pairs[0]) or len(pairs[1]) != len(pairs[0]):
-        what = "source and destination must name equally many axes, and none twice"
+        what = "source and destination must have the same number of axes, none of them twice"
         raise ShapeError(message("moveaxis", what, source=source, destination=destination))
     order = [axis for axis in range(x.ndim) if axis not in pairs[0]]
     for to, axis in sorted(zip(pairs[1], pairs[0], strict=True)):
@@ -140,7 +140,7 @@ row("diag", lambda F, x, diagonal=0: F.diagonal(x, diagonal) if _checked_tensor(
 row("trace", lambda F, x: F.sum(F.diagonal(_checked_tensor("trace", x, 2, 2))), np.trace, S((3, 5)),
      doc="The sum of the diagonal of a matrix.")  # fmt: skip
 row("rot90", _rot90, lambda x, k=1, dims=(0, 1): np.rot90(x, k, dims), S((2, 3)), S((2, 3, 4), k=-1, dims=(1, 2)), S((2, 3), k=2),
-     doc="The plane of two axes turned k times by 90 degrees, from the first axis towards the second.")  # fmt: skip
+     doc="x rotated k times by 90 degrees in the plane of two axes, from the first axis towards the second.")  # fmt: skip
 row("fliplr", lambda F, x: F.flip(x, 1), np.fliplr, S((2, 3)), doc="The second axis reversed.")
 row("flipud", lambda F, x: F.flip(x, 0), np.flipud, S((3, 2)), doc="The first axis reversed.")
 row("ravel", lambda F, x: F.reshape(x, (-1,)), np.ravel, S((2, 3)), doc="All elements along one axis; shares memory.")
@@ -194,7 +194,7 @@ def _repeat_interleave(F: Any, x: Tensor, repeats: Any, axis: int | None = None)
 
 
 row("repeat_interleave", _repeat_interleave, lambda x, repeats, axis=None: np.repeat(x, repeats, axis), S((2, 3), repeats=2),
-     S((2, 3), repeats=(0, 2), axis=0), doc="Every element (or slice along an axis) repeated, by one number or one for each.")  # fmt: skip
+     S((2, 3), repeats=(0, 2), axis=0), doc="Every element (or slice along an axis) repeated; repeats: one number, or more.")  # fmt: skip
 
 
 # ---- products
@@ -284,7 +284,7 @@ def _isclose(F: Any, a: Tensor, b: Tensor, rtol: float = 1e-05, atol: float = 1e
 
 row("deg2rad", lambda F, x: F.mul(x, math.pi / 180), np.deg2rad, S((5,)), doc="Degrees to radians.")
 row("rad2deg", lambda F, x: F.mul(x, 180 / math.pi), np.rad2deg, S((5,)), doc="Radians to degrees.")
-row("frac", lambda F, x: F.sub(x, F.trunc(x)), lambda x: x - np.trunc(x), S((5,), low=2.1, high=2.9), doc="The signed fraction of x.")
+row("frac", lambda F, x: F.sub(x, F.trunc(x)), lambda x: x - np.trunc(x), S((5,), low=2.1, high=2.9), doc="x - trunc(x).")
 row("ldexp", lambda F, a, b: F.mul(a, F.exp2(b)), lambda a, b: a * np.exp2(b), S((5,), (5,)), doc="a * 2**b.")
 row("logaddexp2", lambda F, a, b: F.div(F.logaddexp(F.mul(a, _LN2), F.mul(b, _LN2)), _LN2), np.logaddexp2, S((5,), (5,)),
      doc="log2(2**a + 2**b) without overflow.")  # fmt: skip
@@ -294,7 +294,7 @@ row("logit", _logit, lambda x, eps=None: np.log(x / (1 - x)), S((7,), low=0.1, h
      doc="log(x / (1 - x)); with eps, of x clamped between eps and 1 - eps.")  # fmt: skip
 row("nan_to_num", _nan_to_num, lambda x, nan=0.0, posinf=None, neginf=None: np.nan_to_num(x, True, nan, posinf, neginf),
      S(np.array([1.0, np.nan, np.inf, -np.inf], np.float32), nan=2.0, posinf=5.0, neginf=-5.0),
-     doc="x with numbers in place of NaN and infinities, which by default become the largest and least of the dtype.")  # fmt: skip
+     doc="x with NaN and infinities replaced by numbers: by default 0, and the largest and the least number of the dtype.")  # fmt: skip
 _CLOSE = np.array([1.0, 2.0, np.nan, np.inf], np.float32)
 row("isclose", _isclose, np.isclose, S(_CLOSE, _CLOSE + np.array([0, 0.5, 0, 0], np.float32), equal_nan=True),
      doc="Whether |a - b| <= atol + rtol * |b|. Equal infinities are close; NaN is close to NaN only with ``equal_nan``.")  # fmt: skip
@@ -394,7 +394,7 @@ def _median_ref(x, axis=None, keepdims=False):
 @composite(ref=_median_ref, samples=[S((4, 3)), S((4, 3), axis=0), S((2, 5), axis=-1, keepdims=True)],
            errors=[(S((0,)), r"\[median\] x must not be empty")])  # fmt: skip
 def median(F: Any, x: Tensor, axis: int | None = None, keepdims: bool = False) -> Any:
-    """Return the median (the lower one of an even number of values); with an axis also its index, as in torch. A NaN makes it NaN."""
+    """Return the median (the lower one of an even number of values); with an axis also its index, as in torch. Any NaN gives NaN."""
     x = _checked_tensor("median", x)
     if axis is None:
         return F.median(F.reshape(x, (-1,)), 0).values
@@ -412,7 +412,7 @@ def median(F: Any, x: Tensor, axis: int | None = None, keepdims: bool = False) -
 @composite(ref=lambda x, q, axis=None, interpolation="linear", **keep: np.quantile(x, q, axis, method=interpolation, **keep),
            samples=[S((4, 3), q=0.3), S((4, 3), q=(0.0, 0.6, 1.0), axis=0), S((5,), q=0.4, interpolation="lower", axis=0, keepdims=True)],
            amp="float", errors=[(S((3,), q=1.5), r"\[quantile\] q must be between 0 and 1; q=1\.5"),
-                                (S((3,), q=0.5, interpolation="cubic"), r"\[quantile\] unknown interpolation")])  # fmt: skip
+                                (S((3,), q=0.5, interpolation="cubic"), r"\[quantile\] interpolation must be one of")])  # fmt: skip
 def quantile(F: Any, x: Tensor, q: Any, axis: int | None = None, keepdims: bool = False, *, interpolation: str = "linear") -> Tensor:
     """The quantiles ``q`` (a number, or several, which become a first axis) along an axis, or of all values."""
     x = _checked_tensor("quantile", x)
@@ -425,7 +425,7 @@ def quantile(F: Any, x: Tensor, q: Any, axis: int | None = None, keepdims: bool 
     low, high = np.floor(places), np.ceil(places)
     forms = {"linear": places - low, "lower": 0 * low, "higher": high - low, "midpoint": (high - low) / 2, "nearest": np.rint(places) - low}
     if interpolation not in forms:
-        raise ValueError(message("quantile", "unknown interpolation", f"known are {', '.join(forms)}", interpolation=interpolation))
+        raise ValueError(message("quantile", f"interpolation must be one of {', '.join(forms)}", interpolation=repr(interpolation)))
     ordered, side = F.sort(x, at).values, (-1, *(1,) * (x.ndim - 1 - at))
     left, right = (F.index_select(ordered, at, Tensor.from_host(x.queue, ends.astype(np.int64))) for ends in (low, high))
     made = F.lerp(left, right, F.reshape(Tensor.from_host(x.queue, forms[interpolation], x.dtype), side))
@@ -440,7 +440,7 @@ def quantile(F: Any, x: Tensor, q: Any, axis: int | None = None, keepdims: bool 
            samples=[S((9,), dtypes="int64", low=0, high=5), S((4,), dtypes="int32", low=0, high=2, minlength=6)],
            errors=[(S((3,)), r"\[bincount\] x must be a vector of integers")])  # fmt: skip
 def bincount(F: Any, x: Tensor, weights: Any = None, minlength: int = 0) -> Tensor:
-    """For each of 0, 1, ..., count its occurrences in a vector of integers, or sum their ``weights``. Waits for the device."""
+    """Count how often each of 0, 1, ... occurs in a vector of integers, or sum the ``weights`` of its occurrences. Waits for the device."""
     x = _checked_tensor("bincount", x)
     if x.ndim != 1 or dtypes.DTYPES[x.dtype].is_float:
         raise ShapeError(message("bincount", "x must be a vector of integers", dtype=x.dtype, **{"x.shape": x.shape}))
@@ -452,9 +452,9 @@ def bincount(F: Any, x: Tensor, weights: Any = None, minlength: int = 0) -> Tens
 
 @op(vjp=None, ref=lambda x, **how: np.unique(x), samples=[S((9,), dtypes="int64", low=0, high=5), S((2, 3))], at_once=True)
 def unique(x: Tensor, sorted: bool = True, return_inverse: bool = False, return_counts: bool = False, axis: int | None = None) -> Any:
-    """Return the distinct values and, if requested, the position of every element among them and the counts. On the host.
+    """Return the distinct values and, if requested, the position of every element among them and the counts.
 
-    With ``axis``, slices along it are compared. Values are always in order; ``sorted`` is ignored.
+    Computed on the host. With ``axis``, slices along it are compared. Values are always in order; ``sorted`` is ignored.
     """
     x = _checked_tensor("unique", x)
     values, inverse, counts = np.unique(x.to_host(), return_inverse=True, return_counts=True, axis=axis)
@@ -488,7 +488,7 @@ def _take_along_dim(F: Any, x: Tensor, indices: Tensor, axis: int | None = None)
 
 
 def grid_of(axis: int, index: Any) -> tuple[Any, ...]:
-    """Return the index that ``scatter`` writes to: ``index`` along its axis, and each element's own position along the others."""
+    """Return the index tuple of ``scatter``: ``index`` along ``axis``, and each element's own position along the other axes."""
     ndim = len(index.shape)
     return tuple(index if i == axis % ndim else np.arange(n).reshape((-1, *(1,) * (ndim - 1 - i))) for i, n in enumerate(index.shape))
 

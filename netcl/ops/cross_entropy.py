@@ -177,7 +177,7 @@ def _plain_targets(F: Any, upstream: Any, logits: Any, target: Any, logs: Any, s
 
 
 def _of_probabilities(F: Any, slope: Any, upstream: Any, logits: Any, weight: Any, scale: Any, options: Any) -> Any:
-    """Return the gradient of targets that are probabilities; ``slope`` is the derivative of a row's loss with respect to each of them."""
+    """Return the gradient of targets that are probabilities; ``slope`` is the derivative of a row's loss with respect to each target."""
     factor = F.mul(F.reshape(upstream, _kept_axis(logits.shape)) if options["reduction"] == "none" else upstream, scale)
     d_target = F.mul(F.mul(slope, factor), 1 - options["label_smoothing"])
     return d_target if weight is None else F.mul(d_target, F.reshape(weight, _class_axis(logits.shape)))

@@ -38,7 +38,7 @@ class DecodeParts(NamedTuple):
     norm_bias: Tensor | None
 
     def text(self, row: str, weight: str, items: int, quads: dict[str, str]) -> tuple[dict[str, str], dict[str, Any], str]:
-        """Return dtypes, macros and source of decode.cl; ``row``: prefix of x's macros, ``weight``: C type, ``quads``: loads by dtype."""
+        """Return dtypes, macros and source of decode.cl. ``row``: macro prefix of x; ``weight``: C type of w; ``quads``: loads by dtype."""
         named = {"NORM": self.norm_weight, "GATE_BIAS": self.gate_bias, "ADDED": self.residual}
         operands = {name: "float32" if t is None else t.dtype for name, t in named.items()}
         return operands, {
@@ -59,7 +59,7 @@ def launches_dominate(queue: Any) -> bool:
 
 
 def decodes_together(x: Tensor) -> bool:
-    """Whether products with the rows of ``x`` gain from :func:`decode_linear`."""
+    """Whether :func:`decode_linear` runs products with ``x`` as one launch: at most eight rows, on a GPU."""
     return x.ndim > 0 and x.size <= DECODED_ROWS * x.shape[-1] and launches_dominate(x.queue)
 
 

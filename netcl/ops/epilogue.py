@@ -43,7 +43,7 @@ class _Waiting(lazy_graph.Product):
         self.tensors = []
 
     def skippable(self) -> bool:
-        """Whether no tensor needs these values separately."""
+        """Whether the values are neither computed nor referenced by a tensor, so that they need not be stored."""
         return self.made is None and not self.alive()
 
     def compute(self, wanted: Sequence[Any] = ()) -> Tensor:
@@ -95,7 +95,7 @@ class PendingProduct(_Waiting):
         return self.call(*self.inputs[:2], self.extras)
 
     def ending_in(self, extras: Extras) -> Tensor:
-        """Launch the product with its epilogue and return the result."""
+        """Launch the product with the epilogue ``extras`` and return the result."""
         assert self.call is not None
         if self.deferral is not None:
             self.deferral.followed += 1
@@ -221,7 +221,7 @@ def _in_shape(x: Tensor, shape: tuple[int, ...]) -> Tensor:
 
 
 class _Step(NamedTuple):
-    """An op on a pending value, which is one of its operands."""
+    """A call of an op with a pending value as operand number ``place``."""
 
     name: str
     values: Sequence[Any]
@@ -246,7 +246,7 @@ class _Step(NamedTuple):
         return _plus_tensor(of.extras, other, of, seen.shape) if isinstance(other, Tensor) else None
 
     def alone(self) -> Callable[[Tensor], Tensor]:
-        """Return a function that runs only this op, in the shape it was called with; it keeps only the other operand alive."""
+        """Return a function that runs only this op, in the shape of the call; the function keeps only the other operand alive."""
         shape = self.values[self.place].shape
         if self.name == "cast":
             name = self.dtype.name

@@ -19,8 +19,8 @@ def _extreme(F: Any, name: str, x: Any, dim: Any, keepdim: bool, axis: Axis, kee
     if dim is None:
         return fold(x, axis=axis, keepdims=keepdims or keepdim, out=out)
     if axis is not None or out is not None:
-        what, shape = "dim= cannot be combined with axis= or out=", getattr(out, "shape", None)
-        raise ShapeError(message(name, what, "axis= gives values only", dim=dim, axis=axis, out=shape))
+        what, shape = "dim must not be combined with axis or out", getattr(out, "shape", None)
+        raise ShapeError(message(name, what, "pass axis without dim to get only the values", dim=dim, axis=axis, out=shape))
     if isinstance(dim, Tensor | np.ndarray):
         return larger(x, dim)
     if isinstance(dim, bool) or not isinstance(dim, int | np.integer):

@@ -1,6 +1,6 @@
 """Discrete Fourier transforms of pairs: complex numbers as a last axis of 2 (real, imaginary), as in ``torch.view_as_real``.
 
-NumPy computes the three rows on the host, so they wait for the device. ``netcl.fft`` has torch's functions over them.
+NumPy computes the three ``fft_*`` ops on the host, so they wait for the device. ``netcl.fft`` has torch's functions, built on them.
 """
 
 from __future__ import annotations

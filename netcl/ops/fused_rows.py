@@ -1,4 +1,4 @@
-"""Softmax and row norms in formulas and folds: what the NumPy backend computes and what compiled functions defer.
+"""Softmax and row norms as formulas and folds, for the NumPy backend and for deferral in compiled functions.
 
 Functions ``*_rows`` are the formulas. They take ``r``, which evaluates them: :class:`ArrayRows` at once, on arrays; :class:`_Rows` in
 the generated kernel of a compiled function. Each entry of :data:`FUSED` defers an op. It returns ``None`` for a call that is not over
@@ -25,7 +25,7 @@ from netcl.engine.registry import REGISTRY, Op, Reduction
 
 
 class _Rows:
-    """Builds deferred formulas over the rows of a tensor, in its compute type."""
+    """A builder of deferred formulas over the rows of a tensor, in the compute type of its dtype."""
 
     def __init__(self, name: str, like: Tensor, axes: int = 1):
         self.name, self.axes, self.dtype = name, axes, like.dtype
@@ -42,7 +42,7 @@ class _Rows:
 
 
 class ArrayRows:
-    """Evaluates formulas over arrays; reductions are over ``axes``."""
+    """An evaluator of formulas over arrays; reductions are over ``axes``."""
 
     dtype = ""
 

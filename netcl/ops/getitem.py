@@ -1,7 +1,7 @@
 """``x[...]`` and ``x[...] = value`` with NumPy's indices: integers, slices, ``None``, ``...``, integer arrays, boolean masks.
 
 An index is parsed to a :class:`Selection`: strides for the basic part, and at most one gather of rows for all integer arrays and masks
-together. Reading is made of ops with gradients; writing is in place, and :mod:`netcl.autograd.in_place` records it.
+together. Reading is composed of differentiable ops; writing is in place, and :mod:`netcl.autograd.in_place` records it.
 """
 
 from __future__ import annotations
@@ -149,7 +149,7 @@ def _start(walk: range) -> int:
 
 @composite(ref=None)
 def getitem(F: Any, x: Tensor, index: Any) -> Tensor:
-    """``x[index]``. Indices out of range raise ``IndexError``, those in a device tensor at a later check, see :mod:`netcl.ops.index`.
+    """Return ``x[index]``. Indices out of range raise ``IndexError``; device tensors of indices are checked later (:mod:`netcl.ops.index`).
 
     >>> from netcl import ops
     >>> ops.getitem(Tensor.arange(6), [5, -3, 1]).tolist()

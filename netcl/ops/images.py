@@ -1,4 +1,4 @@
-"""Images ``(batch, channels, height, width)`` and signals ``(batch, channels, length)``, as ops over windows take them.
+"""Images ``(batch, channels, height, width)`` and signals ``(batch, channels, length)``, the inputs of ops over windows.
 
 A signal is an image of height 1, so one-dimensional ops are two-dimensional ones.
 """

@@ -1,7 +1,7 @@
 """Gathering and adding by index. Sums are deterministic: no atomics; values for the same index are added in order.
 
-Indices out of range: those in a list or array, and all of the NumPy backend, raise ``IndexError`` at once. Those in a tensor of a
-device are not read by the host, which would wait for the device. Kernels skip them (they give zeros and add nothing) and
+An index out of range in a list or an array, or with the NumPy backend, raises ``IndexError`` at once. Indices in a device tensor are
+not read by the host, which would wait for the device. Kernels skip invalid indices (reads give zeros, additions do nothing) and
 set a flag, which :func:`check_indices` turns into the error. With ``NETCL_DEBUG`` of 1 or more every op checks right away.
 """
 
@@ -197,7 +197,7 @@ def _key_type(keys: Tensor) -> str:
 
 
 def _row_keys(name: str, index: Tensor, n: int, skipped: int = -1) -> Tensor:
-    """Return indices as sort keys; those out of range, and those equal to ``skipped``, get the key ``n``."""
+    """Return indices as sort keys; an index that is out of range or equal to ``skipped`` gets the key ``n``."""
     queue, count = index.queue, index.size
     keys, (flag, code) = _empty_keys(count, n, queue), faults_of(queue).next(name, n)
     kernel = _index_kernel(queue, "row_keys", index.dtype, KEY=_key_type(keys))
@@ -351,7 +351,7 @@ def _corner(x: Tensor, shape: Sequence[int]) -> Tensor:
     ],
 )
 def gather(x: Tensor, axis: int, index: Tensor) -> Tensor:
-    """``out[i][j] = x[index[i][j]][j]`` for axis 0, and so on: one index per element of the result."""
+    """Read ``x`` at one index per element of the result, along an axis: ``out[i][j] = x[index[i][j]][j]`` for axis 0."""
     (x,) = launch.as_tensors("gather", x)
     at, index = _along_axis("gather", x, axis, index)
     x = _corner(x, along(x.ndim, at, x.shape[at], index.shape))
@@ -390,7 +390,7 @@ def _scatter_add_vjp(F, g, axis, index, src_shape):
     errors=[(S((4, 3), 0, np.array([[1, 2]]), (1, 1)), r"\[scatter_add\] index must have as many .* and src must have as many dimensions")],
 )
 def scatter_add(x: Tensor, axis: int, index: Tensor, src: Tensor) -> Tensor:
-    """Return ``x`` with ``src[i][j]`` added at ``[index[i][j]][j]`` (axis 0), and so on; an element may be named several times."""
+    """Return ``x`` with ``src`` added at ``index`` along an axis: ``out[index[i][j]][j] += src[i][j]`` for axis 0; indices may repeat."""
     x, src = launch.as_tensors("scatter_add", x, src)
     launch.check_dtype("scatter_add", x, launch.NUMBERS)
     _check_same_dtype("scatter_add", x, src)
@@ -431,7 +431,7 @@ def _add_at(out: Tensor, at: int, index: Tensor, src: Tensor) -> Tensor:
 
 
 def joined_index(name: str, parts: Sequence[tuple[Any, int]], like: Tensor) -> Tensor:
-    """Combine indices of several axes into one flat index; they broadcast, negative ones count from the end."""
+    """Combine indices of several axes into one flat index; indices broadcast, and negative indices count from the end."""
     on_device = [index for index, _ in parts if isinstance(index, Tensor) and index.array is None]
     shape = np.broadcast_shapes(*(np.shape(index) if not isinstance(index, Tensor) else index.shape for index, _ in parts))
     strides = dense([size for _, size in parts])
@@ -566,7 +566,7 @@ def nonzero(x: Tensor) -> Tensor:
     errors=[(S((3,)), r"\[one_hot\] index must be a tensor of integers")],
 )
 def one_hot(index: Tensor, num_classes: int = -1, dtype: str = "int64") -> Tensor:
-    """Add a last axis of ``num_classes`` with a one at the index, else zeros; -1 means the largest index plus one."""
+    """Add a last axis of size ``num_classes`` with 1 at the index and 0 elsewhere; ``num_classes=-1``: the largest index plus one."""
     (index,) = launch.as_tensors("one_hot", index)
     if num_classes < 0:
         values = index.to_host()

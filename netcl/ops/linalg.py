@@ -187,7 +187,7 @@ def _solve_triangular_vjp(F, g, out, A, upper, left, unitriangular):
          samples=[S(_WELL, (3, 2), upper=True), S(_WELL, (3, 3), upper=False, unitriangular=True),
                   S(_WELL, (2, 3), upper=False, left=False)])  # fmt: skip
 def linalg_solve_triangular(A, B, *, upper, left=True, unitriangular=False):
-    """X with ``A X = B``, or ``X A = B`` if not ``left``, for a triangular A; its other triangle is not read. Computed on the host."""
+    """X with ``A X = B``, or ``X A = B`` if not ``left``, for a triangular A, whose other triangle is ignored. Computed on the host."""
     return _solve(_triangle(A, upper, unitriangular), B, left)
 
 
@@ -453,7 +453,7 @@ def _matrix_exp(F: Any, A: Tensor) -> Tensor:
 
 
 made_of("matrix_power", _matrix_power, np.linalg.matrix_power, S(_WELL, n=3), S(_WELL, n=-2), S(_WELL, n=0), amp="float", tol=8,
-        doc="A square matrix to an integer power; a negative one inverts it on the host.")  # fmt: skip
+        doc="A square matrix to an integer power; for a negative power the matrix is inverted on the host.")  # fmt: skip
 made_of("matrix_exp", _matrix_exp, "numpy", S(_WELL), S((2, 3, 3)), amp="float", tol=8, doc="The exponential of square matrices.")
 
 

@@ -45,7 +45,7 @@ def _check_classes(name: str, x: Tensor, target: Tensor, weight: Tensor | None, 
     axis = min(1, x.ndim - 1)
     if not x.ndim or target.shape not in (x.shape, x.shape[:axis] + x.shape[axis + 1 :]):
         labels = x.shape[:axis] + x.shape[axis + 1 :]
-        what = f"target must be class numbers of shape {labels} or probabilities of shape {x.shape}" if x.ndim else "x must not be 0-d"
+        what = f"target must be class numbers of shape {labels} or probabilities of shape {x.shape}" if x.ndim else "x must not be a scalar"
         raise ShapeError(message(name, what, **{"x.shape": x.shape, "target.shape": target.shape}))
     classes = x.shape[axis]
     if weight is not None and weight.shape != (classes,):
@@ -239,7 +239,7 @@ def _length(F: Any, x: Any, axis: int, eps: float) -> Any:
 
 @composite(ref="numpy", amp="float", tol=2, samples=[S((3, 5), (3, 5)), S((2, 3, 4), (2, 3, 4), axis=2), S((7,), (7,), axis=0)])
 def cosine_similarity(F: Any, a: Tensor, b: Tensor, *, axis: int = 1, eps: float = 1e-8) -> Tensor:
-    """``a . b / (|a| |b|)`` along an axis; lengths count as at least ``eps``."""
+    """``a . b / (|a| |b|)`` along an axis; lengths are clamped to at least ``eps``."""
     a, b = launch.as_tensors("cosine_similarity", a, b)
     return F.div(F.sum(F.mul(a, b), axis=axis), F.mul(_length(F, a, axis, eps), _length(F, b, axis, eps)))
 

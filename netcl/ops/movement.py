@@ -1,7 +1,7 @@
-"""Ops that move elements and compute nothing. Reshaping shares memory; all other ops copy strided blocks.
+"""Ops that move elements and compute nothing. Reshaping shares memory; all other ops copy strided blocks (:mod:`netcl.ops.views`).
 
-The rows with a gradient of their own are few (reshape, expand, repeat, the strided slice and its transpose, permutation, joining,
-splitting, rolling, triangles); the others are made of them.
+A few ops have a gradient of their own (reshape, expand, repeat, the strided slice and its transpose, permutation, joining,
+splitting, rolling, triangles); the other ops are composed of these.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ def flatten(F: Any, x: Tensor, start_axis: int = 0, end_axis: int = -1) -> Tenso
     errors=[(S((1, 3), axis=2), r"\[squeeze\] axis must be in range for 2 dimensions, got 2")],
 )
 def squeeze(F: Any, x: Tensor, axis: SizesArgument | None = None) -> Tensor:
-    """Drop axes of size one, all or those named; a named axis of another size stays. Shares memory."""
+    """Drop all axes of size one, or only the named axes; a named axis of another size stays. Shares memory."""
     x = _as_tensor("squeeze", x)
     named = range(x.ndim) if axis is None else _checked_axes("squeeze", axis, x.ndim)
     return F.reshape(x, tuple(n for i, n in enumerate(x.shape) if n != 1 or i not in named))
@@ -145,7 +145,7 @@ def clone(x: Tensor) -> Tensor:
     errors=[(S((2, 3), order=(0, 0)), r"\[reorder\] every axis must be named only once; axes=\(0, 0\)")],
 )
 def reorder(x: Tensor, order: Sequence[int]) -> Tensor:
-    """Permute the axes: the common op of ``permute`` and ``transpose``."""
+    """Permute the axes: the op that ``permute`` and ``transpose`` call."""
     x = _as_tensor("reorder", x)
     if len(order) != x.ndim:
         raise ShapeError(
@@ -227,7 +227,7 @@ def _expanded_sizes(x: Any, shape: SizesArgument, more: tuple[int, ...]) -> tupl
     deferred=lambda x, shape, *more: fused_rows.deferred_expand(*_expanded_sizes(x, shape, more)),
 )
 def expand(x: Tensor, shape: SizesArgument, *more: int) -> Tensor:
-    """Repeat along axes of size one and along new leading axes; -1 keeps a size. A view, which cannot be written in place."""
+    """Repeat along axes of size one and along new leading axes; -1 keeps a size. The result is a view and cannot be written in place."""
     x, sizes = _expanded_sizes(x, shape, more)
     return take_block(x, sizes, 0, broadcast_strides(x.shape, sizes))
 
@@ -427,16 +427,16 @@ def cat(F: Any, xs: Sequence[Tensor], axis: int = 0) -> Tensor:
     inputs=("xs",),
     samples=[S([(2, 3), (4, 3)], axis=0, lengths=(2, 4))],
     errors=[
-        (S([(2, 3), (4, 3)], axis=0, lengths=(2, 3)), r"\[joined\] lengths must be those of the tensors"),
-        (S([(2, 3), (4, 5)], axis=0, lengths=(2, 4)), r"\[joined\] lengths must be those of the tensors"),
-        (S([(2, 3), (4, 3)], axis=0, lengths=(6,)), r"\[joined\] lengths must be those of the tensors"),
+        (S([(2, 3), (4, 3)], axis=0, lengths=(2, 3)), r"\[joined\] lengths must be the sizes of the tensors"),
+        (S([(2, 3), (4, 5)], axis=0, lengths=(2, 4)), r"\[joined\] lengths must be the sizes of the tensors"),
+        (S([(2, 3), (4, 3)], axis=0, lengths=(6,)), r"\[joined\] lengths must be the sizes of the tensors"),
     ],
 )
 def joined(xs: Sequence[Tensor], *, axis: int, lengths: Sequence[int]) -> Tensor:
     """Concatenate checked tensors; ``lengths`` are their sizes along the axis, so that backward need not keep the tensors."""
     first = xs[0]
     if [x.shape for x in xs] != [along(first.ndim, axis, n, first.shape) for n in lengths]:
-        what = "lengths must be those of the tensors along the axis, and their other sizes equal"
+        what = "lengths must be the sizes of the tensors along the axis, and all other sizes must be equal"
         raise ShapeError(message("joined", what, shapes=[x.shape for x in xs], axis=axis, lengths=tuple(lengths)))
     out = Tensor.empty(along(first.ndim, axis, sum(lengths), first.shape), first.dtype, queue=first.queue)
     strides, start = dense(out.shape), 0
@@ -513,7 +513,7 @@ def split(x: Tensor, sizes: SizesArgument, axis: int = 0) -> tuple[Tensor, ...]:
 
 
 def _unbound(shape: Sequence[int], axis: int, order: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...], int]:
-    """Return shape and strides of a contiguous tensor's slices along an axis, with other axes in ``order``, and the slices' distance."""
+    """Return shape and strides of a contiguous tensor's slices along an axis, with other axes in ``order``, and the slices' stride."""
     strides = dense(shape)
     kept = [i for i in range(len(shape)) if i != axis]
     kept = [kept[i] for i in order]
@@ -551,7 +551,7 @@ def unbind(x: Tensor, axis: int = 0, *, order: Sequence[int] | None = None) -> t
     samples=[S([(2, 5, 4, 6)] * 3, axis=2, order=(0, 2, 1, 3)), S([(3,), (3,)], axis=0, order=(0,))],
 )
 def bound(xs: Sequence[Tensor], *, axis: int, order: Sequence[int]) -> Tensor:
-    """The inverse of :func:`unbind`."""
+    """Stack tensors along an axis: the inverse of :func:`unbind` with the same ``order``."""
     first = xs[0]
     at = launch.check_axis("bound", axis, first.ndim + 1)
     shape = [first.shape[i] for i in np.argsort(order)]
@@ -615,7 +615,7 @@ def roll(x: Tensor, shifts: SizesArgument, axis: SizesArgument | None = None) ->
 
 
 def _rolled(n: int, amount: int) -> list[tuple[int, int, int]]:
-    """Return the two pieces of a rolled axis: length, source position, target position."""
+    """Return the one or two pieces of a rolled axis as (length, source position, target position)."""
     return [(n - amount, 0, amount), (amount, n - amount, 0)] if amount else [(n, 0, 0)]
 
 

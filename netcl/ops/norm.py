@@ -2,7 +2,7 @@
 
 Layer, RMS, group and instance norm are one op, ``row_norm``: every row of contiguous elements has its own statistics.
 Batch norm shares statistics over a channel. Forward ops return their statistics besides the result; gradient ops take
-them, have their own kernels, and can be differentiated again.
+these statistics, have their own kernels, and can be differentiated again.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def _check_row_norm(name: str, x: Tensor, weight: Tensor | None, bias: Tensor | 
 
 
 def norm_arrays(x: Any, weight: Any, bias: Any, view: View, eps: float, centered: bool = True) -> tuple[np.ndarray, ...]:
-    """Return the result, the means and one over the standard deviations, the latter two in the view's shape."""
+    """Return the result, the means and one over the standard deviations; both statistics have the shape ``view.stats``."""
     weight, bias = (None if t is None else t.reshape(view.affine) for t in (weight, bias))
     y, mean, rstd = norm_rows(ArrayRows(x, view.stat_axes), x.reshape(view.shape), weight, bias, centered, eps)
     return y.reshape(x.shape), np.zeros_like(rstd) if mean is None else mean, rstd
@@ -219,7 +219,7 @@ def empty_pair(shape: tuple[int, ...], like: Tensor, dtype: str) -> tuple[Tensor
 
 
 class Upstream(NamedTuple):
-    """An upstream gradient; ``kept`` is the result of a ReLU that it has not been propagated through, if there is one."""
+    """An upstream gradient; ``kept`` is the result of a ReLU, if any, that ``g`` has not been propagated through."""
 
     g: Tensor
     kept: Tensor | None = None
@@ -272,7 +272,7 @@ class NormViews:
         return self.F.mul(self.stat_sum(t), 1 / max(self.view.shared, 1))
 
     def through_xh(self, d_xh: Any) -> tuple[Any, Any, Any]:
-        """Return the gradients of x, mean and rstd from that of ``xh``, the normalized x."""
+        """Return the gradients of x, mean and rstd from ``d_xh``, the gradient of the normalized x."""
         d_x = self.F.mul(d_xh, self.rstd)
         return d_x, self.F.neg(self.stat_sum(d_x)), self.stat_sum(self.F.mul(d_xh, self.deviation))
 
@@ -291,7 +291,7 @@ class NormViews:
         return self.weighted(d_gw), d_x, d_weight, d_mean, d_rstd
 
     def of_weight_grad(self, p: Any, q: Any) -> tuple[Any, ...]:
-        """Return the gradients of upstream, x, mean and rstd from ``p`` and ``q``, those of the weight's and the bias's gradients."""
+        """Return the gradients of upstream, x, mean and rstd from ``p`` and ``q``: the gradients of weight and bias gradient."""
         F = self.F
         d_g = F.mul(F.reshape(p, self.view.affine), self.xh) if p is not None else F.mul(self.g, 0)
         if q is not None:
@@ -300,7 +300,7 @@ class NormViews:
         return d_g, *self.through_xh(d_xh)
 
     def of_grads(self, grads: Sequence[Any], centered: bool) -> tuple[Any, ...]:
-        """Return the gradients of upstream, x, weight, mean and rstd from ``grads``, those of the input's, weight's and bias's gradient."""
+        """Return the gradients of upstream, x, weight, mean and rstd; ``grads`` are those of the input's, weight's and bias's gradient."""
         F = self.F
         u, p, q = grads
         first = self.of_input_grad(F.mul(self.g, 0) if u is None else u, centered)
@@ -469,7 +469,7 @@ def _shape_of(x: Any) -> tuple[int, ...]:
 
 
 def _trailing(name: str, x: Any, normalized_shape: int | Sequence[int]) -> int:
-    """Return how many axes a normalized shape names; it must be the end of the tensor's shape."""
+    """Return the number of axes of ``normalized_shape``; raises unless the shape of ``x`` ends in it."""
     wanted = (normalized_shape,) if isinstance(normalized_shape, (int, np.integer)) else tuple(normalized_shape)
     shape = _shape_of(x)
     if not wanted or shape[-len(wanted) :] != wanted:

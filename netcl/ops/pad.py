@@ -36,7 +36,7 @@ def _padding_by_axis(name: str, x_shape: tuple[int, ...], padding: Sequence[int]
 def _constant_pad(x: Tensor, sides: Sequence[tuple[int, int]], value: float) -> Tensor:
     shape = tuple(n + before + after for n, (before, after) in zip(x.shape, sides, strict=True))
     if min(shape, default=0) < 0:
-        raise ShapeError(message("pad", "negative padding must not remove more than the size", **{"x.shape": x.shape, "result": shape}))
+        raise ShapeError(message("pad", "negative padding must not exceed the size of an axis", **{"x.shape": x.shape, "result": shape}))
     out = Tensor.full(shape, value, x.dtype, queue=x.queue)
     s_strides, d_strides = dense(x.shape), dense(shape)
     sizes = [n + min(before, 0) + min(after, 0) for n, (before, after) in zip(x.shape, sides, strict=True)]
@@ -48,7 +48,7 @@ def _constant_pad(x: Tensor, sides: Sequence[tuple[int, int]], value: float) -> 
 
 
 def _border_fills(mode: str, n: int, before: int, after: int) -> list[tuple[int, int, int, int]]:
-    """Return what fills the border of an axis: (length, first source element, step, first target element)."""
+    """Return the copies that fill the border of an axis: (length, first source element, step, first target element)."""
     if mode == "reflect":
         return [(before, before, -1, 0), (after, n - 2, -1, before + n)]
     if mode == "replicate":
@@ -115,19 +115,19 @@ def _pad_ref(x, padding, mode="constant", value=0.0):
         (S((2, 3), padding=((1, 2), (0, 3))), r"\[pad\] padding must be integers, .*; .* written flat: padding=\(0, 3, 1, 2\)"),
         (S((2, 3), padding=(1,)), r"\[pad\] padding must have two numbers per axis, the last axis first, and at most 4; padding=\(1,\)"),
         (S((2, 3), padding=(3, 0), mode="reflect"), r"\[pad\] reflect padding of an axis of 3 must be at least 0 and at most 2"),
-        (S((2, 3), padding=(1, 1), mode="mirror"), r"\[pad\] unknown mode; mode='mirror'; known are constant, reflect"),
-        (S((2, 3), padding=(-2, -2)), r"\[pad\] negative padding must not remove more than the size"),
+        (S((2, 3), padding=(1, 1), mode="mirror"), r"\[pad\] mode must be one of constant, reflect, .*; mode='mirror'"),
+        (S((2, 3), padding=(-2, -2)), r"\[pad\] negative padding must not exceed the size of an axis"),
     ],
 )
 def pad(x: Tensor, padding: Sequence[int], mode: str = "constant", value: float = 0.0) -> Tensor:
     """Add elements at the ends of axes or, with negative numbers, remove them.
 
-    ``padding`` is ``(before, after)`` of the last axis, then of the one before it, and so on, as in torch. ``mode`` is
+    ``padding`` is ``(before, after)`` of the last axis, then of the axis before it, and so on, as in torch. ``mode`` is
     ``constant``, ``reflect``, ``replicate`` or ``circular``.
     """
     x = launch.as_tensors("pad", x)[0]
     if mode not in PAD_MODES:
-        raise ShapeError(message("pad", "unknown mode", f"known are {', '.join(PAD_MODES)}", mode=repr(mode)))
+        raise ShapeError(message("pad", f"mode must be one of {', '.join(PAD_MODES)}", mode=repr(mode)))
     if value and mode != "constant":
         raise ValueError(message("pad", "value must be 0 unless mode is constant", mode=repr(mode), value=value))
     sides = _padding_by_axis("pad", x.shape, padding)

@@ -357,7 +357,7 @@ def _per_channel(x: np.ndarray, w: np.ndarray, axis: int) -> np.ndarray:
     errors=[(S((3, 4), (3,)), r"\[bias_add\] bias must have one value, or one per element of axis 1")],
 )  # fmt: skip
 def bias_add(x: Tensor, bias: Tensor, axis: int = 1, *, out: Tensor | None = None) -> Tensor:
-    """x plus one value per channel, or one for all; ``axis`` is that of the channels."""
+    """Add one value per channel, or one value for all, to x; ``axis`` is the channel axis."""
     x, bias = tensors("bias_add", (x, bias))
     return run(_ADD, (x, _channel_view("bias_add", x, bias, axis)), out)
 
@@ -387,7 +387,7 @@ _MACROS = {"ADD": "({0}) + ({1})", "SUB": "({0}) - ({1})", "MUL": "({0}) * ({1})
 
 
 class _Expand(ast.NodeTransformer):
-    """Expands macros such as ``ADD(a, b)`` and ``RELU(x)`` to arithmetic."""
+    """A transformer that expands macros such as ``ADD(a, b)`` and ``RELU(x)`` to arithmetic."""
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
         args = [self.visit(arg) for arg in node.args]
@@ -449,9 +449,9 @@ def _check_integers(name: str, *values: Any) -> None:
 
 
 _BITNOT = Pointwise("bitwise_not", "BITNOT(v0)", (None,), np.bitwise_not)
-_bitop("bitwise_and", "BITAND", np.bitwise_and, "The bits that a and b both have.")
-_bitop("bitwise_or", "BITOR", np.bitwise_or, "The bits that a or b has.")
-_bitop("bitwise_xor", "BITXOR", np.bitwise_xor, "The bits that exactly one of a and b has.")
+_bitop("bitwise_and", "BITAND", np.bitwise_and, "Bitwise AND of a and b.")
+_bitop("bitwise_or", "BITOR", np.bitwise_or, "Bitwise OR of a and b.")
+_bitop("bitwise_xor", "BITXOR", np.bitwise_xor, "Bitwise XOR of a and b.")
 
 
 @op(at_once=True, vjp=None, ref=np.bitwise_not,
@@ -464,16 +464,16 @@ def bitwise_not(x: Tensor, *, out: Tensor | None = None) -> Tensor:
     return run(_LOGICAL_NOT if x.dtype == "bool" else _BITNOT, (x,), out)
 
 
-_bitop("bitwise_left_shift", "SHIFTLEFT", shift_left, "The bits of a, b places up; 0 where b is negative or not below the number of bits.",
+_bitop("bitwise_left_shift", "SHIFTLEFT", shift_left, "a shifted left by b bits; 0 where b is negative or not below the number of bits.",
       40, truths=False)  # fmt: skip
-_bitop("bitwise_right_shift", "SHIFTRIGHT", shift_right, "The bits of a, b places down, filled with the sign.", 40, truths=False)
+_bitop("bitwise_right_shift", "SHIFTRIGHT", shift_right, "a shifted right by b bits, filled with the sign.", 40, truths=False)
 
 
 @op(at_once=True, vjp=_unary_vjp, ref=lambda x, expr: np.tanh(x) * x + 1, samples=[S((257,), expr="TANH(v0) * x + 1")],
     errors=[(S((3,), expr="__import__('os')"), r"\[elementwise_unary\] .*unknown function"),
             (S((3,), expr="x ** 2"), r"\[elementwise_unary\] .*Pow is not in the expression language")])  # fmt: skip
 def elementwise_unary(x: Tensor, expr: str, *, out: Tensor | None = None) -> Tensor:
-    """Apply your own expression over x (or ``v0``): ``elementwise_unary(x, "x * EXP(-x)")``. It has a gradient."""
+    """Apply your own expression over x (or ``v0``): ``elementwise_unary(x, "x * EXP(-x)")``. The result has a gradient."""
     return run(user_row("elementwise_unary", expr, ("x",)), (x,), out)
 
 
@@ -481,5 +481,5 @@ def elementwise_unary(x: Tensor, expr: str, *, out: Tensor | None = None) -> Ten
     samples=[S((257,), (257,), expr="MUL(ADD(v0, v1), 2.0f)"), S((3, 1), (4,), expr="(a + b) * 2")],
     errors=[(S((3,), (3,), expr="a + c"), r"\[elementwise_binary\] .*unknown name 'c'")])  # fmt: skip
 def elementwise_binary(a: Tensor, b: Tensor, expr: str, *, out: Tensor | None = None) -> Tensor:
-    """Apply your own expression over a and b (or ``v0`` and ``v1``), broadcast together. It has a gradient."""
+    """Apply your own expression over a and b (or ``v0`` and ``v1``), broadcast together. The result has a gradient."""
     return run(user_row("elementwise_binary", expr, ("a", "b")), (a, b), out)

@@ -1,4 +1,4 @@
-"""Pooling: maximum or mean of the windows of images and signals; windows, including adaptive ones, are those of torch."""
+"""Pooling: maximum or mean of the windows of images and signals. Windows, including adaptive ones, are the same as in torch."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Windows(NamedTuple):
     adaptive: bool = False
 
     def along(self, axis: int) -> list[tuple[range, int]]:
-        """Return, per result along an axis, the pixels of its window and how many pixels it spans, padding included."""
+        """Return, per result along an axis, the pixels of its window and how many pixels the window spans, padding included."""
         size, outs = self.size[axis], self.outs[axis]
         if self.adaptive:
             edges = [(o * size // outs, -(-(o + 1) * size // outs)) for o in range(outs)]
@@ -244,7 +244,7 @@ def pool_max_grad(dy: Tensor, places: Tensor, *, windows: Windows) -> Tensor:
 
 @op(vjp=lambda F, g, windows, count_pad: F.pool_average_grad(g, windows=windows, count_pad=count_pad), ref=None)
 def pool_average(x: Tensor, *, windows: Windows, count_pad: bool = True) -> Tensor:
-    """Return the mean of each window; ``count_pad``: whether padding counts."""
+    """Return the mean of each window; ``count_pad``: whether padded pixels count in the divisor."""
     x = image("pool_average", x)
     if x.backend == "cpu":
         return launch.run_cpu(cpu_average, x, w=windows, count_pad=count_pad)

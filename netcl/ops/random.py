@@ -1,6 +1,6 @@
 """Random numbers, counter-based: a value depends on the seed and its position, not on the device or the work-group size.
 
-Every queue has a stream of its own, whose seed and counter live on its device; :func:`manual_seed` restarts all of them. The
+Every queue has a stream of its own, whose seed and counter are stored on its device; :func:`manual_seed` restarts all streams. The
 NumPy backend draws the same numbers as OpenCL devices, up to the rounding of ``log``, ``sin`` and ``cos``.
 """
 
@@ -109,7 +109,7 @@ def stream_of(queue: Any) -> RandomStream:
 
 
 class _Unsettled:
-    """Whether a stream may have drawn numbers since the counters were last advanced; every replay checks this."""
+    """A flag, ``any``: whether a stream may have drawn numbers since the counters were last advanced. Every replay checks it."""
 
     any = False
 
@@ -156,7 +156,7 @@ def manual_seed(seed: int) -> None:
 
 
 def seeded() -> tuple[int]:
-    """Return a tuple with the seed. It is a new object after every :func:`manual_seed`: random numbers on the host then restart."""
+    """Return a tuple that holds the seed. :func:`manual_seed` creates a new tuple, so that an identity test detects a restart."""
     return _seeded
 
 
@@ -166,7 +166,7 @@ def get_state(queue: Any = None) -> RandomState:
 
 
 def set_state(state: RandomState | Mapping[str, int], queue: Any = None) -> None:
-    """Continue from a state: one of :func:`get_state`, or its ``as_dict()``."""
+    """Continue a queue's stream from a state: a result of :func:`get_state`, or its ``as_dict()``."""
     stream = stream_of(queue_of(queue))
     if isinstance(state, RandomState) and state.snapshot.queue is stream.queue:
         copy_block((2,), state.snapshot, 0, (1,), stream.settle(), 0, (1,))  # in place: recorded launches hold this memory
@@ -176,7 +176,7 @@ def set_state(state: RandomState | Mapping[str, int], queue: Any = None) -> None
 
 
 class Generator(np.random.Generator):
-    """Random numbers with a seed of their own, for ``generator=`` of functions that draw, of samplers and of loaders.
+    """A random number generator with its own seed, for the ``generator=`` argument of random functions, samplers and loaders.
 
     >>> g = Generator().manual_seed(3)
     >>> with_tensor = with_generator(rand)
@@ -198,7 +198,7 @@ class Generator(np.random.Generator):
         return self
 
     def seed(self) -> int:
-        """Restart from a random seed, and return it."""
+        """Restart from a random seed, and return that seed."""
         return self.manual_seed(int(np.random.SeedSequence().generate_state(1, np.uint64)[0] >> 1))._seed
 
     def initial_seed(self) -> int:
@@ -207,7 +207,7 @@ class Generator(np.random.Generator):
 
     @contextmanager
     def drawing_on(self, queue: Any) -> Iterator[None]:
-        """Draw the numbers of a queue from this generator inside the block."""
+        """Draw the random numbers of a queue from this generator inside the ``with`` block."""
         state: Any = queue_state(queue)
         before = stream_of(queue)
         if queue not in self._own:
@@ -220,7 +220,7 @@ class Generator(np.random.Generator):
 
 
 def with_generator(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return ``function`` with a ``generator=`` argument; it draws on the device of the first tensor, or of ``queue=`` or ``device=``."""
+    """Return ``function`` with a ``generator=`` argument that draws on the device of the first tensor, or of ``queue=`` or ``device=``."""
 
     @functools.wraps(function)
     def drawn(*args: Any, generator: Generator | None = None, **kwargs: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Resampling of images: interpolation, sampling at a grid of coordinates, and pixel shuffles. Conventions are torch's."""
+"""Resampling of images: interpolation, sampling at a grid of coordinates, and pixel shuffles, with the conventions of torch."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Steps = Sequence[float]
 
 def _one_of(name: str, label: str, value: Any, legal: Sequence[str]) -> None:
     if value not in legal:
-        raise ShapeError(message(name, f"unknown {label}", f"known: {', '.join(legal)}", **{label: repr(value)}))
+        raise ShapeError(message(name, f"{label} must be one of {', '.join(legal)}", **{label: repr(value)}))
 
 
 # ---- in NumPy
@@ -172,7 +172,7 @@ def weighted_axis(F: Any, x: Any, axis: int, index: np.ndarray, shares: np.ndarr
     errors=[
         (S((2, 3), scale_factor=2), r"\[interpolate\] x must have three to five dimensions; x.shape=\(2, 3\)"),
         (S((1, 1, 4, 4)), r"\[interpolate\] exactly one of size and scale_factor must be given; size=None, scale_factor=None"),
-        (S((1, 1, 4, 4), size=2, mode="cubic"), r"\[interpolate\] unknown mode; mode='cubic'; known: nearest, nearest-exact, linear"),
+        (S((1, 1, 4, 4), size=2, mode="cubic"), r"\[interpolate\] mode must be one of nearest, nearest-exact, .*; mode='cubic'"),
         (S((1, 1, 4, 4), size=2, align_corners=True), r"\[interpolate\] align_corners requires a linear or cubic mode"),
         (S((1, 1, 4, 4), size=2, antialias=True), r"\[interpolate\] antialias requires x with 4 dimensions and mode bilinear or bicubic"),
         (S((1, 1, 4), size=2, mode="bicubic"), r"\[interpolate\] mode bicubic requires x with 4 dimensions; x.shape=\(1, 1, 4\)"),
@@ -263,16 +263,16 @@ def _grid_taps(F: Any, v: Tensor, size: int, mode: str, padding_mode: str, align
         (S((1, 2, 4), (1, 3, 4, 2)), r"\[grid_sample\] x must have 4 or 5 dimensions, got 3"),
         (S((1, 2, 4, 4), (2, 3, 4, 2)), r"\[grid_sample\] grid must be \(batch, height, width, 2\) with the batch of x; x.shape="),
         (S((1, 2, 3, 4, 4), (1, 2, 3, 4, 3), mode="bicubic"), r"\[grid_sample\] mode bicubic requires x with 4 dimensions"),
-        (S((1, 2, 4, 4), (1, 3, 4, 2), mode="cubic"), r"\[grid_sample\] unknown mode; mode='cubic'; known: bilinear, nearest, bicubic"),
-        (S((1, 2, 4, 4), (1, 3, 4, 2), padding_mode="wrap"), r"\[grid_sample\] unknown padding_mode; .*known: zeros, border, reflection"),
+        (S((1, 2, 4, 4), (1, 3, 4, 2), mode="cubic"), r"\[grid_sample\] mode must be one of bilinear, nearest, bicubic; mode='cubic'"),
+        (S((1, 2, 4, 4), (1, 3, 4, 2), padding_mode="wrap"), r"\[grid_sample\] padding_mode must be one of zeros, border, reflection; "),
     ])  # fmt: skip
 def grid_sample(
     F: Any, x: Tensor, grid: Tensor, mode: str = "bilinear", padding_mode: str = "zeros", align_corners: bool = False
 ) -> Tensor:
     """Sample images ``(batch, channels, height, width)`` at the points of ``grid`` ``(batch, height, width, 2)``; also volumes.
 
-    A point is ``(x, y)`` with -1 and 1 at the edges of the image (``align_corners=True``: at the centers of its corner pixels). Outside
-    lie zeros; with ``padding_mode="border"`` the nearest pixels; with ``"reflection"`` mirror images. ``mode`` is ``bilinear``,
+    A point is ``(x, y)`` with -1 and 1 at the edges of the image (``align_corners=True``: at the centers of its corner pixels). Points
+    outside read zeros; with ``padding_mode="border"`` the nearest pixels; with ``"reflection"`` mirror images. ``mode`` is ``bilinear``,
     ``nearest`` or, for images, ``bicubic``. Points of volumes are ``(x, y, z)``.
     """
     name, (x, grid) = "grid_sample", launch.as_tensors("grid_sample", x, grid)

@@ -84,7 +84,7 @@ def _sample_grid_grad_cpu(dy: np.ndarray, x: np.ndarray, grid: np.ndarray, *, li
 
 
 def _sample_kernel(name: str, image: Tensor, grid: Tensor) -> Any:
-    """Return a kernel of ``sample_images.cl``; a gradient of the grid has the dtype of the grid, other results that of the images."""
+    """Return a kernel of ``sample_images.cl``; grid gradients have the dtype of the grid, other results the dtype of the images."""
     y = grid.dtype if name == "sample_grid_grid_grad" else image.dtype
     operands = {"X": image.dtype, "D": image.dtype, "G": grid.dtype, "Y": y}
     return launch.kernel(image.queue, __file__, "sample_images.cl", name, operands, {"REAL": dtypes.DTYPES[image.dtype].c_compute})
@@ -101,7 +101,7 @@ def _sample_vjp(F, g, x, grid, needs, linear, border, align):
              S((1, 2, 4, 5), (1, 5, 3, 2), border=True, low=-1.4, high=1.4),
              S((2, 2, 5, 6), (2, 4, 5, 2), linear=False, low=-1.2, high=1.2)])  # fmt: skip
 def sample_images(x: Tensor, grid: Tensor, *, linear: bool = True, border: bool = False, align: bool = False) -> Tensor:
-    """Sample images for :func:`grid_sample`: bilinear, nearest if not ``linear``; outside lie zeros, the nearest pixels if ``border``."""
+    """Sample images for :func:`grid_sample`: bilinear if ``linear``, else nearest; outside, the nearest pixel if ``border``, else 0."""
     x, grid = launch.as_tensors("sample_images", x, grid)
     if x.backend == "cpu":
         return launch.run_cpu(_sample_cpu, x, grid, linear=linear, border=border, align=align)
@@ -127,7 +127,7 @@ def sample_images_input_grad(
 ) -> Tensor:
     """The gradient of :func:`sample_images` with respect to images of height and width ``size``.
 
-    Points add up in their order: one work-item per plane, so that two runs agree bit for bit.
+    One work-item per plane adds the points in order, so that two runs agree bit for bit.
     """
     dy, grid = launch.as_tensors("sample_images_input_grad", dy, grid)
     if dy.backend == "cpu":

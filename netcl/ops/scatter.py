@@ -139,7 +139,7 @@ def _check_places(name: str, x: Tensor, axis: int, index: Tensor, src: Tensor) -
         m <= k and (m <= n or i == axis) for i, (n, m, k) in enumerate(zip(x.shape, index.shape, src.shape, strict=True))
     )
     if not fits or x.dtype != src.dtype:
-        what = "index must fit into src and, except along the axis, into x, with equally many axes; x and src must have the same dtype"
+        what = "index must fit into src and, except along the axis, into x, all of the same ndim; x and src must have the same dtype"
         shapes = {"x.shape": x.shape, "index.shape": index.shape, "src.shape": src.shape}
         raise ShapeError(message(name, what, **shapes, dtypes=(x.dtype, src.dtype)))
 
@@ -177,7 +177,7 @@ made_of("masked_scatter", _masked_scatter, "numpy", S((3, 4), (3, 4), (12,), dty
            samples=[S((50,), bins=7), S((5, 9), bins=4, min=-0.5, max=0.75)], inputs=("x",),
            errors=[(S((3,), bins=4, min=2, max=1), r"\[histc\] max must not be below min; min=2, max=1")])  # fmt: skip
 def histc(F: Any, x: Tensor, bins: int = 100, min: float = 0, max: float = 0) -> Tensor:
-    """Count the elements in each of ``bins`` equal parts of ``[min, max]``; equal bounds mean the range of x and wait for the device."""
+    """Count the elements in ``bins`` equal parts of ``[min, max]``, or of the range of x if ``min == max`` (waits for the device)."""
     x = launch.as_tensors("histc", x)[0].detach()
     launch.check_dtype("histc", x)
     if max < min:
@@ -210,7 +210,7 @@ _SORTED = np.array([0.1, 0.3, 0.3, 0.7], np.float32)
          samples=[S(_SORTED, (5,)), S(_SORTED, np.array([0.3, 0.9], np.float32), right=True),
          S(np.stack([_SORTED, 2 * _SORTED]), (2, 3))])  # fmt: skip
 def searchsorted(sorted_sequence, values, *, out_int32=False, right=False, side=None, sorter=None):
-    """Return where values would be inserted along the sorted last axis, before equal ones or after them (``right``). On the host."""
+    """Return where values would be inserted along the sorted last axis: before equal values, or after them if ``right``. On the host."""
     if side not in (None, "left", "right") or (side == "left" and right):
         raise ValueError(message("searchsorted", "side must be left or right and agree with right", side=repr(side), right=right))
     if sorter is not None:

@@ -23,7 +23,7 @@ _CHUNK = {True: 4096, False: 16}  # elements a work-item merges: on a CPU, on a 
 
 
 class Ordered(NamedTuple):
-    """Values along an axis, and the index along that axis that each came from."""
+    """Values along an axis, and their indices in the input along that axis."""
 
     values: Tensor
     indices: Tensor
@@ -146,7 +146,7 @@ def top_indices(x: Tensor, k: int, axis: int = -1, largest: bool = True) -> Tens
 
 
 def _top_rows(keys: Tensor, rows: int, n: int, k: int) -> Tensor:
-    """Return the positions of the ``k`` smallest keys of every row, selected from those of its parts."""
+    """Return the positions of the ``k`` smallest keys of every row, found among the ``k`` smallest of each part of the row."""
     queue, on_cpu = keys.queue, launch.on_cpu_device(keys.queue)
     items = 4 * profile_of(queue).max_compute_units * (1 if on_cpu else LOCAL_PER_UNIT)
     chunk = max(4 * k, -(-n // max(1, items // rows)), 512)
@@ -183,7 +183,7 @@ def topk(F: Any, x: Tensor, k: int, axis: int = -1, largest: bool = True, sorted
     errors=[(S((3,), (2,), dtypes=("int64", "float32"), high=5), r"\[isin\] x and values must have the same dtype; x=int64")],
 )
 def isin(x: Tensor, values: Tensor, invert: bool = False) -> Tensor:
-    """Return, for every element of ``x``, whether it is among ``values``; a NaN never is."""
+    """Return, for every element of ``x``, whether the element is among ``values``; NaN never is."""
     x, values = launch.as_tensors("isin", x, values)
     if x.dtype != values.dtype:
         raise ShapeError(message("isin", "x and values must have the same dtype", "cast one first", x=x.dtype, values=values.dtype))

@@ -1,6 +1,6 @@
 """Ops over many tensors at once: parameter updates and norms over all gradients, in few launches.
 
-A :class:`Rule` is the formula of one element in the language of expressions, from which the kernel and the NumPy form are
+A :class:`Rule` is the formula of one element in the expression language, from which the kernel and the NumPy form are
 generated. :func:`apply` runs a rule over lists of tensors. The buffers of a batch (as many as the device takes as kernel
 arguments) go into one launch; a small table on the device maps work-groups to elements of tensors. Numbers are kernel
 arguments, so a new learning rate needs no compilation.
@@ -45,12 +45,12 @@ _HEADER = re.compile(r"\A(//[^\n]*\n)+")
 
 @dataclass(frozen=True, eq=False)
 class Rule:
-    """How each element of some tensors changes in an update.
+    """A formula by which an update changes each element of some tensors.
 
     ``lines`` are assignments, in order, over the names of ``tensors``, of ``scalars``, of earlier lines, and of ``given``: numbers
-    that live on the device (``factor``, for clipping, unless others are named). ``writes`` maps a tensor to the line
+    that are stored on the device (``factor``, for clipping, unless others are named). ``writes`` maps a tensor to the line
     whose value it gets. Lines of ``once`` are over numbers only and are computed before the first element. ``unless`` names one of
-    ``given``: where that is not 0, nothing changes. ``packed`` names tensors that ``update_packed.cl`` reads and writes as codes of 8 bits
+    ``given``: if that is not 0, nothing changes. ``packed`` names tensors that ``update_packed.cl`` reads and writes as codes of 8 bits
     with their scales; only averages ``m`` and ``v`` can be packed.
 
     >>> halve = Rule("halve", ("x",), (), {"half": "x * 0.5"}, {"x": "half"})
@@ -126,7 +126,7 @@ class BatchedKernel(NamedTuple):
 
 
 class BlockSpread(NamedTuple):
-    """How elements are distributed on a device: work-items per group, vector width, elements per block."""
+    """The distribution of elements on a device: work-items per group, vector width, elements per block."""
 
     local: int
     width: int
@@ -276,7 +276,7 @@ def apply(
     """Change tensors in place by a rule: one list of tensors per name of ``rule.tensors``, all lists of one length.
 
     ``scalars`` are the values of ``rule.scalars``. ``factor`` is a number, or a tensor with one element; the other numbers of
-    ``rule.given`` are such tensors. They are on the device of the updated tensors, and nothing waits for their values. Tensors of
+    ``rule.given`` are such tensors. These tensors are on the device of the updated tensors, and nothing waits for their values. Tensors of
     different devices or dtypes are launched separately.
     """
     for queue, kinds, part in _by_place(roles):
@@ -395,7 +395,7 @@ def _level_values(signed: bool) -> np.ndarray:
 
 
 def unpack_average(codes: np.ndarray, scales: np.ndarray, signed: bool) -> np.ndarray:
-    """Return the values of the codes of an average, as ``update_packed.cl`` reads them; there is one scale per :data:`PACK` codes."""
+    """Decode the codes of an average as ``update_packed.cl`` does; there is one scale per :data:`PACK` codes."""
     spread = np.repeat(scales, PACK)[: codes.size]
     if not signed:
         return _level_values(False)[codes] * spread
@@ -453,7 +453,7 @@ def scale(tensors: Sequence[Tensor], by: Tensor | float) -> None:
 
 
 def zero(tensors: Sequence[Tensor]) -> None:
-    """Set every element to 0, in place."""
+    """Set every element of the tensors to 0, in place."""
     apply(ZERO, [tensors])
 
 
@@ -485,7 +485,7 @@ _MAXIMA = ("norm_inf",)
 
 
 def by_context(tensors: Iterable[Tensor]) -> dict[Any, list[Tensor]]:
-    """Return the tensors by context: functions such as :func:`norm_of_all` take tensors of one context."""
+    """Group tensors by context, because :func:`norm_of_all` and similar functions take tensors of one context."""
     found: dict[Any, list[Tensor]] = {}
     for t in tensors:
         found.setdefault(t.context, []).append(t)

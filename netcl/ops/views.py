@@ -48,10 +48,10 @@ class SharedHistory:
 
 
 class Place:
-    """Where a view lies in the memory of its base: offset and strides in elements.
+    """The position of a view in the memory of its base: offset and strides in elements.
 
-    ``strides=None``: the view shares the memory of its base. ``source``: not a view but a copy, as in torch, that still shares its
-    memory with the view ``source`` as long as that is alive.
+    ``strides=None``: the view shares the memory of its base. ``source``: the tensor is a copy, as in torch, not a view,
+    but still shares the memory of the view ``source`` while that is alive.
     """
 
     __slots__ = ("history", "offset", "source", "strides")
@@ -85,7 +85,7 @@ def is_copy(t: Tensor) -> bool:
 
 
 def link(x: Tensor, view: Tensor, offset: int, strides: Sequence[int] | None) -> None:
-    """Record that ``view`` was made from ``x`` at an offset with strides, in elements of ``x`` as if that were contiguous.
+    """Record that ``view`` was made from ``x`` at an offset with strides, in elements, as if ``x`` were contiguous.
 
     ``strides=None``: ``view`` is a reshape of ``x``.
     """
@@ -156,7 +156,7 @@ def _owner_itself(owner: Any) -> Any:
 
 
 def _base(x: Tensor) -> Callable[[], Tensor | None]:
-    """Return a function that finds a tensor over the memory of ``x`` without keeping it alive; ``None`` once no tensor holds it."""
+    """Return a function that gives a tensor over the memory of ``x``, or ``None`` if that memory, held weakly, has been released."""
     there, written, kind = weakref.ref(x), weakref.ref(writes_of(x)), (x.shape, x.dtype, x.context, x.queue)
     host = x.host_ref if memory.shares_host(x.lease) else None
     memory_owner: Any = x.source
@@ -193,7 +193,7 @@ def _base(x: Tensor) -> Callable[[], Tensor | None]:
 
 
 def follow(t: Tensor, alias: Tensor) -> Tensor:
-    """Set the place of ``alias``, which shares the memory of the view ``t`` in another shape and has no history yet; returns it."""
+    """Set the place of ``alias``, which shares the memory of the view ``t`` in another shape and has no history yet; returns ``alias``."""
     place = t.place
     if place.source is not None:
         alias.place = Place(0, None, None, place.source)
@@ -316,7 +316,7 @@ hooks.settlers.append(_settle)
 
 
 def write_into(t: Tensor, values: Tensor, strides: Sequence[int] | None = None) -> Tensor:
-    """Write values of the dtype of ``t`` into its memory, and its base's if it is a view; returns ``t``. ``strides`` broadcast values."""
+    """Write ``values`` of the same dtype into ``t`` (into its base if ``t`` is a view); returns ``t``. ``strides`` broadcast ``values``."""
     walked = dense(values.shape) if strides is None else strides
     target, offset, steps = writable(t)
     if values.writes is not None and values.writes is target.writes:
@@ -357,7 +357,7 @@ def writable(t: Tensor) -> tuple[Tensor, int, tuple[int, ...]]:
 
 
 def _rebuilt(written: Writes, t: Tensor) -> Tensor:
-    """Return new memory for a base that no tensor holds any more, with copies of the parts that its views still show."""
+    """Return new memory for a base that no tensor holds any more, with copies of the parts that its views still hold."""
     views = _copies(written)
     base = Tensor.empty((max(_base_size(view) for view in views),), t.dtype, queue=t.queue)
     for view in views:

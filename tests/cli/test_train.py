@@ -274,7 +274,7 @@ def test_a_toml_file_is_a_recipe_and_options_come_on_top(tmp_path, capsys):
         (["train", "--lr", "nan"], "[recipe] lr must be at least 0 and finite; lr=nan"),
         (["train", "--mixed-precision", "float8"], "[recipe] mixed_precision must be float16, bfloat16 or empty; mixed_precision='float8'"),
         (["train", "--model-options", "depth=3"], "[recipe] the model cannot be made: cnn() got an unexpected keyword argument 'depth'"),
-        (["train", "--model", "resnet18", "--model-options", "width=0"], "[conv2d] channels, filters and kernel must not be empty"),
+        (["train", "--model", "resnet18", "--model-options", "width=0"], "[conv2d] the numbers of channels and filters"),
         (["train", "--distributed", "3"], "[recipe] batch_size must be a multiple of the number of ranks; batch_size=64, ranks=3"),
         (["train", "kinds.json"], "[recipe] epochs must be a whole number; value='x'"),
         (["trace"], "[trace] the NumPy backend has no kernels to trace; name an OpenCL device: --device cl"),

@@ -193,5 +193,5 @@ def test_norms_of_heads_have_one_dtype(device):
     q, keys, values = (Tensor.zeros(shape, queue=device.queue) for shape in ((1, 1, 16), (1, 1, 8, 4), (1, 1, 8, 4)))
     lengths = Tensor.zeros((1,), "int32", queue=device.queue)
     norms = [Tensor.ones((4,), dtype, queue=device.queue) for dtype in ("float32", "float16")]
-    with pytest.raises(ShapeError, match=r"both norms \(shape \(4,\), one dtype\)"):
+    with pytest.raises(ShapeError, match=r"query_norm with key_norm \(shape \(4,\), one dtype\)"):
         ops.cached_attention(q, None, None, keys, values, lengths, None, None, None, *norms)

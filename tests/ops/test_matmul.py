@@ -255,7 +255,7 @@ def test_a_configuration_that_cannot_be_is_refused(cl_device, monkeypatch):
     for config, text in (
         (KernelConfig(KernelVariant.CONV2D_NAIVE), nothing + "CONV2D_NAIVE"),
         (KernelConfig(KernelVariant.MATMUL_TILED, extra={"tier": "none"}), nothing + "MATMUL_TILED, tier=none"),
-        (KernelConfig(KernelVariant.MATMUL_TILED, 30, 32, 8, 4, extra={"tier": "simt"}), r"\[matmul\] tiles must be at least 1, tile_m"),
+        (KernelConfig(KernelVariant.MATMUL_TILED, 30, 32, 8, 4, extra={"tier": "simt"}), r"\[matmul\] tile sizes must be at least 1"),
     ):
         monkeypatch.setattr(get_kernel_selector(), "measured", lambda op, key, config=config: config)
         with pytest.raises(ShapeError, match=text):

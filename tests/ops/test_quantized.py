@@ -179,7 +179,7 @@ def test_quantize_names_the_layers_it_keeps():
     assert same[0] is same[2]
     with pytest.raises(ValueError, match=r"\[quantize\] bits must be 4 or 8 and group 32; bits=3, group=32; or name a block type"):
         netcl.quantize(same, bits=3)
-    with pytest.raises(DtypeError, match=r"unknown kind of blocks; kind='Q4'"):
+    with pytest.raises(DtypeError, match=r"kind must be one of F32, F16, .*; kind='Q4'"):
         netcl.quantize(same, kind="Q4")
     with pytest.raises(ShapeError, match=r"\[QuantizedLinear\] the columns of Q4_K must be a multiple of 256"):
         nn.QuantizedLinear(64, 2, kind="Q4_K")

@@ -56,9 +56,9 @@ def cpu_config(width: int, wide: bool, depth: int) -> Config:
 
 
 def simt_config(memory: int, most: int, wide: bool, depth: int, queries: int = 64) -> Config:
-    """Return the configuration for GPUs: the largest tiles that the device can hold and that ``queries`` at least half fill.
+    """Return the configuration for GPUs: the largest tiles that fit the device and that ``queries`` rows fill by more than half.
 
-    ``memory`` is the local memory in bytes, ``most`` the largest work-group; ``wide``: float64; ``depth``: the head size.
+    If there are none, the smallest. ``memory``: bytes of local memory; ``most``: work-group limit; ``wide``: float64; ``depth``: head size.
     """
     for tx, ty, rx, ry, chunk in ATTENTION_TILES:
         rows, columns, chunks = ry * ty, rx * tx, -(-depth // chunk)
@@ -71,7 +71,7 @@ def simt_config(memory: int, most: int, wide: bool, depth: int, queries: int = 6
 
 
 def choose_kernel(q: Tensor, k: Tensor, sizes: HeadSizes) -> Config:
-    """Return the configuration of a call: the one registered with the selector for ``attention``, else that of the device type."""
+    """Return the configuration that the selector has registered for ``attention``, else the default of the device type."""
     profile = profile_of(q.queue)
     chosen = get_kernel_selector().select("attention", (q.shape, k.shape), profile)
     if chosen is not None:
@@ -92,7 +92,7 @@ algorithms.add(
 
 
 class _AttentionCall(NamedTuple):
-    """The values that all kernels of one call share."""
+    """One attention call: the values that all of its kernels share."""
 
     like: Tensor
     config: Config
@@ -157,7 +157,7 @@ _ATTENTION_GRAD_SAMPLES = [
 ]
 _ATTENTION_ERRORS = [
     (S((2, 3, 4), (2, 5, 6), (2, 5, 6)), r"q and k must have the same head size, got 4 and 6"),
-    (S((3, 3, 4), (2, 5, 4), (2, 5, 4)), r"k and v must have the batch axes of q and a number of heads that divides its heads"),
+    (S((3, 3, 4), (2, 5, 4), (2, 5, 4)), r"k and v must have the batch axes of q, and their number of heads must divide that of q"),
     (S((2, 3, 300), (2, 5, 300), (2, 5, 300)), r"head sizes must be at most 256"),
     (S((2, 3, 4), (2, 5, 4), (2, 5, 4), (4, 5)), r"mask must broadcast to the scores; mask=\(4, 5\), scores=\(2, 3, 5\)"),
 ]
@@ -198,7 +198,7 @@ def attention(
 
 
 def _widened_halves(*tensors: Tensor) -> tuple[Tensor, ...]:
-    """Convert half and bfloat16 to float32 on a CPU: its kernel reads every element many times and would convert it each time."""
+    """Cast float16 and bfloat16 tensors to float32 on CPU devices, whose kernel would convert every element at each of many reads."""
     halves = tensors[0].dtype in HALVES and launch.on_cpu_device(tensors[0].queue)
     return tuple(cast(t, "float32") for t in tensors) if halves else tensors
 

@@ -26,7 +26,7 @@ GROUPS_PER_CU = 2  # work-groups per compute unit that keep a device busy
 
 
 def round_positions(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return keys or values as a cache of int8 stores them: codes, and a scale for each head and position."""
+    """Round keys or values for an int8 cache; returns the codes and a scale for each head and position."""
     most = np.abs(x).max(axis=-1, keepdims=True)
     inverse = np.divide(127, most, out=np.zeros_like(most), where=most > 0)
     return np.rint(x * inverse).astype(np.int8), (most / 127).astype(np.float32)
@@ -110,8 +110,8 @@ def _check_tables(k: Any, keys: Tensor, frequencies: Any, norms: list[Any]) -> N
     size, given = keys.shape[3], [t.shape for t in norms if t is not None]
     apart = keys.dtype == "int8" or k is not None or size % 2 or len({t.dtype for t in norms if t is not None}) > 1
     if (given or frequencies is not None) and (apart or given not in ([], [(size,)] * 2) or 2 * getattr(frequencies, "size", 0) > size):
-        what = f"frequencies (at most {size // 2}) or both norms (shape ({size},), one dtype) require k and v to be None, an "
-        what += "even head size and a cache that is not int8"
+        what = f"frequencies (at most {size // 2}), and query_norm with key_norm (shape ({size},), one dtype), require k and v to be "
+        what += "None, an even head size and a cache that is not int8"
         seen = {"k_given": k is not None, "keys": (keys.shape, keys.dtype), "frequencies": getattr(frequencies, "shape", None),
                 "norms": [(t.shape, t.dtype) for t in norms if t is not None]}  # fmt: skip
         raise ShapeError(message("cached_attention", what, "apply rms_norm and rope first", **seen))
@@ -151,7 +151,7 @@ def _check_scales(keys: Tensor, values: Tensor, scales: tuple[Tensor | None, Ten
 
 
 def _lanes_of(x: Tensor, depths: tuple[int, int], width: int) -> tuple[int, str]:
-    """Return the number of values per load, a divisor of the head sizes ``depths``, and the load; ``width``: lanes of a CPU's vectors."""
+    """Return how many values a load reads (a divisor of both ``depths``) and the load in OpenCL; ``width``: lanes of a CPU's vectors."""
     if x.dtype == "float64" or (x.dtype == "float32" and launch.on_cpu_device(x.queue)):
         lanes = next((n for n in (16, 8, 4) if n <= max(4, width) and not any(d % n for d in depths)), 1)
         return lanes, f"vload{lanes}(0, p)" if lanes > 1 else "(*(p))"

@@ -85,7 +85,7 @@ def attention_grad_cpu(
 
 
 def masked(F: Any, scores: Any, mask: Any, causal: bool) -> Any:
-    """Return the scores plus a mask: minus infinity where a query may not attend to a key, or the mask's own numbers."""
+    """Return the scores with a mask applied: numbers are added; keys that a bool mask or ``causal`` excludes get minus infinity."""
     if mask is not None:
         scores = F.where(mask, scores, -math.inf) if mask.dtype == "bool" else F.add(scores, mask)
     if causal:
@@ -95,7 +95,7 @@ def masked(F: Any, scores: Any, mask: Any, causal: bool) -> Any:
 
 
 class Dense:
-    """Computes probabilities and the gradient of the scores as whole matrices, with the ops ``F``."""
+    """The probabilities and the gradient of the scores of one call as whole matrices, computed with the ops ``F``."""
 
     def __init__(
         self, F: Any, g: Any, q: Any, k: Any, v: Any, mask: Any, out: Any, logarithms: Any, through: Any, causal: bool, scale: Any
@@ -125,13 +125,13 @@ class Dense:
 def mask_gradient(
     F: Any, g: Any, q: Any, k: Any, v: Any, mask: Any, out: Any, logarithms: Any, through: Any, causal: bool, scale: Any
 ) -> Any:
-    """Compute the gradient of an additive mask, which equals that of the scores."""
+    """Compute the gradient of an additive mask, which equals the gradient of the scores."""
     dense = Dense(F, g, q, k, v, mask, out, logarithms, through, causal, scale)
     return F.reshape(dense.d_s, (*q.shape[:-1], k.shape[-2]))
 
 
 def attention_grad_vjp(F, g, upstream, q, k, v, mask, result, logarithms, through, causal, scale):
-    """Compute second derivatives; these store the score matrix, which first derivatives do not."""
+    """Compute the gradients of :func:`attention_grad`; the whole score matrix is stored."""
     d = Dense(F, upstream, q, k, v, mask, result, logarithms, through, causal, scale)
     u_q, u_k, u_v = (F.mul(like, 0) if u is None else F.reshape(u, like.shape) for u, like in zip(g, (d.q, d.k, d.v), strict=True))
     w = F.mul(F.add(F.matmul(u_q, d.k, transpose_b=True), F.matmul(d.q, u_k, transpose_b=True)), d.scale)

@@ -1,4 +1,4 @@
-"""The sizes of an attention call: heads, groups of heads that share keys and values, and where the mask of a score lies."""
+"""The sizes of an attention call: heads, groups of heads that share keys and values, and the strides of the mask."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class HeadSizes(NamedTuple):
 
     @property
     def query_shape(self) -> tuple[int, int, int]:
-        """The axes of the queries after the batch: key heads, the query heads that share each, and rows."""
+        """The shape of the queries after the batch axis: key heads, query heads per key head, rows."""
         return (self.kv_heads, self.sharing, self.n)
 
 
@@ -56,7 +56,7 @@ def attention_geometry(op: str, q: Tensor, k: Tensor, v: Tensor) -> HeadSizes:
         raise ShapeError(message(op, f"head sizes must be at most {LARGEST}", **shapes))
     heads, kv_heads = (t.shape[-3] if t.ndim > 2 else 1 for t in (q, k))
     if q.shape[:-3] != k.shape[:-3] or (heads != kv_heads and (not kv_heads or heads % kv_heads)):
-        raise ShapeError(message(op, "k and v must have the batch axes of q and a number of heads that divides its heads", **shapes))
+        raise ShapeError(message(op, "k and v must have the batch axes of q, and their number of heads must divide that of q", **shapes))
     sharing = heads // kv_heads if kv_heads else 1
     return HeadSizes(math.prod(q.shape[:-3]), heads, sharing, q.shape[-2], k.shape[-2], q.shape[-1], v.shape[-1])
 
@@ -74,7 +74,7 @@ NO_MASK = Mask(None, 0, (0, 0, 0, 0), (1, 1, 1, 1))
 
 
 def mask_of(op: str, mask: Tensor | None, q: Tensor, sizes: HeadSizes) -> Mask:
-    """Return the mask with its strides; raises ``ShapeError`` if it cannot be broadcast to the scores."""
+    """Return ``mask`` with its strides; raises ``ShapeError`` if ``mask`` does not broadcast to the scores."""
     if mask is None:
         return NO_MASK
     launch.check_dtype(op, mask, ("bool", *launch.FLOATS), "mask")
@@ -93,10 +93,10 @@ def mask_of(op: str, mask: Tensor | None, q: Tensor, sizes: HeadSizes) -> Mask:
 
 
 def score_scale(scale: float | None, depth: int) -> float:
-    """Return the factor of the scores: ``1 / sqrt(depth)`` unless given."""
+    """Return the factor of the scores: ``scale``, or ``1 / sqrt(depth)`` for ``None``."""
     return 1 / math.sqrt(max(depth, 1)) if scale is None else float(scale)
 
 
 def grouped(sizes: HeadSizes, rows: int, depth: int, queries: bool) -> tuple[int, ...]:
-    """Return the shape ``(batch, kv_heads, sharing, rows, depth)``; without ``queries``, 1 for ``sharing``: keys and values broadcast."""
+    """Return the shape ``(batch, kv_heads, sharing, rows, depth)``; 1 replaces ``sharing`` for keys and values (``queries=False``)."""
     return (sizes.batch, sizes.kv_heads, sizes.sharing if queries else 1, rows, depth)

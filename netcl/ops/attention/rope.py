@@ -37,7 +37,7 @@ def _frequencies_on(x: Tensor, base: float, given: Tensor | None) -> Tensor:
 
 
 def _rope_sizes(x: Tensor, positions: Tensor | None) -> tuple[int, int, int]:
-    """Return the sizes of the rows as ``(outer, heads, n)``; positions may differ along ``outer``."""
+    """Return the leading axes of ``x`` as ``(outer, heads, n)``; positions may differ along ``outer``."""
     n = x.shape[-2]
     if positions is None or positions.shape == (n,):
         return 1, math.prod(x.shape[:-2]), n
@@ -88,7 +88,7 @@ def rope(
 
     A pair is an element of the first half and one of the second, or two neighbors if ``interleaved``. Rows are at positions
     ``offset, offset + 1, ..`` unless ``positions`` gives them: ``(N,)``, or ``(B, N)`` for x of ``(B, ..., N, D)``.
-    ``frequencies`` of shape ``(D / 2,)``, in radians per position, replace those of ``base``; they have no gradient.
+    ``frequencies`` of shape ``(D / 2,)``, in radians per position, replace the frequencies of ``base`` and have no gradient.
     ``inverse`` rotates back, as the gradient does. ``heads`` limits the rotation to that many leading heads; x must be ``(B, H, N, D)``
     and positions ``(B, N)``.
 

@@ -1,4 +1,4 @@
-"""Two-dimensional convolutions, their gradients (ops themselves, so that they have gradients), and ops built on them."""
+"""Two-dimensional convolutions, their gradients (also ops, so that they can be differentiated), and ops built on them."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def conv2d(
 
     ``y[n, f, i, j] = bias[f] + sum over c, r, s of w[f, c, r, s] * x[n, c, i * stride + r * dilation - padding, ...]``;
     ``c`` runs over the channels of the filter's group. ``padding`` is a number, one per axis, ``((top, bottom), (left, right))``,
-    ``"same"`` or ``"valid"``; ``pad`` is an alias. One image may be given without a batch axis.
+    ``"same"`` or ``"valid"``; ``pad`` is an alias of ``padding``. One image may be given without a batch axis.
 
     >>> import netcl.ops as F
     >>> from netcl.core.tensor import Tensor, with_shape

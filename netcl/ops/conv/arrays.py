@@ -16,7 +16,7 @@ def _spans(kernel: Two, dilation: Two) -> tuple[int, ...]:
 
 
 def _paddings(size: tuple[int, ...], outs: Two, kernel: Two, stride: Two, pad: Two, dilation: Two) -> list[Two]:
-    """Return the padding before and after each axis: ``pad``, and as much as the last window needs."""
+    """Return the padding of each axis: ``pad`` before it, and after it as much as the last window needs."""
     rows = zip(size, outs, _spans(kernel, dilation), stride, pad, strict=True)
     return [(p, max(0, (o - 1) * s + span - p - n)) for n, o, span, s, p in rows]
 

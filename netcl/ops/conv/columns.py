@@ -6,7 +6,7 @@ With the windows of all images side by side, ``cols`` of ``(channels x taps, ima
 
 where ``y`` and ``dy`` have their filters outermost, so a copy permutes the axes. Large images, and gradients of few weights, use one
 product per image instead; then a 1 x 1 kernel needs no columns at all. Columns repeat a pixel once per window that contains it.
-Writing and reading them pays only where products run on matrix units and the other convolution kernels do not.
+Writing and reading columns pays only where products run on matrix units and the other convolution kernels do not.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def _reach(g: Geometry) -> int:
 
 
 def _columns_grid(places: int, channels: int, loads: int) -> tuple[int, tuple[int, int], tuple[int, int]]:
-    """Return the channels per work-item, the global and the local size; each of ``places`` work-items does ``loads`` loads per channel."""
+    """Return the channels per work-item, the global size and the local size for ``places`` work-items with ``loads`` loads per channel."""
     several = (n for n in (8, 4, 2) if channels % n == 0 and n * loads <= MOST_LOADS and places * channels >= n * ENOUGH_ITEMS)
     each = next(several, 1)
     return each, (places, channels // each), (launch.LOCAL_1D, 1)
@@ -94,7 +94,7 @@ def _window_numbers(g: Geometry, together: bool) -> tuple[int, ...]:
 
 
 def suits(job: Job, config: KernelConfig, profile: DeviceProfile) -> bool:
-    """Whether the columns fit in memory, and the configuration requests them or, if the policy decides, they may be faster."""
+    """Whether the columns fit in memory and either the configuration requests them or the default policy expects a gain."""
     variant = job.variant(config)
     policy = not is_named(config) and variant in (V.CONV2D_IMPLICIT_GEMM, V.CONV2D_WINOGRAD)
     units = policy and job.dtype == "float32" and nvidia.capable(profile)
@@ -127,7 +127,7 @@ def pays(queue: Any, job: Job, profile: DeviceProfile) -> bool:
 
 
 def columns_cost(job: Job, multiplied: float, units: int) -> float:
-    """Estimate the time of a convolution by columns in multiply-adds; ``multiplied``: that of the product, in multiply-adds of a unit."""
+    """Estimate the time of a convolution by columns in multiply-adds; ``multiplied`` is the time of its product per compute unit."""
     g, apart = job.g, _apart(job)
     x, w, y = map(math.prod, (g.x_shape, g.w_shape, g.y_shape))
     unfolded = 0 if apart and _is_image(g) else x + g.c * g.taps * _pixel_count(g)
@@ -181,7 +181,7 @@ def _pixel_count(g: Geometry) -> int:
 
 @ending.widened
 def run(queue: Any, job: Job, config: KernelConfig, profile: DeviceProfile, t: ConvOperands) -> None:
-    """Launch a convolution or a gradient."""
+    """Launch a convolution or one of its gradients as a product over unfolded columns."""
     if _apart(job) and job.kind == FORWARD:
         _by_product(job, queue, t, t.weight, _columns(t.source, job.g, together=False))
     elif _apart(job) and job.kind == INPUT_GRAD and _is_image(job.g) and not job.bias:

@@ -36,7 +36,7 @@ def widened(run: Callable[..., None]) -> Callable[..., None]:
 
 
 def ending_kernel(queue: Any, job: Job, files: str, name: str, defines: dict[str, Any], text: str = "") -> program.Kernel:
-    """Return a kernel that applies the epilogue, on CPUs to ``VW`` values at a time. ``text`` is generated source that precedes it."""
+    """Return a kernel that applies the epilogue, on CPUs to ``VW`` values at a time. ``text`` is generated source before the kernel."""
     end, lanes, stored = job.ending, defines.get("VW", 1), job.ending.stored
     operands = {"X": job.dtype, "W": job.dtype, "B": job.dtype, "Y": stored, "ADDED": end.residual or job.dtype}
     fixed: dict[str, Any] = {"REAL": job.compute, "PART": 1, "INPUT_GRAD": job.kind == INPUT_GRAD, "BIAS": job.bias}

@@ -30,7 +30,7 @@ LINE_WIDTHS = {28: (8, 14, 16), 13: (8, 10, 13), 6: (4, 5, 6), 12: (8, 10, 12), 
 
 
 class LineShare(NamedTuple):
-    """How a CPU kernel divides its work: macros, output lines per work-group (0: not even one fits) and the pixels of a tile."""
+    """The division of a CPU kernel's work: macros, output lines per work-group (0: not even one fits) and the pixels of a tile."""
 
     tiles: dict[str, Any]
     lines: int
@@ -43,7 +43,7 @@ class LineShare(NamedTuple):
 
 
 def vectors(job: Job, profile: DeviceProfile) -> tuple[int, int, int]:
-    """Return the bytes of an element, the lanes of a vector and the number of vector registers."""
+    """Return the bytes per element, the lanes per vector and the number of vector registers."""
     size = 8 if job.compute == "double" else 4
     return size, profile.lanes * 4 // size, profile.vector_registers
 
@@ -72,7 +72,7 @@ def _lanes(job: Job, config: KernelConfig, profile: DeviceProfile) -> int:
 
 
 def _fitting(job: Job, profile: DeviceProfile, room: int, held: Callable[[int], int]) -> int:
-    """Return the most output lines per work-group with which all cores have work and ``held(lines)`` is at most ``room``; 0 if none."""
+    """Return the most output lines per work-group for which all cores have work and ``held(lines) <= room``; 0 if there are none."""
     wanted = GROUPS_PER_UNIT * profile.max_compute_units
     most = max(1, job.class_size[0] // -(-wanted // (job.g.n * job.g.groups)))
     return next((lines for lines in range(most, 0, -1) if held(lines) <= room), 0)
@@ -106,7 +106,7 @@ def _pixels(queue: Any, job: Job, config: KernelConfig, profile: DeviceProfile, 
 
 
 def filter_tile(job: Job, lanes: int, registers: int) -> tuple[int, int, tuple[int, ...]]:
-    """Return a tile's number of filter vectors, of pixels (in weight gradients, of kernel rows), and all candidates for the latter.
+    """Return a tile's number of filter vectors, its number of pixels (kernel rows in weight gradients), and all candidates for that.
 
     The number of vectors does not depend on the width of the images, so a new width needs no compilation.
     """

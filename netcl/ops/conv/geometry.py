@@ -114,11 +114,11 @@ def _check_channels(op: str, x: tuple[int, ...], w: tuple[int, ...], groups: int
     if groups > 1:
         shapes["groups"] = groups
     if min(w) < 1 or x[1] < 1:
-        raise ShapeError(message(op, "channels, filters and kernel must not be empty", **shapes))
+        raise ShapeError(message(op, "the numbers of channels and filters and the kernel size must be at least 1", **shapes))
     if w[1] * groups != x[1]:
         wanted, what = w[1] * groups, f"x must have {w[1] * groups} channels (w.shape[1] * groups), got {x[1]}"
         last = f"put the channels first: x.permute(0, {len(x) - 1}, {', '.join(map(str, range(1, len(x) - 1)))})"
-        remedy = last if x[-1] == wanted else "x is (batch, channels, ...): pass in_channels of the data"
+        remedy = last if x[-1] == wanted else "x is (batch, channels, ...): set in_channels of the layer to the channels of x"
         raise ShapeError(message(op, what, remedy, **shapes))
     if w[0] % groups:
         raise ShapeError(message(op, f"the number of filters must be a multiple of groups, got {w[0]} and {groups}", **shapes))
@@ -127,7 +127,7 @@ def _check_channels(op: str, x: tuple[int, ...], w: tuple[int, ...], groups: int
 def transposed_size(
     op: str, x: tuple[int, ...], w: tuple[int, ...], stride: Any, padding: Any, output_padding: Any, dilation: Any
 ) -> tuple[int, int]:
-    """Return height and width of a transposed convolution's result."""
+    """Return the height and width of a transposed convolution's result."""
     if len(x) != 4 or len(w) != 4:
         remedy = "x is (batch, channels, height, width), w is (channels, filters / groups, height, width)"
         raise ShapeError(message(op, FOUR, remedy, **{"x.shape": x, "w.shape": w}))

@@ -39,7 +39,7 @@ class Job(NamedTuple):
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """The size arguments of every kernel, channels per group: input, result, kernel, options. The input of an input gradient is dy."""
+        """The size arguments of every kernel: input, result, kernel, options. Channels are per group; an input gradient reads dy."""
         g, (c, m) = self.g, (self.g.c // self.g.groups, self.g.f // self.g.groups)
         source, result = (g.h, g.w), (g.oh, g.ow)
         if self.kind == INPUT_GRAD:
@@ -95,7 +95,7 @@ class Job(NamedTuple):
 
 
 class ConvOperands(NamedTuple):
-    """The tensors of a pass. The first three of a weight gradient are x, dy and dw."""
+    """The tensors and the scale factor of a pass. In a weight gradient, the first three tensors are x, dy and dw."""
 
     source: Tensor
     weight: Tensor

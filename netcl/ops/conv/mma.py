@@ -35,7 +35,7 @@ PART_COST = 300  # multiply-adds of a compute unit in the time that writing and 
 
 
 class ConvTile(NamedTuple):
-    """Rows (filters) and columns of a work-group and of each warp. ``resident``: groups per compute unit; ``rate``: relative speed."""
+    """A tile: rows (filters) and columns per work-group and per warp. ``resident``: groups per compute unit; ``rate``: relative speed."""
 
     m: int
     n: int
@@ -69,17 +69,17 @@ CONV_MMA_TILES = (
 
 
 def chunks(job: Job) -> int:
-    """Return the number of chunks, of 8 channels each, of a pixel of the gathered input."""
+    """Return the number of chunks of 8 channels per pixel of the gathered input."""
     return -(-job.sizes[1] // CHUNK)
 
 
 def chunk_run(whole: int, step: int) -> int:
-    """Return how many successive chunks belong to one tap: ``step`` if it divides ``whole``, the chunks of a tap, else all of them."""
+    """Return how many successive chunks belong to one tap: ``step`` if it divides ``whole`` (the chunks per tap), else ``whole``."""
     return step if whole % step == 0 else whole
 
 
 def suits(job: Job, config: KernelConfig, profile: DeviceProfile) -> bool:
-    """Whether the device has matrix units and this convolution should use them: requested by name, or chosen by the policy if they pay."""
+    """Whether the device has matrix units and this convolution should use them: requested by name, or chosen by the policy if that pays."""
     wanted = config.extra.get("form") == "mma" or ("why" in config.extra and pays(job))
     return job.dtype in HALVES and wanted and nvidia.capable(profile) and fits(job)
 
@@ -101,7 +101,7 @@ def fits(job: Job) -> bool:
 
 
 def run(queue: Any, job: Job, config: KernelConfig, profile: DeviceProfile, t: ConvOperands) -> None:
-    """Launch a convolution or a gradient."""
+    """Launch a convolution or one of its gradients on matrix units."""
     tile, splits = tile_of(job, config, profile.max_compute_units)
     if job.kind == WEIGHT_GRAD:
         _mma_weight_grad(queue, job, tile, splits, t)
@@ -110,7 +110,7 @@ def run(queue: Any, job: Job, config: KernelConfig, profile: DeviceProfile, t: C
 
 
 def tile_of(job: Job, config: KernelConfig, units: int) -> tuple[ConvTile, int]:
-    """Return the tile of a job and the number of parts of its sum: from the configuration, else the fastest by the model."""
+    """Return the tile of a job and the number of parts of its sum: from the configuration, else those with the least estimated time."""
     named = [tile for tile in CONV_MMA_TILES if (tile.m, tile.n) == (config.extra.get("BM"), config.extra.get("BN"))]
     splits, depth = config.extra.get("splits"), chunks(job) * CHUNK * job.g.taps // job.classes
     if job.kind != WEIGHT_GRAD:
@@ -131,7 +131,7 @@ def tile_of(job: Job, config: KernelConfig, units: int) -> tuple[ConvTile, int]:
 
 
 def _useful_splits(job: Job, tile: ConvTile, columns: int, units: int) -> list[int]:
-    """List numbers of parts that fill every compute unit once, twice, ..., as long as each part is worth a launch."""
+    """List numbers of parts with which tiles fill the device once, twice, ..., bounded so that each part has enough terms."""
     tiles = job.g.groups * -(-job.filters // tile.m) * -(-columns // tile.n)
     most = max(1, job.pixels // (4 * FILL))
     return sorted({1, *(max(1, min(most, times * units // tiles)) for times in range(1, 2 * tile.resident + 1))})

@@ -3,7 +3,7 @@
 The table of algorithms (:mod:`netcl.engine.algorithms`), filled by the modules of this folder, determines which kernel runs.
 ``KernelConfig.extra`` may hold ``tier`` ("cpu" or "simt"), ``form`` (the algorithm), ``winograd_channels`` (the number of
 channels from which Winograd is used) and macros of the kernel file. A registered configuration without ``use_local_memory`` selects kernels
-without local memory, one without ``use_vectorization`` those with scalar loads.
+without local memory; one without ``use_vectorization`` selects kernels with scalar loads.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def conv_problem(job: Job, profile: ExtendedDeviceProfile) -> Problem:
 
 
 def _plainer_convolution(config: KernelConfig, profile: DeviceProfile) -> KernelConfig:
-    """Return ``config``; if it was registered or measured with local memory or vectors off, one whose kernel does not use them."""
+    """Return ``config``, or a plainer one if ``config`` was registered or measured with local memory or vectors off."""
     if not is_named(config) or (config.use_local_memory and config.use_vectorization):
         return config
     tier = config.extra.get("tier") or ("cpu" if profile.device_type == "cpu" else "simt")
@@ -94,7 +94,7 @@ def convolution_algorithm(queue: Any, job: Job, config: KernelConfig, profile: D
     if job.variant(config) is V.CONV2D_TILED_LOCAL:  # which has no kernel for CPUs
         config = replace(config, extra={**config.extra, "tier": "simt"})
     found = algorithms.choose_algorithm("conv2d", queue, job, config, profile)
-    assert found is not None, "panel and gemm take every convolution"
+    assert found is not None, "the algorithms panel and gemm must accept every convolution"
     return found, config
 
 
@@ -290,7 +290,7 @@ def _simt_gemm(queue: Any, job: Job, config: KernelConfig, profile: DeviceProfil
 
 
 def _pixel_splits(job: Job, profile: DeviceProfile, groups: int, depth: int) -> int:
-    """Return the number of partial sums over the pixels: enough to occupy the GPU, more if they would exceed :data:`LONGEST_SUM`."""
+    """Return the number of partial sums over the pixels: enough to occupy the GPU, more if a sum would exceed :data:`LONGEST_SUM`."""
     busy = min(-(-_busy_groups(profile) // groups), job.pixels // (16 * depth), 256)
     return max(1, busy, min(job.pixels // LONGEST_SUM, SPLIT_ROOM // math.prod(job.g.w_shape)))
 

@@ -3,8 +3,8 @@
 Along one axis, six products make four outputs of a kernel with three taps: ``y = A' ((G w) * (B' x))``. The matrices come from
 interpolation of polynomials (Cook and Toom) at five points and infinity. The points determine how much the differences in ``B'`` and
 ``A'`` cancel: the usual 0, +-1, +-2 lose a digit; 0, +-11/16, +-11/8 are within a small multiple of a plain float32 sum, and
-their powers are exact in float32. The gradients use the same matrices: that of the input is a convolution with mirrored weights, that
-of the weights is ``G' ((A dy) * (B' x))``, summed over the tiles.
+their powers are exact in float32. The gradients use the same matrices: the input gradient is a convolution with mirrored weights,
+the weight gradient is ``G' ((A dy) * (B' x))``, summed over the tiles.
 """
 
 from __future__ import annotations

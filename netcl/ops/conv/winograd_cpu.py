@@ -30,7 +30,7 @@ LINES = 2 * TILE + OUT  # lines of a strip in local memory: patches, intermediat
 
 
 class Share(NamedTuple):
-    """How the work is divided: macros, blocks of filters, work-groups, and the elements of transformed weights and of scratch memory."""
+    """The division of the work: macros, blocks of filters, work-groups, and the elements of transformed weights and of scratch memory."""
 
     tiles: dict[str, Any]
     blocks: int
@@ -40,7 +40,7 @@ class Share(NamedTuple):
 
 
 def wanted(job: Job, config: KernelConfig, pays: Callable[[], bool]) -> bool:
-    """Whether Winograd applies and pays (or ``winograd_channels`` allows it); it also replaces CONV2D_IM2COL of the default policy."""
+    """Whether Winograd applies and pays (or ``winograd_channels`` allows it), also in place of the default policy's CONV2D_IM2COL."""
     variant = job.variant(config)
     if not job.g.is_plain_3x3 or job.compute == "double":
         return False
@@ -131,7 +131,7 @@ def _strip(tiles: Mapping[str, int]) -> int:
 
 
 def _transformed_bytes(channels: int, tiles: int) -> int:
-    """Return the bytes of the transformed inputs of some tiles."""
+    """Return the bytes of the transformed inputs of ``tiles`` tiles."""
     return 4 * TILE_PRODUCTS * channels * tiles
 
 

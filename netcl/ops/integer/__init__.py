@@ -34,10 +34,10 @@ def _gains(problem: tuple[str, int], config: Any, profile: Any) -> bool:
 
 
 def prefers_integers(a: Tensor, b: Tensor, work: int, other: str = "exact") -> bool:
-    """Whether :func:`integer_dot` multiplies quantized values on this device, in ``work`` multiply-adds, and not the ``other`` form.
+    """Whether to multiply quantized tensors by :func:`integer_dot` rather than in the ``other`` form, for ``work`` multiply-adds.
 
-    They are if their dtypes have 8 bits and the name given to ``selector.register("integer_dot", condition, name)`` is not ``"float"``.
-    Without a name, the rows of the family ``integer`` decide.
+    Never on the NumPy backend or for dtypes of more than 8 bits. If ``selector.register("integer_dot", condition, name)`` gives a name,
+    every name but ``"float"`` means yes; without a name, the algorithms of the family ``integer`` decide.
     """
     if a.array is not None or {a.dtype, b.dtype} - _BYTE_TYPES.keys():
         return False
@@ -72,7 +72,7 @@ def integer_dot(a: Tensor, b: Tensor) -> Tensor:
         launch.check_dtype("integer_dot", x, tuple(_BYTE_TYPES), name)
     lead, inner = b.shape[:-2], a.shape[:-2]
     if b.ndim < 2 or not a.shape or a.shape[-1] != b.shape[-1] or (lead and (a.ndim < 2 or lead[len(lead) - len(inner) :] != inner)):
-        what = "a must be (..., M, K) and b (..., N, K), and the leading axes of a the last of b's"
+        what = "a must be (..., M, K) and b (..., N, K), and the leading axes of b, if any, must end with those of a"
         raise ShapeError(message("integer_dot", what, **{"a.shape": a.shape, "b.shape": b.shape}))
     if a.array is not None:
         return launch.run_cpu(_integer_dot_numpy, a, b, dtype="int32")
@@ -131,7 +131,7 @@ def integer_columns(x: Tensor, zero: Tensor | None, kernel_size: Pair, stride: P
     launch.check_dtype("integer_columns", x, tuple(_BYTE_TYPES), "x")
     g = _unfold_of(x.shape, kernel_size, stride, padding, dilation, groups)
     if zero is not None and (zero.size != 1 or zero.dtype != x.dtype):
-        raise ShapeError(message("integer_columns", f"zero must be one {x.dtype}", shape=zero.shape, dtype=zero.dtype))
+        raise ShapeError(message("integer_columns", f"zero must be one value of dtype {x.dtype}", shape=zero.shape, dtype=zero.dtype))
     if x.array is not None:
         options: dict[str, Any] = {"stride": stride, "padding": padding, "dilation": dilation, "groups": groups}
         return launch.run_cpu(_integer_columns_numpy, x, zero, kernel_size, **options)

@@ -28,7 +28,7 @@ __all__ = ["affine", "affine_activated", "bmm", "build_matmul_kernel", "einsum",
 
 
 class _Shapes(NamedTuple):
-    """Shapes of a product of stacks of matrices: operands and result as stacks, and the result without the axes added to vectors."""
+    """Shapes of a product of stacks of matrices: operands and result as stacks, and ``result`` without the axes that vectors were given."""
 
     left: tuple[int, ...]
     right: tuple[int, ...]
@@ -49,7 +49,7 @@ def _product_shapes(a: tuple[int, ...], b: tuple[int, ...], trans_a: bool, trans
         transposed = {"transpose_a": True} if trans_a else {}
         transposed |= {"transpose_b": True} if trans_b else {}
         what = f"a must have as many columns as b has rows, got {k} and {rows}"
-        remedy = "transpose b: a @ b.mT" if k == n else "make them equal: transpose or reshape one"
+        remedy = "transpose b: a @ b.mT" if k == n else "transpose or reshape one operand"
         raise ShapeError(message("matmul", what, remedy, **{"a.shape": a, "b.shape": b}, **transposed))
     try:
         batch = np.broadcast_shapes(left[:-2], right[:-2])
@@ -300,7 +300,7 @@ def affine_activated(x: Tensor, w: Tensor, bias: Tensor | None = None, *, activa
         *_LINEAR_ERRORS,
         (
             S((3, 5), (2, 5), activation="elu"),
-            r"\[linear\] unknown activation; activation='elu'; known are relu, tanh, sigmoid, silu, gelu",
+            r"\[linear\] activation must be None or one of relu, tanh, sigmoid, silu, gelu; activation='elu'",
         ),
     ],
 )
@@ -312,8 +312,8 @@ def linear(F: Any, x: Tensor, w: Tensor, bias: Tensor | None = None, activation:
     if activation is None:
         return F.affine(x, w, bias)
     if activation not in EPILOGUE_ACTIVATIONS:
-        remedy = f"known are {', '.join(EPILOGUE_ACTIVATIONS)}"
-        raise ShapeError(message("linear", "unknown activation", remedy, activation=repr(activation)))
+        what = f"activation must be None or one of {', '.join(EPILOGUE_ACTIVATIONS)}"
+        raise ShapeError(message("linear", what, activation=repr(activation)))
     return F.affine_activated(x, w, bias, activation=activation)
 
 

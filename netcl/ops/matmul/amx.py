@@ -4,9 +4,9 @@ The kernels contain inline assembly, which is not part of OpenCL C and which a d
 four checks, made once per context: the processor lists ``amx_bf16``, the operating system grants the tile registers, the
 driver builds the kernels, and a product of odd sizes is correct.
 
-bfloat16 operands are multiplied as they are. float32 operands are split into two bfloat16 values (three products, about twice the
-speed of float32 arithmetic). Its error is below the rounding of a plain float32 sum only for long sums, so
-``set_matmul_precision("highest")`` uses it from :data:`AMX_SPLIT_DEPTH` terms on, ``high`` always, and ``medium`` rounds to bfloat16.
+bfloat16 operands are multiplied directly. float32 operands are split into two bfloat16 values (three products, about twice the
+speed of float32 arithmetic). The error of the split is below the rounding of a plain float32 sum only for long sums, so
+``set_matmul_precision("highest")`` splits from :data:`AMX_SPLIT_DEPTH` terms on, ``high`` always, and ``medium`` rounds to bfloat16.
 """
 
 from __future__ import annotations

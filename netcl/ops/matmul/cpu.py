@@ -1,4 +1,4 @@
-"""Products on CPUs (cpu.cl, dot.cl, pack.cl): a work-group is one work-item, tiles live in registers, vectors are explicit."""
+"""Products on CPUs (cpu.cl, dot.cl, pack.cl): a work-group is one work-item, tiles are kept in registers, vectors are explicit."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _NOTHING: Mapping[str, Any] = {}
 
 
 class _Tile(NamedTuple):
-    """A register tile, and how many lie side by side in a panel."""
+    """A register tile; ``strips`` of them lie side by side in a panel."""
 
     rows: int
     vectors: int
@@ -97,7 +97,7 @@ def _panels(queue: Any, p: Matmul, config: KernelConfig, profile: DeviceProfile,
 
 
 def _pack(queue: Any, p: Matmul, tile: _Tile, a: Tensor, packed: Tensor) -> Tensor:
-    """Pack A into panels of a tile's rows: of a transposed A a few rows at a time, else panel after panel. Returns ``packed``."""
+    """Pack A into panels of a tile's rows, a few rows at a time if A is transposed, else panel after panel. Returns ``packed``."""
     panels = -(-p.m // tile.rows)
     if p.trans_a:
         step = _PACK_STREAMS.get(tile.lanes * p.itemsize, 16)

@@ -121,7 +121,7 @@ def _contract(F: Any, a: _Term, b: _Term, kept: set[str], sizes: dict[str, int])
 def einsum(F: Any, equation: str, *operands: Any) -> Tensor:
     """Sums of products by labels: ``einsum("bij,bjk->bik", a, b)``.
 
-    Labels are letters. A label that is missing after ``->`` is summed, one that occurs twice in an operand takes its diagonal, and
+    Labels are letters. A label that is missing after ``->`` is summed, a label that occurs twice in an operand takes the diagonal, and
     ``...`` represents further axes, which broadcast. Operands are multiplied from left to right.
     """
     given = operands[0] if len(operands) == 1 and isinstance(operands[0], (list, tuple)) else operands

@@ -1,6 +1,6 @@
 """Launches matrix products: which kernel, with which tiles, over which work-groups.
 
-The selector gives a configuration; :func:`product_algorithm` finds the algorithm that carries it out. A configuration may name a *tier* in
+The selector gives a configuration; :func:`product_algorithm` finds the algorithm that runs it. A configuration may name a *tier* in
 ``extra["tier"]``: ``cpu`` (kernels for CPUs), ``simt`` (kernels for every GPU) or the name of a vendor's algorithm.
 """
 
@@ -36,7 +36,7 @@ SPLIT_DEPTH = 256  # least depth of a part of a product that is split along k
 
 @dataclass(frozen=True)
 class Matmul:
-    """A product ``c[batch] = op(a) op(b)``, m x n over k; there are two batch axes, for each of which an operand has a stride."""
+    """A product ``c[batch] = op(a) op(b)``, m x n over k; each operand has a stride for each of two batch axes."""
 
     m: int
     n: int
@@ -100,7 +100,7 @@ class Matmul:
         return self.finish or Finish(self.c)
 
     def bare(self, **changes: Any) -> Matmul:
-        """Return the same product without an epilogue, in the type of the sums."""
+        """Return this product with ``changes``, without an epilogue and in the type of the sums."""
         return replace(self, c=sum_dtype(self.c), bias=None, finish=None, scaled=False, **changes)
 
     def lanes(self, name: str, dtype: str | None, count: int) -> tuple[dict[str, str], str]:
@@ -125,7 +125,7 @@ class Matmul:
 
 
 class Operands(NamedTuple):
-    """The tensors of a product, and the number by which it is multiplied."""
+    """The tensors of a product, and the factor by which its result is scaled."""
 
     a: Tensor
     b: Tensor
@@ -141,7 +141,7 @@ class Operands(NamedTuple):
         return self.out if self.bias is None else self.bias, self.out if self.residual is None else self.residual, self.out
 
     def sums(self, count: int) -> Tensor:
-        """Allocate memory for ``count`` values of the type of the sums."""
+        """Allocate a tensor for ``count`` sums, in the dtype in which the product is summed."""
         return new_result((count,), sum_dtype(self.out.dtype), self.out.queue)
 
 
@@ -166,9 +166,9 @@ def _naive(queue: Any, p: Matmul, config: KernelConfig, profile: DeviceProfile, 
 
 
 class Block(NamedTuple):
-    """What a work-group computes: m x n values over blocks k deep (0: operands are read in place), rows x columns in a work-item.
+    """The work of a group: m x n values over blocks k deep (0: operands are read in place), rows x columns per work-item.
 
-    ``slices`` work-items share the depth of a block, ``splits`` work-groups that of the product. ``resident``: groups that a compute
+    ``slices`` work-items share the depth of a block, ``splits`` work-groups the depth of the product. ``resident``: groups that a compute
     unit runs at once. ``rate``: their relative speed. ``fill``: the time of their startup and end, in steps along k.
     """
 
@@ -321,7 +321,7 @@ def _best_block(p: Matmul, config: KernelConfig, profile: DeviceProfile) -> Bloc
 
 
 def useful_splits(p: Matmul, block: Any, units: int) -> list[int]:
-    """List the numbers of splits of k to consider: 1, and those that give every compute unit one to four work-groups."""
+    """List the numbers of splits of k to consider: 1, and numbers that give every compute unit one to four work-groups."""
     most, groups = p.k // SPLIT_DEPTH if block.k else 1, max(1, groups_of(p, block.m, block.n))
     return sorted({1, *(max(1, min(times * units // groups, most)) for times in range(1, 5))})
 
@@ -352,8 +352,8 @@ def _working_block(p: Matmul, config: KernelConfig, profile: DeviceProfile) -> B
     if config.extra.get("form") == "slices":
         return Block(-(-bm // 4) * 4, -(-bn // 4) * 4, 0, 4, 4, -(-slices // 16) * 16)
     if min(bm, bn, bk, per_item) < 1 or bm % rows or bn % per_item:
-        what = "tiles must be at least 1, tile_m a multiple of the rows of a work-item and tile_n of work_per_thread"
-        raise ShapeError(message("matmul", what, tile_m=bm, tile_n=bn, tile_k=bk, rows=rows, work_per_thread=per_item))
+        what = "tile sizes must be at least 1, tile_m a multiple of rows_per_item, and tile_n a multiple of work_per_thread"
+        raise ShapeError(message("matmul", what, tile_m=bm, tile_n=bn, tile_k=bk, rows_per_item=rows, work_per_thread=per_item))
     while bm // rows * (bn // per_item) * slices > profile.max_work_group_size and bm % (2 * rows) == bn % (2 * per_item) == 0:
         rows, per_item, slices = (rows, per_item, slices // 2) if slices > 1 else (2 * rows, 2 * per_item, 1)
     while bk > 4 * slices and bk * (bm + bn) * p.itemsize > profile.local_mem_size:
@@ -411,7 +411,7 @@ def problem_of(p: Matmul, profile: ExtendedDeviceProfile) -> Problem:
 
 
 def _plainer_product(config: KernelConfig, profile: DeviceProfile) -> KernelConfig:
-    """Return ``config``, or the naive kernel's if a registered or measured ``config`` turns off local memory or vectors that it needs."""
+    """Return ``config``, or one for the naive kernel if a registered or measured ``config`` turns off features that its kernel needs."""
     simt = config.extra.get("tier", "cpu" if profile.device_type == "cpu" else "simt") == "simt"
     plain = simt and config.variant is V.MATMUL_VECTORIZED
     tiled = simt and config.variant in TILED_PRODUCT.variants

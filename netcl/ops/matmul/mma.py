@@ -1,8 +1,8 @@
 """Products on the matrix units of NVIDIA GPUs from compute capability 8.0, by ``mma.sync`` (mma.cl): a separate tier.
 
-16-bit operands are multiplied as they are, and summed in float32. float32 operands are split into two TF32 values, whose three
+16-bit operands are multiplied directly and summed in float32. float32 operands are split into two TF32 values, whose three
 products are summed per slice of 32 terms and added in float32: within four times the error of a plain float32 sum, and below it from a
-few hundred terms on. With ``set_matmul_precision("medium")`` they are rounded to TF32 instead.
+few hundred terms on. With ``set_matmul_precision("medium")`` operands are rounded to TF32 instead.
 
 Kernels copy 16 bytes at a time. An operand whose rows are not aligned to that, or whose dtype differs from the other's, is copied first
 (pad.cl). The cost model includes this copy, so small products of that kind use the portable kernels.
@@ -110,7 +110,7 @@ def unit_dtype(p: Matmul) -> str | None:
 
 
 def mma_cost(p: Matmul, tile: Tile, units: int, dtype: str) -> float:
-    """Estimate the time as :func:`gemm.cost` does, plus that of copying operands."""
+    """Estimate the time as :func:`gemm.cost` does, plus the time to copy operands that are not aligned or have another dtype."""
     written = [side for side in _operand_sides(p) if not side.ready(p, dtype)]
     return gemm.cost(p, tile, units) + sum(gemm.ADDING + gemm.PER_PART * p.batches * side.lines * side.width / units for side in written)
 

@@ -1,7 +1,7 @@
 """Decides whether the matrix units of NVIDIA GPUs may be used. ``NETCL_MATRIX_UNITS=0`` disables them.
 
-They are used through inline PTX (ptx.cl), which is not part of OpenCL C. A device uses a tier built on them only if its compute
-capability allows it and it is *trusted*: once per context and dtype, the driver has built the tier's kernels and a product
+The units are used through inline PTX (ptx.cl), which is not part of OpenCL C. A device uses a tier built on them only if its compute
+capability allows it and the tier is *trusted*: once per context and dtype, the driver has built the tier's kernels and a product
 of odd sizes was correct. Otherwise the portable kernels run.
 An algorithm's ``when`` calls :func:`capable`, which is cheap; its ``probe`` calls :func:`trusted`.
 """
@@ -39,7 +39,7 @@ def capable(profile: DeviceProfile, least: tuple[int, int] = (8, 0), most: tuple
 
 
 def tiles_for(problem: Problem, tiles: Mapping[int, Sequence[Any]], *capabilities: tuple[int, int]) -> Sequence[Any]:
-    """List the tuner's candidate tiles: those that ``tiles`` has for the dtype's size in bytes; empty if device or dtype do not suit."""
+    """Return the tuner's candidates: the ``tiles`` for the dtype's size in bytes; none if the device or the dtype does not suit."""
     suited = problem.dtype in BOUNDS and capable(problem.profile, *capabilities)
     return tiles[DTYPES[problem.dtype].itemsize] if suited else ()
 

@@ -1,9 +1,9 @@
 """Products by wgmma, the instructions of compute capability 9.0 that multiply matrices in local memory: a separate tier.
 
-16-bit operands are multiplied as they are. float32 operands are split into two TF32 values, whose three products are summed per slice
+16-bit operands are multiplied directly. float32 operands are split into two TF32 values, whose three products are summed per slice
 of 32 and added in float32: the error is below that of a plain float32 sum from a few hundred terms on.
 
-The kernels (wgmma.cl) copy 16 bytes at a time, so rows and batches of both operands must start at multiples of that.
+The kernels (wgmma.cl) copy 16 bytes at a time, so rows and batches of both operands must start at multiples of 16 bytes.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ def _priced(p: Matmul, tile: WarpGroupTile) -> WarpGroupTile:
 def instruction(name: str, columns: int, dtype: str, turned: tuple[int, int], first: bool = False) -> str:
     """Return a macro ``name(sums, x, y)`` that adds x y to 64 x ``columns`` sums; with ``first`` it overwrites them.
 
-    float32 takes x from registers; other dtypes take local addresses of x and y, of which ``turned`` says whether each is transposed.
+    For float32, x is in registers; else x is a local address, as y always is, and ``turned`` tells whether x and whether y is transposed.
     """
     kind, count = _INSTRUCTION[dtype], columns // 2
     sums = ", ".join(f"%{i}" for i in range(count))

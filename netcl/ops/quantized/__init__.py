@@ -74,7 +74,7 @@ def _packed_sample(x: tuple[int, ...], rows: int, kind: str, biased: bool = Fals
         (S((2, 32), np.zeros(9, np.uint8), kind="Q4_0", rows=4),
          r"\[quantized_linear\] weight must be 288 bytes \(uint8\) for 4 rows and 32 columns; kind=Q4_0, size=9"),
         (S((2, 40), np.zeros(9, np.uint8), kind="Q4_0", rows=4), r"\[quantized_linear\] the columns of Q4_0 must be a multiple of 32"),
-        (S((2, 32), np.zeros(9, np.uint8), kind="Q4", rows=4), r"\[quantized_linear\] unknown kind of blocks; kind='Q4'; known are F32"),
+        (S((2, 32), np.zeros(9, np.uint8), kind="Q4", rows=4), r"\[quantized_linear\] kind must be one of F32, F16, .*; kind='Q4'"),
     ],
 )  # fmt: skip
 def quantized_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, kind: str, rows: int, activations: str = "auto") -> Tensor:
@@ -143,7 +143,7 @@ def _rows_cpu(weight, index, kind, shape):
     ],
 )  # fmt: skip
 def quantized_rows(weight: Tensor, index: Tensor | None = None, *, kind: str, shape: tuple[int, int], dtype: str = "float32") -> Tensor:
-    r"""Unpack all rows of weights, or those in ``index`` as (\*index.shape, columns). Indices out of range give NaN. No gradient."""
+    r"""Unpack all rows of weights, or rows by ``index`` as (\*index.shape, columns). On devices, a bad index gives NaN. No gradient."""
     weight, index = launch.as_tensors("quantized_rows", weight, index)
     p = _packed_problem("quantized_rows", weight, weight, kind, shape)
     if index is not None:

@@ -5,7 +5,7 @@ A block of a quantized kind holds unsigned codes of 32 or 256 weights and the fa
     weight = (d * scale) * (code - offset) + minimum        minimum = m, or -(m * lower) where groups have their own scales
 
 ``d`` and ``m`` are float16 and one per block; ``scale`` and ``lower`` are small integers and one per group. :func:`split_blocks` returns
-the :class:`Parts` of blocks and :func:`join_blocks` is its inverse: only these two know where the bits lie. The values are bit-equal to
+the :class:`Parts` of blocks and :func:`join_blocks` is its inverse; only these two depend on the bit layout. The values are bit-equal to
 those of the ``gguf`` package, and so are the blocks of kinds that this package can quantize.
 """
 
@@ -106,7 +106,7 @@ def kind_of(name: str | Kind, op: str = "quantize") -> Kind:
         return name
     found = BLOCK_TYPES.get(str(name).upper())
     if found is None:
-        raise DtypeError(message(op, "unknown kind of blocks", f"known are {', '.join(BLOCK_TYPES)}", kind=repr(name)))
+        raise DtypeError(message(op, f"kind must be one of {', '.join(BLOCK_TYPES)}", kind=repr(name)))
     return found
 
 

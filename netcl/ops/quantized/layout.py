@@ -1,12 +1,12 @@
-"""The device layout of packed weights: strips of 16 rows. It is lossless; :func:`unpack_strips` restores the blocks of GGUF.
+"""The device layout of packed weights: strips of 16 rows. The layout is lossless; :func:`unpack_strips` restores the blocks of GGUF.
 
 A record is one block of each row of a strip (32 columns of F16 and BF16), field by field, with the rows of a field side by side::
 
     half d[16], half m[16], uchar scales[groups][16], uchar lower[groups][16], uint words[block / 32][words of 32 codes][16]
 
-A word holds the low or high bits of codes that lie four apart, so that four codes of a row come out of it with a shift and a mask
-(codes.cl); of codes of four bits the second and third of these change places. CPUs take 16 or 4 rows as a vector, portable kernels 4,
-matrix units two rows and a quarter of the columns per lane.
+A word holds the low or high bits of codes that lie four apart, so that a shift and a mask extract four codes of a row (codes.cl).
+For 4-bit codes, the second and third of these four are exchanged. CPUs load 16 or 4 rows as a vector, portable kernels 4;
+matrix units load two rows and a quarter of the columns per lane.
 Scales of 6 bits take a byte: Q4_K has 148 bytes per 256 weights instead of 144. Codes of Q8_0 are signed.
 """
 
@@ -82,7 +82,7 @@ def _planes(kind: Kind) -> list[tuple[int, int]]:
 
 
 def _in_fours(codes: np.ndarray, kind: Kind) -> np.ndarray:
-    """Exchange the middle two of every four 4-bit codes, because matrix units take bytes 0 and 2 as a pair. It is its own inverse."""
+    """Exchange the middle two of every four 4-bit codes, because matrix units pair bytes 0 and 2. A second call undoes the first."""
     return codes.reshape(-1, 2, 2).transpose(0, 2, 1).reshape(codes.shape) if kind.bits == 4 else codes
 
 

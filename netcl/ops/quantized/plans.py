@@ -1,7 +1,7 @@
 """Launches products with packed weights: which kernel, with which vectors and groups.
 
 An algorithm is chosen by the number of tokens, the dtype of the activations and the device, and by a numeric check of kernels with inline
-assembly: :func:`_kernels_trusted`. ``selector.register("quantized", condition, config)`` names one by ``extra["tier"]``.
+assembly: :func:`_kernels_trusted`. ``selector.register("quantized", condition, config)`` selects one by ``extra["tier"]``.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ def _choice(queue: Any, p: Packed, config: KernelConfig | None = None) -> tuple[
     profile = profile_of(queue)
     config = config or get_kernel_selector().select("quantized", ((p.tokens, p.columns), (p.rows, p.columns)), profile) or _ANY_CONFIG
     algorithm = algorithms.choose_algorithm("quantized", queue, p, config, profile)
-    assert algorithm is not None, "unpacked weights serve every product"
+    assert algorithm is not None, "the algorithm unpacked must accept every product"
     return algorithm, config
 
 
@@ -191,8 +191,8 @@ def round_activations(x: np.ndarray) -> np.ndarray:
 def _mma_sizes(p: Packed, strips_per_unit: float, gated: bool, direct: bool) -> dict[str, int]:
     """Return the macros of mma.cl for a product, from a table of the fastest ones on an H200.
 
-    ``direct``: the activations are halves that the kernel can load as they are. It converts other activations in local memory, unless two
-    strips share them (gated products of 8 bits) or they do not fit. Sums of activations, for weights with minimums, are computed there too.
+    ``direct``: the activations are float16 and need no conversion. Other activations are converted in local memory, unless two strips
+    share them (gated 8-bit products) or they do not fit. Sums of activations, for weights with minimums, are computed there too.
     """
     scaled, kinds, runs = "scales" in p.kind.fields, 1 << (p.fragment - 1).bit_length(), p.columns // 32
     staged = p.fragment <= 8 and (scaled and "m" in p.kind.fields if direct else not (gated and p.kind.bits == 8))
@@ -227,7 +227,7 @@ def _mma(queue: Any, p: Packed, config: KernelConfig, profile: Any, t: PackedOpe
 def has_dots(queue: Any, kind: Kind) -> bool:
     """Whether a device is a CPU with instructions for dot products of int8, and its driver uses them correctly.
 
-    The instructions are inline assembly. They are not used with PoCL before 3.1, where an unsupported one would crash the process.
+    The instructions are inline assembly. They are not used with PoCL before 3.1, where an unsupported instruction would crash the process.
     """
     profile = profile_of(queue)
     version = tuple(map(int, re.findall(r"\d+", profile.driver_version)[:2]))
@@ -269,7 +269,7 @@ def _packed_product_right(queue: Any, tier: str, kind: Kind) -> bool:
 
 
 def unpack_rows(queue: Any, p: Packed, weight: Tensor, dtype: str, begin: int, count: int, listed: Tensor | None = None) -> Tensor:
-    """Return ``count`` rows of the weights, unpacked: those from ``begin`` on, or those that ``listed`` names."""
+    """Unpack ``count`` rows of the weights: the rows from ``begin`` on, or the rows whose indices are in ``listed``."""
     out = new_result((count, p.columns), dtype, queue)
     each = 32 if launch.on_cpu_device(queue) else 8  # columns of a work-item: neighbors on GPUs write neighboring columns
     units = profile_of(queue).compute_capability is not None and dtype == "float16"

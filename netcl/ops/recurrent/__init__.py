@@ -50,14 +50,14 @@ def _check_layer(
                 message("recurrent", f"{name} must have shape {wanted[name]}, got {x.shape}", gx=gx.shape, weight=weight.shape)
             )
     if (projection is None) != (width == hidden) or (projection is not None and kind != "lstm"):
-        what = "weight must have one column per hidden unit, or another number together with the projection of an LSTM"
+        what = "weight must have one column per hidden unit, or another number if an LSTM has a projection"
         raise ShapeError(message("recurrent", what, hidden=hidden, weight=weight.shape, kind=kind, projection=projection is not None))
     if (
         (bias is not None and kind != "gru")
         or (c0 is not None and (kind != "lstm" or h0 is None))
         or (kind == "lstm" and h0 is not None and c0 is None)
     ):
-        what = "bias must be None unless kind is gru (add it to gx), c0 unless kind is lstm, and lstm takes both h0 and c0 or neither"
+        what = "bias requires kind gru (else add it to gx), c0 requires kind lstm, and lstm takes both h0 and c0 or neither"
         raise ShapeError(message("recurrent", what, kind=kind, bias=bias is not None, h0=h0 is not None, c0=c0 is not None))
     if lengths is not None and lengths.dtype != "int32":
         raise DtypeError(message("recurrent", "lengths must be int32", dtype=lengths.dtype))
@@ -70,7 +70,7 @@ def _wide(dtype: str, *tensors: Any) -> list[Any]:
 
 
 def _flags(reverse: bool, *given: Any) -> int:
-    """Return ``flags`` of cell.cl: the direction, and which of lengths, h0, bias and gradients of y, h and c are given."""
+    """Return the argument ``flags`` of cell.cl: the direction, and which of lengths, h0, bias and gradients of y, h and c are given."""
     return int(reverse) + sum(2 << i for i, x in enumerate(given) if x is not None)
 
 
@@ -107,7 +107,7 @@ _ERRORS = [
     (S((3, 2, 20), (16, 5), kind="lstm"), r"\[recurrent\] gx must be \(steps, batch, 4 \* hidden\) with at least 1 step"),
     (S((3, 2, 20), (20, 5), None, (2, 4), (2, 5), kind="lstm"), r"\[recurrent\] h0 must have shape \(2, 5\), got \(2, 4\)"),
     (S((3, 2, 20), (20, 5), None, (2, 5), kind="lstm"), r"lstm takes both h0 and c0 or neither"),
-    (S((3, 2, 5), (5, 4), kind="tanh"), r"weight must have one column per hidden unit, or another number together with the projection"),
+    (S((3, 2, 5), (5, 4), kind="tanh"), r"weight must have one column per hidden unit, or another number if an LSTM has a projection"),
     (S((3, 2, 5), (5, 5), kind="elman"), r"\[recurrent\] kind must be one of tanh, relu, lstm, gru; kind='elman'"),
 ]  # fmt: skip
 
@@ -192,7 +192,7 @@ def _run_layer_grad(
     layer: plans.Layer, g_y: Any, g_h: Any, g_c: Any, weight: Tensor, h0: Any, c0: Any, projection: Any, lengths: Any, y: Tensor,
     saved: Tensor, biased: bool,
 ) -> list[Any]:  # fmt: skip
-    """Return the gradients of gx, weight, bias, h0, c0 and projection; those of weights are products over all steps at once."""
+    """Return the gradients of gx, weight, bias, h0, c0 and projection; gradients of weights are products over all steps at once."""
     queue, (count, rows, width), hidden, gates = y.queue, y.shape, layer.hidden, GATES[layer.kind]
 
     def empty(*shape: int) -> Tensor:

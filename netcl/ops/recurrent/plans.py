@@ -1,7 +1,7 @@
 """Launches recurrent layers: which kernels, with which tiles, over which groups.
 
-The kernels of a layer are the parts of cell.cl, each a product with its epilogue. An algorithm determines how many steps a launch
-runs and how rows and units are divided among groups. ``selector.register("recurrent", condition, config)`` names one by ``extra["tier"]``.
+The kernels of a layer are the parts of cell.cl, each a product with its epilogue. An algorithm determines how many steps a launch runs
+and how rows and units are divided among groups. ``selector.register("recurrent", condition, config)`` selects one by ``extra["tier"]``.
 """
 
 from __future__ import annotations
@@ -93,12 +93,12 @@ def run(queue: Any, layer: Layer, operands: LayerOperands) -> None:
     profile = profile_of(queue)
     config = get_kernel_selector().select("recurrent", ((layer.steps, layer.rows, layer.hidden),), profile) or _DEFAULT
     algorithm = algorithms.choose_algorithm("recurrent", queue, layer, config, profile)
-    assert algorithm is not None, "launches of one step serve every layer"
+    assert algorithm is not None, "the algorithms units and steps must accept every layer"
     algorithm.run(queue, layer, config, profile, operands)
 
 
 def part_kernel(queue: Any, layer: Layer, part: int, file: str, macros: Mapping[str, Any], name: str = "") -> Any:
-    """Return the kernel of a part, from the sources of the cell, of the product in ``file`` and of the entry."""
+    """Return the kernel of a part, built from cell.cl, the product in ``file`` and entry.cl; ``name`` defaults to the pass."""
     lanes = macros.get("VW", 1)
     real = DTYPES[layer.dtype].c_compute
     exps, text = launch.exponential(queue, real, lanes)
@@ -119,7 +119,7 @@ def late_flag(queue: Any) -> Tensor:
 
 
 class Watch:
-    """Raises if a kernel timed out. The flag of :func:`late_flag` is copied every few calls and checked as many calls later."""
+    """A callable that raises if a kernel timed out: it copies :func:`late_flag` every few calls and checks the copy as many calls later."""
 
     def __init__(self, queue: Any):
         self.queue, self.calls = queue, 0
@@ -200,7 +200,7 @@ def _suits_whole(layer: Layer, config: KernelConfig, profile: Any) -> bool:
 
 
 class _Block(NamedTuple):
-    """How a launch is divided: ``units``, ``items`` and ``rows`` per group, ``tall`` rows at a time; ``columns``, ``quads`` per item."""
+    """The division of a launch: ``units``, ``items`` and ``rows`` per group, ``tall`` rows at a time; ``columns``, ``quads`` per item."""
 
     units: int
     items: int
