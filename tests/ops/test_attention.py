@@ -42,7 +42,7 @@ def test_torchs_numbers(name, device):
 def test_the_kernels_of_gpus_give_torchs_numbers_too(name, cl_device, monkeypatch):
     if cl_device.device_type == "cpu" and "aarch64" in platform.machine():
         pytest.skip("PoCL 3.1 on aarch64 miscompiles kernels it would never be given; tests/test_oclgrind.py runs them")
-    monkeypatch.setattr(MODULE, "choose_kernel", lambda q, k, sizes: MODULE.simt_config(16 * 1024, 64, False, sizes.bucket))
+    monkeypatch.setattr(MODULE, "choose_kernel", lambda q, k, p: MODULE.simt_config(16 * 1024, 64, False, p.sizes.bucket))
     get_kernel_selector().clear_cache()  # or the launches of an earlier call would be repeated
     test_torchs_numbers(name, cl_device)
     get_kernel_selector().clear_cache()
