@@ -7,11 +7,13 @@ Forward keeps the log-sum-exp of each row; backward recomputes the scores from i
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from netcl.core.capabilities import DeviceProfile
 from netcl.core.device import profile_of
 from netcl.core.dtype import DTYPES, HALVES, sum_dtype
 from netcl.core.errors import ShapeError, check_probability, message
@@ -32,6 +34,7 @@ from netcl.ops.attention.dense import (
 from netcl.ops.attention.geometry import NO_MASK, HeadSizes, Mask, attention_geometry, mask_of, score_scale
 from netcl.ops.attention.rope import rope
 from netcl.ops.matmul import nvidia
+from netcl.ops.matmul.mma import UNITS
 from netcl.ops.pointwise import cast
 
 __all__ = ["Config", "attention", "attention_grad", "cached_attention", "choose_kernel", "rope", "scaled_dot_product_attention"]
@@ -43,10 +46,9 @@ ATTENTION_TILES = ((16, 8, 4, 8, 64), (16, 8, 4, 4, 64), (8, 8, 4, 4, 32), (8, 8
 
 #: Warps and keys of a block, forward and backward, by the bytes of a value and the head size; of ``mma.cl``, at most 48 KB of local memory.
 UNIT_TILES = {
-    (4, 32): ((4, 64), (4, 32)), (4, 64): ((4, 32), (4, 32)), (4, 128): ((4, 16), (2, 16)),
-    (2, 32): ((4, 64), (4, 64)), (2, 64): ((8, 64), (4, 64)), (2, 128): ((4, 64), (4, 32)),
+    (4, 32): ((4, 64), (4, 32)), (4, 64): ((4, 32), (4, 32)), (4, 128): ((2, 32), (2, 16)),
+    (2, 32): ((4, 64), (4, 32)), (2, 64): ((4, 64), (4, 32)), (2, 128): ((4, 64), (2, 32)),
 }  # fmt: skip
-UNITS = {"float32": "MMA_TF32", "float16": "MMA_FLOAT16", "bfloat16": "MMA_BFLOAT16"}
 UNIT_ROWS = 16  # queries and keys from which the matrix units are used
 
 HELD = 64  # registers of a work-item for one result; the gradient of keys and values has two
@@ -61,7 +63,7 @@ class Config(NamedTuple):
     rows: int
 
 
-class Problem(NamedTuple):
+class AttentionProblem(NamedTuple):
     """What the choice of a kernel depends on. ``grad``: gradients are computed; ``aligned``: tensors start at multiples of 16 bytes."""
 
     sizes: HeadSizes
@@ -97,46 +99,45 @@ def simt_config(memory: int, most: int, wide: bool, depth: int, queries: int = 6
     return Config("scores.cl simt.cl", defines, (tx * ty, 1), rows)
 
 
-def unit_config(p: Problem) -> Config:
+def unit_config(p: AttentionProblem) -> Config:
     """Return the configuration for the matrix units of NVIDIA GPUs: a warp per 16 queries."""
     itemsize = DTYPES[p.dtype].itemsize
     warps, columns = UNIT_TILES[itemsize, p.sizes.bucket][p.grad]
     terms = 2 if itemsize == 4 and get_matmul_precision() != "medium" else 1
-    defines = {"WARPS": warps, "COLUMNS": columns, "BUCKET": p.sizes.bucket, "SIZE": itemsize, "TERMS": terms, "MMA": UNITS[p.dtype]}
-    return Config("scores.cl mma.cl", defines | ({"PAIR": f"pair_{p.dtype}"} if itemsize == 2 else {}), (warps * 32, 1), warps * 16)
+    defines: dict[str, int | str] = {"WARPS": warps, "COLUMNS": columns, "BUCKET": p.sizes.bucket, "SIZE": itemsize, "TERMS": terms}
+    defines |= {"MMA": UNITS[p.dtype]} | ({"PAIR": f"pair_{p.dtype}"} if itemsize == 2 else {})
+    return Config("scores.cl mma.cl", defines, (warps * 32, 1), warps * 16)
 
 
-def _suits_units(p: Problem, config: Any, profile: Any) -> bool:
+def _suits_units(p: AttentionProblem, config: object, profile: DeviceProfile) -> bool:
     if p.dtype not in UNITS or (DTYPES[p.dtype].itemsize, p.sizes.bucket) not in UNIT_TILES or not p.aligned:
         return False
     rows = [size * DTYPES[p.dtype].itemsize for size in (p.sizes.depth, p.sizes.depth_v)]
     return min(rows) > 0 and not any(row % 16 for row in rows) and min(p.sizes.n, p.sizes.m) >= UNIT_ROWS and nvidia.capable(profile)
 
 
-def _units_right(queue: Any, p: Problem) -> bool:
+def _units_right(p: AttentionProblem, queue: Any) -> bool:
     """Whether the kernels of ``mma.cl`` agree with NumPy on a small problem of the same head sizes."""
     sizes, rng = HeadSizes(1, 2, 1, 77, 70, p.sizes.depth, p.sizes.depth_v), np.random.default_rng(0)
     shapes = ((77, sizes.depth), (70, sizes.depth), (70, sizes.depth_v), (77, sizes.depth_v))
-    tensors = [Tensor.from_host(queue, rng.standard_normal((1, 2, *shape), np.float32), p.dtype) for shape in shapes]
-    q, k, v, g = (t.to_host().astype(np.float64) for t in tensors)
-    more = {"sizes": sizes, "place": NO_MASK, "causal": True, "scale": 0.1}
-    result, logarithms = attention_cpu(q, k, v, None, **more)
-    call = _AttentionCall(tensors[0], unit_config(p), sizes, NO_MASK, _numbers(sizes, NO_MASK, True, 0.1))
-    sums = sum_dtype(p.dtype)
+    given = [Tensor.from_host(queue, rng.standard_normal((1, 2, *shape), np.float32), p.dtype) for shape in shapes]
+    (q, k, v, g), (q64, k64, v64, g64) = given, (t.to_host().astype(np.float64) for t in given)
+    wanted = out, logarithms = attention_cpu(q64, k64, v64, None, sizes, NO_MASK, True, 0.1)
+    found = [Tensor.from_host(queue, x, dtype) for x, dtype in zip(wanted, (p.dtype, sum_dtype(p.dtype)), strict=True)]
+    call = _AttentionCall(q, unit_config(p), sizes, NO_MASK, _kernel_numbers(sizes, NO_MASK, True, 0.1))
     if p.grad:
-        wanted = attention_grad_cpu(g, q, k, v, None, result, logarithms, None, **more)
-        found = [Tensor.empty(t.shape, p.dtype, queue=queue) for t in tensors[:3]]
-        known = (Tensor.from_host(queue, result, p.dtype), Tensor.from_host(queue, logarithms, sums))
-        _run_grad(call, tensors[3], *tensors[:3], *known, None, found)
+        wanted = attention_grad_cpu(g64, q64, k64, v64, None, out, logarithms, None, sizes=sizes, place=NO_MASK, causal=True, scale=0.1)
+        grads = [Tensor.empty(t.shape, p.dtype, queue=queue) for t in (q, k, v)]
+        _run_grad(call, g, q, k, v, found[0], found[1], None, grads)
+        found = grads
     else:
-        wanted = (result, logarithms)
-        found = [Tensor.empty(result.shape, p.dtype, queue=queue), Tensor.empty(logarithms.shape, sums, queue=queue)]
-        call.run("attention", sizes.n, 2, *tensors[:3], tensors[0], *found)
-    bound = 2**-9 if get_matmul_precision() == "medium" or p.dtype == "float16" else 2**-6 if p.dtype == "bfloat16" else 2**-18
+        found = [t.fill_(0) for t in found]
+        call.run("attention", sizes.n, sizes.heads, q, k, v, q, *found)
+    bound = {"float32": 2**-18, "float16": 2**-9, "bfloat16": 2**-6}["float16" if get_matmul_precision() == "medium" else p.dtype]
     return all(np.abs(a.to_host() - b).max() <= bound * np.abs(b).max() for a, b in zip(found, wanted, strict=True))
 
 
-def choose_kernel(q: Tensor, k: Tensor, p: Problem) -> Config:
+def choose_kernel(q: Tensor, k: Tensor, p: AttentionProblem) -> Config:
     """Return the configuration of a call: the one registered with the selector for ``attention``, else the best that the device can run."""
     profile = profile_of(q.queue)
     chosen = get_kernel_selector().select("attention", (q.shape, k.shape), profile)
@@ -151,11 +152,9 @@ algorithms.add(
     lambda p, profile: cpu_config(profile.vector_width, p.wide, p.sizes.bucket), device="cpu",
 )  # fmt: skip
 algorithms.add(
-    "attention", "units", "scores.cl mma.cl", "head sizes of at most 128, 16 queries or more", "attention_h200.json: all rows",
+    "attention", "units", "scores.cl mma.cl", "head sizes of at most 128, 16 queries or more", "attention_h200.txt: whisper",
     lambda p, profile: unit_config(p), device="gpu", needs="NVIDIA, compute capability 8.0 or more", when=_suits_units,
-    probe=lambda queue, p, config: nvidia.verdict(
-        queue, "attention", f"units {p.sizes.depth} {p.sizes.depth_v} {p.grad}", p.dtype, lambda queue: _units_right(queue, p)
-    ),
+    probe=lambda queue, p, config: nvidia.verdict(queue, "attention", f"units {p.sizes.bucket} {p[2:]}", p.dtype, partial(_units_right, p)),
 )  # fmt: skip
 algorithms.add(
     "attention", "blocks", "scores.cl simt.cl", "GPUs: a work-group per block of queries", "cases_h200.json: GPT step, batch 64",
@@ -206,13 +205,13 @@ def quad_macros(dtype: str) -> dict[str, str]:
     return read if dtype in HALVES else {**read, "X_QUAD_STORE(p, v)": "(*(__global real4*)(p) = (v))"}
 
 
-def _numbers(sizes: HeadSizes, mask: Mask, causal: bool, scale: float) -> tuple[float, ...]:
+def _kernel_numbers(sizes: HeadSizes, mask: Mask, causal: bool, scale: float) -> tuple[float, ...]:
     return (scale, int(causal), sizes.n, sizes.m, sizes.depth, sizes.depth_v, sizes.heads, sizes.sharing, *mask.steps)
 
 
 def _call(q: Tensor, k: Tensor, sizes: HeadSizes, mask: Mask, causal: bool, scale: float, grad: bool, *others: Tensor) -> _AttentionCall:
-    problem = Problem(sizes, q.dtype, grad, alignment(q, k, *others) == 16)
-    return _AttentionCall(q, choose_kernel(q, k, problem), sizes, mask, _numbers(sizes, mask, causal, scale))
+    problem = AttentionProblem(sizes, q.dtype, grad, alignment(q, k, *others) == 16)
+    return _AttentionCall(q, choose_kernel(q, k, problem), sizes, mask, _kernel_numbers(sizes, mask, causal, scale))
 
 
 _ATTENTION_SAMPLES = [
@@ -311,7 +310,15 @@ def attention_grad(
 
 
 def _run_grad(
-    call: _AttentionCall, g: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, logarithms: Tensor, through: Any, results: Any
+    call: _AttentionCall,
+    g: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    logarithms: Tensor,
+    through: Tensor | None,
+    results: Sequence[Tensor],
 ) -> None:
     sizes = call.sizes
     delta = Tensor.empty(logarithms.shape, logarithms.dtype, queue=q.queue)
