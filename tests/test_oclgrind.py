@@ -98,7 +98,7 @@ from netcl.engine.launch import numpy_reference
 module = sys.modules["netcl.ops.attention"]
 queue = manager.default("oclgrind").queue
 config = module.simt_config(16 * 1024, 64, False, 32)
-module.choose = lambda q, k, sizes: config._replace(defines={**config.defines, "APART": 1})
+module.choose_kernel = lambda q, k, p: config._replace(defines={**config.defines, "APART": 1})
 rng = np.random.default_rng(0)
 for depth, mask in ((4, rng.random((20, 40)) < 0.7), (6, None))[: int(sys.argv[1])]:
     q, k, v, g = (rng.standard_normal(s).astype(np.float32) for s in ((2, 20, depth), (1, 40, depth), (1, 40, depth), (2, 20, depth)))

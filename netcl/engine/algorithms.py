@@ -43,7 +43,7 @@ class Algorithm:
     wins: str  # the measurement that justifies it: a results file or a page of the docs, and the case; empty: not measured
     run: Callable[
         ..., Any
-    ]  # run(queue, problem, config, profile, operands) launches it; attention: run(queue, sizes, wide, profile), its tiles
+    ]  # run(queue, problem, config, profile, operands) launches it; attention: run(problem, profile) returns its tiles
     device: str = "any"  # "cpu", "gpu" (every other device) or "any": where it runs unless a configuration names its tier
     tiers: tuple[str, ...] = ()  # values of a configuration's extra["tier"] that select it; empty: those of its device
     variants: tuple[KernelVariant, ...] = ()  # the variants it implements; empty: all of the family

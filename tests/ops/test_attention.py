@@ -42,10 +42,44 @@ def test_torchs_numbers(name, device):
 def test_the_kernels_of_gpus_give_torchs_numbers_too(name, cl_device, monkeypatch):
     if cl_device.device_type == "cpu" and "aarch64" in platform.machine():
         pytest.skip("PoCL 3.1 on aarch64 miscompiles kernels it would never be given; tests/test_oclgrind.py runs them")
-    monkeypatch.setattr(MODULE, "choose_kernel", lambda q, k, sizes: MODULE.simt_config(16 * 1024, 64, False, sizes.bucket))
+    monkeypatch.setattr(MODULE, "choose_kernel", lambda q, k, p: MODULE.simt_config(16 * 1024, 64, False, p.sizes.bucket))
     get_kernel_selector().clear_cache()  # or the launches of an earlier call would be repeated
     test_torchs_numbers(name, cl_device)
     get_kernel_selector().clear_cache()
+
+
+def test_tiles_of_matrix_units_fit_48_kilobytes():
+    for (itemsize, depth), ((warps, columns), (warps_grad, columns_grad)) in MODULE.UNIT_TILES.items():
+        forward, backward = 16 * warps + 2 * columns, 2 * (16 * warps_grad + columns_grad)  # lines: queries, keys, values and gradients
+        assert max(forward, backward) * depth * itemsize <= 48 * 1024
+        assert all(c == 16 or c % 32 == 0 for c in (columns, columns_grad))  # what mma.cl asks of its macros
+
+
+@pytest.mark.parametrize("dtype, tolerance", [("float32", 1e-5), ("float16", 4e-3), ("bfloat16", 3e-2)])
+@pytest.mark.parametrize("heads, n, m, depth, depth_v, causal", [
+    (4, 77, 130, 64, 64, False), (2, 65, 65, 32, 32, True), (2, 50, 90, 80, 40, False), (2, 150, 90, 128, 128, True),
+])  # fmt: skip
+def test_blocks_that_end_inside_a_tile(dtype, tolerance, heads, n, m, depth, depth_v, causal, device):
+    rng = np.random.default_rng(0)
+    shapes = ((2, heads, n, depth), (2, 2, m, depth), (2, 2, m, depth_v), (2, heads, n, depth_v))
+    q, k, v, g = (Tensor.from_host(device.queue, rng.standard_normal(shape, np.float32), dtype) for shape in shapes)
+    got = ops.attention(q, k, v, causal=causal)
+    got += ops.attention_grad(g, q, k, v, None, *got, causal=causal)
+    exact = [t.to_host().astype(np.float64) for t in (q, k, v, g)]
+    want = numpy_reference("attention", *exact[:3], None, causal=causal)
+    want += numpy_reference("attention_grad", exact[3], *exact[:3], None, *want, causal=causal)
+    for a, b in zip(got, want, strict=True):
+        np.testing.assert_allclose(a.to_host(), b, rtol=0, atol=tolerance * np.abs(b).max())
+
+
+def test_an_infinite_key_leaves_the_others_finite(device):
+    """Minus infinity in a key gives it the probability 0: the result must not become NaN."""
+    rng = np.random.default_rng(0)
+    q, k, v = (rng.standard_normal((40, 64)).astype(np.float32) for _ in range(3))
+    q[:, 3], k[7, 3] = np.abs(q[:, 3]) + 0.1, -np.inf
+    got = ops.attention(*(Tensor.from_host(device.queue, x) for x in (q, k, v)))[0].to_host()
+    want = numpy_reference("attention", *(np.delete(x, 7, 0) if i else x for i, x in enumerate((q, k, v))), None)[0]
+    np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("wide", [False, True])

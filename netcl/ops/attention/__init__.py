@@ -1,22 +1,28 @@
 """Attention in tiles: scores are computed and discarded block by block, so the full score matrix is never stored.
 
-Forward keeps the log-sum-exp of each row; backward recomputes the scores from it. Two kernel files serve
-all devices: ``cpu.cl`` (a vector lane per query) and ``simt.cl`` (a work-group per block of queries).
+Forward keeps the log-sum-exp of each row; backward recomputes the scores from it. Three kernel files serve all devices:
+``cpu.cl`` (a vector lane per query), ``simt.cl`` (a work-group per block of queries) and ``mma.cl`` (matrix units of NVIDIA GPUs).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
+import numpy as np
+
+from netcl.core.capabilities import DeviceProfile
 from netcl.core.device import profile_of
 from netcl.core.dtype import DTYPES, HALVES, sum_dtype
 from netcl.core.errors import ShapeError, check_probability, message
-from netcl.core.kernel_selector import get_kernel_selector
+from netcl.core.kernel_selector import get_kernel_selector, get_matmul_precision
+from netcl.core.kernels import primitives
 from netcl.core.tensor import Tensor
 from netcl.engine import algorithms, launch
 from netcl.engine.registry import S, composite, op
+from netcl.engine.strided import alignment
 from netcl.ops.attention.cached import cached_attention
 from netcl.ops.attention.dense import (
     attention_cpu,
@@ -25,8 +31,10 @@ from netcl.ops.attention.dense import (
     mask_gradient,
     masked,
 )
-from netcl.ops.attention.geometry import HeadSizes, Mask, attention_geometry, mask_of, score_scale
+from netcl.ops.attention.geometry import NO_MASK, HeadSizes, Mask, attention_geometry, mask_of, score_scale
 from netcl.ops.attention.rope import rope
+from netcl.ops.matmul import nvidia
+from netcl.ops.matmul.mma import UNITS
 from netcl.ops.pointwise import cast
 
 __all__ = ["Config", "attention", "attention_grad", "cached_attention", "choose_kernel", "rope", "scaled_dot_product_attention"]
@@ -36,16 +44,37 @@ PARTS = {"attention": 1, "attention_query_grad": 2, "attention_key_grad": 3}  # 
 #: Work-items across and down, scores of each across and down, and elements of a head at a time; of ``simt.cl``, the largest first.
 ATTENTION_TILES = ((16, 8, 4, 8, 64), (16, 8, 4, 4, 64), (8, 8, 4, 4, 32), (8, 8, 4, 2, 32))
 
+#: Warps and keys of a block, forward and backward, by the bytes of a value and the head size; of ``mma.cl``, at most 48 KB of local memory.
+UNIT_TILES = {
+    (4, 32): ((4, 64), (4, 32)), (4, 64): ((4, 32), (4, 32)), (4, 128): ((2, 32), (2, 16)),
+    (2, 32): ((4, 64), (4, 32)), (2, 64): ((4, 64), (4, 32)), (2, 128): ((4, 64), (2, 32)),
+}  # fmt: skip
+UNIT_ROWS = 16  # queries and keys from which the matrix units are used
+
 HELD = 64  # registers of a work-item for one result; the gradient of keys and values has two
 
 
 class Config(NamedTuple):
-    """A kernel file, its macros, the work-group size, and how many rows a work-group computes."""
+    """Kernel files, their macros, the work-group size, and how many rows a work-group computes."""
 
     file: str
-    defines: Mapping[str, int]
+    defines: Mapping[str, int | str]
     local: tuple[int, int]
     rows: int
+
+
+class AttentionProblem(NamedTuple):
+    """What the choice of a kernel depends on. ``grad``: gradients are computed; ``aligned``: tensors start at multiples of 16 bytes."""
+
+    sizes: HeadSizes
+    dtype: str
+    grad: bool = False
+    aligned: bool = True
+
+    @property
+    def wide(self) -> bool:
+        """Whether values are float64."""
+        return self.dtype == "float64"
 
 
 def cpu_config(width: int, wide: bool, depth: int) -> Config:
@@ -67,26 +96,69 @@ def simt_config(memory: int, most: int, wide: bool, depth: int, queries: int = 6
         if size <= memory and tx * ty <= most and held <= HELD and chunk <= depth and 2 * queries > rows:
             break
     defines = {"TX": tx, "TY": ty, "RX": rx, "RY": ry, "CHUNK": chunk, "CHUNKS": chunks, "WIDE": int(wide)}
-    return Config("simt.cl", defines, (tx * ty, 1), rows)
+    return Config("scores.cl simt.cl", defines, (tx * ty, 1), rows)
 
 
-def choose_kernel(q: Tensor, k: Tensor, sizes: HeadSizes) -> Config:
-    """Return the configuration that the selector has registered for ``attention``, else the default of the device type."""
+def unit_config(p: AttentionProblem) -> Config:
+    """Return the configuration for the matrix units of NVIDIA GPUs: a warp per 16 queries."""
+    itemsize = DTYPES[p.dtype].itemsize
+    warps, columns = UNIT_TILES[itemsize, p.sizes.bucket][p.grad]
+    terms = 2 if itemsize == 4 and get_matmul_precision() != "medium" else 1
+    defines: dict[str, int | str] = {"WARPS": warps, "COLUMNS": columns, "BUCKET": p.sizes.bucket, "SIZE": itemsize, "TERMS": terms}
+    defines |= {"MMA": UNITS[p.dtype]} | ({"PAIR": f"pair_{p.dtype}"} if itemsize == 2 else {})
+    return Config("scores.cl mma.cl", defines, (warps * 32, 1), warps * 16)
+
+
+def _suits_units(p: AttentionProblem, config: object, profile: DeviceProfile) -> bool:
+    if p.dtype not in UNITS or (DTYPES[p.dtype].itemsize, p.sizes.bucket) not in UNIT_TILES or not p.aligned:
+        return False
+    rows = [size * DTYPES[p.dtype].itemsize for size in (p.sizes.depth, p.sizes.depth_v)]
+    return min(rows) > 0 and not any(row % 16 for row in rows) and min(p.sizes.n, p.sizes.m) >= UNIT_ROWS and nvidia.capable(profile)
+
+
+def _units_right(p: AttentionProblem, queue: Any) -> bool:
+    """Whether the kernels of ``mma.cl`` agree with NumPy on a small problem of the same head sizes."""
+    sizes, rng = HeadSizes(1, 2, 1, 77, 70, p.sizes.depth, p.sizes.depth_v), np.random.default_rng(0)
+    shapes = ((77, sizes.depth), (70, sizes.depth), (70, sizes.depth_v), (77, sizes.depth_v))
+    given = [Tensor.from_host(queue, rng.standard_normal((1, 2, *shape), np.float32), p.dtype) for shape in shapes]
+    (q, k, v, g), (q64, k64, v64, g64) = given, (t.to_host().astype(np.float64) for t in given)
+    wanted = out, logarithms = attention_cpu(q64, k64, v64, None, sizes, NO_MASK, True, 0.1)
+    found = [Tensor.from_host(queue, x, dtype) for x, dtype in zip(wanted, (p.dtype, sum_dtype(p.dtype)), strict=True)]
+    call = _AttentionCall(q, unit_config(p), sizes, NO_MASK, _kernel_numbers(sizes, NO_MASK, True, 0.1))
+    if p.grad:
+        wanted = attention_grad_cpu(g64, q64, k64, v64, None, out, logarithms, None, sizes=sizes, place=NO_MASK, causal=True, scale=0.1)
+        grads = [Tensor.empty(t.shape, p.dtype, queue=queue) for t in (q, k, v)]
+        _run_grad(call, g, q, k, v, found[0], found[1], None, grads)
+        found = grads
+    else:
+        found = [t.fill_(0) for t in found]
+        call.run("attention", sizes.n, sizes.heads, q, k, v, q, *found)
+    bound = {"float32": 2**-18, "float16": 2**-9, "bfloat16": 2**-6}["float16" if get_matmul_precision() == "medium" else p.dtype]
+    return all(np.abs(a.to_host() - b).max() <= bound * np.abs(b).max() for a, b in zip(found, wanted, strict=True))
+
+
+def choose_kernel(q: Tensor, k: Tensor, p: AttentionProblem) -> Config:
+    """Return the configuration of a call: the one registered with the selector for ``attention``, else the best that the device can run."""
     profile = profile_of(q.queue)
     chosen = get_kernel_selector().select("attention", (q.shape, k.shape), profile)
     if chosen is not None:
         return chosen
-    algorithm = next(a for a in algorithms.ALGORITHMS["attention"] if a.answers(None, profile))
-    return algorithm.run(q.queue, sizes, q.dtype == "float64", profile)
+    usable = (a for a in algorithms.ALGORITHMS["attention"] if a.answers(None, profile) and a.when(p, None, profile))
+    return next(a for a in usable if a.probe(q.queue, p, None)).run(p, profile)
 
 
 algorithms.add(
     "attention", "lanes", "cpu.cl", "CPUs: a vector lane per query", "cases_intel.json: GPT step, batch 4",
-    lambda queue, sizes, wide, profile: cpu_config(profile.vector_width, wide, sizes.bucket), device="cpu",
+    lambda p, profile: cpu_config(profile.vector_width, p.wide, p.sizes.bucket), device="cpu",
 )  # fmt: skip
 algorithms.add(
-    "attention", "blocks", "simt.cl", "GPUs: a work-group per block of queries", "cases_h200.json: GPT step, batch 64",
-    lambda queue, sizes, wide, profile: simt_config(profile.local_mem_size, profile.max_work_group_size, wide, sizes.bucket, sizes.n),
+    "attention", "units", "scores.cl mma.cl", "head sizes of at most 128, 16 queries or more", "attention_h200.txt: whisper",
+    lambda p, profile: unit_config(p), device="gpu", needs="NVIDIA, compute capability 8.0 or more", when=_suits_units,
+    probe=lambda queue, p, config: nvidia.verdict(queue, "attention", f"units {p.sizes.bucket} {p[2:]}", p.dtype, partial(_units_right, p)),
+)  # fmt: skip
+algorithms.add(
+    "attention", "blocks", "scores.cl simt.cl", "GPUs: a work-group per block of queries", "cases_h200.json: GPT step, batch 64",
+    lambda p, profile: simt_config(profile.local_mem_size, profile.max_work_group_size, p.wide, p.sizes.bucket, p.sizes.n),
     device="gpu",
 )  # fmt: skip
 
@@ -109,12 +181,15 @@ class _AttentionCall(NamedTuple):
             "PART": PARTS[name],
             **self.config.defines,
         }
-        if self.config.file == "simt.cl":
-            defines |= {"DEPTH": self.sizes.depth, "DEPTH_V": self.sizes.depth_v}
-            defines |= quad_macros(dtype) if self.sizes.depth % 4 == self.sizes.depth_v % 4 == 0 else {}
-        else:
-            defines["WHOLE"] = int(self.sizes.depth == self.sizes.depth_v == defines.get("DEPTH"))
         exp, text = launch.exponential(self.like.queue, defines["REAL"], defines.get("LANES", 1))
+        if self.config.file == "cpu.cl":
+            defines["WHOLE"] = int(self.sizes.depth == self.sizes.depth_v == defines.get("DEPTH"))
+        else:
+            defines |= {"DEPTH": self.sizes.depth, "DEPTH_V": self.sizes.depth_v}
+            if "MMA" in defines:
+                text = primitives.cl_source(nvidia.__file__, "ptx.cl")
+            elif self.sizes.depth % 4 == self.sizes.depth_v % 4 == 0:
+                defines |= quad_macros(dtype)
         return launch.kernel(self.like.queue, __file__, self.config.file, name, operands, defines | exp, text)
 
     def run(self, name: str, rows: int, heads: int, *tensors: Any) -> None:
@@ -130,9 +205,13 @@ def quad_macros(dtype: str) -> dict[str, str]:
     return read if dtype in HALVES else {**read, "X_QUAD_STORE(p, v)": "(*(__global real4*)(p) = (v))"}
 
 
-def _call(q: Tensor, k: Tensor, sizes: HeadSizes, mask: Mask, causal: bool, scale: float) -> _AttentionCall:
-    numbers = (scale, int(causal), sizes.n, sizes.m, sizes.depth, sizes.depth_v, sizes.heads, sizes.sharing, *mask.steps)
-    return _AttentionCall(q, choose_kernel(q, k, sizes), sizes, mask, numbers)
+def _kernel_numbers(sizes: HeadSizes, mask: Mask, causal: bool, scale: float) -> tuple[float, ...]:
+    return (scale, int(causal), sizes.n, sizes.m, sizes.depth, sizes.depth_v, sizes.heads, sizes.sharing, *mask.steps)
+
+
+def _call(q: Tensor, k: Tensor, sizes: HeadSizes, mask: Mask, causal: bool, scale: float, grad: bool, *others: Tensor) -> _AttentionCall:
+    problem = AttentionProblem(sizes, q.dtype, grad, alignment(q, k, *others) == 16)
+    return _AttentionCall(q, choose_kernel(q, k, problem), sizes, mask, _kernel_numbers(sizes, mask, causal, scale))
 
 
 _ATTENTION_SAMPLES = [
@@ -192,7 +271,7 @@ def attention(
         return out.fill_(0), logarithms.fill_(-math.inf)
     dtype, (q, k, v) = q.dtype, _widened_halves(q, k, v)
     out = out if out.dtype == q.dtype else Tensor.empty(out.shape, q.dtype, queue=q.queue)
-    call = _call(q, k, sizes, place, causal, factor)
+    call = _call(q, k, sizes, place, causal, factor, False, v)
     call.run("attention", sizes.n, sizes.batch * sizes.heads, q, k, v, q if place.tensor is None else place.tensor, out, logarithms)
     return cast(out, dtype), logarithms
 
@@ -223,7 +302,7 @@ def attention_grad(
     results = tuple(Tensor.empty(t.shape, t.dtype, queue=t.queue) for t in (q, k, v))
     if not (q.size or k.size or v.size) or not sizes.n or not sizes.m:
         return tuple(cast(t.fill_(0), dtype) for t in results)
-    call = _call(q, k, sizes, place, causal, factor)
+    call = _call(q, k, sizes, place, causal, factor, True, v, upstream)
     sums = sum_dtype(q.dtype)
     through = None if through is None else cast(through, sums)
     _run_grad(call, cast(upstream, q.dtype), q, k, v, cast(result, q.dtype), cast(logarithms, sums), through, results)
@@ -231,7 +310,15 @@ def attention_grad(
 
 
 def _run_grad(
-    call: _AttentionCall, g: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, logarithms: Tensor, through: Any, results: Any
+    call: _AttentionCall,
+    g: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    logarithms: Tensor,
+    through: Tensor | None,
+    results: Sequence[Tensor],
 ) -> None:
     sizes = call.sizes
     delta = Tensor.empty(logarithms.shape, logarithms.dtype, queue=q.queue)

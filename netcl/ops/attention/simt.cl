@@ -7,12 +7,6 @@
 // Operand X: queries, keys, values, results and gradients (X_T X_LOAD X_STORE); M: mask (M_T M_LOAD); S: sums and logarithms (S_T S_LOAD
 // S_STORE). Where rows are whole quads, X_QUAD(p) reads one and X_QUAD_STORE(p, v) writes one.
 
-#ifndef REAL  // the type arithmetic is done in
-#define REAL float
-#endif
-#ifndef WIDE  // 1: it is double
-#define WIDE 0
-#endif
 #ifndef TX  // work-items along a row of scores; a power of two, at least 8
 #define TX 16
 #endif
@@ -43,14 +37,6 @@
 #ifndef APART  // groups until another one runs on the same unit; about as many as a large device has units
 #define APART 128
 #endif
-#ifndef PART  // 1: forward, 2: the gradient of queries, 3: of keys and values; each is a program of its own, compiled when needed
-#define PART 1
-#endif
-#ifndef MASK  // 0: none, 1: true where a key takes part, 2: added to the scores
-#define MASK 0
-#endif
-
-#pragma OPENCL FP_CONTRACT ON
 
 #define JOIN_(a, b) a##b
 #define JOIN(a, b) JOIN_(a, b)
@@ -63,28 +49,12 @@
 #define LOADERS (ITEMS / QUADS)  // rows that are read at a time
 #define LEFT_LOADS (ROWS / LOADERS)
 #define RIGHT_LOADS (COLUMNS / LOADERS)
-#define EACH _Pragma("unroll")
 #define TEXT_(x) #x
 #define TEXT(x) TEXT_(x)
 #define AHEAD_LOOP _Pragma(TEXT(unroll AHEAD))
-#define LOWEST ((real)(-INFINITY))
-#define SIZED __attribute__((reqd_work_group_size(ITEMS, 1, 1)))
-#define INLINE static inline __attribute__((always_inline))
 #define SYNC barrier(CLK_LOCAL_MEM_FENCE)
 
-typedef REAL real;
 typedef JOIN(REAL, 4) real4;
-
-// Scores are kept in units of log 2: their powers of two are single instructions.
-#if WIDE
-#define POWER(x) exp2(x)
-#define LOG2_E M_LOG2E
-#define LN_2 M_LN2
-#else
-#define POWER(x) native_exp2(x)
-#define LOG2_E M_LOG2E_F
-#define LN_2 M_LN2_F
-#endif
 
 // Where a quad of a work-item's first row or column lies: in the left operand's tile quads of row r are moved to quad ^ (r & 3), in the
 // right one's to quad ^ (r / 4 & 7), among the scores to quad ^ (r % 2 * 4). Its other rows and columns are found a fixed step on.
@@ -95,7 +65,6 @@ typedef JOIN(REAL, 4) real4;
 #define LANE ((int)(get_local_id(0) & (ITEMS - 1)))
 // Eight work-items across and four down are neighbours: they read the fewest distinct words of both tiles, two of them at a time the same.
 // Which neighbours have nothing to do under a causal mask differs between groups that run together, so that every scheduler has work.
-#define GROUP ((int)(get_group_id(1) * get_num_groups(0) + get_group_id(0)))
 #define PLACE                                                                                            \
   const int wave = (LANE / 32 + GROUP / APART) % (ITEMS / 32), tx = wave % (TX / 8) * 8 + LANE / 2 % 8;  \
   const int ty = wave / (TX / 8) * 4 + LANE % 2 + LANE % 32 / 16 * 2;
@@ -280,33 +249,6 @@ INLINE void store_rows(__global X_T* out, real result[RY][CHUNKS * OWN], const r
 #endif
       }
     }
-}
-
-// The score of query i and key j under the mask; -infinity beyond the last ones.
-INLINE real masked(const real s, __global const M_T* mask, const int by_query, const int by_key, const int i, const int j, const int n,
-                   const int m, const int causal) {
-  if (i >= n || j >= m || (causal && j > i)) return LOWEST;
-#if MASK == 1
-  return M_LOAD(mask, (long)i * by_query + (long)j * by_key) ? s : LOWEST;
-#elif MASK == 2
-  return s + LOG2_E * (real)M_LOAD(mask, (long)i * by_query + (long)j * by_key);
-#else
-  return s;
-#endif
-}
-
-INLINE real safe_logarithm(const real logarithm) { return logarithm == LOWEST ? (real)INFINITY : logarithm * LOG2_E; }
-
-// ---- kernels; heads: of the queries, sharing: query heads that share a head of keys and values
-
-INLINE int key_head(const int head, const int heads, const int sharing) {
-  return head / heads * (heads / sharing) + head % heads / sharing;
-}
-
-// All heads' first blocks come first (`last`: last blocks): under a causal mask the longest, so that short ones fill the end.
-INLINE int2 head_and_block(const int last) {
-  const int blocks = get_num_groups(0), all = get_num_groups(1);
-  return (int2)(GROUP % all, last ? blocks - 1 - GROUP / all : GROUP / all);
 }
 
 #if PART == 1

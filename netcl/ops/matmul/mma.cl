@@ -130,12 +130,6 @@
     TAKE_B(stage, s, qb[q])                                                                                              \
   }
 
-// float32 as two TF32: the units take the upper 19 bits of what they are given. The lower part is rounded, so that it is wrong either way.
-static inline void split(uint bits, uint* high, uint* low) {
-  *high = bits & 0xffffe000u;
-  *low = as_uint(as_float(bits) - as_float(*high)) + 0x1000u;
-}
-
 #define NEXT_STAGE(at) at = at == (STAGES - 1) * STAGE ? 0 : at + STAGE
 
 // A work-group computes a BM x BN block of c, a warp WM x WN of it. With splits > 1 a batch is computed in parts of `depth` along k, which
@@ -186,7 +180,7 @@ void gemm_mma(__global const A_T* restrict a, __global const B_T* restrict b, __
       uint q[COLUMNS][2];
       TAKE_B(now, s, q)
       _Pragma("unroll") for (int j = 0; j < COLUMNS; ++j)
-        _Pragma("unroll") for (int e = 0; e < 2; ++e) split(q[j][e], &b_high[s][j][e], &b_low[s][j][e]);
+        _Pragma("unroll") for (int e = 0; e < 2; ++e) split_tf32(q[j][e], &b_high[s][j][e], &b_low[s][j][e]);
     }
     _Pragma("unroll") for (int i = 0; i < ROWS; ++i) {
       float fresh[COLUMNS][4];
@@ -195,7 +189,7 @@ void gemm_mma(__global const A_T* restrict a, __global const B_T* restrict b, __
       _Pragma("unroll") for (int s = 0; s < STEPS; ++s) {
         uint q[4], a_high[4], a_low[4];
         TAKE_A(now, s, i, q);
-        _Pragma("unroll") for (int e = 0; e < 4; ++e) split(q[e], &a_high[e], &a_low[e]);
+        _Pragma("unroll") for (int e = 0; e < 4; ++e) split_tf32(q[e], &a_high[e], &a_low[e]);
         _Pragma("unroll") for (int j = 0; j < COLUMNS; ++j) MMA(fresh[j], a_low, b_high[s][j][0], b_high[s][j][1]);
         _Pragma("unroll") for (int j = 0; j < COLUMNS; ++j) MMA(fresh[j], a_high, b_low[s][j][0], b_low[s][j][1]);
         _Pragma("unroll") for (int j = 0; j < COLUMNS; ++j) MMA(fresh[j], a_high, b_high[s][j][0], b_high[s][j][1]);

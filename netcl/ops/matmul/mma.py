@@ -24,7 +24,7 @@ from netcl.ops.matmul.gemm import Matmul, Operands
 
 MMA_TIER = "mma"
 _MMA_FLOATS = {"float32", *HALVES}
-_UNITS = {"float32": "MMA_TF32", "float16": "MMA_FLOAT16", "bfloat16": "MMA_BFLOAT16"}
+UNITS = {"float32": "MMA_TF32", "float16": "MMA_FLOAT16", "bfloat16": "MMA_BFLOAT16"}
 
 
 class Tile(NamedTuple):
@@ -161,7 +161,7 @@ def _written_out(queue: Any, p: Matmul, dtype: str, t: Operands) -> tuple[list[_
 
 def _mma_macros(p: Matmul, tile: Tile) -> dict[str, Any]:
     terms = 2 if p.a == "float32" and get_matmul_precision() != "medium" else 1
-    macros = {"MMA": _UNITS[p.a], "SIZE": DTYPES[p.a].itemsize, "TERMS": terms, "TRANS_A": int(p.trans_a), "TRANS_B": int(p.trans_b)}
+    macros = {"MMA": UNITS[p.a], "SIZE": DTYPES[p.a].itemsize, "TERMS": terms, "TRANS_A": int(p.trans_a), "TRANS_B": int(p.trans_b)}
     stores = {"C_WIDTH": 1 if p.n % 4 else 4, "C_SIZE": DTYPES[p.c].itemsize} | ({"PAIR": f"pair_{p.c}"} if p.c in HALVES else {})
     return tile.macros() | macros | stores
 

@@ -44,6 +44,11 @@ static inline uint tf32_bits(float x) {
   __asm__("cvt.rna.tf32.f32 %0, %1;" : "=r"(bits) : "f"(x));
   return bits;
 }
+// A float32 as two TF32: the units take the upper 19 bits of what they are given. The lower part is rounded, so that it is wrong either way.
+static inline void split_tf32(uint bits, uint* high, uint* low) {
+  *high = bits & 0xffffe000u;
+  *low = as_uint(as_float(bits) - as_float(*high)) + 0x1000u;
+}
 static inline uint pair_float16(float low, float high) {
   uint bits;
   __asm__("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(bits) : "f"(high), "f"(low));
