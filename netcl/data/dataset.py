@@ -1,4 +1,4 @@
-"""Datasets: anything with a length and samples, arrays in memory, and parts of either."""
+"""Dataset classes: the base classes, arrays in memory, and chains, stacks and subsets of datasets."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from netcl.data.sampler import rng_of
 
 
 class Dataset:
-    """Base of datasets with samples by index. Define ``__len__`` and ``__getitem__``; a sample is an array or a tuple of them.
+    """Base class of datasets with samples by index. Define ``__len__`` and ``__getitem__``; a sample is an array or a tuple of arrays.
 
     A dataset that can fetch many samples at once defines ``take(indices)``, which returns them stacked.
 
@@ -42,9 +42,9 @@ class Dataset:
 
 
 class IterableDataset:
-    """Base of datasets that are streams or have an unknown length. Define ``__iter__``.
+    """Base class of datasets that are streams or have an unknown length. Define ``__iter__``.
 
-    Every worker of a loader iterates over the dataset by itself: it selects its part by :func:`~netcl.data.get_worker_info`.
+    Every worker of a loader iterates over the dataset by itself; ``__iter__`` can select a part by :func:`~netcl.data.get_worker_info`.
     """
 
     def __iter__(self) -> Iterator[Any]:
@@ -137,7 +137,7 @@ class TensorDataset(Dataset):
         return _unwrapped(tuple(array[index] for array in self.arrays))
 
     def take(self, indices: np.ndarray) -> Any:
-        """Return the samples of ``indices``, stacked."""
+        """Return the samples at ``indices``, stacked."""
         return _unwrapped(tuple(array[indices] for array in self.arrays))
 
 
@@ -167,7 +167,7 @@ class Subset(Dataset):
 
     @property
     def take(self) -> Callable[[np.ndarray], Any]:
-        """A function that returns the samples of indices, stacked; the attribute is missing if the dataset has no ``take``."""
+        """A function that returns the samples at given indices, stacked; the attribute is missing if the dataset has no ``take``."""
         whole = taker(self.dataset)
         if whole is None:
             raise AttributeError(f"the dataset of a Subset must have a method take, got {type(self.dataset).__name__}")

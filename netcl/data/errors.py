@@ -1,4 +1,4 @@
-"""Exceptions of data, in the form of netcl's other errors. The package stands alone, so it does not import them from core."""
+"""Exceptions of ``netcl.data``, with messages in the form of netcl's other errors; only ``augment_gpu`` imports ``netcl.core``."""
 
 from __future__ import annotations
 

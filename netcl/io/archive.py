@@ -43,11 +43,11 @@ _BAD_NAME = re.compile(r"^$|^[/~]|^[A-Za-z]:|\\|(^|/)\.\.?(/|$)|//|/$|[\x00-\x1f
 
 
 class FileError(ValueError):
-    """Raised for a file that is damaged, of another format or from a newer netcl, or that does not match what it is loaded into."""
+    """Raised for a file that is damaged, of another format or from a newer netcl, or that does not match the object it is loaded into."""
 
 
 def refusal(op: str, what: str, remedy: str = "", **values: object) -> FileError:
-    """Build a :class:`FileError` in the common form of messages."""
+    """Build a :class:`FileError` with the text of :func:`netcl.core.errors.message`."""
     return FileError(message(op, what, remedy, **values))
 
 
@@ -156,7 +156,7 @@ def checksum(array: np.ndarray) -> str:
 
 
 class Archive(NamedTuple):
-    """The content of a ``.netcl`` file."""
+    """The content of a ``.netcl`` file: its metadata, and its arrays by name."""
 
     meta: dict[str, Any]
     arrays: dict[str, np.ndarray]
@@ -212,7 +212,7 @@ class Entries:
         self.zip.close()
 
     def refuse(self, what: str, remedy: str = "", **values: object) -> FileError:
-        """Build an error about this file."""
+        """Build a :class:`FileError` that names this file."""
         return refusal(self.op, what, remedy, **values, file=self.path)
 
     def _checked(self) -> dict[str, zipfile.ZipInfo]:
@@ -290,7 +290,7 @@ def read_meta(path: str | os.PathLike[str], op: str, max_bytes: int | None = Non
 
 
 def parse_meta(stored: np.ndarray | None, path: str | os.PathLike[str], op: str) -> dict[str, Any]:
-    """The JSON of ``__netcl_meta__``; raises if it is missing, malformed or newer than this netcl."""
+    """Return the JSON of ``__netcl_meta__``; raises if it is missing or malformed, or if the file requires a newer netcl."""
     if stored is None or stored.dtype.kind != "U" or stored.shape != ():
         raise refusal(op, f"the file must have a text entry {META}", "load_params opens NPZ files without one", file=path)
     with refusing(op, path):

@@ -14,7 +14,7 @@ from netcl.core.tensor import Tensor
 
 
 class Metric:
-    """A metric accumulated over batches: :meth:`count` returns what a batch adds to sums, :meth:`value` computes the metric from them.
+    """A metric accumulated over batches: :meth:`count` returns the terms of a batch, :meth:`value` computes the metric from their sums.
 
     A subclass sets ``name`` and defines :meth:`count`, and :meth:`value` where the metric is not a mean. ``sums`` are tensors on the
     device of the outputs, kept until :meth:`reset`.
@@ -27,11 +27,11 @@ class Metric:
         self.samples = 0
 
     def count(self, outputs: Tensor, targets: Tensor) -> Sequence[Tensor]:
-        """The tensors that a batch adds to the sums; must not wait for the device."""
+        """Return the tensors that a batch adds to the sums; must not wait for the device."""
         raise NotImplementedError
 
     def value(self, sums: Sequence[np.ndarray], samples: int) -> Any:
-        """The metric computed from the sums over ``samples`` targets; by default the first sum divided by ``samples``."""
+        """Return the metric computed from the sums over ``samples`` targets; by default the first sum divided by ``samples``."""
         return float(sums[0]) / samples
 
     def reset(self) -> None:
@@ -49,11 +49,11 @@ class Metric:
         self.samples += samples
 
     def compute(self) -> Any:
-        """The metric over all batches since :meth:`reset`, ``nan`` if there were none. Waits for the device."""
+        """Return the metric over all batches since :meth:`reset`, ``nan`` if there were none. Waits for the device."""
         return self.value([total.to_host() for total in self.sums], self.samples) if self.samples else float("nan")
 
     def state_dict(self) -> dict[str, Any]:
-        """The sums, for a checkpoint in the middle of an epoch."""
+        """Return the sums and the number of samples, for a checkpoint in the middle of an epoch."""
         return {"samples": self.samples, "sums": list(self.sums)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""Pictures for a page: line charts as SVG, matrices as tables, images as PNG, all of them inside the page."""
+"""Charts for a page: lines and points as SVG, matrices as tables, images as PNG, all embedded in the page."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def extremes(points: Points, most: int = 2 * _WIDTH) -> Points:
 
 
 def scatter_chart(title: str, points: Points, x_label: str = "", diagonal: float | None = 1.0, most: int = 2000) -> str:
-    """Return an SVG chart of at most ``most`` points and the line ``y = diagonal * x`` (``None``: 0); empty without finite points."""
+    """Return an SVG chart of at most ``most`` points and the line ``y = diagonal * x`` (0 for ``None``); empty without finite points."""
     shown = [(x, y) for x, y in points if math.isfinite(x) and math.isfinite(y)]
     shown = shown[:: -(-len(shown) // most) or 1]
     if not shown:

@@ -59,7 +59,7 @@ class BatchLogs(Mapping[str, Any]):
 
 
 def token_cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
-    """The mean cross-entropy of language models: logits ``(batch, positions, vocabulary)``, targets ``(batch, positions)``."""
+    """Return the mean cross-entropy of language models: logits ``(batch, positions, vocabulary)``, targets ``(batch, positions)``."""
     return ag.cross_entropy(ag.reshape(logits, (-1, logits.shape[-1])), ag.reshape(targets, (-1,)))
 
 
@@ -341,7 +341,7 @@ class Trainer:
         return self.model.world if isinstance(self.model, DistributedDataParallel) and self.model.world.size > 1 else None
 
     def _leave_if(self, interrupt: Stop) -> None:
-        """Raise ``SystemExit`` after Ctrl-C. Ranks agree on it, and on ``stop_training``: one that left alone would block the others."""
+        """Raise ``SystemExit`` after Ctrl-C. Ranks agree on this and on ``stop_training``, because a rank that left alone would block the others."""
         leave = interrupt.is_set()
         if self._ranks is not None:
             told = self._ranks.tell([leave, self.stop_training], "fit")
@@ -487,7 +487,7 @@ class Trainer:
         return self.by_rank_0(None if found is None else str(found))
 
     def state_dict(self) -> dict[str, Any]:
-        """The state of the run: counters, sums of the current epoch, history and callback states."""
+        """Return the state of the run: counters, sums of the current epoch, history and callback states."""
         return {
             "epoch": self.epoch, "batch": self.batch, "step": self.step, "trained": self._trained, "stop": self.stop_training,
             "history": self.history.rows, "metrics": {metric.name: metric.state_dict() for metric in self._counting},

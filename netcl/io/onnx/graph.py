@@ -22,7 +22,7 @@ _FIXED_TYPES = {frozenset({"tensor(bool)"}): "bool", frozenset({"tensor(int64)"}
 
 
 class Name(str):
-    """The name of a value, with its dtype."""
+    """A string with a ``dtype``: the name of a value in the graph."""
 
     dtype: str
 
@@ -38,7 +38,7 @@ def _storage_key(t: Tensor) -> tuple[Any, ...]:
 
 
 class OnnxGraph:
-    """Collects the nodes of the calls of a trace."""
+    """An ONNX graph that is built node by node from the calls of a trace."""
 
     def __init__(self, run: Trace, state: Mapping[str, Tensor], input_names: Sequence[str], output_names: Sequence[str]):
         self.run, self.nodes = run, list[Any]()
@@ -56,11 +56,11 @@ class OnnxGraph:
     # ---- names
 
     def bind(self, tensor: Tensor, name: Name) -> None:
-        """Give a value of the trace a name."""
+        """Set the name of a tensor of the trace."""
         self._names[id(tensor)] = self._names[_storage_key(tensor)] = name
 
     def fresh(self, kind: str) -> str:
-        """Return an unused name."""
+        """Return an unused name that starts with ``kind``."""
         while (name := f"{kind}_{self._numbers[kind]}") in self._taken:
             self._numbers[kind] += 1
         self._numbers[kind] += 1
@@ -115,8 +115,8 @@ class OnnxGraph:
     def several(self, kind: str, inputs: Sequence[Any], count: int, dtype: str, **attributes: Any) -> list[Name]:
         """Add a node with ``count`` results; returns their names.
 
-        Inputs are names, tensors, numbers or ``None``; they are cast to the type that the operator's schema requires, where
-        ``dtype`` is that of the result (of the operands, if the result is always bool or int64).
+        Inputs are names, tensors, numbers or ``None``; they are cast to the types that the operator's schema requires.
+        ``dtype`` is the dtype of the results, or of the operands if the results are always bool or int64.
         """
         form = schema(kind, OPSET)
         result = form.outputs[0]
@@ -145,7 +145,7 @@ class OnnxGraph:
         return self.cast(name, dtype) if both_float else name
 
     def cast(self, name: Name, dtype: str) -> Name:
-        """Return the name of the value in another dtype."""
+        """Return the name of the value cast to ``dtype``, after adding a ``Cast`` node if the dtype differs."""
         if name.dtype == dtype:
             return name
         made = Name(self.fresh("cast"), dtype)

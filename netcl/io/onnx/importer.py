@@ -147,7 +147,7 @@ class OnnxModel(nn.Module):
         return tensor
 
     def _owner(self, name: str) -> tuple[nn.Module, str]:
-        """Return the module and attribute of a weight: ``layer.0.weight`` is ``weight`` of ``layer.0``, or ``weight_1`` here if taken."""
+        """Return the module and attribute of a weight: ``layer.0.weight`` is ``weight`` of ``layer.0``, else ``weight_1`` of the model."""
         *path, last = name.split(".")
         module: nn.Module = self
         for part in path:
@@ -239,7 +239,7 @@ class OnnxModel(nn.Module):
         return [self._on_host(x) for x in results]
 
     def _on_host(self, x: Any) -> Any:
-        """Return an array as a tensor on the host; tensors stay where they are."""
+        """Return an array as a tensor on the host; tensors, sequences and ``None`` are returned unchanged."""
         return x if isinstance(x, Tensor | TensorSequence | None) else tree.tensor_of(*tree.bits(numbers(np.asarray(x))), self._host)
 
     def _expanded(self, node: OnnxNode, given: list[Any]) -> list[Any]:
