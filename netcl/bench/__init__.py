@@ -1,8 +1,8 @@
 """Timing: several ways to compute the same result, compared with each other, then timed in interleaved rounds.
 
-``netcl bench`` and the repository's ``benchmarks/`` use it. Machines are shared and drift, so only ratios of interleaved measurements are
-meaningful; the best round of each way counts. Uncounted calls precede every sample, since cores that have slept start slowly. The order
-changes from round to round, because each way finds the caches as the one before it left them.
+``netcl bench`` and the repository's ``benchmarks/`` use it. The speed of a shared machine drifts, so only ratios of interleaved
+measurements are meaningful; the best round of each way counts. Uncounted calls precede every sample, since idle cores start slowly. The
+order changes from round to round, because each way starts with the caches that the previous way has filled.
 """
 
 from __future__ import annotations
@@ -205,7 +205,7 @@ def values(*shape: int, seed: int = 0) -> np.ndarray:
 
 
 class Compiled:
-    """A compiled function, called until it is replayed. ``first``: the results of these calls; ``refused``: why there is no replay."""
+    """A compiled function, called until it is replayed; ``first`` holds the results so far, ``refused`` why it is not replayed."""
 
     def __init__(self, function: Callable[..., Any], *arguments: Any):
         self.first: list[Any] = []

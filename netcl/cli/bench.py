@@ -1,4 +1,4 @@
-"""``netcl bench``: how fast this machine's devices are, against each other, NumPy and torch."""
+"""``netcl bench``: a speed comparison of this machine's devices, NumPy and torch."""
 
 from __future__ import annotations
 

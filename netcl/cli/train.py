@@ -1,4 +1,4 @@
-"""``netcl train``, ``report``, ``predict`` and ``trace``: runs, and what is made of them."""
+"""``netcl train``, ``report``, ``predict`` and ``trace``: training runs, their reports, predictions and traces."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def _recipe(args: argparse.Namespace) -> Any:
 
 
 def _given_settings(args: argparse.Namespace) -> dict[str, object]:
-    """The settings of a recipe that were given as options."""
+    """Return the settings of a recipe that were given as options."""
     return {name: getattr(args, name) for name in args.settings if getattr(args, name) is not None}
 
 

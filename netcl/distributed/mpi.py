@@ -40,7 +40,7 @@ def started_by_mpi() -> bool:
 
 
 def rank_by_launcher() -> str:
-    """Return the rank that mpiexec assigned to this process, read without initializing MPI."""
+    """Return the rank that mpiexec assigned to this process, read without initializing MPI; ``"?"`` if it is unknown."""
     return next((text for name in _RANK_VARIABLES if (text := env.raw(name)) is not None), "?")
 
 

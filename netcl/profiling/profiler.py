@@ -19,7 +19,7 @@ from netcl.runtime import perf
 
 
 class profile:
-    """``with profile() as p: step()`` then ``print(p)``: time, GB/s, GFLOP/s and share of every kernel of the block.
+    """Profiles a block, ``with profile() as p: step()``; ``print(p)`` then shows time, GB/s, GFLOP/s and share of every kernel.
 
     All launches during the block are recorded, on all devices and threads. The last column compares a kernel with the limits of
     ``device`` (default: the active one); ``roofline=False`` leaves that column out, and with it the small kernels that measure the

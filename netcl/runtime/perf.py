@@ -58,7 +58,7 @@ class PerfCounter:
         return timing_region(name, self, queue)
 
     def reset(self) -> None:
-        """Reset all counters."""
+        """Remove the totals of all regions."""
         with self._lock:
             self.totals.clear()
 

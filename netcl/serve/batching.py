@@ -68,7 +68,7 @@ class TextRequest:
         self.stream: TextStream
 
     def settings(self, vocabulary: int) -> tuple[float, ...]:
-        """Return the sampling options as numbers (one without effect for ``None``), and a random number in [0, 1) for the next token."""
+        """Return the sampling options as numbers (``None`` as one without effect), and a random number in [0, 1) for the next token."""
         temperature, top_k, top_p, min_p, *penalties = self.sampling
         if not temperature:
             return *GREEDY, *penalties, 0.0
@@ -82,7 +82,7 @@ class Metrics:
         self._lock, self._values = threading.Lock(), Counter[str]()
 
     def add(self, name: str, amount: float = 1, **labels: object) -> None:
-        """Add to a counter, or a duration to a summary."""
+        """Add ``amount`` to a counter or, if ``name`` ends in ``_seconds``, a duration to a summary."""
         told = ",".join(f'{key}="{value}"' for key, value in labels.items())
         one = {f"{name}{{{told}}}" if told else name: amount}
         parts = {f"{name}_sum": amount, f"{name}_count": 1} if name.endswith("_seconds") else one

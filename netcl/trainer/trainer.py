@@ -341,7 +341,7 @@ class Trainer:
         return self.model.world if isinstance(self.model, DistributedDataParallel) and self.model.world.size > 1 else None
 
     def _leave_if(self, interrupt: Stop) -> None:
-        """Raise ``SystemExit`` after Ctrl-C. Ranks agree on this and on ``stop_training``, because a rank that left alone would block the others."""
+        """Raise ``SystemExit`` after Ctrl-C. Ranks agree on this and on ``stop_training``: one that left alone would block the others."""
         leave = interrupt.is_set()
         if self._ranks is not None:
             told = self._ranks.tell([leave, self.stop_training], "fit")
