@@ -152,7 +152,7 @@ def relative_difference(a: np.ndarray, b: np.ndarray) -> float:
 
 
 def interleave(ways: Mapping[str, Way], repeats: int) -> dict[str, float]:
-    """Return each way's ``amount``, or its least seconds per item of ``repeats`` samples. Ways are sampled in turn, ``apart`` ones last."""
+    """Return each way's ``amount``, or the least seconds per item of ``repeats`` samples. Ways are timed in turns, ``apart`` ones last."""
     together = {name: way for name, way in ways.items() if not way.apart and way.amount is None}
     best = _in_turns(together, repeats) | {name: way.amount() for name, way in ways.items() if way.amount is not None}
     for name, way in ways.items():

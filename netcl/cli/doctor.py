@@ -1,7 +1,7 @@
 """``netcl doctor`` and ``netcl devices``: the OpenCL runtimes and devices of this machine.
 
 ``doctor`` works in three steps that can be tested one by one: :func:`collect` reads the machine into :class:`Facts`,
-:func:`diagnose` turns facts into findings, and the rest prints.
+:func:`diagnose` turns facts into findings, and :func:`print_doctor` prints both.
 """
 
 from __future__ import annotations
@@ -348,7 +348,7 @@ def fix(facts: Facts) -> bool:
     ),
 )
 def doctor(args: argparse.Namespace) -> int:
-    """Show what was looked for and found, what is missing, and the command that fixes it."""
+    """Show the OpenCL runtimes and devices of this machine, and the commands that fix problems."""
     facts = collect()
     if args.fix and not facts.ready and fix(facts):
         sys.stdout.flush()

@@ -91,7 +91,7 @@ class Compose(Augmentation):
 
 
 class Normalize(Augmentation):
-    """``(x - mean) / std`` per channel."""
+    """Normalizes every channel: ``(x - mean) / std``."""
 
     def __init__(self, mean: Sequence[float], std: Sequence[float]):
         self.mean, self.std = (np.asarray(values, np.float32).reshape(1, -1, 1, 1) for values in (mean, std))
@@ -275,7 +275,7 @@ class GaussianNoise(Augmentation):
 
 
 class Mixup(Augmentation):
-    """Mixes each image with another of its batch, and their labels, which become probabilities (N, classes)."""
+    """Mixes each image and its label with another of the batch, by a weight from ``Beta(alpha, alpha)``; labels become (N, classes)."""
 
     with_labels = True
 

@@ -247,7 +247,7 @@ class DataLoader:
     def state_dict(self) -> dict[str, int]:
         """Return the position, from which :meth:`load_state_dict` continues with the batch after the last one delivered."""
         if self._fetch.streams:
-            raise ValueError(message("DataLoader", "an iterable dataset has no position to resume from", "save it in the dataset"))
+            raise ValueError(message("DataLoader", "an iterable dataset has no position to resume from", "save one in the dataset"))
         return {"seed": self.seed, "epoch": self._epoch, "batch": self._batch, "batch_size": self.batch_size, "samples": len(self.dataset)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

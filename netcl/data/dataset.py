@@ -55,7 +55,7 @@ class IterableDataset:
 
 
 class ChainDataset(IterableDataset):
-    """Iterable datasets, one after the other."""
+    """An iterable dataset that yields the samples of several iterable datasets, one dataset after the other."""
 
     def __init__(self, datasets: Iterable[Any]):
         self.datasets = list(datasets)
@@ -65,7 +65,7 @@ class ChainDataset(IterableDataset):
 
 
 class ConcatDataset(Dataset):
-    """The samples of several datasets, one dataset after the other.
+    """A dataset with the samples of several datasets, one dataset after the other.
 
     >>> data = ConcatDataset([TensorDataset([1, 2]), TensorDataset([3])])
     >>> len(data), int(data[2]), int(data[-3])
@@ -91,7 +91,7 @@ class ConcatDataset(Dataset):
 
 
 class StackDataset(Dataset):
-    """Datasets side by side: a sample is a tuple with one sample of each, or a dict if the datasets are given by name."""
+    """A dataset over several of equal length: a sample is a tuple with one sample of each, or a dict if they are given by name."""
 
     def __init__(self, *datasets: Any, **named: Any):
         self.datasets: Any = named or datasets
@@ -110,7 +110,7 @@ class StackDataset(Dataset):
 
 
 class TensorDataset(Dataset):
-    """Arrays of equal length; sample ``i`` is row ``i`` of each.
+    """A dataset of arrays of equal length; sample ``i`` is row ``i`` of each array.
 
     - **arrays**: NumPy arrays or anything :func:`numpy.asarray` takes, tensors of the CPU included.
     - **name, classes**: the names of the dataset and of its classes, for display.
@@ -149,7 +149,7 @@ def taker(dataset: Any) -> Callable[[np.ndarray], Any] | None:
 
 
 class Subset(Dataset):
-    """The samples of a dataset at the given indices, in their order."""
+    """A dataset with the samples of another dataset at the given ``indices``, in that order."""
 
     def __init__(self, dataset: Any, indices: Sequence[int] | np.ndarray):
         self.dataset, self.indices = dataset, np.asarray(indices, np.int64).reshape(-1)

@@ -16,7 +16,7 @@ from netcl.data.errors import SampleError, message
 
 
 class Task(NamedTuple):
-    """One batch to make: its number in the epoch, the samples, and the seed of its random numbers."""
+    """One batch to make: its number in the epoch, the indices of its samples, and the seed of its random numbers."""
 
     batch: int
     indices: np.ndarray

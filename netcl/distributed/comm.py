@@ -79,7 +79,7 @@ def mean_of(op: str, total: np.ndarray, count: int) -> np.ndarray:
 
 
 class World:
-    """One rank of a job, number ``rank`` of ``size``, with collectives over host arrays; in a world of one they return copies.
+    """One rank of a job, number ``rank`` of ``size``, with collectives over host arrays; in a world of one rank they are local.
 
     - **timeout**: seconds after which a call that waits for another rank raises :class:`LostRankError`; ``NETCL_COMM_TIMEOUT`` by default.
     - **deterministic**: reduce in rank order, which gives the same bits in every run with the same number of ranks; threads always do.

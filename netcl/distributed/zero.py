@@ -16,7 +16,7 @@ from netcl.ops import update
 
 
 class ShardedOptimizer:
-    """ZeRO stage 1: each of n ranks holds about 1/n of the optimizer's state.
+    """An optimizer with sharded state (ZeRO stage 1): each of n ranks holds about 1/n of the state.
 
     Gradients must be averaged before :meth:`step`, as :class:`~netcl.distributed.ddp.DistributedDataParallel` does. After a step the new
     parameters are gathered, which costs half the bytes of the all-reduce of gradients.

@@ -1,7 +1,7 @@
 """The container of every ``.netcl`` file: an NPZ archive with JSON in ``__netcl_meta__``, written whole or not at all.
 
-Nothing read here is trusted: names, sizes and checksums are checked before memory is allocated. Arrays of objects raise, and
-nothing is ever unpickled or written to a path that a file names.
+Nothing read here is trusted: names and sizes are checked before memory is allocated, checksums before values are used. Arrays of
+objects raise, and nothing is ever unpickled or written to a path that a file names.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def _lock_file(descriptor: int) -> bool:
 
 
 def _sweep(folder: Path) -> None:
-    """Remove the partly written files of killed processes."""
+    """Remove partly written files that killed processes have left in a folder."""
     for path in folder.glob(".writing-*"):
         with suppress(OSError), open(path, "rb") as file:
             if time.time() - os.fstat(file.fileno()).st_mtime > _SWEEP_SECONDS and _lock_file(file.fileno()):
@@ -179,7 +179,7 @@ def refusing(op: str, path: str | os.PathLike[str], kinds: tuple[type[BaseExcept
     except kinds as fault:
         reason = f"{type(fault).__name__}: {fault}" if str(fault) else type(fault).__name__
         remedy = "pass a complete file of the right format" if op.startswith("load") else ""
-        raise refusal(op, "the file must not be damaged, and be of the right format", remedy, reason=reason, file=path) from fault
+        raise refusal(op, "the file must be undamaged and of the right format", remedy, reason=reason, file=path) from fault
 
 
 def regular_file(path: str | os.PathLike[str], op: str) -> str | os.PathLike[str]:

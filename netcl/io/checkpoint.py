@@ -48,7 +48,7 @@ def save_checkpoint(
 ) -> Path:  # fmt: skip
     """Write a checkpoint and return its path.
 
-    - **path**: a file, or a folder (any path without a suffix), in which the file is called ``step-000123.netcl``.
+    - **path**: a file, or a folder (existing, or without a suffix), in which the file is called ``step-000123.netcl``.
     - **model, optimizer, scheduler, scaler, loader, ema**: objects with ``state_dict()`` and ``load_state_dict()``.
     - **rng**: a NumPy generator, or a dictionary of generators. netcl's own random streams are always saved.
     - **extra**: any nesting of dictionaries, lists, numbers, strings, arrays and tensors.
@@ -82,7 +82,7 @@ def load_checkpoint(
     """Restore objects from a checkpoint, or from the latest one of a folder; returns ``step``, ``extra``, ``path`` and ``run``.
 
     The file must contain the state of every given object. Checksums, names, shapes and dtypes are checked before anything is changed.
-    If an object still raises while its state is loaded, all objects get their old state back.
+    If an object still raises while its state is loaded, all objects but the model, which is loaded last, get their old state back.
     """
     found = _checkpoint_at(Path(path))
     step, state, run = _read(found, max_bytes)

@@ -132,12 +132,12 @@ class _Machine:
 
     def set_items(self, items: Sequence[Any]) -> None:
         if len(items) % 2:
-            raise Refused("every key must have a value")
+            raise Refused("every key of a dictionary in the pickle must have a value")
         self.top(dict).update(checked_items(zip(items[::2], items[1::2], strict=True)))
 
 
 def checked_items(pairs: Iterable[Any]) -> list[tuple[Any, Any]]:
-    """Check items of a dictionary. Keys must be plain and short: nested tuples that share parts take exponential time to hash."""
+    """Check and return items of a dictionary. Keys must be plain and short: nested tuples sharing parts take exponential time to hash."""
     found = []
     for key, value in pairs:
         parts = key if type(key) is tuple else (key,)

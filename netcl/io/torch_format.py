@@ -297,7 +297,7 @@ class _TorchWriter:
 
     def tensor(self, stored: np.ndarray, dtype: str, where: str) -> None:
         if dtype not in _STORAGE_OF:
-            raise refusal(OP_SAVE, f"torch must support the dtype, got {dtype}", f"known: {', '.join(_STORAGE_OF)}", at=where or "/")
+            raise refusal(OP_SAVE, f"the dtype must exist in torch, got {dtype}", f"known: {', '.join(_STORAGE_OF)}", at=where or "/")
         out, size = self.writer, stored.shape
         out.name("torch._utils", "_rebuild_tensor_v2")
         out.add(b"((")

@@ -221,8 +221,8 @@ class _Search:
 class _Check:
     """A problem with its operands and its reference result.
 
-    A float64 product of a large problem takes longer than the search; there a part of it (fewer rows, fewer images) is compared with
-    the reference and the whole with the result of the first candidate that passed.
+    A float64 product of a large problem takes longer than the search; then only a part of the problem (fewer rows or images) is
+    compared with the reference, and the whole result with that of the first candidate that passed.
     """
 
     def __init__(self, family: Family, problem: Problem, queue: Any):

@@ -26,7 +26,7 @@ from netcl.runtime.scheduler import sibling_queue
 
 @dataclass(frozen=True)
 class Launch:
-    """One kernel that ran. Times are seconds since the observation began; ``bytes`` counts every buffer once, ``flops`` is 0 if unknown."""
+    """One kernel or transfer. Times are seconds since :meth:`Observer.begin`, ``bytes`` counts each buffer once, ``flops`` is 0 if unknown."""
 
     name: str
     queue: str

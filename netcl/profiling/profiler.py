@@ -43,7 +43,7 @@ class profile:
 
     def __enter__(self) -> profile:
         if self._observer is not None:
-            raise RuntimeError(message("profile", "a profile must not be started twice", "make a second one"))
+            raise RuntimeError(message("profile", "a running profile must not be started again", "create another profile()"))
         synchronize(self.device)
         self._observer, self._rows = Observer(), None
         perf.listeners.append(self._region)

@@ -1,7 +1,7 @@
 """A disk cache of compiled programs, so that later processes need not compile them.
 
 A file holds one program: a header, a checksum over key and binary, the driver's binary. Writes are atomic replaces, so any number of
-processes may share the folder without locks. An invalid file is rebuilt from source, with one warning per process.
+processes may share the folder without locks. The program of an invalid file is compiled again, with one warning per process.
 """
 
 from __future__ import annotations

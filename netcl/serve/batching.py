@@ -177,7 +177,7 @@ class Batcher:
             self._end(request, outcome, AnswerPart(error=ServeError(status, text)))
 
     def turn(self) -> None:
-        """Run one round: sequences that must end leave, at most one prompt joins, every sequence gets a token."""
+        """Run one round: cancelled and late requests end, at most one prompt joins, and every sequence gets a token."""
         now, late = self.clock(), message("serve", "the request took longer than the timeout of the server", seconds=self.limits.timeout)
         over = self.closing is not None and now >= self.closing
         with self._changed:

@@ -84,7 +84,7 @@ class CallbackList:
 
 
 class Improvement:
-    """Tracks the best value of a number: the highest if ``mode`` is ``max``, or ``auto`` and the name is a score's; else the lowest."""
+    """Tracks the best value of a number: the highest if ``mode`` is ``max``, or ``auto`` and ``monitor`` names a score; else the lowest."""
 
     def __init__(self, op: str, monitor: str, mode: str = "auto", min_delta: float = 0.0):
         if mode not in ("auto", "min", "max"):
@@ -95,7 +95,7 @@ class Improvement:
         self.best = math.inf
 
     def better(self, logs: Logs) -> bool:
-        """Return whether the monitored number beats the best by more than ``min_delta``, and store it if so; false for NaN."""
+        """Return whether the number beats the best by more than ``min_delta`` (NaN never does), and store it; raises if it is missing."""
         if self.monitor not in logs:
             remedy = f"{'pass val= to fit; ' if self.monitor.startswith('val_') else ''}available: {', '.join(logs)}"
             raise ValueError(message(self.op, f"the logs must have the monitored number {self.monitor!r}", remedy))

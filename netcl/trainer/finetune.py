@@ -137,7 +137,7 @@ class PreferenceAccuracy(Metric):
 
 
 class Perplexity(Metric):
-    """``exp`` of the mean loss over all tokens whose target is not ignored."""
+    """The perplexity: ``exp`` of the mean loss over all tokens whose target is not ignored."""
 
     name = "perplexity"
 

@@ -69,7 +69,7 @@ class Mean(Metric):
         self.name = name
 
     def include(self, number: Tensor, samples: int) -> None:
-        """Add a 0-d tensor that is the mean over ``samples``."""
+        """Add a 0-d tensor that is the mean over ``samples`` samples."""
         self.add([ops.mul(number, float(samples))], samples)
 
 
@@ -127,7 +127,7 @@ class TopK(Metric):
 
 
 class ConfusionMatrix(Metric):
-    """Counts as an int64 matrix: ``matrix[i, j]`` samples of class ``i`` have their highest score for class ``j``.
+    """The confusion matrix, int64: ``matrix[i, j]`` samples of class ``i`` have their highest score for class ``j``.
 
     >>> metric = ConfusionMatrix(2)
     >>> metric.update(Tensor.from_host([[0.1, 0.9], [0.8, 0.2], [0.3, 0.7]]), Tensor.from_host([1, 1, 0]))

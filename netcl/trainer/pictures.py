@@ -25,7 +25,7 @@ def picture(path: str | os.PathLike[str], shape: Sequence[int]) -> np.ndarray:
 
 
 class Pictures(Dataset):
-    """Decoded pictures with their labels; samples are float32 in 0..1."""
+    """A dataset of decoded pictures and their labels; pictures are float32 in 0..1."""
 
     def __init__(self, files: Sequence[tuple[str, int]], shape: Sequence[int]):
         self.pixels = np.stack([picture(path, shape) for path, _ in files])

@@ -101,7 +101,7 @@ def _with_margin(low: float, high: float) -> tuple[float, float]:
 
 
 class _Frame:
-    """Maps values to coordinates of the picture."""
+    """The coordinate system of a chart: maps values to pixels, and draws axes and lines as SVG."""
 
     def __init__(self, x: tuple[float, float], y: tuple[float, float]):
         self.x_range, self.y_range = x if x[1] > x[0] else (x[0] - 0.5, x[0] + 0.5), y

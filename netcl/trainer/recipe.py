@@ -56,7 +56,7 @@ def _setting(default: Any, doc: str) -> Any:
 
 @dataclass(frozen=True)
 class Recipe:
-    """All settings of a run. Fields are the keys of a TOML or JSON file and, spelt with dashes, the options of ``netcl train``."""
+    """All settings of a run. Fields are the keys of a TOML or JSON file and, spelled with dashes, the options of ``netcl train``."""
 
     data: str = _setting(
         "digits",

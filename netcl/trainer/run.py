@@ -125,7 +125,7 @@ class _Rates(Callback):
 
 
 def _write_run(place: Path, trainer: Trainer, model: Any, test: DataLoader, data: Data, results: dict[str, Any]) -> None:
-    """Write the model, the results on the test data and samples of its predictions."""
+    """Write the model, the results on the test data and samples of the model's predictions."""
     model.eval()
     with trainer.averaged():
         save_model(distributed.without_sync(model), place / "model.netcl", notes=dict(data.reading))

@@ -67,7 +67,7 @@ class OnnxGraph:
         return name
 
     def value(self, x: Any, dtype: str | None = None) -> Name:
-        """Return the name of a tensor or constant, cast to ``dtype``; without one, Python integers are int64, other numbers float32."""
+        """Return the name of a tensor or constant, cast to ``dtype``; by default, Python integers are int64 and floats float32."""
         if isinstance(x, Tensor):
             x = self._names.get(id(x)) or self._names.get(_storage_key(x)) or self._constant_tensor(x)
         elif not isinstance(x, Name):
@@ -98,7 +98,7 @@ class OnnxGraph:
         return name
 
     def constant(self, array: np.ndarray) -> Name:
-        """Return the name of a constant; equal ones are stored once."""
+        """Return the name of a constant; equal constants are stored once."""
         stored, dtype = tree.bits(array)
         key = (dtype, stored.tobytes(), stored.shape)
         if key not in self._small:

@@ -25,7 +25,7 @@ EXPORT = "export_onnx"
 
 
 class Unsupported(Exception):
-    """An op that ONNX cannot express, at least not with these arguments."""
+    """Raised for an op that ONNX cannot express, at least not with these arguments."""
 
 
 @dataclass
@@ -144,7 +144,7 @@ def _mapped(function: Callable[[Any], Tensor], value: Any) -> Any:
 def trace(
     model: Callable[..., Any], samples: Sequence[Any], free_batch: bool, known: Container[str], decompositions: Mapping[str, Any]
 ) -> Trace:
-    """Record a model on the samples and on other values (one row more if ``free_batch``); return the first trace, its calls paired."""
+    """Record a model on the samples and on other values (one row more if ``free_batch``); return the first trace, with ``other`` set."""
     queue = getattr(model, "queue", None)
     tensors = _mapped(lambda x: x if isinstance(x, Tensor) else Tensor.from_host(queue, x), tuple(samples))
     with evaluating(model) if hasattr(model, "modules") else nullcontext():
@@ -166,7 +166,7 @@ def trace(
 def _varied(x: Tensor, free_batch: bool) -> Tensor:
     """Return ``x`` in reverse order, so that indices stay valid; floats are also scaled and shifted.
 
-    With ``free_batch``, the batch is larger by one.
+    With ``free_batch``, the result has one more row.
     """
     values = x.to_host()
     other = np.flip(values)
