@@ -26,7 +26,7 @@ from netcl.runtime.scheduler import sibling_queue
 
 @dataclass(frozen=True)
 class Launch:
-    """One kernel or transfer. Times are seconds since :meth:`Observer.begin`, ``bytes`` counts each buffer once, ``flops`` is 0 if unknown."""
+    """A kernel or transfer. Times are seconds since observation began, ``bytes`` counts each buffer once, ``flops`` is 0 if unknown."""
 
     name: str
     queue: str
