@@ -389,7 +389,7 @@ def test_an_entry_that_declares_less_than_it_holds_is_refused(tmp_path):
     path = zipped(tmp_path / "a.npz", {"x.npy": npy(np.zeros(1000))}, zipfile.ZIP_DEFLATED)
     data = path.read_bytes()
     path.write_bytes(data.replace(struct.pack("<I", len(npy(np.zeros(1000)))), struct.pack("<I", 200)))
-    with pytest.raises(FileError, match=r"\[load_params\] the file must not be damaged"):
+    with pytest.raises(FileError, match=r"\[load_params\] the file must be undamaged"):
         load_params(path)
 
 
