@@ -177,7 +177,7 @@ def _about_runtimes(facts: Facts) -> Iterator[Finding]:
     for runtime in facts.runtimes:
         needs = re.search(r"lib(imf|svml|irng|intlc|tbb)\S*(?=:)", runtime.error)
         if needs and "intel" in runtime.library:
-            what = f"Intel's CPU runtime is installed without what it needs: {needs[0]} is missing"
+            what = f"Intel's CPU runtime is installed, but a library that it needs is missing: {needs[0]}"
             yield Finding("intel-needs", what, platforms.PIP_INTEL_NEEDS)
         elif runtime.error:
             what = f"the runtime {runtime.name} ({runtime.library}) does not load: {runtime.error}"

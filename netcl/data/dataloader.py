@@ -247,7 +247,7 @@ class DataLoader:
     def state_dict(self) -> dict[str, int]:
         """Return the position, from which :meth:`load_state_dict` continues with the batch after the last one delivered."""
         if self._fetch.streams:
-            raise ValueError(message("DataLoader", "an iterable dataset has no position to resume from", "save one in the dataset"))
+            raise ValueError(message("DataLoader", "an iterable dataset has no position to resume from", "save its own state"))
         return {"seed": self.seed, "epoch": self._epoch, "batch": self._batch, "batch_size": self.batch_size, "samples": len(self.dataset)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -260,7 +260,7 @@ class DataLoader:
             raise ValueError(message("DataLoader", what, state=dict(state), names=list(names)))
         for name, own in (("batch_size", self.batch_size), ("samples", len(self.dataset))):
             if state[name] != own:
-                raise ValueError(message("DataLoader", f"the state must have the same {name}", state=state[name], loader=own))
+                raise ValueError(message("DataLoader", f"state and loader must have the same {name}", state=state[name], loader=own))
         if state["batch"] > len(self):
             what = "the batch of the state must be at most the number of batches"
             raise ValueError(message("DataLoader", what, batch=state["batch"], batches=len(self)))

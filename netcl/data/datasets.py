@@ -80,7 +80,7 @@ def _file(name: str, folder: Path, stem: str) -> Path:
     for candidate in [folder / f"{spelling}{suffix}" for spelling in spellings for suffix in ("", ".gz")]:
         if candidate.exists():
             return candidate
-    remedy = "download the four files (names end with -ubyte.gz) into a folder and give it as root=; `netcl train --root` names it too"
+    remedy = "download the four files (names end with -ubyte.gz) into a folder and give it as root= (or to `netcl train --root`)"
     if name == "fashion-mnist":
         remedy = "on Debian: apt-get install dataset-fashion-mnist; or give the folder that holds the files as root="
     raise FileNotFoundError(message(name, "the file must exist", remedy, folder=folder, file=f"{stem}[.gz]"))

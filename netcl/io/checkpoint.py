@@ -237,7 +237,7 @@ def _check_fits(parts: Mapping[str, Any], generators: Mapping[str, np.random.Gen
     absent = [name for name in parts if name not in state]
     if absent:
         there = [name for name in state if name not in ("random", "rng", "extra")]
-        raise refusal(LOAD, f"the checkpoint must contain: {', '.join(absent)}", "load only what was saved", saved=there, file=path)
+        raise refusal(LOAD, f"the checkpoint must contain: {', '.join(absent)}", "pass only saved objects", saved=there, file=path)
     for name in sorted(parts, key=lambda name: name != "model"):  # what is wrong with the model explains the rest
         own = _state_of(name, parts[name], LOAD)
         if name == "model":
