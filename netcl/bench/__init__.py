@@ -1,8 +1,8 @@
 """Timing: several ways to compute the same result, compared with each other, then timed in interleaved rounds.
 
-``netcl bench`` and the repository's ``benchmarks/`` use it. Machines are shared and drift, so only ratios of interleaved measurements are
-meaningful; the best round of each way counts. Uncounted calls precede every sample, since cores that have slept start slowly. The order
-changes from round to round, because each way finds the caches as the one before it left them.
+``netcl bench`` and the repository's ``benchmarks/`` use it. The speed of a shared machine drifts, so only ratios of interleaved
+measurements are meaningful; the best round of each way counts. Uncounted calls precede every sample, since idle cores start slowly. The
+order changes from round to round, because each way starts with the caches that the previous way has filled.
 """
 
 from __future__ import annotations
@@ -152,7 +152,7 @@ def relative_difference(a: np.ndarray, b: np.ndarray) -> float:
 
 
 def interleave(ways: Mapping[str, Way], repeats: int) -> dict[str, float]:
-    """Return each way's ``amount``, or its least seconds per item of ``repeats`` samples. Ways are sampled in turn, ``apart`` ones last."""
+    """Return each way's ``amount``, or the least seconds per item of ``repeats`` samples. Ways are timed in turns, ``apart`` ones last."""
     together = {name: way for name, way in ways.items() if not way.apart and way.amount is None}
     best = _in_turns(together, repeats) | {name: way.amount() for name, way in ways.items() if way.amount is not None}
     for name, way in ways.items():
@@ -205,7 +205,7 @@ def values(*shape: int, seed: int = 0) -> np.ndarray:
 
 
 class Compiled:
-    """A compiled function, called until it is replayed. ``first``: the results of these calls; ``refused``: why there is no replay."""
+    """A compiled function, called until it is replayed; ``first`` holds the results so far, ``refused`` why it is not replayed."""
 
     def __init__(self, function: Callable[..., Any], *arguments: Any):
         self.first: list[Any] = []

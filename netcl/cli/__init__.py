@@ -1,4 +1,4 @@
-"""The ``netcl`` command: one module per group of commands, each entering its own in the table of :mod:`netcl.cli.command`."""
+"""The ``netcl`` command: one module per group of commands, which registers them in the table of :mod:`netcl.cli.command`."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def _drop_unread() -> bool:
 
 
 def _is_unread(stream: io.TextIOWrapper) -> bool:
-    """Whether the reader of a pipe is gone, without writing to it: an unbuffered stream would lose what it could not write."""
+    """Whether the reader of a pipe is gone, found without writing to it: an unbuffered stream would lose the text."""
     try:
         number = stream.fileno()
     except (OSError, ValueError):  # no file, or one that is closed

@@ -1,4 +1,4 @@
-"""``netcl bench``: how fast this machine's devices are, against each other, NumPy and torch."""
+"""``netcl bench``: a speed comparison of this machine's devices, NumPy and torch."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def bench(args: argparse.Namespace) -> int:
     chosen = [(group, name, make) for group, makers in found.items() for name, make in makers.items() if args.cases.search(name)]
     if not chosen:
         examples = ", ".join(repr(next(iter(makers))) for makers in found.values())
-        raise CommandError(message("bench", "cases must match the name of a case", f"for instance {examples}", cases=args.cases.pattern))
+        raise CommandError(message("bench", "--cases must match the name of a case", f"for instance {examples}", cases=args.cases.pattern))
     selectors = args.device or ["cpu", *(dev for _, dev in manager.discover() if not manager.profile(dev).has_quirk("slow"))]
     settings = _settings_by_name([setting(name, args.threads, args.repeats) for name in selectors])
     first = next(iter(settings.values()))

@@ -33,7 +33,7 @@ _LARGEST_BUFFER = 1 << 26  # elements of a buffer: more would take the simulator
     option("--device", help="the device to compile for; a selector as in `netcl devices`"),
 )
 def check(args: argparse.Namespace) -> int:
-    """Compile the kernels of a file, then run each under Oclgrind: out-of-bounds accesses, races, uninitialized reads."""
+    """Compile the kernels of a file, then run each under Oclgrind to find out-of-bounds accesses, races and uninitialized reads."""
     from netcl.autograd import sanitizer
 
     _check_sizes(args.global_size or [args.size], args.local_size)
@@ -55,9 +55,9 @@ def check(args: argparse.Namespace) -> int:
 
 def _check_sizes(work: Sequence[int], group: Sequence[int] | None) -> None:
     if len(work) > 3:
-        raise CommandError(message("check", "global_size must have one to three dimensions", global_size=work))
+        raise CommandError(message("check", "--global-size must have one to three numbers", global_size=work))
     if group is not None and (len(group) != len(work) or any(size % part for size, part in zip(work, group, strict=True))):
-        what = "local_size must have the dimensions of global_size and divide it"
+        what = "--local-size must have as many numbers as --global-size, each a divisor"
         raise CommandError(message("check", what, global_size=work, local_size=group))
 
 

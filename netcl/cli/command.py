@@ -1,6 +1,6 @@
-"""The table of commands, and how they write.
+"""The table of commands, and the functions with which commands print.
 
-A command is a function of the parsed arguments that returns the exit status; its docstring is its help. A new one is a decorated
+A command is a function of the parsed arguments that returns the exit status; its docstring is its help. A new command is a decorated
 function in a module of this package, and that module's name in ``COMMAND_MODULES`` of :mod:`netcl.cli`.
 """
 
@@ -22,7 +22,7 @@ _LONGEST = 20  # of a word in a table, before it is broken
 
 
 class CommandError(RuntimeError):
-    """An error of a command that is printed as its text alone, without a traceback."""
+    """Raised by a command; only its message is printed, without a traceback."""
 
 
 Run = Callable[[argparse.Namespace], int]
@@ -31,7 +31,7 @@ Option = Callable[[argparse.ArgumentParser], object]
 
 @dataclass(frozen=True)
 class Command:
-    """An entry of the table of commands."""
+    """An entry of the table of commands: the name, the function and the options of a command."""
 
     name: str
     run: Run

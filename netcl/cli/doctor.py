@@ -1,7 +1,7 @@
-"""``netcl doctor`` and ``netcl devices``: what there is to compute on.
+"""``netcl doctor`` and ``netcl devices``: the OpenCL runtimes and devices of this machine.
 
-``doctor`` works in three steps that tests take one by one: :func:`collect` reads the machine into :class:`Facts`,
-:func:`diagnose` turns facts into findings, and the rest prints.
+``doctor`` works in three steps that can be tested one by one: :func:`collect` reads the machine into :class:`Facts`,
+:func:`diagnose` turns facts into findings, and :func:`print_doctor` prints both.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Facts:
-    """What doctor knows about this machine and this Python environment."""
+    """Facts about this machine and this Python environment, from which :func:`diagnose` derives its findings."""
 
     pyopencl: str = ""  # version and folder, empty if it does not import
     import_error: str = ""
@@ -83,7 +83,7 @@ class Facts:
 
     @property
     def ready(self) -> bool:
-        """Whether programs can run on an OpenCL device with the present settings."""
+        """Whether programs can run on an OpenCL device with the current settings."""
         return bool(self.usable) and not self.refused and not self.illegal
 
 
@@ -177,7 +177,7 @@ def _about_runtimes(facts: Facts) -> Iterator[Finding]:
     for runtime in facts.runtimes:
         needs = re.search(r"lib(imf|svml|irng|intlc|tbb)\S*(?=:)", runtime.error)
         if needs and "intel" in runtime.library:
-            what = f"Intel's CPU runtime is installed without what it needs: {needs[0]} is missing"
+            what = f"Intel's CPU runtime is installed, but a library that it needs is missing: {needs[0]}"
             yield Finding("intel-needs", what, platforms.PIP_INTEL_NEEDS)
         elif runtime.error:
             what = f"the runtime {runtime.name} ({runtime.library}) does not load: {runtime.error}"
@@ -294,7 +294,7 @@ DEVICE_HEADER = ("", "selector", "platform", "device", "type", "units", "memory"
 
 
 def print_doctor(facts: Facts, findings: Sequence[Finding]) -> None:
-    """Print the facts, then what to do."""
+    """Print the facts, the findings with their remedies, and whether a device is ready."""
     say(f"netcl {__version__}, Python {machine.python_version()} on {machine.system()} {machine.machine()}")
     say(f"pyopencl  {facts.pyopencl or 'does not import'}")
     say(f"loader    {facts.loader or 'none in use'}")
@@ -325,7 +325,7 @@ def print_doctor(facts: Facts, findings: Sequence[Finding]) -> None:
 
 
 def fix(facts: Facts) -> bool:
-    """Install what a CPU device needs, pyopencl and PoCL, with pip or system packages; returns whether anything was installed."""
+    """Install the missing parts of a CPU device (pyopencl, PoCL) by pip or as system packages; returns whether anything was installed."""
     loads = facts.import_error and any(not r.error and "oclgrind" not in r.library for r in facts.runtimes)  # it only lacks pyopencl
     wants_runtime = not (facts.usable or facts.hidden or facts.setting or loads)
     wheels = ["pyopencl"] if facts.import_error else []
@@ -348,7 +348,7 @@ def fix(facts: Facts) -> bool:
     ),
 )
 def doctor(args: argparse.Namespace) -> int:
-    """Show what was looked for and found, what is missing, and the command that fixes it."""
+    """Show the OpenCL runtimes and devices of this machine, and the commands that fix problems."""
     facts = collect()
     if args.fix and not facts.ready and fix(facts):
         sys.stdout.flush()

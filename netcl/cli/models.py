@@ -138,7 +138,7 @@ def _setting_options(parser: argparse.ArgumentParser) -> None:
 )
 @reported()
 def finetune_model(args: argparse.Namespace) -> int:
-    """Train a language model further on conversations or texts: adapters (LoRA, DoRA, QLoRA) or all weights."""
+    """Train a language model further on conversations or text: adapters (LoRA, DoRA, QLoRA) or all weights."""
     from netcl.trainer.finetune import TuningSettings, finetune
 
     chosen = TuningSettings(**{item.name: getattr(args, item.name) for item in dataclasses.fields(TuningSettings)})

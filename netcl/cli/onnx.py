@@ -1,4 +1,4 @@
-"""``netcl onnx``: what an ONNX file holds, whether its results match onnxruntime's, its outputs, its times."""
+"""``netcl onnx``: inspects an ONNX file, compares its results with onnxruntime's, runs it, or times it."""
 
 from __future__ import annotations
 

@@ -77,6 +77,6 @@ def ops(args: argparse.Namespace) -> int:
     if not rows:
         close = difflib.get_close_matches(args.filter, [*REGISTRY, *ALIASES], 3)
         remedy = f"did you mean {', '.join(close)}?" if close else "`netcl ops` lists all"
-        raise CommandError(message("ops", "unknown op: no name or documentation contains this", remedy, filter=repr(args.filter)))
+        raise CommandError(message("ops", "filter must occur in an op's name or documentation", remedy, filter=repr(args.filter)))
     print(table(("name", "kind", "gradient", "amp", ""), rows))
     return 0

@@ -1,4 +1,4 @@
-"""``netcl env`` and ``netcl cache``: what is set and what is kept."""
+"""``netcl env`` and ``netcl cache``: the environment variables of netcl, and its cache of compiled kernels."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def show_environment(args: argparse.Namespace) -> int:
     option("action", choices=("info", "clear"), help="show what is kept, or remove it"),
 )
 def cache(args: argparse.Namespace) -> int:
-    """Show what the cache of compiled kernels holds, or remove it."""
+    """Show the size of the cache of compiled kernels, or clear the cache."""
     from netcl.runtime import cache as store
 
     if args.action == "clear":

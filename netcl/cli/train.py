@@ -1,4 +1,4 @@
-"""``netcl train``, ``report``, ``predict`` and ``trace``: runs, and what is made of them."""
+"""``netcl train``, ``report``, ``predict`` and ``trace``: training runs, their reports, predictions and traces."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def _recipe(args: argparse.Namespace) -> Any:
 
 
 def _given_settings(args: argparse.Namespace) -> dict[str, object]:
-    """The settings of a recipe that were given as options."""
+    """Return the settings of a recipe that were given as options."""
     return {name: getattr(args, name) for name in args.settings if getattr(args, name) is not None}
 
 
@@ -184,7 +184,7 @@ def train(args: argparse.Namespace) -> int:
 )
 @_told_in_a_line()
 def report(args: argparse.Namespace) -> int:
-    """Write the page of a run: curves, confusion matrix, predictions, slowest kernels; one self-contained file."""
+    """Write the report of a run as one self-contained page: curves, confusion matrix, predictions, slowest kernels."""
     from netcl.trainer.page import write_report
 
     print(write_report(args.run, args.out))
@@ -201,7 +201,7 @@ def report(args: argparse.Namespace) -> int:
 )
 @_told_in_a_line()
 def predict(args: argparse.Namespace) -> int:
-    """Apply the model of a run to files."""
+    """Apply the model of a run to files; print the predictions or write them to a CSV file."""
     from netcl.io import load_model, read_notes
     from netcl.trainer.recipe import own_model
     from netcl.trainer.run import predict_file

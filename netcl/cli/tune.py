@@ -100,7 +100,7 @@ def _tune_model(args: argparse.Namespace, handle: Any, told: Callable[[Any], Non
         remedy = f"known: {', '.join(known)}, and {', '.join(PROBLEM_SIZES)} with sizes"
         raise CommandError(message("tune", "unknown model", remedy, name=repr(args.what)))
     if args.sizes:
-        raise CommandError(message("tune", "sizes must be empty for models", "--batch sets the samples", model=args.what, sizes=args.sizes))
+        raise CommandError(message("tune", "sizes must be empty for models", "pass --batch N", model=args.what, sizes=args.sizes))
     make, data = known[args.what]
     model, x = make(), Tensor.from_host(data(args.batch))
 

@@ -1,4 +1,4 @@
-"""data: datasets, the loader with its workers, augmentations. Emits NumPy batches, or tensors where a queue is bound."""
+"""Datasets, samplers, augmentations, and the ``DataLoader``: it delivers NumPy batches, or tensors if it has a device."""
 
 from __future__ import annotations
 

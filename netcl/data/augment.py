@@ -1,6 +1,6 @@
 """Augmentations in NumPy, for the ``augment`` of a DataLoader (whole batches, in its workers) or its ``transforms`` (samples).
 
-Each takes images (N, C, H, W), or one of (C, H, W), and a generator: ``RandomCrop(32, padding=4)(images, rng)``. Drawing and
+Each takes images (N, C, H, W), or one image (C, H, W), and a generator: ``RandomCrop(32, padding=4)(images, rng)``. Drawing and
 applying are two methods, so that the counterparts in :mod:`netcl.data.augment_gpu` draw the same numbers and apply them on the device.
 """
 
@@ -17,7 +17,7 @@ Drawn = tuple[np.ndarray, ...]
 
 
 def pixels_after(matrix: np.ndarray, size: tuple[int, int]) -> np.ndarray:
-    """Return the source ``(x, y)`` of each pixel of a result of ``size``, in pixels: (N, H, W, 2), from affine matrices (N, 2, 3)."""
+    """Return the source coordinates ``(x, y)`` of every pixel of images of ``size``, (N, H, W, 2), by affine matrices (N, 2, 3)."""
     y, x = np.meshgrid(np.arange(size[0], dtype=np.float32), np.arange(size[1], dtype=np.float32), indexing="ij")
     return np.einsum("nij,hwj->nhwi", matrix, np.stack([x, y, np.ones_like(x)], -1), dtype=np.float32)
 
@@ -46,7 +46,7 @@ def _pair(name: str, value: Any) -> tuple[float, float]:
 
 
 class Augmentation:
-    """Base of augmentations: draw numbers for a batch, then apply them."""
+    """Base class of augmentations, which draw random numbers for a batch and then apply them."""
 
     on_device = False
     with_labels = False
@@ -91,7 +91,7 @@ class Compose(Augmentation):
 
 
 class Normalize(Augmentation):
-    """``(x - mean) / std`` per channel."""
+    """Normalizes every channel: ``(x - mean) / std``."""
 
     def __init__(self, mean: Sequence[float], std: Sequence[float]):
         self.mean, self.std = (np.asarray(values, np.float32).reshape(1, -1, 1, 1) for values in (mean, std))
@@ -232,7 +232,7 @@ class RandomErasing(Augmentation):
         self.p, self.scale, self.ratio, self.value = p, scale, ratio, value
 
     def draw(self, rng: np.random.Generator, shape: tuple[int, ...]) -> Drawn:
-        """Draw the bounds of rows and columns of each rectangle, ends excluded; it is empty where nothing is erased."""
+        """Draw the bounds of rows and columns of each rectangle, ends excluded; a rectangle is empty where nothing is erased."""
         n, _, height, width = shape
         chosen = rng.random(n) < self.p
         area = rng.uniform(self.scale[0], self.scale[1], n) * height * width
@@ -246,7 +246,7 @@ class RandomErasing(Augmentation):
 
 
 class Cutout(RandomErasing):
-    """Sets a square of ``size`` pixels to ``value`` in every image."""
+    """Sets a square with sides of ``size`` pixels to ``value`` in every image."""
 
     def __init__(self, size: int, value: float = 0):
         self.size, self.value = size, value
@@ -275,7 +275,7 @@ class GaussianNoise(Augmentation):
 
 
 class Mixup(Augmentation):
-    """Mixes each image with another of its batch, and their labels, which become probabilities (N, classes)."""
+    """Mixes each image and its label with another of the batch, by a weight from ``Beta(alpha, alpha)``; labels become (N, classes)."""
 
     with_labels = True
 

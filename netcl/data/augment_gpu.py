@@ -1,7 +1,7 @@
 """Transfers of batches to the device, and the augmentations that run there.
 
-The one part of data that knows netcl's tensors and ops. Augmentations draw as their twins in :mod:`netcl.data.augment` do (a few
-numbers per image, on the host) and do the work over pixels on the device; for the same generator both give the same images.
+This is the only module of ``netcl.data`` that uses tensors and ops. Augmentations draw a few numbers per image on the host, as their
+counterparts in :mod:`netcl.data.augment` do, and change pixels on the device; for the same generator both give the same images.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ __all__ = [
 class Feed:
     """Copies batches to a device while it computes on earlier ones.
 
-    On a device with memory of its own, copies go through page-locked memory and a stream of their own, so that they run beside
-    kernels; where host and device share memory, a copy is finished when :meth:`send` returns.
+    On a device with its own memory, copies run in a separate stream, with page-locked memory if ``pinned``, and overlap kernels;
+    where host and device share memory, a copy is finished when :meth:`send` returns.
     """
 
     def __init__(self, device_queue: Any, pinned: bool = False):
@@ -37,7 +37,7 @@ class Feed:
         self._copies = None if shared else Stream(self.queue)
 
     def send(self, arrays: tuple[np.ndarray, ...]) -> tuple[Any, ...]:
-        """Start copying; the arrays may be changed when this returns, the tensors may be used after :meth:`ready`."""
+        """Start copying arrays to tensors; the arrays may be changed when this returns, the tensors may be used after :meth:`ready`."""
         queue = self.queue if self._copies is None else self._copies.queue
         tensors = tuple(Tensor.from_host(queue, array, use_pinned=self.pinned) for array in arrays)
         queue.flush()

@@ -1,4 +1,4 @@
-"""Combines a list of samples of any structure to one batch."""
+"""Combination of a list of samples of any structure into one batch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from netcl.data.errors import SampleError, message
 
 
 class WholeBatch(NamedTuple):
-    """A batch of any structure; ``ended``: a worker's stream has no more batches."""
+    """A batch of any structure; if ``ended``, a marker that a worker's stream has no more batches."""
 
     value: Any
     ended: bool = False
@@ -28,14 +28,14 @@ class Single:
 
 
 def is_structured(sample: Any) -> bool:
-    """Whether a sample is more than arrays and tuples of them: dicts, named tuples, texts."""
+    """Whether a sample contains dicts, named tuples or strings, and so is more than an array or a tuple of arrays."""
     if hasattr(sample, "_fields") or isinstance(sample, Mapping | str | bytes):
         return True
     return isinstance(sample, tuple | list) and any(is_structured(part) for part in sample if not isinstance(part, list))
 
 
 def default_collate(batch: Sequence[Any]) -> Any:
-    """Combine samples of equal structure: arrays and numbers are stacked, dicts, tuples and lists are kept, texts stay a list.
+    """Combine samples of equal structure: arrays and numbers are stacked, dicts, tuples and lists are kept, strings become a list.
 
     >>> default_collate([{"x": 1.0, "name": "a"}, {"x": 2.0, "name": "b"}])
     {'x': array([1., 2.]), 'name': ['a', 'b']}
@@ -52,7 +52,7 @@ def default_collate(batch: Sequence[Any]) -> Any:
     if isinstance(first, Mapping):
         return {key: default_collate([sample[key] for sample in batch]) for key in first}
     if not isinstance(first, tuple | list):
-        what = f"a sample must be arrays, numbers, texts, or dicts, tuples and lists of them, got {type(first).__name__}"
+        what = f"a sample must be arrays, numbers, strings, or dicts, tuples and lists of them, got {type(first).__name__}"
         raise SampleError(message("default_collate", what, "pass a collate_fn"))
     if len({len(sample) for sample in batch}) > 1:
         raise SampleError(message("default_collate", "samples of one batch must have equal lengths", lengths=[len(s) for s in batch]))

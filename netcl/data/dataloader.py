@@ -56,7 +56,7 @@ class DataLoader:
       :mod:`netcl.data.augment_gpu` (on the device).
     - **pin_memory**: transfers go through page-locked memory, whatever NETCL_PINNED_H2D says.
     - **sampler**, **batch_sampler**: sample numbers, or lists of them, in place of ``shuffle`` (and of ``batch_size``, ``drop_last``).
-    - **collate_fn**: makes a batch of a list of samples. Without one, arrays are stacked; dicts, named tuples and texts are batched by
+    - **collate_fn**: makes a batch of a list of samples. Without one, arrays are stacked; dicts, named tuples and strings are batched by
       :func:`~netcl.data.default_collate`.
     - **worker_init_fn**: called with the worker's number in every worker that starts; **generator**: draws a missing ``seed``.
     - **timeout**: seconds that a worker may spend on one sample (on one batch, where batches are not arrays).
@@ -247,7 +247,7 @@ class DataLoader:
     def state_dict(self) -> dict[str, int]:
         """Return the position, from which :meth:`load_state_dict` continues with the batch after the last one delivered."""
         if self._fetch.streams:
-            raise ValueError(message("DataLoader", "an iterable dataset has no position to resume from", "save it in the dataset"))
+            raise ValueError(message("DataLoader", "an iterable dataset has no position to resume from", "save its own state"))
         return {"seed": self.seed, "epoch": self._epoch, "batch": self._batch, "batch_size": self.batch_size, "samples": len(self.dataset)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -260,18 +260,18 @@ class DataLoader:
             raise ValueError(message("DataLoader", what, state=dict(state), names=list(names)))
         for name, own in (("batch_size", self.batch_size), ("samples", len(self.dataset))):
             if state[name] != own:
-                raise ValueError(message("DataLoader", f"the state must have the same {name}", state=state[name], loader=own))
+                raise ValueError(message("DataLoader", f"state and loader must have the same {name}", state=state[name], loader=own))
         if state["batch"] > len(self):
             what = "the batch of the state must be at most the number of batches"
             raise ValueError(message("DataLoader", what, batch=state["batch"], batches=len(self)))
         self.seed, self._epoch, self._batch, self._at_position = state["seed"], state["epoch"], state["batch"], True
 
     def worker_pids(self) -> list[int]:
-        """List the process ids of the live workers."""
+        """Return the process ids of the workers; empty for threads or without workers."""
         return self._pool.pids() if self._pool is not None else []
 
     def close(self) -> None:
-        """End the workers and release the shared memory. The loader can still be used: it starts new ones."""
+        """End the workers and release the shared memory. The loader can still be used: it starts new workers."""
         for pool in [*self._others, *filter(None, [self._pool])]:
             pool.close()
         self._pool = None

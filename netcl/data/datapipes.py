@@ -21,7 +21,7 @@ _deterministic: list[bool] = [False]
 
 
 class DataChunk(list[Any]):
-    """The samples of a batch of a pipe."""
+    """A list of the samples in one batch of a pipe."""
 
 
 class IterDataPipe(IterableDataset):

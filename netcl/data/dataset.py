@@ -1,4 +1,4 @@
-"""Datasets: anything with a length and samples, arrays in memory, and parts of either."""
+"""Dataset classes: the base classes, arrays in memory, and chains, stacks and subsets of datasets."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from netcl.data.sampler import rng_of
 
 
 class Dataset:
-    """Base of datasets with samples by index. Define ``__len__`` and ``__getitem__``; a sample is an array or a tuple of them.
+    """Base class of datasets with samples by index. Define ``__len__`` and ``__getitem__``; a sample is an array or a tuple of arrays.
 
     A dataset that can fetch many samples at once defines ``take(indices)``, which returns them stacked.
 
@@ -42,9 +42,9 @@ class Dataset:
 
 
 class IterableDataset:
-    """Base of datasets that are streams or have an unknown length. Define ``__iter__``.
+    """Base class of datasets that are streams or have an unknown length. Define ``__iter__``.
 
-    Every worker of a loader iterates over the dataset by itself: it selects its part by :func:`~netcl.data.get_worker_info`.
+    Every worker of a loader iterates over the dataset by itself; ``__iter__`` can select a part by :func:`~netcl.data.get_worker_info`.
     """
 
     def __iter__(self) -> Iterator[Any]:
@@ -55,7 +55,7 @@ class IterableDataset:
 
 
 class ChainDataset(IterableDataset):
-    """Iterable datasets, one after the other."""
+    """An iterable dataset that yields the samples of several iterable datasets, one dataset after the other."""
 
     def __init__(self, datasets: Iterable[Any]):
         self.datasets = list(datasets)
@@ -65,7 +65,7 @@ class ChainDataset(IterableDataset):
 
 
 class ConcatDataset(Dataset):
-    """The samples of several datasets, one dataset after the other.
+    """A dataset with the samples of several datasets, one dataset after the other.
 
     >>> data = ConcatDataset([TensorDataset([1, 2]), TensorDataset([3])])
     >>> len(data), int(data[2]), int(data[-3])
@@ -91,7 +91,7 @@ class ConcatDataset(Dataset):
 
 
 class StackDataset(Dataset):
-    """Datasets side by side: a sample is a tuple with one sample of each, or a dict if the datasets are given by name."""
+    """A dataset over several of equal length: a sample is a tuple with one sample of each, or a dict if they are given by name."""
 
     def __init__(self, *datasets: Any, **named: Any):
         self.datasets: Any = named or datasets
@@ -110,7 +110,7 @@ class StackDataset(Dataset):
 
 
 class TensorDataset(Dataset):
-    """Arrays of equal length; sample ``i`` is row ``i`` of each.
+    """A dataset of arrays of equal length; sample ``i`` is row ``i`` of each array.
 
     - **arrays**: NumPy arrays or anything :func:`numpy.asarray` takes, tensors of the CPU included.
     - **name, classes**: the names of the dataset and of its classes, for display.
@@ -137,7 +137,7 @@ class TensorDataset(Dataset):
         return _unwrapped(tuple(array[index] for array in self.arrays))
 
     def take(self, indices: np.ndarray) -> Any:
-        """Return the samples of ``indices``, stacked."""
+        """Return the samples at ``indices``, stacked."""
         return _unwrapped(tuple(array[indices] for array in self.arrays))
 
 
@@ -149,7 +149,7 @@ def taker(dataset: Any) -> Callable[[np.ndarray], Any] | None:
 
 
 class Subset(Dataset):
-    """The samples of a dataset at the given indices, in their order."""
+    """A dataset with the samples of another dataset at the given ``indices``, in that order."""
 
     def __init__(self, dataset: Any, indices: Sequence[int] | np.ndarray):
         self.dataset, self.indices = dataset, np.asarray(indices, np.int64).reshape(-1)
@@ -167,7 +167,7 @@ class Subset(Dataset):
 
     @property
     def take(self) -> Callable[[np.ndarray], Any]:
-        """A function that returns the samples of indices, stacked; the attribute is missing if the dataset has no ``take``."""
+        """A function that returns the samples at given indices, stacked; the attribute is missing if the dataset has no ``take``."""
         whole = taker(self.dataset)
         if whole is None:
             raise AttributeError(f"the dataset of a Subset must have a method take, got {type(self.dataset).__name__}")

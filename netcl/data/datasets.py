@@ -80,7 +80,7 @@ def _file(name: str, folder: Path, stem: str) -> Path:
     for candidate in [folder / f"{spelling}{suffix}" for spelling in spellings for suffix in ("", ".gz")]:
         if candidate.exists():
             return candidate
-    remedy = "download the four files (names end with -ubyte.gz) into a folder and give it as root=; `netcl train --root` names it too"
+    remedy = "download the four files (names end with -ubyte.gz) into a folder and give it as root= (or to `netcl train --root`)"
     if name == "fashion-mnist":
         remedy = "on Debian: apt-get install dataset-fashion-mnist; or give the folder that holds the files as root="
     raise FileNotFoundError(message(name, "the file must exist", remedy, folder=folder, file=f"{stem}[.gz]"))
@@ -108,7 +108,7 @@ def _unit_range(images: np.ndarray) -> np.ndarray:
 
 
 class Bytes(Dataset):
-    """Windows of a text that start every ``step`` bytes: a sample is ``block`` bytes, and the ``block`` bytes that start one byte later.
+    """A dataset of windows of a text, one every ``step`` bytes: a sample is ``block`` bytes, and the ``block`` bytes one byte later.
 
     >>> x, y = Bytes(b"hello", block=3)[1]
     >>> bytes(x.astype(np.uint8)), bytes(y.astype(np.uint8))
@@ -134,7 +134,7 @@ class Bytes(Dataset):
         return window[:-1], window[1:]
 
     def take(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return the windows of ``indices``, stacked."""
+        """Return the windows at ``indices``, stacked."""
         windows = self.content[np.asarray(indices)[:, None] * self.step + np.arange(self.block + 1)].astype(np.int64)
         return windows[:, :-1], windows[:, 1:]
 

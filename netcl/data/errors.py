@@ -1,4 +1,4 @@
-"""Exceptions of data, in the form of netcl's other errors. The package stands alone, so it does not import them from core."""
+"""Exceptions of ``netcl.data``, with messages in the form of netcl's other errors; only ``augment_gpu`` imports ``netcl.core``."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 
 
 def message(op: str, what: str, remedy: str = "", /, **values: object) -> str:
-    """Return an error text: ``[op] what is wrong; name=value, name=value; remedy``."""
+    """Build an error message of the form ``[op] what; name=value, name=value; remedy``."""
     parts = [f"[{op}] {what}", ", ".join(f"{name}={value}" for name, value in values.items()), remedy]
     return "; ".join(part for part in parts if part)
 
@@ -25,7 +25,7 @@ class WorkerError(RuntimeError):
 
 
 class SampleError(ValueError):
-    """Raised for a sample that does not match the others of its dataset."""
+    """Raised for a sample that cannot be batched, or that does not match the other samples of its dataset."""
 
 
 class FormatError(ValueError):

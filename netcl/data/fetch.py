@@ -1,4 +1,4 @@
-"""Fetches samples and combines them to batches of arrays. The same code runs in the caller, in threads and in worker processes."""
+"""Fetching of samples and stacking into batches of arrays. The same code runs in the caller, in threads and in worker processes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from netcl.data.errors import SampleError, message
 
 
 class Task(NamedTuple):
-    """One batch to make: its number in the epoch, the samples, and the seed of its random numbers."""
+    """One batch to make: its number in the epoch, the indices of its samples, and the seed of its random numbers."""
 
     batch: int
     indices: np.ndarray
@@ -93,7 +93,7 @@ def batch_rng() -> np.random.Generator | None:
 
 
 class Fetch:
-    """Makes the batch of a task: samples, per-sample transforms, stacking, augmentation of the whole batch."""
+    """Makes the batch of a task: fetches and transforms its samples, stacks them, and augments the whole batch."""
 
     def __init__(
         self, dataset: Any, transforms: Any = None, augment: Any = None, collate_fn: Any = None, worker_init_fn: Any = None,
@@ -111,7 +111,7 @@ class Fetch:
 
     @property
     def whole(self) -> bool:
-        """Whether every batch is a :class:`~netcl.data.collate.WholeBatch`; if false, it depends on the samples."""
+        """Whether every batch is a :class:`~netcl.data.collate.WholeBatch`; if false, that depends on the samples."""
         return self.streams or self.collate_fn is not None
 
     def begin(self, number: int, workers: int, seed: int) -> None:
@@ -212,7 +212,7 @@ def _check_alike(sample: tuple[np.ndarray, ...], first: tuple[np.ndarray, ...], 
             raise SampleError(message("DataLoader", what, "cast the samples in transforms", dtype=field.dtype, first=before.dtype))
     shapes = [[field.shape for field in fields] for fields in (sample, first)]
     if shapes[0] != shapes[1]:
-        what, remedy = f"sample {index} must have the shape of the first of its batch", "pad or crop the samples in transforms"
+        what, remedy = f"sample {index} must have the shape of the first sample of its batch", "pad or crop the samples in transforms"
         raise SampleError(message("DataLoader", what, remedy, shapes=shapes[0], first=shapes[1]))
 
 

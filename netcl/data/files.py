@@ -1,6 +1,6 @@
-"""Reads a user's files as samples: tables (CSV), arrays (NPZ) and images (IDX), split for training, validation and testing.
+"""Reading of a user's files as samples: tables (CSV), arrays (NPZ) and images (IDX), split for training, validation and testing.
 
-A reader of :data:`KINDS` makes :class:`Samples`. Their ``reading`` describes, as plain JSON, how inputs were made from the file, so that
+A reader of :data:`READERS` makes :class:`Samples`. Their ``reading`` describes, as plain JSON, how inputs were made from the file, so that
 :func:`read_inputs` makes them from further files in the same way.
 """
 
@@ -28,7 +28,7 @@ _MOST_VALUES = 100  # distinct texts of a column
 
 @dataclass(frozen=True)
 class Samples:
-    """Inputs and targets of a file: int64 labels with their ``classes``, or float32 numbers of shape (N, outputs)."""
+    """The samples of a file in up to three parts; targets are int64 labels of ``classes``, or float32 numbers of shape (N, outputs)."""
 
     train: Any
     val: Any  # None without a part for validation
@@ -39,7 +39,7 @@ class Samples:
 
 @dataclass(frozen=True)
 class SplitPlan:
-    """How targets are read and parts are drawn: the task (empty: inferred), the target's column, the parts' fractions and the seed."""
+    """Settings for targets and splits: the target's column, the task (inferred if empty), the fractions of the parts, and the seed."""
 
     target: str = ""
     task: str = ""
@@ -83,7 +83,7 @@ def _check_parts(what: str, **sizes: int) -> None:
 
 
 def _task(op: str, values: np.ndarray, given: str) -> str:
-    """Return the task: ``given``, else classification for texts and for few distinct whole numbers, regression for other numbers."""
+    """Return the task: ``given``, else classification for strings and for few distinct whole numbers, regression for other numbers."""
     if given not in ("", CLASSIFICATION, REGRESSION):
         raise ValueError(message(op, f"task must be {CLASSIFICATION}, {REGRESSION} or empty", task=repr(given)))
     numeric = values.dtype.kind in "iuf"
@@ -97,7 +97,7 @@ def _task(op: str, values: np.ndarray, given: str) -> str:
 
 
 def _targets(op: str, values: np.ndarray, plan: SplitPlan, train: np.ndarray) -> tuple[np.ndarray, dict[str, Any]]:
-    """Convert targets for training; also returns how to read the model's outputs. Regression targets are scaled by the training part."""
+    """Return the targets to train on, and their ``classes`` or, for a regression, the ``mean`` and ``scale`` of the training part."""
     if _task(op, values, plan.task) == CLASSIFICATION:
         names, labels = np.unique(values, return_inverse=True)
         whole = values.dtype.kind == "f"
@@ -139,7 +139,7 @@ def _numbers(cells: Sequence[str]) -> np.ndarray | None:
 
 
 def _column(name: str, cells: Sequence[str], train: np.ndarray) -> dict[str, Any]:
-    """Return how a column of inputs is read: scaled by the training part, or one-hot for the texts of the training part."""
+    """Return how an input column is encoded: the training part's mean and scale for numbers, its distinct values for strings."""
     numbers = _numbers(cells)
     if numbers is not None:
         own = numbers[train][np.isfinite(numbers[train])]
@@ -263,7 +263,7 @@ READERS: dict[str, Callable[..., Samples]] = {"csv": _csv, "npz": _npz, "idx": _
 
 
 def read_inputs(path: FilePath, reading: Mapping[str, Any]) -> np.ndarray:
-    """Return the inputs of a file for a trained model; ``reading`` is that of the :class:`Samples` it was trained on."""
+    """Return the inputs of a file for a trained model; ``reading`` is from the :class:`Samples` that the model was trained on."""
     file = regular(path, "predict")
     if reading.get("kind") == "csv":
         header, rows = read_table(file)

@@ -1,4 +1,4 @@
-"""Image filters in NumPy: the last two axes are height and width, borders are reflected, the dtype is kept.
+"""Image filters in NumPy: the last two axes are height and width, borders are reflected. Floats keep their dtype, others become float32.
 
 They are functions of an array, so ``functools.partial(filters.gaussian, sigma=1)`` is a transform of a DataLoader.
 """
@@ -42,7 +42,7 @@ def _separable(x: Any, weights: np.ndarray) -> np.ndarray:
 
 
 def box(x: Any, size: int = 3) -> np.ndarray:
-    """Average over a square of ``size`` pixels."""
+    """Average over a square with sides of ``size`` pixels."""
     return _separable(x, np.full(size, 1 / size))
 
 
@@ -60,7 +60,7 @@ def gaussian(x: Any, sigma: float = 1.0) -> np.ndarray:
 
 
 def median(x: Any, size: int = 3) -> np.ndarray:
-    """Take the median of a square of ``size`` pixels, which removes outliers."""
+    """Take the median over a square with sides of ``size`` pixels, which removes outliers."""
     x = np.asarray(x)
     return np.median(_windows("median", x, (size, size)), axis=(-2, -1)).astype(_kept(x))
 

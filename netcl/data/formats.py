@@ -35,15 +35,15 @@ def regular(path: str | os.PathLike[str], op: str) -> Path:
 
 
 def limit_for(size: int, max_bytes: int | None) -> int:
-    """Return how many bytes the content of a file of this size may take in memory."""
+    """Return how many bytes a file's content may take in memory: ``max_bytes``, by default 200 times ``size`` and at least 64 MiB."""
     return max_bytes if max_bytes is not None else max(_FREE_BYTES, _EXPANSION * size)
 
 
 def read_idx(path: str | os.PathLike[str], max_bytes: int | None = None) -> np.ndarray:
     """Read the array of an IDX file, gzipped or not.
 
-    - **max_bytes**: a header that announces more raises before anything is unpacked; by default 200 times the size of a gzipped file,
-      which images never reach.
+    - **max_bytes**: a header that announces more raises before anything is unpacked; by default 200 times the size of the file and at
+      least 64 MiB, which images never reach.
     """
     path = regular(path, "read_idx")
     with path.open("rb") as plain:
@@ -111,7 +111,7 @@ def _cifar(op: str, given: str | os.PathLike[str], classes: tuple[int, ...]) -> 
 
 
 def npy_array(data: np.ndarray, refuse: Callable[..., Exception]) -> np.ndarray:
-    """Parse the bytes of an NPY file to an array; ``refuse`` makes the error. Arrays of objects raise, because they are pickled."""
+    """Parse the bytes of an NPY file to an array; ``refuse`` creates the error. Arrays of objects raise, because they are pickled."""
     try:
         dtype, fortran, shape, start = _npy_header(data)
     except _NO_HEADER as fault:
@@ -146,5 +146,5 @@ def _npy_header(data: np.ndarray) -> tuple[np.dtype, bool, tuple[int, ...], int]
 
 
 def refused(op: str, what: str, path: Any, remedy: str = "", **values: object) -> FormatError:
-    """Build an error about a file."""
+    """Build a :class:`FormatError` that names the file."""
     return FormatError(message(op, what, remedy, **values, file=path))

@@ -1,4 +1,4 @@
-"""Samplers: which samples a loader takes, in which order, under torch's names."""
+"""Samplers, with torch's names: they choose the samples of a loader and their order."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ def rng_of(generator: Any) -> np.random.Generator:
 
 
 class Sampler:
-    """Base of samplers: yields indices of samples in order. Define ``__iter__``, and ``__len__`` if the number is known."""
+    """Base class of samplers, which yield sample indices. Define ``__iter__``, and ``__len__`` if their number is known."""
 
     def __iter__(self) -> Iterator[Any]:
         raise NotImplementedError(message(type(self).__name__, "a sampler must define __iter__"))
 
 
 class SequentialSampler(Sampler):
-    """All samples, in the dataset's order."""
+    """Yields the indices of all samples, in the dataset's order."""
 
     def __init__(self, data_source: Sized):
         self.data_source = data_source
@@ -43,7 +43,7 @@ class SequentialSampler(Sampler):
 
 
 class RandomSampler(Sampler):
-    """Yields ``num_samples`` samples, by default all, in random order; with ``replacement`` each is drawn from all of them.
+    """Yields ``num_samples`` indices, by default all, in random order; with ``replacement``, each is drawn from all samples.
 
     >>> sorted(RandomSampler(range(4), generator=0))
     [0, 1, 2, 3]
@@ -70,7 +70,7 @@ class RandomSampler(Sampler):
 
 
 class SubsetRandomSampler(Sampler):
-    """The given samples, in random order."""
+    """Yields the given ``indices`` in random order."""
 
     def __init__(self, indices: Sequence[int], generator: Any = None):
         self.indices, self._rng = indices, rng_of(generator)
@@ -83,7 +83,7 @@ class SubsetRandomSampler(Sampler):
 
 
 class WeightedRandomSampler(Sampler):
-    """``num_samples`` samples, drawn with probabilities proportional to ``weights``."""
+    """Yields ``num_samples`` indices, drawn with probabilities proportional to ``weights``."""
 
     def __init__(self, weights: Any, num_samples: int, replacement: bool = True, generator: Any = None):
         self.weights, self.replacement, self._rng = np.asarray(weights, np.float64), replacement, rng_of(generator)
@@ -127,7 +127,7 @@ class BatchSampler(Sampler):
 
 
 class DistributedSampler(Sampler):
-    """Yields the share of one of ``num_replicas`` processes; all draw the same order from ``seed`` and the epoch.
+    """Yields the indices for process ``rank`` of ``num_replicas``; all processes draw the same order from ``seed`` and the epoch.
 
     Call ``set_epoch(epoch)`` before each epoch, or all epochs have the same order. Shares have equal lengths: if the samples
     do not divide evenly, the first are repeated or, with ``drop_last``, the last are left out.

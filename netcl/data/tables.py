@@ -23,11 +23,11 @@ def from_csv(
     path: str | os.PathLike[str], target: str | int | None = -1, columns: Sequence[str] | None = None, delimiter: str = ",",
     header: bool = True,
 ) -> TensorDataset:  # fmt: skip
-    """Read a file of numbers as ``(x, y)``: ``x`` float32 of the other columns, ``y`` the column ``target``.
+    """Read a CSV file as a dataset of ``(x, y)``: ``y`` is the column ``target``, ``x`` the other columns as float32.
 
-    - **target**: the name or number of a column; ``None`` gives ``x`` alone. Texts become int64 labels, numbered in sorted order, and
-      are the ``classes``; whole numbers become int64, others float32.
-    - **columns**: names of the columns of ``x``, if they are not all.
+    - **target**: the name or number of a column; ``None`` gives ``x`` alone. Strings become int64 labels, and their sorted values are
+      the ``classes``; whole numbers become int64, others float32.
+    - **columns**: names of the columns of ``x``; by default all but the target.
     - **header**: whether the first line names the columns.
 
     Raises :class:`~netcl.data.FormatError` with the invalid line.
@@ -50,7 +50,7 @@ def from_csv(
 
 
 def read_csv_rows(path: str | os.PathLike[str], op: str, delimiter: str = "") -> list[tuple[int, list[str]]]:
-    """Read the nonempty lines of a CSV file: their numbers and fields. Without ``delimiter`` it is detected from the first line."""
+    """Return the number and fields of every nonempty line of a CSV file; an empty ``delimiter`` is detected from the first line."""
     found = regular(path, op)
     limit = csv.field_size_limit(_FIELD)
     try:
@@ -92,9 +92,9 @@ def _labels(texts: Sequence[str]) -> tuple[np.ndarray, tuple[str, ...]]:
 
 
 def from_npz(path: str | os.PathLike[str], *names: str, max_bytes: int | None = None) -> TensorDataset:
-    """Read the arrays of an NPZ file as a dataset: those of ``names`` in that order, or all in the order of the file.
+    """Read the arrays of an NPZ file as a dataset: the arrays ``names`` in that order, or all in the order of the file.
 
-    Raises for arrays of Python objects, and for arrays larger than ``max_bytes``, by default 200 times the size of the file.
+    Raises for arrays of Python objects, and for arrays that exceed ``max_bytes`` together, by default 200 times the file's size.
     """
     arrays = read_numpy_arrays(path, "from_npz", max_bytes)
     missing = [name for name in names if name not in arrays]
@@ -104,7 +104,7 @@ def from_npz(path: str | os.PathLike[str], *names: str, max_bytes: int | None = 
 
 
 def read_numpy_arrays(path: str | os.PathLike[str], op: str, max_bytes: int | None = None) -> dict[str, np.ndarray]:
-    """Read the arrays of an NPZ file by name; that of an NPY file is called ``x``. Sizes are checked before anything is unpacked."""
+    """Read the arrays of an NPZ file by name; the array of an NPY file is called ``x``. Sizes are checked before anything is unpacked."""
     found = regular(path, op)
 
     def array(entry: str, data: np.ndarray) -> np.ndarray:

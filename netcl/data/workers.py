@@ -31,14 +31,14 @@ _POLL = 0.2
 _READY = "ready"
 _WHOLE, _DESCRIBE = -1, -2  # in place of a slot: answer with the batch itself, or with the form of its arrays
 _TRAVEL = (
-    "define what worker processes use at the top of a module, without lambda, and put the program's own work under "
+    "define everything that worker processes use at the top of a module, without lambda, and put the program's own work under "
     "`if __name__ == '__main__':`; or pass use_shared_mem=False, which makes the workers threads"
 )
 _GUARD = "put the work of a program that starts workers under `if __name__ == '__main__':`"
 
 
 class _Caught:
-    """Stores the error of a block instead of raising it: an error of a dataset belongs to the consumer of the batch."""
+    """Stores the error of a block instead of raising it: an error of a dataset is raised where its batch is consumed."""
 
     def __init__(self, kind: type[BaseException] = Exception):
         self.kind = kind
@@ -151,7 +151,7 @@ class _Process:
             raise self.died() from None
 
     def receive(self, patience: Callable[[], None]) -> Any:
-        """Wait for the next answer; ``patience()`` is called meanwhile and raises if the worker hangs."""
+        """Wait for the next answer; ``patience()`` is called repeatedly meanwhile and raises if the worker hangs."""
         while True:
             ready = connection.wait([self.pipe, self.process.sentinel], _POLL)
             if self.pipe in ready:
@@ -289,7 +289,7 @@ class Pool:
 
 
 class ProcessPool(Pool):
-    """Worker processes over one ring of shared slots."""
+    """Worker processes that write batches into the slots of one shared ring buffer."""
 
     shares_memory = True
 
@@ -308,7 +308,7 @@ class ProcessPool(Pool):
             self._share(first, batch_size, fetch.whole)
 
     def _share(self, first: Task, batch_size: int, whole: bool) -> None:
-        """Determine the fields of batches from the first sample; if batches are arrays, send every worker the ring buffer."""
+        """Determine the fields of batches from the first sample; if batches are arrays, share a new ring buffer with every worker."""
         for worker in self._workers:
             worker.receive(self._patience(worker, first, START_SECONDS))
         if whole:

@@ -1,4 +1,4 @@
-"""All devices of a machine, then many machines: collectives, data parallel training, worlds of threads or MPI processes."""
+"""Training on several devices or machines: collectives, data parallelism, and worlds of threads or MPI processes."""
 
 from netcl.core.device import DeviceManager
 from netcl.distributed.checkpoint import load_checkpoint, manual_seed, save_checkpoint

@@ -83,7 +83,7 @@ def wide_dtype(dtype: str) -> np.dtype:
 
 
 class Bucket:
-    """Groups (one tensor per replica) of one dtype, being copied to the host, where they are joined to a flat array per replica."""
+    """Groups (one tensor per replica) of one dtype, being copied to the host, where they are joined into a flat array per replica."""
 
     def __init__(self, groups: Sequence[Tensors]):
         self.groups = groups
@@ -219,7 +219,7 @@ def _gathered(name: str, given: list[Tensor], axis: int, roots: Tensors) -> list
 
 
 def gather(tensors: Tensors, root: int = 0, axis: int = 0) -> Tensor:
-    """Return all tensors joined along ``axis`` on the device of the one at ``root``."""
+    """Return all tensors joined along ``axis`` on the device of the tensor at ``root``."""
     given = checked_tensors("gather", tensors, root, alike=False)
     return _gathered("gather", given, axis, [given[root]])[0]
 

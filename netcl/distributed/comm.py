@@ -38,7 +38,7 @@ class LostRankError(RuntimeError):
 
 
 class Failures:
-    """How often each rank has reported a failure, with the last error text. Shared by all worlds of a job."""
+    """Counts the failures that each rank has reported and keeps its last error text. Shared by all worlds of a job."""
 
     def __init__(self) -> None:
         self.reported: dict[int, tuple[int, str]] = {}
@@ -79,7 +79,7 @@ def mean_of(op: str, total: np.ndarray, count: int) -> np.ndarray:
 
 
 class World:
-    """One rank of a job, number ``rank`` of ``size``, with collectives over host arrays; in a world of one they return copies.
+    """One rank of a job, number ``rank`` of ``size``, with collectives over host arrays; in a world of one rank they are local.
 
     - **timeout**: seconds after which a call that waits for another rank raises :class:`LostRankError`; ``NETCL_COMM_TIMEOUT`` by default.
     - **deterministic**: reduce in rank order, which gives the same bits in every run with the same number of ranks; threads always do.
@@ -102,7 +102,7 @@ class World:
     # ---- primitives that a world of several ranks overrides
 
     def _all_to_all(self, op: str, flat: np.ndarray, ends: Sequence[int]) -> Arrays:
-        """Send ``flat[ends[i]:ends[i + 1]]`` to rank i; returns what each rank sent to this one, in order."""
+        """Send ``flat[ends[i]:ends[i + 1]]`` to rank i; returns the parts that all ranks sent to this rank, in rank order."""
         return [flat.copy()]
 
     def collect(self, op: str, mine: np.ndarray, lengths: Sequence[int]) -> Arrays:
@@ -157,7 +157,7 @@ class World:
         self._collect_text("barrier", b"")
 
     def agree(self, op: str, what: str, value: Any) -> None:
-        """Raise on every rank unless all pass the same JSON ``value``; the error names the ranks in the minority and ``what`` differs."""
+        """Raise on every rank unless all pass the same JSON ``value``; the error says ``what`` must agree and names the differing ranks."""
         if self.size == 1:
             return
         texts = self._collect_text(op, json.dumps(value, sort_keys=True).encode())
@@ -257,7 +257,7 @@ def _decompressed(stored: np.ndarray, values: np.ndarray, compress: str | None) 
 
 
 def late(op: str, missing: Sequence[int], timeout: float, size: int, **where: object) -> str:
-    """Return the error text about ranks that did not arrive in time."""
+    """Return the error text for ranks that did not arrive in time."""
     names = ", ".join(f"rank {rank}" for rank in missing) or "a rank"
     remedy = "look for an error of that rank above, or set NETCL_COMM_TIMEOUT to more seconds if it is slow"
     return message(op, f"{names} did not arrive within {timeout:g} s", remedy, world=size, **where)

@@ -185,7 +185,7 @@ class DataParallel(Module):
     - **weights**: shares of the batch; by default devices of different types are measured on the first training batch.
     - **sync_batchnorm**: compute the statistics of batch norm over the whole batch instead of each device's part.
 
-    An optimizer over ``parameters()`` updates the model, and the other replicas are refreshed before the next forward. The one of
+    An optimizer over ``parameters()`` updates the model, and the other replicas are refreshed before the next forward. An optimizer from
     :meth:`optimizer` steps every replica, without copies. Other changes of the parameters, such as a loaded checkpoint, also refresh the
     replicas.
 
@@ -342,7 +342,7 @@ class ReplicaOptimizer:
         return self.optimizers[0].param_groups
 
     def step(self, max_norm: float | None = None) -> Any:
-        """Step every optimizer with the options of the first; returns what the first returns."""
+        """Step every optimizer with the options of the first; returns the result of the first."""
         for other in self.optimizers[1:]:
             for group, first in zip(other.param_groups, self.param_groups, strict=True):
                 group.update({name: value for name, value in first.items() if name != "params"})

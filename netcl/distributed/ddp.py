@@ -106,7 +106,7 @@ class DistributedDataParallel(Module):
         self._bucket_of = {i: bucket for bucket in self._buckets for i in bucket.params}
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the model."""
+        """Call the model; in training, first copy the buffers of rank 0 if ``broadcast_buffers`` is set."""
         if self.training and self._sync and self.world.size > 1:
             if self.broadcast_buffers:
                 broadcast_each([[buffer] for buffer in self.module.buffers()], self.world)
@@ -116,7 +116,7 @@ class DistributedDataParallel(Module):
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Accumulate gradients on this rank only; the first backward outside averages the sums."""
+        """Accumulate gradients on this rank only; the first backward outside the block averages the sums."""
         before, self._sync = self._sync, False
         try:
             yield

@@ -110,7 +110,7 @@ def handled(handlers: Mapping[signal.Signals, Any]) -> Iterator[None]:
 
 
 def die_with_parent() -> None:
-    """Kill this process when its parent ends. Only on Linux."""
+    """Let the system kill this process when its parent ends; works only on Linux."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
 
 

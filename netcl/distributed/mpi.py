@@ -1,4 +1,4 @@
-"""The world of an MPI job, over mpi4py: MPI's non-blocking collectives, polled with a timeout that names the missing ranks."""
+"""The world of an MPI job, over mpi4py: MPI's non-blocking collectives, polled until a timeout, whose error names the missing ranks."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ def started_by_mpi() -> bool:
 
 
 def rank_by_launcher() -> str:
-    """Return the rank that mpiexec assigned to this process, read without initializing MPI."""
+    """Return the rank that mpiexec assigned to this process, read without initializing MPI; ``"?"`` if it is unknown."""
     return next((text for name in _RANK_VARIABLES if (text := env.raw(name)) is not None), "?")
 
 
 class MPIWorld(World):
-    """One rank of a world of all processes of an MPI job, with a communicator of its own."""
+    """One rank of an MPI job, whose world has all processes of the job and its own communicator."""
 
     def __init__(self, timeout: float | None = None, like: MPIWorld | None = None):
         super().__init__(timeout)
@@ -70,7 +70,7 @@ class MPIWorld(World):
     # ---- collectives
 
     def _native(self, flat: np.ndarray, op: str, compress: str | None) -> bool:
-        """Whether MPI can reduce these values: MPI_MAX and MPI_MIN may drop NaN, and MPI has no sum of bool or compressed values."""
+        """Whether MPI itself reduces these values: not if ``deterministic``; no bools or compressed sums, no max or min of floats (NaN)."""
         summed = op in ("sum", "mean") and not (compress and flat.dtype == np.float32)
         return not self.deterministic and flat.dtype.kind in ("iuf" if summed else "iu")
 

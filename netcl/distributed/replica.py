@@ -3,8 +3,8 @@
 ``-n N`` starts N ranks instead, ``--devices 0:0,1:0`` names the devices, which are reused in turn if there are more ranks. In the program
 ``netcl.distributed.world()`` is the job, and the active device is that of the rank.
 
-Each rank runs below a guard process that waits for it and names it if it is killed: mpiexec ends the job as well, but does not reliably
-say which rank was first.
+Each rank is the child of a guard process, which reports the rank if it is killed: mpiexec also ends the job, but does not reliably
+say which rank died first.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from netcl.ops import update
 
 
 class ShardedOptimizer:
-    """ZeRO stage 1: each of n ranks holds about 1/n of the optimizer's state.
+    """An optimizer with sharded state (ZeRO stage 1): each of n ranks holds about 1/n of the state.
 
     Gradients must be averaged before :meth:`step`, as :class:`~netcl.distributed.ddp.DistributedDataParallel` does. After a step the new
     parameters are gathered, which costs half the bytes of the all-reduce of gradients.
@@ -69,7 +69,7 @@ class ShardedOptimizer:
         return total
 
     def _collect(self) -> None:
-        """Exchange the new values: every rank sends those of its own parameters."""
+        """Exchange the new values: every rank sends the values of its own parameters."""
         for dtype in sorted({p.dtype for p in self.params}):
             shares: list[list[list[Tensor]]] = [[] for _ in range(self.world.size)]
             for p, rank in zip(self.params, self.owner, strict=True):
@@ -90,7 +90,7 @@ class ShardedOptimizer:
     def state_dict(self) -> dict[str, Any]:
         """Return the whole state, as one optimizer over all parameters would return it; every rank must call this.
 
-        It can be loaded with another number of ranks, or without shards.
+        The state can be loaded with another number of ranks, or by an optimizer without shards.
         """
         inner = self.inner.state_dict()
         own = {number: inner["state"].get(i, {}) for i, number in enumerate(self._numbers)}

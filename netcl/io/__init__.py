@@ -1,7 +1,7 @@
-"""Files: models, checkpoints, state dicts of netcl, NumPy, safetensors and PyTorch, and ONNX.
+"""Reading and writing files: models, checkpoints, ONNX, and state dicts of netcl, NumPy, safetensors and PyTorch.
 
-Nothing is ever unpickled, and a file is checked before anything is changed: one that is damaged, foreign, too new or does not fit
-raises with the reason. A file replaces an older one only once it is completely on the disk.
+Nothing is ever unpickled. A file is checked before anything is changed: a file that is damaged, of another format, too new or does not
+fit raises with the reason. A file replaces an older one only once it is completely on disk.
 """
 
 from netcl.io.archive import FileError

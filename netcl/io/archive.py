@@ -1,7 +1,7 @@
 """The container of every ``.netcl`` file: an NPZ archive with JSON in ``__netcl_meta__``, written whole or not at all.
 
-Nothing read here is trusted: names, sizes and checksums are checked before memory is allocated. Arrays of objects raise, and
-nothing is ever unpickled or written to a path that a file names.
+Nothing read here is trusted: names and sizes are checked before memory is allocated, checksums before values are used. Arrays of
+objects raise, and nothing is ever unpickled or written to a path that a file names.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ _BAD_NAME = re.compile(r"^$|^[/~]|^[A-Za-z]:|\\|(^|/)\.\.?(/|$)|//|/$|[\x00-\x1f
 
 
 class FileError(ValueError):
-    """Raised for a file that is damaged, of another format or from a newer netcl, or that does not match what it is loaded into."""
+    """Raised for a file that is damaged, of another format or from a newer netcl, or that does not match the object it is loaded into."""
 
 
 def refusal(op: str, what: str, remedy: str = "", **values: object) -> FileError:
-    """Build a :class:`FileError` in the common form of messages."""
+    """Build a :class:`FileError` with the text of :func:`netcl.core.errors.message`."""
     return FileError(message(op, what, remedy, **values))
 
 
@@ -102,7 +102,7 @@ def _lock_file(descriptor: int) -> bool:
 
 
 def _sweep(folder: Path) -> None:
-    """Remove the partly written files of killed processes."""
+    """Remove partly written files that killed processes have left in a folder."""
     for path in folder.glob(".writing-*"):
         with suppress(OSError), open(path, "rb") as file:
             if time.time() - os.fstat(file.fileno()).st_mtime > _SWEEP_SECONDS and _lock_file(file.fileno()):
@@ -156,7 +156,7 @@ def checksum(array: np.ndarray) -> str:
 
 
 class Archive(NamedTuple):
-    """The content of a ``.netcl`` file."""
+    """The content of a ``.netcl`` file: its metadata, and its arrays by name."""
 
     meta: dict[str, Any]
     arrays: dict[str, np.ndarray]
@@ -179,7 +179,7 @@ def refusing(op: str, path: str | os.PathLike[str], kinds: tuple[type[BaseExcept
     except kinds as fault:
         reason = f"{type(fault).__name__}: {fault}" if str(fault) else type(fault).__name__
         remedy = "pass a complete file of the right format" if op.startswith("load") else ""
-        raise refusal(op, "the file must not be damaged, and be of the right format", remedy, reason=reason, file=path) from fault
+        raise refusal(op, "the file must be undamaged and of the right format", remedy, reason=reason, file=path) from fault
 
 
 def regular_file(path: str | os.PathLike[str], op: str) -> str | os.PathLike[str]:
@@ -212,7 +212,7 @@ class Entries:
         self.zip.close()
 
     def refuse(self, what: str, remedy: str = "", **values: object) -> FileError:
-        """Build an error about this file."""
+        """Build a :class:`FileError` that names this file."""
         return refusal(self.op, what, remedy, **values, file=self.path)
 
     def _checked(self) -> dict[str, zipfile.ZipInfo]:
@@ -290,7 +290,7 @@ def read_meta(path: str | os.PathLike[str], op: str, max_bytes: int | None = Non
 
 
 def parse_meta(stored: np.ndarray | None, path: str | os.PathLike[str], op: str) -> dict[str, Any]:
-    """The JSON of ``__netcl_meta__``; raises if it is missing, malformed or newer than this netcl."""
+    """Return the JSON of ``__netcl_meta__``; raises if it is missing or malformed, or if the file requires a newer netcl."""
     if stored is None or stored.dtype.kind != "U" or stored.shape != ():
         raise refusal(op, f"the file must have a text entry {META}", "load_params opens NPZ files without one", file=path)
     with refusing(op, path):

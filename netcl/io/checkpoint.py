@@ -1,6 +1,6 @@
-"""Checkpoints: the complete state of a run in one file, which is either whole or not there.
+"""Checkpoints: the complete state of a run in one file, which is written completely or not at all.
 
-Weights, buffers, optimizer, scheduler, loss scaler, position of the loader, random streams, step, and whatever else is given.
+A checkpoint holds weights, buffers, optimizer, scheduler, loss scaler, loader position, random streams, step and ``extra`` data.
 Files are replaced atomically and every entry has a checksum; a checkpoint is checked completely before anything is changed.
 """
 
@@ -33,7 +33,7 @@ _CHECKPOINT_NAME = re.compile(r"step-(\d{6,})\.netcl")
 
 
 class Checkpoint(NamedTuple):
-    """The description of a checkpoint that :func:`load_checkpoint` returns."""
+    """The step, extra data, path and run id of a checkpoint; :func:`load_checkpoint` returns one."""
 
     step: int
     extra: Any
@@ -48,11 +48,11 @@ def save_checkpoint(
 ) -> Path:  # fmt: skip
     """Write a checkpoint and return its path.
 
-    - **path**: a file, or a folder, in which the file is called ``step-000123.netcl``.
-    - **model, optimizer, scheduler, scaler, loader, ema**: anything with ``state_dict()``.
-    - **rng**: a NumPy generator, or a dictionary of them. netcl's own random streams are always kept.
-    - **extra**: any nesting of dictionaries, lists, numbers, texts, arrays and tensors.
-    - **keep_last**: in a folder, how many checkpoints stay; older ones are removed once the new one is on disk.
+    - **path**: a file, or a folder (existing, or without a suffix), in which the file is called ``step-000123.netcl``.
+    - **model, optimizer, scheduler, scaler, loader, ema**: objects with ``state_dict()`` and ``load_state_dict()``.
+    - **rng**: a NumPy generator, or a dictionary of generators. netcl's own random streams are always saved.
+    - **extra**: any nesting of dictionaries, lists, numbers, strings, arrays and tensors.
+    - **keep_last**: how many checkpoints to keep in the folder; older ones are removed once the new one is on disk.
     - **run**: the id of the run the checkpoint belongs to.
     """
     if isinstance(step, bool) or not isinstance(step, int | np.integer) or step < 0:
@@ -82,7 +82,7 @@ def load_checkpoint(
     """Restore objects from a checkpoint, or from the latest one of a folder; returns ``step``, ``extra``, ``path`` and ``run``.
 
     The file must contain the state of every given object. Checksums, names, shapes and dtypes are checked before anything is changed.
-    If an object still raises while its state is loaded, all objects get their old state back.
+    If an object still raises while its state is loaded, all objects but the model, which is loaded last, get their old state back.
     """
     found = _checkpoint_at(Path(path))
     step, state, run = _read(found, max_bytes)
@@ -111,18 +111,18 @@ def _read(found: Path, max_bytes: int | None = None) -> tuple[int, dict[str, Any
 
 
 def run_of(path: str | os.PathLike[str]) -> str:
-    """The id of the run a checkpoint belongs to; empty if it was saved without one."""
+    """Return the id of the run a checkpoint belongs to; empty if it was saved without one."""
     return str(archive.read_meta(path, LOAD).get("run", ""))
 
 
 def checkpoints(folder: str | os.PathLike[str]) -> list[Path]:
-    """The checkpoints of a folder, the oldest step first."""
+    """Return the paths of the checkpoints in a folder, in order of increasing step."""
     found = [(int(match[1]), path) for path in Path(folder).glob("step-*.netcl") if (match := _CHECKPOINT_NAME.fullmatch(path.name))]
     return [path for _, path in sorted(found)]
 
 
 def latest(folder: str | os.PathLike[str]) -> Path | None:
-    """The checkpoint of a folder with the highest step, or ``None``."""
+    """Return the path of the checkpoint with the highest step in a folder, or ``None`` if there is no checkpoint."""
     found = checkpoints(folder)
     return found[-1] if found else None
 
@@ -237,7 +237,7 @@ def _check_fits(parts: Mapping[str, Any], generators: Mapping[str, np.random.Gen
     absent = [name for name in parts if name not in state]
     if absent:
         there = [name for name in state if name not in ("random", "rng", "extra")]
-        raise refusal(LOAD, f"the checkpoint must contain: {', '.join(absent)}", "load only what was saved", saved=there, file=path)
+        raise refusal(LOAD, f"the checkpoint must contain: {', '.join(absent)}", "pass only saved objects", saved=there, file=path)
     for name in sorted(parts, key=lambda name: name != "model"):  # what is wrong with the model explains the rest
         own = _state_of(name, parts[name], LOAD)
         if name == "model":
@@ -262,7 +262,7 @@ def _check_same_form(name: str, own: Any, given: Any, path: Path) -> None:
     """Raise unless ``given``, a saved state, has the type of ``own`` and, for an optimizer, parameter groups of the same sizes."""
     if type(own) is not type(given):
         kinds = {"own": type(own).__name__, "checkpoint": type(given).__name__}
-        raise refusal(LOAD, f"the state of the {name} in the checkpoint must have the type of its present state", **kinds, file=path)
+        raise refusal(LOAD, f"the state of the {name} in the checkpoint must have the same type as its current state", **kinds, file=path)
     if not isinstance(own, dict) or "param_groups" not in own:
         return
     sizes = [[len(group["params"]) for group in state["param_groups"]] if _grouped(state) else None for state in (own, given)]
@@ -279,7 +279,7 @@ def _grouped(state: Any) -> bool:
 def _check_random(generators: Mapping[str, np.random.Generator], state: Mapping[str, Any], path: Path) -> None:
     streams, saved = state.get("random", []), state.get("rng", {})
     if not isinstance(streams, list) or not isinstance(saved, dict) or any(not _is_stream(stream) for stream in streams):
-        raise refusal(LOAD, "random must be a list of the states of random streams, and rng a dictionary", file=path)
+        raise refusal(LOAD, "in the checkpoint, random must be a list of random stream states, and rng a dictionary", file=path)
     for name, generator in generators.items():
         kind = saved[name].get("bit_generator") if isinstance(saved.get(name), dict) else None
         own = generator.bit_generator.state["bit_generator"]
@@ -298,7 +298,7 @@ def _is_stream(stream: Any) -> bool:
 
 
 def _restore_parts(parts: Mapping[str, Any], state: Mapping[str, Any], path: Path) -> None:
-    """Load the state of each part, the model last; if one raises, restore the state of those already loaded."""
+    """Load the state of each part, the model last; if one raises, restore the old state of every part but the model."""
     with ExitStack() as undo:
         for name, part in parts.items():
             if name != "model":  # which comes last and, having been checked, only ever fails with its device

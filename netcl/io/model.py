@@ -33,7 +33,7 @@ _NOT_BUILT = (ValueError, TypeError, LookupError, AttributeError, ArithmeticErro
 
 
 def save_model(model: Any, path: str | os.PathLike[str], *, notes: Mapping[str, Any] | None = None) -> None:
-    """Write a model to exactly ``path``: its architecture (any class known to ``nn.register_layer``) and its weights.
+    """Write a model to exactly ``path``: its architecture (of classes known to ``nn.register_layer``) and its weights.
 
     The file is an NPZ archive that ``np.load`` opens, with JSON (``type``, ``config``, ``version``) in ``__netcl_meta__``. An older file is
     replaced only once the new one is completely on disk. For a compiled model, the original module is written. ``notes`` is JSON for
@@ -64,7 +64,7 @@ def _own_tensors(model: nn.Module) -> dict[str, Tensor]:
 
 
 def read_notes(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """Return the notes in a file of :func:`save_model`, or an empty dictionary."""
+    """Return the notes in a file written by :func:`save_model`; an empty dictionary if it has none."""
     notes = archive.read_meta(path, "load_model").get("notes", {})
     if not isinstance(notes, dict):
         raise refusal("load_model", f"notes in {archive.META} must be a JSON object", given=type(notes).__name__, file=path)
@@ -90,7 +90,7 @@ def _tie(model: Any, tied: Any, path: object) -> None:
 
 
 def load_model(path: str | os.PathLike[str], device: Any = None, *, max_bytes: int | None = None) -> Any:
-    """Return the model in a file of :func:`save_model`, on the active device or on ``device`` (a selector, handle or queue)."""
+    """Load the model from a file written by :func:`save_model`, on the active device or on ``device`` (a selector, handle or queue)."""
     meta, arrays = archive.read(path, "load_model", "model", max_bytes)
     stored = meta.get("dtypes")
     if not isinstance(stored, dict) or not isinstance(meta.get("frozen"), list):

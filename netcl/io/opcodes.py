@@ -2,8 +2,8 @@
 
 ``pickletools.genops`` reads the opcodes and their arguments, and executes nothing.
 
-A file may *name* any function; here a name is looked up in a table the caller gives and refused if it is not in it. No import,
-attribute lookup or call happens on behalf of a file. Opcodes that torch does not write are refused by name.
+A file may *name* any function, but a name that is not in the caller's table raises. No import, attribute lookup or call happens on
+behalf of a file. Opcodes that torch does not write raise an error with their name.
 """
 
 from __future__ import annotations
@@ -132,17 +132,17 @@ class _Machine:
 
     def set_items(self, items: Sequence[Any]) -> None:
         if len(items) % 2:
-            raise Refused("every key must have a value")
+            raise Refused("every key of a dictionary in the pickle must have a value")
         self.top(dict).update(checked_items(zip(items[::2], items[1::2], strict=True)))
 
 
 def checked_items(pairs: Iterable[Any]) -> list[tuple[Any, Any]]:
-    """Check items of a dictionary. Keys must be plain and short: nested tuples that share parts take exponential time to hash."""
+    """Check and return items of a dictionary. Keys must be plain and short: nested tuples sharing parts take exponential time to hash."""
     found = []
     for key, value in pairs:
         parts = key if type(key) is tuple else (key,)
         if len(parts) > 64 or not all(part is None or isinstance(part, str | int | float | bytes) for part in parts):
-            raise Refused(f"a key must be a text, a number, bytes, None or a tuple of up to 64 of these, got a {type(key).__name__}")
+            raise Refused(f"a key must be a string, a number, bytes, None or a tuple of up to 64 of these, got a {type(key).__name__}")
         found.append((key, value))
     return found
 
@@ -228,7 +228,7 @@ class Writer:
         self.add(b"t")
 
     def plain(self, value: Any) -> bool:
-        """Write a number, a text or None; returns False for any other value."""
+        """Write a number, a string or None; returns False for any other value."""
         if value is None or isinstance(value, bool):
             self.add({None: b"N", True: b"\x88", False: b"\x89"}[value])
         elif isinstance(value, int):

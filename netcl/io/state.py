@@ -1,4 +1,4 @@
-"""Dictionaries of arrays in files: NPZ and safetensors, and ``netcl.save`` / ``netcl.load`` over every format there is."""
+"""Dictionaries of arrays in NPZ and safetensors files, and ``netcl.save`` / ``netcl.load`` for all supported formats."""
 
 from __future__ import annotations
 
@@ -151,10 +151,10 @@ def save(value: Any, path: Any) -> None:
 
 
 def load(path: Any, device: Any = None, *, map_location: Any = None, weights_only: bool = True, max_bytes: int | None = None) -> Any:
-    """Load what :func:`save` wrote, or a file of torch, safetensors or NumPy, which is recognized by its content.
+    """Load a file that :func:`save`, torch, safetensors or NumPy wrote; its format is recognized by its content.
 
-    Arrays of other formats become tensors on the active (or the given) device; ``load_params``, ``load_safetensors`` and
-    ``load_torch`` leave them on the host. ``map_location`` is torch's word for ``device``; nothing is ever unpickled, whatever
+    Arrays become tensors on the active device or on ``device``; ``load_params``, ``load_safetensors`` and ``load_torch`` leave them
+    on the host. ``map_location`` is torch's name for ``device``; nothing is ever unpickled, whatever
     ``weights_only`` says.
     """
     if hasattr(path, "read"):
@@ -178,7 +178,7 @@ def load(path: Any, device: Any = None, *, map_location: Any = None, weights_onl
         return load_torch(path, max_bytes=max_bytes, convert=lambda array: Tensor.from_host(queue, array, _dtype(array)))
     if head[8:9] == b"{":
         return _tensors(load_safetensors(path), queue)
-    raise refusal("load", "the file must be of netcl, torch, safetensors or NumPy (.npz)", "import_onnx opens ONNX models", file=path)
+    raise refusal("load", "the file must be from netcl, torch, safetensors or NumPy (.npz)", "import_onnx opens ONNX models", file=path)
 
 
 def _tensors(arrays: Mapping[str, np.ndarray], queue: Any) -> dict[str, Tensor]:

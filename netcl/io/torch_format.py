@@ -1,6 +1,6 @@
 """State dicts of PyTorch (``.pt``, ``.pth``, ``.bin``), read and written without it.
 
-Both containers are known: the zip archive of torch 1.6 and later, and the stream of older ones. Files are read by
+Both containers are supported: the zip archive of torch 1.6 and later, and the stream of older versions. Files are read by
 :mod:`netcl.io.opcodes`, which calls nothing that is not listed here, so a hostile file can be opened safely.
 """
 
@@ -38,7 +38,7 @@ _DAMAGED_PICKLE = (ValueError, TypeError, KeyError, IndexError, OverflowError, U
 
 
 def load_torch(path: str | os.PathLike[str], *, max_bytes: int | None = None, convert: Callable[[np.ndarray], Any] | None = None) -> Any:
-    """Return the content of a file of ``torch.save``: a state dict, or any nesting of dictionaries, lists, numbers, texts and tensors.
+    """Return the content of a file from ``torch.save``: a state dict, or any nesting of dictionaries, lists, numbers, strings and tensors.
 
     Tensors become NumPy arrays (bfloat16 needs ``ml_dtypes``), or the results of ``convert`` on them; parameters become their values.
     Any other class or function in the file raises an error with its name.
@@ -56,19 +56,19 @@ def load_torch(path: str | os.PathLike[str], *, max_bytes: int | None = None, co
 
 
 def _dense_steps(tensors: int, max_bytes: int | None) -> int:
-    """Return the most opcodes a pickle may have: by its number of tensors or, if given, by the containers that fit ``max_bytes``."""
+    """Return the largest number of opcodes a pickle may have, from its number of tensors or, if given, from ``max_bytes``."""
     return opcodes.FREE_STEPS + (opcodes.TENSOR_STEPS * tensors if max_bytes is None else max_bytes // 64)
 
 
 class _Storage:
-    """Bytes that tensors are views of."""
+    """The dtype and the bytes of a storage, which one or more tensors are views of."""
 
     def __init__(self, dtype: str, data: np.ndarray | None):
         self.dtype, self.data = dtype, data
 
 
 class _Reader:
-    """The values a pickle may build: containers, and tensors over the storages of its file."""
+    """Builds the values that a pickle may contain: containers, and tensors over the storages of its file."""
 
     def __init__(self, limit: int, big_endian: bool = False, convert: Callable[[np.ndarray], Any] | None = None):
         self.left, self.big_endian, self.convert = limit, big_endian, convert or (lambda array: array)
@@ -236,7 +236,7 @@ def _no_storage(reference: Any) -> Any:
 
 
 def save_torch(value: Any, path: str | os.PathLike[str]) -> None:
-    """Write a module's state dict, or nested containers of numbers, texts, arrays and tensors, for ``torch.load(weights_only=True)``."""
+    """Write a module's state dict, or nested containers of numbers, strings, arrays and tensors, for ``torch.load(weights_only=True)``."""
     state = value.state_dict() if hasattr(value, "state_dict") else value
     writer = _TorchWriter()
     try:
@@ -281,7 +281,7 @@ class _TorchWriter:
             self.writer.add(b"t")
         elif not self.writer.plain(value):
             what = f"a {type(value).__module__}.{type(value).__qualname__} cannot be saved"
-            raise refusal(OP_SAVE, what, "convert it to dictionaries, lists, tuples, numbers, texts, arrays or tensors", at=where or "/")
+            raise refusal(OP_SAVE, what, "convert it to dictionaries, lists, tuples, numbers, strings, arrays or tensors", at=where or "/")
 
     def items(self, values: Any, where: str) -> None:
         for i, item in enumerate(values):
@@ -291,13 +291,13 @@ class _TorchWriter:
         self.writer.add(b"}(")
         for key, item in value.items():
             if not self.writer.plain(key):
-                raise refusal(OP_SAVE, "a key must be a text, a number or None", key=repr(key), at=where or "/")
+                raise refusal(OP_SAVE, "a key must be a string, a number or None", key=repr(key), at=where or "/")
             self.value(item, f"{where}/{key}")
         self.writer.add(b"u")
 
     def tensor(self, stored: np.ndarray, dtype: str, where: str) -> None:
         if dtype not in _STORAGE_OF:
-            raise refusal(OP_SAVE, f"torch must support the dtype, got {dtype}", f"known: {', '.join(_STORAGE_OF)}", at=where or "/")
+            raise refusal(OP_SAVE, f"the dtype must exist in torch, got {dtype}", f"known: {', '.join(_STORAGE_OF)}", at=where or "/")
         out, size = self.writer, stored.shape
         out.name("torch._utils", "_rebuild_tensor_v2")
         out.add(b"((")

@@ -1,7 +1,7 @@
-"""Converts nested state to JSON and arrays, and exactly back: the result of any ``state_dict()``.
+"""Conversion of nested state, such as the result of any ``state_dict()``, to JSON and arrays, and exactly back.
 
-Dictionaries with any keys, lists, tuples, numbers, texts, arrays and tensors. Arrays and tensors become entries of a file,
-named by their path in the state; the JSON refers to them by name.
+A state consists of dictionaries with any keys, lists, tuples, numbers, strings, arrays and tensors. Arrays and tensors become
+entries of a file, named by their path in the state; the JSON refers to them by name.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def tensor_of(array: np.ndarray, name: str, queue: Any = None) -> Tensor:
 
 
 def pack(value: Any, prefix: str = "", op: str = "save") -> tuple[Any, dict[str, np.ndarray]]:
-    """Return a JSON value and the arrays that it refers to, by name.
+    """Return ``value`` as JSON, and the arrays that the JSON refers to by name.
 
     >>> pack({"step": 3, "m": np.zeros(2)}, "adam")
     ({'step': 3, 'm': {'$array': 'adam.m', 'dtype': 'float64'}}, {'adam.m': array([0., 0.])})
@@ -99,18 +99,18 @@ def _joined_path(where: str, key: Any) -> str:
 def _packed_plain(value: Any, where: str, op: str) -> Any:
     if isinstance(value, np.generic):
         if value.dtype.kind not in _NATIVE or value.dtype.kind == "c":
-            raise refusal(op, f"a {value.dtype} scalar cannot be saved", "convert it to an int, a float or a text", at=where)
+            raise refusal(op, f"a {value.dtype} scalar cannot be saved", "convert it to an int, a float or a string", at=where)
         return {"$number": _packed_plain(value.item(), where, op), "dtype": value.dtype.name}
     if value is None or isinstance(value, bool | int | str):
         return value
     if isinstance(value, float):
         return value if math.isfinite(value) else {"$float": repr(value)}
     what = f"a {type(value).__module__}.{type(value).__qualname__} cannot be saved"
-    raise refusal(op, what, "convert it to dictionaries, lists, tuples, numbers, texts, None, arrays or tensors", at=where)
+    raise refusal(op, what, "convert it to dictionaries, lists, tuples, numbers, strings, None, arrays or tensors", at=where)
 
 
 def unpack(value: Any, arrays: Mapping[str, np.ndarray], op: str = "load", tensor: Callable[[np.ndarray, str], Any] = tensor_of) -> Any:
-    """Restore what :func:`pack` converted; ``tensor(stored, dtype)`` makes the tensors."""
+    """Restore the value that :func:`pack` converted; ``tensor(stored, dtype)`` creates each tensor."""
 
     def walk(value: Any) -> Any:
         if isinstance(value, list):
@@ -132,7 +132,7 @@ def unpack(value: Any, arrays: Mapping[str, np.ndarray], op: str = "load", tenso
     except (KeyError, TypeError, ValueError, IndexError, OverflowError, RecursionError) as fault:
         if isinstance(fault, FileError):
             raise
-        raise refusal(op, "the state in the file must be as netcl writes it", reason=f"{type(fault).__name__}: {fault}") from fault
+        raise refusal(op, "the state of the file must have the form netcl writes", reason=f"{type(fault).__name__}: {fault}") from fault
 
 
 def _numpy_number(value: dict[str, Any], walk: Callable[[Any], Any]) -> Any:

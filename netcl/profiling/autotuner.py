@@ -74,7 +74,7 @@ class AutotuneResult:
 
     @property
     def rejected(self) -> tuple[Trial, ...]:
-        """Candidates with wrong results, or that could not run."""
+        """The candidates that gave wrong results or could not run."""
         return tuple(trial for trial in self.trials if trial.rejected)
 
 
@@ -200,7 +200,7 @@ class _Search:
         return AutotuneResult(self.problem, best.config, best.seconds, policy, tuple(self.trials), complete, stored)
 
     def _final(self, seconds_left: float) -> tuple[Trial, float]:
-        """Return the winner and the time of the policy's choice: the fastest few are measured again in turns, since machines drift."""
+        """Measure the fastest few again in turns, because speeds drift; returns the winner and the time of the policy's choice."""
         policy, *others = self.trials
         right = sorted((t for t in others if t.seconds < math.inf), key=lambda t: t.seconds)[:FINALISTS]
         few = [policy, *right] if policy.seconds < math.inf else right
@@ -221,8 +221,8 @@ class _Search:
 class _Check:
     """A problem with its operands and its reference result.
 
-    A float64 product of a large problem takes longer than the search; there a part of it (fewer rows, fewer images) is compared with
-    the reference and the whole with the result of the first candidate that passed.
+    A float64 product of a large problem takes longer than the search; then only a part of the problem (fewer rows or images) is
+    compared with the reference, and the whole result with that of the first candidate that passed.
     """
 
     def __init__(self, family: Family, problem: Problem, queue: Any):
@@ -255,7 +255,7 @@ def _beyond(result: np.ndarray, exact: np.ndarray, bound: float) -> str:
 
 
 def _small_part(problem: Problem) -> Problem:
-    """Return the problem, its first size (rows, images) reduced if its reference would take too long."""
+    """Return the problem, with its first size (rows, images) reduced if its reference would take too long."""
     work = math.prod(problem.shape) * problem.flags.get("batches", 1)
     first = max(1, problem.shape[0] * CHECKED_PRODUCTS // max(1, work))
     return problem if first >= problem.shape[0] else replace(problem, shape=(first, *problem.shape[1:]))
@@ -301,7 +301,7 @@ def autotune(function: Callable[[], Any], budget: float = 60.0, queue: Any = Non
 
 
 def problems_of(function: Callable[[], Any], profile: Any) -> list[Problem]:
-    """List the problems that a function runs on a device, one per class, the largest first."""
+    """Return the problems that a function runs on a device, one per class, the largest first."""
     selector, found = get_kernel_selector(), dict[str, tuple[float, Problem]]()
     usual = selector.tuned
 
@@ -340,7 +340,7 @@ _unasked = _Unasked()
 
 
 def search_unasked(problem: Problem, mode: str, budget: float | None) -> None:
-    """Tune a problem once per process, while the budget (seconds per process) lasts; mode ``on`` skips one with a stored result."""
+    """Tune a problem once per process, while the budget (seconds per process) lasts; mode ``on`` skips problems with a stored result."""
     key, handle = store_key(FAMILIES[problem.op], problem), get_active_device()
     here = handle.backend == "cl" and _same_device(handle.profile, problem.profile) and not problem.profile.has_quirk("slow")
     watched = recording.active.recorder is not None or bool(hooks.launch_observers)  # who records or profiles wants the user's launches

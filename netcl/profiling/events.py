@@ -1,7 +1,7 @@
 """Device time of kernels: observes launches and reads the driver's timestamps.
 
-A queue that was made with ``NETCL_PROFILE_EVENTS=1`` has timestamps and is observed as it runs. Any other is given a second
-queue that has them, and launches go there one at a time while somebody profiles: device times are exact, and the host waits.
+A queue that was made with ``NETCL_PROFILE_EVENTS=1`` has timestamps and is observed directly. Launches on any other queue are
+redirected, one at a time, to a second queue with timestamps: device times are exact, but the host waits.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from netcl.runtime.scheduler import sibling_queue
 
 @dataclass(frozen=True)
 class Launch:
-    """One kernel that ran. Times are seconds since the observation began; ``bytes`` counts every buffer once, ``flops`` is 0 if unknown."""
+    """A kernel or transfer. Times are seconds since observation began, ``bytes`` counts each buffer once, ``flops`` is 0 if unknown."""
 
     name: str
     queue: str
@@ -43,7 +43,7 @@ class Launch:
 
 
 def has_timestamps(queue: Any) -> bool:
-    """Whether events of a queue carry the times they began and ended."""
+    """Whether events of a queue have timestamps of their start and end."""
     return bool(queue.properties & platforms.opencl().command_queue_properties.PROFILING_ENABLE)
 
 
@@ -143,7 +143,7 @@ _ATTENTION = {"attention": (1, 1), "attention_query_grad": (2, 1), "attention_ke
 def work_of(kernel: Any, args: Sequence[Any]) -> tuple[int, float]:
     """Return the bytes of a launch's buffers, each counted once, and its floating-point operations, 0 if they are unknown.
 
-    Memory is given as tensors, as anything else with ``buffer`` and ``nbytes`` (values of a graph that is replayed), or as buffers.
+    Arguments in device memory are tensors, other objects with ``buffer`` and ``nbytes`` (values of a replayed graph), or buffers.
     """
     memory = {id(getattr(arg, "buffer", None) or arg): _bytes(arg) for arg in args if _bytes(arg)}
     source = kernel.program.source
@@ -198,10 +198,10 @@ def _elements(source: str, given: Mapping[str, tuple[str, Any]], name: str) -> i
 
 
 class EventTimer:
-    """Seconds of device time between two points of a queue.
+    """A context manager that measures the device time of a block.
 
-    ``with EventTimer(queue) as timer: ...`` then ``timer.seconds``: the sum over the kernels of the block, as the driver
-    stamped them, and ``timer.wall`` the time on the host until they were done. On the NumPy backend both are the host's.
+    After ``with EventTimer(queue) as timer: ...``, ``timer.seconds`` is the sum of all kernel times by the driver's timestamps and
+    ``timer.wall`` the time on the host until the kernels were done. On the NumPy backend both are the time on the host.
 
     >>> with EventTimer() as timer:
     ...     pass

@@ -1,7 +1,7 @@
 """The peak performance of a device: bytes and operations per second, measured once per context with small kernels.
 
-Bytes come from wherever they fit, and a cache is many times as fast as memory. So bandwidth is measured over sizes from caches to memory,
-and a kernel is compared with the rate of the largest size that is at most the bytes it moves.
+Data may come from a cache, which is many times as fast as memory. Bandwidth is therefore measured over sizes from caches to memory, and
+a kernel is compared with the rate of the largest size that does not exceed the bytes it moves.
 """
 
 from __future__ import annotations

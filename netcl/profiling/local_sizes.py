@@ -83,7 +83,7 @@ def _keep_fastest(queue: Any, built: BuiltKernel, sizes: LocalSizes, usual: Loca
 def _tune(queue: Any, built: BuiltKernel, sizes: LocalSizes, args: Sequence[Any]) -> LocalSizes | None:
     """Return the local size of a kernel that has a tuner: the stored one, else the fastest candidate; ``None`` if none can be measured.
 
-    Sizes are stored per global size, rounded up to a power of two. Candidates write to scratch memory: the output may be an input.
+    Sizes are stored per global size, rounded up to a power of two. Candidates write to scratch memory, because the output may be an input.
     """
     whole = (1 << max(sizes[0] - 1, 0).bit_length(),)
     known = built.kernel.program.state.get(built.slot(whole)) or tuned(queue, built, whole)

@@ -19,7 +19,7 @@ from netcl.runtime import perf
 
 
 class profile:
-    """``with profile() as p: step()`` then ``print(p)``: time, GB/s, GFLOP/s and share of every kernel of the block.
+    """Profiles a block, ``with profile() as p: step()``; ``print(p)`` then shows time, GB/s, GFLOP/s and share of every kernel.
 
     All launches during the block are recorded, on all devices and threads. The last column compares a kernel with the limits of
     ``device`` (default: the active one); ``roofline=False`` leaves that column out, and with it the small kernels that measure the
@@ -43,7 +43,7 @@ class profile:
 
     def __enter__(self) -> profile:
         if self._observer is not None:
-            raise RuntimeError(message("profile", "a profile must not be started twice", "make a second one"))
+            raise RuntimeError(message("profile", "a running profile must not be started again", "create another profile()"))
         synchronize(self.device)
         self._observer, self._rows = Observer(), None
         perf.listeners.append(self._region)

@@ -1,6 +1,6 @@
 """Kernel algorithms with wrong results on a device: found by ``netcl selftest --full``, stored on disk, never selected.
 
-The entry belongs to a device and a driver version, as measured configurations do; a new driver begins without one.
+Entries belong to a device and a driver version, as measured configurations do; a new driver starts without entries.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _PROBLEMS: tuple[tuple[str, tuple[int, ...], dict[str, Any]], ...] = (
 
 
 class VariantCheck(NamedTuple):
-    """One algorithm on one problem: ``family/name``, the problem, and the error, which is empty if the result is right."""
+    """The check of an algorithm: its ``family/name``, the problem, and the error, which is empty if the result is right."""
 
     algorithm: str
     problem: str

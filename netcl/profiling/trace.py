@@ -15,7 +15,7 @@ _CATEGORIES = {_KERNELS: "kernel", _HOST: "host", _TRANSFERS: "transfer"}
 
 
 class Span(NamedTuple):
-    """A part of the host's time, in seconds since the observation began."""
+    """A named interval on the host, in seconds since the observation began."""
 
     name: str
     start: float
@@ -45,7 +45,7 @@ def events(launches: Sequence[Launch], spans: Sequence[Span] = (), transfers: Se
 def save_trace(
     path: str | os.PathLike[str], launches: Sequence[Launch], spans: Sequence[Span] = (), transfers: Sequence[Launch] = ()
 ) -> None:
-    """Write a trace file (JSON)."""
+    """Write launches, spans and transfers to a trace file (JSON)."""
     text = json.dumps({"traceEvents": events(launches, spans, transfers), "displayTimeUnit": "ms"})
     Path(path).write_text(text, encoding="utf-8")
 

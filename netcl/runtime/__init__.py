@@ -1,1 +1,1 @@
-"""Services over core: compiled programs on disk, measured configurations, streams."""
+"""Services on top of core: compiled programs and measured configurations on disk, streams, and timers."""

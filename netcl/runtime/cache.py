@@ -1,7 +1,7 @@
-"""Stores compiled programs on disk, so that later processes need not compile them.
+"""A disk cache of compiled programs, so that later processes need not compile them.
 
-One file per program: a header, a checksum over key and binary, the driver's binary. Writes are atomic replaces, so any number of
-processes may share the folder without locks; a damaged or foreign file is rebuilt from source and warned about once per process.
+A file holds one program: a header, a checksum over key and binary, the driver's binary. Writes are atomic replaces, so any number of
+processes may share the folder without locks. The program of an invalid file is compiled again, with one warning per process.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def _binary_digest(key: str, binary: bytes) -> bytes:
 
 
 class ProgramCache:
-    """Binaries keyed by source, options, device, driver and platform version; ``get`` returns kernels."""
+    """A disk cache of binaries, keyed by source, options, device, driver and platform version; ``get`` returns kernels."""
 
     def __init__(self) -> None:
         self._warned = False
@@ -54,7 +54,7 @@ class ProgramCache:
         self._saved = 0
 
     def folder(self) -> Path | None:
-        """The folder of the binaries; ``None`` if it is not writable."""
+        """Return the folder of the binaries; ``None`` if no folder is writable."""
         base = env.cache_dir()
         return None if base is None else base / "programs"
 
@@ -151,7 +151,7 @@ class ProgramCache:
         return self._counts().get(kind, 0)
 
     def remember(self, kind: str, programs: int) -> None:
-        """Store how many programs a run with the key ``kind`` needed, unless an earlier one needed more."""
+        """Store how many programs a run with the key ``kind`` needed, unless an earlier run needed more."""
         base, counts = env.cache_dir(), self._counts()
         if base is None or programs <= counts.get(kind, 0):
             return

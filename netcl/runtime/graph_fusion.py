@@ -1,4 +1,4 @@
-"""``fuse_graph``: a model in evaluation mode, or a step, in fewer and larger kernels."""
+"""``fuse_graph``: compiles a model in evaluation mode, or a function, to fewer and larger kernels."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def fuse_graph(target: Callable[..., Any], *example: Any) -> Any:
     """Compile a model in evaluation mode, with its batch norms folded, or a function, with its ops fused.
 
     The model itself is not changed, and a later change of its weights takes effect. With ``example``, the model is run and recorded at
-    once. A model in training mode raises, because its batch norms are not linear.
+    once. A model in training mode raises, because its batch norms cannot be folded.
 
     >>> import numpy as np
     >>> from netcl import nn

@@ -54,11 +54,11 @@ class PerfCounter:
             total.shortest, total.longest = min(total.shortest, seconds), max(total.longest, seconds)
 
     def region(self, name: str, queue: Any = None) -> Any:
-        """``with counter.region("step", queue):`` counts the time of the block; see :func:`timing_region`."""
+        """Return a context manager that counts the time of a block in this counter; see :func:`timing_region`."""
         return timing_region(name, self, queue)
 
     def reset(self) -> None:
-        """Reset all counters."""
+        """Remove the totals of all regions."""
         with self._lock:
             self.totals.clear()
 

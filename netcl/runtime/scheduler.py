@@ -1,9 +1,9 @@
 """Streams: several queues on one device, synchronized by events only where they share memory.
 
 A buffer belongs to the pool of the queue it was leased on. The pool reuses it as soon as Python has dropped it, which is only
-safe on one in-order queue. Therefore a tensor enters another stream through
-:meth:`Stream.use`: the stream waits for what was enqueued before, and when the borrowed tensor is dropped, the owner's queue
-waits, on the device, for the stream. The host waits for neither.
+safe on one in-order queue. Therefore a tensor enters another stream through :meth:`Stream.use`: the stream waits for all earlier
+work of the owner's queue. When the borrowed tensor is dropped, the owner's queue waits, on the device, for the stream. The host
+waits for neither.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from netcl.engine.lazy_graph import flush
 
 
 def sibling_queue(queue: Any, profiling: bool = False) -> Any:
-    """Return a new in-order queue on the context and device of ``queue``; with ``profiling`` its events carry timestamps."""
+    """Return a new in-order queue on the context and device of ``queue``; with ``profiling`` its events have timestamps."""
     cl = platforms.opencl()
     platforms.check_process()
     return cl.CommandQueue(queue.context, queue.device, properties=cl.command_queue_properties.PROFILING_ENABLE if profiling else 0)
@@ -32,8 +32,8 @@ def sibling_queue(queue: Any, profiling: bool = False) -> Any:
 class Stream:
     """A separate queue on a device, besides the device's default queue.
 
-    ``Stream()`` is on the active device, ``Stream(device)`` on the one a selector, handle or queue names. Inside ``with stream:``
-    new tensors are made on it. Ops run on the stream of their tensors; pass tensors of other streams through :meth:`use`. Elementwise
+    ``Stream()`` is on the active device, ``Stream(device)`` on that of a selector, handle or queue. Inside ``with stream:`` new
+    tensors are made on the stream. Ops run on the stream of their tensors; pass tensors of other streams through :meth:`use`. Elementwise
     ops raise for tensors of two streams; products and other ops with their own kernels make each stream wait for the other.
     On the NumPy backend, where everything is done when a call returns, a stream is the default queue and waits for nothing.
 
@@ -135,7 +135,7 @@ class Stream:
 
 
 class _Borrowed(BufferHandle):
-    """The lease of a tensor in a stream that does not own its memory. At its end, the owner's queue waits for the stream."""
+    """The lease of a tensor in a stream that does not own its memory. When it is dropped, the owner's queue waits for the stream."""
 
     __slots__ = ("lease", "owner", "stream")
 

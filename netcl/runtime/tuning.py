@@ -60,7 +60,7 @@ def from_json(data: Mapping[str, Any]) -> KernelConfig:
             given["local_size_2d"] = tuple(given["local_size_2d"])
         return KernelConfig(variant, **given)
     except (KeyError, TypeError) as error:
-        raise ValueError(f"data must be a kernel configuration of to_json, got {data!r}") from error
+        raise ValueError(f"data must be a kernel configuration as to_json returns it, got {data!r}") from error
 
 
 class TuningStore:
@@ -72,7 +72,7 @@ class TuningStore:
         self._warned = False
 
     def folder(self) -> Path | None:
-        """The folder of the user's tuning files; ``None`` if it is not writable."""
+        """Return the folder of the user's tuning files; ``None`` if no folder is writable."""
         base = env.cache_dir()
         return None if base is None else base / "tuning"
 
@@ -142,7 +142,7 @@ class TuningStore:
 
 
 def _parsed(data: bytes) -> dict[str, Entry]:
-    """Parse the entries of a file; raises ``ValueError`` for other content. A file of another version has none."""
+    """Parse the entries of a file; raises ``ValueError`` for other content. A file of another format version has no entries."""
     try:
         content = json.loads(data)
     except RecursionError:
@@ -239,7 +239,7 @@ def _distance(one: list[Any], other: list[Any]) -> float | None:
 
 
 def _usable_entry(entry: Entry, problem: Problem) -> KernelConfig | None:
-    """Return the configuration of an entry, or ``None`` if the family does not offer it for this problem."""
+    """Return the configuration of an entry; ``None`` if there is none, or if the family does not offer it for this problem."""
     if not entry.get("config"):
         return None
     try:

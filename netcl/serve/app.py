@@ -293,7 +293,7 @@ def make_app(batcher: Batcher, name: str, key: str | None = None, hosts: Sequenc
 
 
 def run_server(app: Starlette, host: str, port: int, connections: int, grace: float, ready: Callable[[int], None]) -> int:
-    """Serve until Ctrl-C or SIGTERM, then finish requests in ``grace`` seconds. Calls ``ready(port)`` first; returns the exit status."""
+    """Serve until Ctrl-C or SIGTERM, then finish requests in ``grace`` seconds; calls ``ready(port)`` once. Returns the exit status."""
     config = uvicorn.Config(app, host, port, log_level="warning", limit_concurrency=connections, timeout_graceful_shutdown=math.ceil(grace))
     server, socket = uvicorn.Server(config), config.bind_socket()
     thread = threading.Thread(target=server.run, args=([socket],), name="netcl-http", daemon=True)

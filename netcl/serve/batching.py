@@ -68,7 +68,7 @@ class TextRequest:
         self.stream: TextStream
 
     def settings(self, vocabulary: int) -> tuple[float, ...]:
-        """Return the sampling options as numbers (one without effect for ``None``), and a random number in [0, 1) for the next token."""
+        """Return the sampling options as numbers (``None`` as one without effect), and a random number in [0, 1) for the next token."""
         temperature, top_k, top_p, min_p, *penalties = self.sampling
         if not temperature:
             return *GREEDY, *penalties, 0.0
@@ -82,7 +82,7 @@ class Metrics:
         self._lock, self._values = threading.Lock(), Counter[str]()
 
     def add(self, name: str, amount: float = 1, **labels: object) -> None:
-        """Add to a counter, or a duration to a summary."""
+        """Add ``amount`` to a counter or, if ``name`` ends in ``_seconds``, a duration to a summary."""
         told = ",".join(f'{key}="{value}"' for key, value in labels.items())
         one = {f"{name}{{{told}}}" if told else name: amount}
         parts = {f"{name}_sum": amount, f"{name}_count": 1} if name.endswith("_seconds") else one
@@ -177,7 +177,7 @@ class Batcher:
             self._end(request, outcome, AnswerPart(error=ServeError(status, text)))
 
     def turn(self) -> None:
-        """Run one round: sequences that must end leave, at most one prompt joins, every sequence gets a token."""
+        """Run one round: cancelled and late requests end, at most one prompt joins, and every sequence gets a token."""
         now, late = self.clock(), message("serve", "the request took longer than the timeout of the server", seconds=self.limits.timeout)
         over = self.closing is not None and now >= self.closing
         with self._changed:

@@ -38,7 +38,7 @@ class Callback:
         self.trainer = trainer
 
     def state_dict(self) -> dict[str, Any]:
-        """The state to save in a checkpoint."""
+        """Return the state to save in a checkpoint."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -84,7 +84,7 @@ class CallbackList:
 
 
 class Improvement:
-    """Tracks the best value of a number: the highest if ``mode`` is ``max``, or ``auto`` and its name that of a score; else the lowest."""
+    """Tracks the best value of a number: the highest if ``mode`` is ``max``, or ``auto`` and ``monitor`` names a score; else the lowest."""
 
     def __init__(self, op: str, monitor: str, mode: str = "auto", min_delta: float = 0.0):
         if mode not in ("auto", "min", "max"):
@@ -95,7 +95,7 @@ class Improvement:
         self.best = math.inf
 
     def better(self, logs: Logs) -> bool:
-        """Return whether the monitored number beats the best by more than ``min_delta``, false for NaN; raises if it is missing."""
+        """Return whether the number beats the best by more than ``min_delta`` (NaN never does), and store it; raises if it is missing."""
         if self.monitor not in logs:
             remedy = f"{'pass val= to fit; ' if self.monitor.startswith('val_') else ''}available: {', '.join(logs)}"
             raise ValueError(message(self.op, f"the logs must have the monitored number {self.monitor!r}", remedy))
@@ -145,9 +145,9 @@ class EarlyStopping(Callback):
 
 
 class ModelCheckpoint(Callback):
-    """Writes checkpoints a run can be resumed from: ``step-000123.netcl``, of which ``keep_last`` stay, and ``best.netcl``.
+    """Writes checkpoints a run can be resumed from: ``step-000123.netcl``, of which ``keep_last`` are kept, and ``best.netcl``.
 
-    One is written after every epoch and after Ctrl-C. Files are written atomically.
+    A checkpoint is written after every epoch and after Ctrl-C. Files are written atomically.
 
     - **every_steps**: also write one after every ``every_steps`` optimizer steps.
     - **monitor**, **mode**: the number by which ``best.netcl`` is chosen; ``None`` writes no ``best.netcl``. By default ``val_loss``, or
@@ -155,7 +155,7 @@ class ModelCheckpoint(Callback):
     - **overwrite**: a new run deletes the checkpoints of an earlier one. Otherwise a new run in a folder with checkpoints raises, because a
       later ``resume`` would continue the earlier run. ``run.txt`` holds the id of the folder's run; resuming another run in it raises.
 
-    All ranks of a ``DistributedDataParallel`` model must have this callback: rank 0 writes the file, with the random states of all.
+    All ranks of a ``DistributedDataParallel`` model must have this callback: rank 0 writes the file, with the random states of all ranks.
     """
 
     order = 1

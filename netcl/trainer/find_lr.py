@@ -1,4 +1,4 @@
-"""Finds a learning rate by the range test: the rate grows from step to step until the loss grows.
+"""A range test that finds a learning rate: the rate grows with every step until the loss diverges.
 
 Smith, "Cyclical Learning Rates for Training Neural Networks", 2017, section 3.3.
 """

@@ -1,4 +1,4 @@
-"""Fine-tuning of language models: adapters or all weights, on conversations, prompts with completions, or texts."""
+"""Fine-tuning of language models: adapters or all weights, on conversations, prompts with completions, or plain text."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def _tuning_field(default: Any, doc: str) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class TuningSettings:
-    """The settings of a run. Two runs with the same settings, data and device give the same weights to the bit."""
+    """The settings of a fine-tuning run. Two runs with the same settings, data and device give the same weights to the bit."""
 
     method: str = _tuning_field("lora", "lora, dora, qlora (adapters on weights packed to 4 bits) or full (all weights)")
     rank: int = _tuning_field(8, "rank of the adapters")
@@ -137,7 +137,7 @@ class PreferenceAccuracy(Metric):
 
 
 class Perplexity(Metric):
-    """``exp`` of the mean loss over all tokens whose target is not ignored."""
+    """The perplexity: ``exp`` of the mean loss over all tokens whose target is not ignored."""
 
     name = "perplexity"
 
@@ -193,7 +193,7 @@ def finetune(path: str | os.PathLike[str], data: str | os.PathLike[str], out: st
 
 
 def _claim(file: Path, now: dict[str, Any], keeper: ModelCheckpoint, resume: bool) -> None:
-    """Write the settings of a new run, or raise if those of a resumed run have changed."""
+    """Write the settings of a new run, or raise if the settings of a resumed run have changed."""
     if not (resume and file.is_file()):
         keeper.claim(None)
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -213,7 +213,7 @@ Blocks = tuple[np.ndarray, np.ndarray]
 
 
 def _tuning_blocks(model: Any, data: str | os.PathLike[str], chosen: TuningSettings) -> tuple[list[Blocks], bool]:
-    """Return the blocks to train on, then those of the held-out rows, if any; and whether rows are pairs of answers."""
+    """Return a list of the training blocks and, if any, the held-out blocks; and whether rows are pairs of answers."""
     rows, length = read_rows(data), min(chosen.length, model.config.context)
     order, held = np.random.default_rng(chosen.seed).permutation(len(rows)), math.ceil(chosen.held_out * len(rows))
     if held == len(rows):

@@ -37,7 +37,7 @@ class History(Mapping[str, list[float]]):
         return self.rows[-1] if self.rows else {}
 
     def best(self, name: str, mode: str = "min") -> int:
-        """The epoch with the lowest (or, with ``mode="max"``, highest) value of a column; NaN is never the best."""
+        """Return the epoch with the lowest (or, with ``mode="max"``, highest) value of a column; NaN is never the best."""
         rows = [row for row in self.rows if name in row and row[name] == row[name]]
         if not rows or mode not in ("min", "max"):
             what = "name must be a column of the history with a number, and mode must be 'min' or 'max'"
@@ -45,7 +45,7 @@ class History(Mapping[str, list[float]]):
         return int((min if mode == "min" else max)(rows, key=lambda row: row[name])["epoch"])
 
     def plot(self, path: str | os.PathLike[str] | None = None) -> Any:
-        """Draw every number with its validation number over the epochs; needs matplotlib. Returns the figure.
+        """Plot every column and its validation column over the epochs; needs matplotlib. Returns the figure.
 
         - **path**: also write the figure into this file.
         """

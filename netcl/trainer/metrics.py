@@ -14,7 +14,7 @@ from netcl.core.tensor import Tensor
 
 
 class Metric:
-    """A metric accumulated over batches: :meth:`count` returns what a batch adds to sums, :meth:`value` computes the metric from them.
+    """A metric accumulated over batches: :meth:`count` returns the terms of a batch, :meth:`value` computes the metric from their sums.
 
     A subclass sets ``name`` and defines :meth:`count`, and :meth:`value` where the metric is not a mean. ``sums`` are tensors on the
     device of the outputs, kept until :meth:`reset`.
@@ -27,11 +27,11 @@ class Metric:
         self.samples = 0
 
     def count(self, outputs: Tensor, targets: Tensor) -> Sequence[Tensor]:
-        """The tensors that a batch adds to the sums; must not wait for the device."""
+        """Return the tensors that a batch adds to the sums; must not wait for the device."""
         raise NotImplementedError
 
     def value(self, sums: Sequence[np.ndarray], samples: int) -> Any:
-        """The metric computed from the sums over ``samples`` targets; by default the first sum divided by ``samples``."""
+        """Return the metric computed from the sums over ``samples`` targets; by default the first sum divided by ``samples``."""
         return float(sums[0]) / samples
 
     def reset(self) -> None:
@@ -49,11 +49,11 @@ class Metric:
         self.samples += samples
 
     def compute(self) -> Any:
-        """The metric over all batches since :meth:`reset`, ``nan`` if there were none. Waits for the device."""
+        """Return the metric over all batches since :meth:`reset`, ``nan`` if there were none. Waits for the device."""
         return self.value([total.to_host() for total in self.sums], self.samples) if self.samples else float("nan")
 
     def state_dict(self) -> dict[str, Any]:
-        """The sums, for a checkpoint in the middle of an epoch."""
+        """Return the sums and the number of samples, for a checkpoint in the middle of an epoch."""
         return {"samples": self.samples, "sums": list(self.sums)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -69,7 +69,7 @@ class Mean(Metric):
         self.name = name
 
     def include(self, number: Tensor, samples: int) -> None:
-        """Add a 0-d tensor that is the mean over ``samples``."""
+        """Add a 0-d tensor that is the mean over ``samples`` samples."""
         self.add([ops.mul(number, float(samples))], samples)
 
 
@@ -127,7 +127,7 @@ class TopK(Metric):
 
 
 class ConfusionMatrix(Metric):
-    """Counts as an int64 matrix: ``matrix[i, j]`` samples of class ``i`` have their highest score for class ``j``.
+    """The confusion matrix, int64: ``matrix[i, j]`` samples of class ``i`` have their highest score for class ``j``.
 
     >>> metric = ConfusionMatrix(2)
     >>> metric.update(Tensor.from_host([[0.1, 0.9], [0.8, 0.2], [0.3, 0.7]]), Tensor.from_host([1, 1, 0]))

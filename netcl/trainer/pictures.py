@@ -25,7 +25,7 @@ def picture(path: str | os.PathLike[str], shape: Sequence[int]) -> np.ndarray:
 
 
 class Pictures(Dataset):
-    """Decoded pictures with their labels; samples are float32 in 0..1."""
+    """A dataset of decoded pictures and their labels; pictures are float32 in 0..1."""
 
     def __init__(self, files: Sequence[tuple[str, int]], shape: Sequence[int]):
         self.pixels = np.stack([picture(path, shape) for path, _ in files])
@@ -38,7 +38,7 @@ class Pictures(Dataset):
         return self.take(np.asarray(index))
 
     def take(self, indices: np.ndarray) -> tuple[Any, Any]:
-        """Return the samples of ``indices``, stacked."""
+        """Return the samples at ``indices``, stacked."""
         return self.pixels[indices].astype(np.float32) / np.float32(255), self.labels[indices]
 
 

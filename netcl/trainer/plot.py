@@ -1,4 +1,4 @@
-"""Pictures for a page: line charts as SVG, matrices as tables, images as PNG, all of them inside the page."""
+"""Charts for a page: lines and points as SVG, matrices as tables, images as PNG, all embedded in the page."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def extremes(points: Points, most: int = 2 * _WIDTH) -> Points:
 
 
 def scatter_chart(title: str, points: Points, x_label: str = "", diagonal: float | None = 1.0, most: int = 2000) -> str:
-    """Return an SVG chart of at most ``most`` points and the line ``y = diagonal * x`` (``None``: 0); empty without finite points."""
+    """Return an SVG chart of at most ``most`` points and the line ``y = diagonal * x`` (0 for ``None``); empty without finite points."""
     shown = [(x, y) for x, y in points if math.isfinite(x) and math.isfinite(y)]
     shown = shown[:: -(-len(shown) // most) or 1]
     if not shown:
@@ -101,7 +101,7 @@ def _with_margin(low: float, high: float) -> tuple[float, float]:
 
 
 class _Frame:
-    """Maps values to coordinates of the picture."""
+    """The coordinate system of a chart: maps values to pixels, and draws axes and lines as SVG."""
 
     def __init__(self, x: tuple[float, float], y: tuple[float, float]):
         self.x_range, self.y_range = x if x[1] > x[0] else (x[0] - 0.5, x[0] + 0.5), y

@@ -49,8 +49,8 @@ class Progress(Callback):
     """Shows the progress of a run on ``stream`` (standard error): phase, speed, remaining time, and the kernel being compiled.
 
     ``style`` is ``auto`` (a line that moves on a terminal and in a notebook, plain lines elsewhere), ``bar``, ``plain`` or ``off``; by
-    default the value of ``NETCL_PROGRESS``. A trainer adds one unless it is given one. A thread moves the line, so that it also moves
-    while a compiler runs; it reads nothing from the device.
+    default the value of ``NETCL_PROGRESS``. A trainer adds this callback unless it is given one. A thread redraws the line, also while
+    a compiler runs, and reads nothing from the device.
     """
 
     def __init__(self, style: str | None = None, stream: TextIO | None = None):
@@ -119,7 +119,7 @@ class Progress(Callback):
             self._say(self.state())
 
     def state(self, columns: int | None = None) -> str:
-        """The current state in one line; parts that exceed ``columns`` are left out, except the first two."""
+        """Return the current state in one line; parts that exceed ``columns`` are left out, except the first two."""
         trainer = self.trainer
         done, of = trainer.batch, trainer.batches
         count = f"{done}/{of}" if of else f"batch {done}"

@@ -1,4 +1,4 @@
-"""Recipes: a data set, a model and how to train it, as plain data that a file or a command line can hold."""
+"""Recipes: the data, the model and the training settings of a run, as plain values for a file or a command line."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class RecipeError(ValueError):
     """Raised for an invalid recipe."""
 
 
-_KINDS = {str: "a text", int: "a whole number", float: "a number", bool: "true or false", dict: "a table of options"}
+_KINDS = {str: "a string", int: "a whole number", float: "a number", bool: "true or false", dict: "a table of options"}
 AMP_DTYPES = ("", "float16", "bfloat16")
 _FIELD_BOUNDS: dict[str, tuple[int, float]] = {
     "epochs": (1, math.inf), "batch_size": (1, math.inf), "accumulation_steps": (1, math.inf), "log_every": (1, math.inf),
@@ -56,7 +56,7 @@ def _setting(default: Any, doc: str) -> Any:
 
 @dataclass(frozen=True)
 class Recipe:
-    """All settings of a run. Fields are the keys of a TOML or JSON file and, spelt with dashes, the options of ``netcl train``."""
+    """All settings of a run. Fields are the keys of a TOML or JSON file and, spelled with dashes, the options of ``netcl train``."""
 
     data: str = _setting(
         "digits",
@@ -123,7 +123,7 @@ class Recipe:
         return dataclasses.replace(self, **checked)
 
     def to_dict(self) -> dict[str, Any]:
-        """The fields as a dictionary."""
+        """Return the fields as a dictionary."""
         return dataclasses.asdict(self)
 
 
@@ -154,7 +154,7 @@ def read_recipe(path: str | os.PathLike[str]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Data:
-    """The data of a run. ``reading`` describes, in JSON types, how inputs are read from files and what outputs mean."""
+    """The datasets of a run. ``reading`` describes, in JSON types, how inputs are read from files and how outputs are decoded."""
 
     train: Any
     test: Any
@@ -315,7 +315,7 @@ MODELS: dict[str, Callable[..., Any]] = {
 
 
 def own_model(spec: str) -> Callable[..., Any]:
-    """Return the class or function ``MODULE:NAME`` or ``FILE.py:NAME``; a class is registered, so that its models can be saved."""
+    """Import the class or function ``MODULE:NAME`` or ``FILE.py:NAME``; a class is registered, so that its models can be saved."""
     place, _, name = spec.rpartition(":")
     try:
         if place.endswith(".py"):
@@ -373,7 +373,7 @@ SCHEDULES = ("cosine", "constant")
 
 
 def make_trainer(recipe: Recipe, model: Any, steps_per_epoch: int, data: Data, callbacks: list[Callback]) -> Trainer:
-    """Make the trainer of a recipe."""
+    """Make the trainer of a recipe, with its optimizer, schedule, loss and metrics."""
     if recipe.optimizer not in OPTIMIZERS or recipe.schedule not in SCHEDULES:
         known = f"optimizers are {', '.join(OPTIMIZERS)}, schedules {', '.join(SCHEDULES)}"
         raise RecipeError(message("recipe", "unknown optimizer or schedule", known, optimizer=recipe.optimizer, schedule=recipe.schedule))
@@ -391,5 +391,5 @@ def make_trainer(recipe: Recipe, model: Any, steps_per_epoch: int, data: Data, c
 
 
 def seed_all(recipe: Recipe) -> None:
-    """Seed every random stream of a run."""
+    """Seed all random streams with the seed of the recipe."""
     manual_seed(recipe.seed)

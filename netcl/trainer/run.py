@@ -1,7 +1,7 @@
 """A run in a folder: recipe, logs, checkpoints, model, results on the test data, and a report.
 
-``config.json`` (the recipe), ``log.jsonl``, ``log.csv``, ``checkpoints/``, ``model.netcl``, ``results.json``, ``samples.npz``,
-``profile.json``, ``report.html``.
+The folder holds ``config.json`` (the recipe), ``log.jsonl``, ``log.csv``, ``checkpoints/``, ``model.netcl``, ``results.json``,
+``samples.npz``, ``profile.json`` and ``report.html``.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ class _Rates(Callback):
 
 
 def _write_run(place: Path, trainer: Trainer, model: Any, test: DataLoader, data: Data, results: dict[str, Any]) -> None:
-    """Write the model, the results on the test data and samples of its predictions."""
+    """Write the model, the results on the test data and samples of the model's predictions."""
     model.eval()
     with trainer.averaged():
         save_model(distributed.without_sync(model), place / "model.netcl", notes=dict(data.reading))
@@ -191,7 +191,7 @@ def probabilities(scores: np.ndarray) -> np.ndarray:
 
 
 def predict_file(model: Any, notes: Mapping[str, Any], path: str | os.PathLike[str]) -> list[list[str]]:
-    """Return a row of texts per input of a file: its number from 1, then regression values, or the class and its probability."""
+    """Return a row of strings per input of a file: its number from 1, then regression values, or the class and its probability."""
     pictures = notes["kind"] == "image" and Path(path).suffix.lower() in PICTURES
     x = picture(path, notes["shape"])[None] / np.float32(255) if pictures else read_inputs(path, notes)
     outputs = np.concatenate([model(part).to_host() for part in np.array_split(x, max(1, len(x) // 256))]).astype(np.float64)

@@ -59,7 +59,7 @@ class BatchLogs(Mapping[str, Any]):
 
 
 def token_cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
-    """The mean cross-entropy of language models: logits ``(batch, positions, vocabulary)``, targets ``(batch, positions)``."""
+    """Return the mean cross-entropy of language models: logits ``(batch, positions, vocabulary)``, targets ``(batch, positions)``."""
     return ag.cross_entropy(ag.reshape(logits, (-1, logits.shape[-1])), ag.reshape(targets, (-1,)))
 
 
@@ -180,7 +180,7 @@ class Trainer:
 
     def fit(self, train: Any, val: Any = None, epochs: int = 1, resume: str | os.PathLike[str] | None = None, log_every: int = 20, *,
             batch_size: int = 32, validation_split: float = 0.0, validation_data: Any = None, seed: int = 0) -> History:  # fmt: skip
-        """Train until ``epochs`` epochs are done, counting those of the run that is resumed: ``fit(batches)`` or ``fit(x, y)``.
+        """Train until ``epochs`` epochs are done, including those of a resumed run; returns the history. ``fit(batches)`` or ``fit(x, y)``.
 
         - **val**: data to evaluate after each epoch; its numbers are called ``val_loss``, .... In ``fit(x, y)`` it is the targets ``y``.
         - **batch_size**, **validation_split**, **validation_data**, **seed**: for arrays only: the size of a batch, the share of samples
@@ -341,7 +341,7 @@ class Trainer:
         return self.model.world if isinstance(self.model, DistributedDataParallel) and self.model.world.size > 1 else None
 
     def _leave_if(self, interrupt: Stop) -> None:
-        """Raise ``SystemExit`` after Ctrl-C. Ranks agree on it, and on ``stop_training``: one that left alone would block the others."""
+        """Raise ``SystemExit`` after Ctrl-C. Ranks agree on this and on ``stop_training``: one that left alone would block the others."""
         leave = interrupt.is_set()
         if self._ranks is not None:
             told = self._ranks.tell([leave, self.stop_training], "fit")
@@ -435,7 +435,7 @@ class Trainer:
     # ---- checkpoints
 
     def save(self, path: str | os.PathLike[str], keep_last: int | None = None) -> Path | None:
-        """Write a checkpoint of everything: weights, optimizer, schedule, scaler, averages, position in the data, numbers so far.
+        """Write a checkpoint and return its path: weights, optimizer, schedule, scaler, averages, position in the data, numbers so far.
 
         Ranks of a ``DistributedDataParallel`` model all call this; rank 0 writes, and the others get ``None``.
         """
@@ -474,7 +474,7 @@ class Trainer:
         return {"model": unwrapped(self.model), "optimizer": self.optimizer, **parts}
 
     def _to_resume(self, resume: str | os.PathLike[str] | None) -> str | None:
-        """Return the checkpoint to resume from, or ``None``, among the files of rank 0: machines need not share a disk."""
+        """Return the checkpoint to resume from, or ``None``. Rank 0 chooses it, because machines need not share a disk."""
         if resume is None:
             return None
         folders = [callback.folder for callback in self.callbacks.callbacks if isinstance(callback, ModelCheckpoint)]
@@ -487,7 +487,7 @@ class Trainer:
         return self.by_rank_0(None if found is None else str(found))
 
     def state_dict(self) -> dict[str, Any]:
-        """The state of the run: counters, sums of the current epoch, history and callback states."""
+        """Return the state of the run: counters, sums of the current epoch, history and callback states."""
         return {
             "epoch": self.epoch, "batch": self.batch, "step": self.step, "trained": self._trained, "stop": self.stop_training,
             "history": self.history.rows, "metrics": {metric.name: metric.state_dict() for metric in self._counting},

@@ -57,7 +57,7 @@ def test_bench_problems_agree_in_all_their_ways(group, device):
 
 def test_bench_without_a_case_is_told(capsys):
     assert main(["bench", "--device", "cpu", "--cases", "summ"]) == 1
-    assert capsys.readouterr().err.startswith("[bench] cases must match the name of a case; cases=summ; for instance 'matmul 32'")
+    assert capsys.readouterr().err.startswith("[bench] --cases must match the name of a case; cases=summ; for instance 'matmul 32'")
     with pytest.raises(SystemExit):
         main(["bench", "--cases", "["])
     assert "must be a regular expression, got '['" in capsys.readouterr().err

@@ -248,7 +248,7 @@ def test_intels_wheel_without_its_needs(sandbox, missing):
     sandbox.put("prefix/lib/libintelocl.so", shared_object(needs=missing))
     status, text = sandbox.doctor()
     assert status == 1
-    assert f"[intel-needs] Intel's CPU runtime is installed without what it needs: {missing} is missing" in text
+    assert f"[intel-needs] Intel's CPU runtime is installed, but a library that it needs is missing: {missing}" in text
     assert "mend: pip install intel-cmplr-lib-rt tbb" in text
     assert "told to read" not in text  # what does not load is not registered
     assert "fpga" not in text

@@ -205,7 +205,7 @@ MODEL_FAULTS: dict[str, tuple[Callable[[dict, dict], object], str]] = {
     "wrong arguments": (lambda m, a: m["config"]["args"][0].update(args={"in_features": "x"}), "cannot be built"),
     "config is a list": (lambda m, a: m.update(config=[1, 2]), "cannot be built"),
     "no config": (lambda m, a: m.pop("config"), "cannot be built"),
-    "tag in the config": (lambda m, a: m.update(config={"$array": "no such"}), "the state in the file must be as netcl writes it"),
+    "tag in the config": (lambda m, a: m.update(config={"$array": "no such"}), "the state of the file must have the form netcl writes"),
     "huge": (
         lambda m, a: m["config"]["args"][0]["args"].update(in_features=10**9),
         r"OutOfMemoryError: \[parameter\] the model must not be larger than",
@@ -301,7 +301,7 @@ def test_a_checkpoint_that_does_not_fit_changes_nothing(tmp_path):
     )
     refuses("unknown entry 'exp_avg'", model, optim.SGD(model.parameters(), lr=0.1, momentum=0.9))
     rewritten(path, unrelated)
-    refuses(r"random must be a list of the states of random streams, and rng a dictionary", *trained())
+    refuses(r"in the checkpoint, random must be a list of random stream states, and rng a dictionary", *trained())
 
 
 @pytest.mark.fault("part of a checkpoint is refused", "the last part raises", "all parts as before")
@@ -389,7 +389,7 @@ def test_an_entry_that_declares_less_than_it_holds_is_refused(tmp_path):
     path = zipped(tmp_path / "a.npz", {"x.npy": npy(np.zeros(1000))}, zipfile.ZIP_DEFLATED)
     data = path.read_bytes()
     path.write_bytes(data.replace(struct.pack("<I", len(npy(np.zeros(1000)))), struct.pack("<I", 200)))
-    with pytest.raises(FileError, match=r"\[load_params\] the file must not be damaged"):
+    with pytest.raises(FileError, match=r"\[load_params\] the file must be undamaged"):
         load_params(path)
 
 
@@ -459,7 +459,7 @@ def test_odd_headers_of_arrays_are_refused(tmp_path, header):
 def test_a_number_that_is_none_is_refused(tmp_path, number):
     """A void of NumPy takes the memory its number says."""
     archive.write(tmp_path / "a.netcl", {"kind": "state", "state": [number]}, {}, "test")
-    with pytest.raises(FileError, match="must be as netcl writes it"):
+    with pytest.raises(FileError, match="must have the form netcl writes"):
         load(tmp_path / "a.netcl")
 
 

@@ -92,9 +92,9 @@ def test_written_storages_are_aligned_as_torch_maps_them(tmp_path):
 
 def test_what_torch_cannot_hold_is_refused(tmp_path):
     for value, reason in [
-        ({"a": np.ones(1, np.uint32)}, r"torch must support the dtype, got uint32; at=/a; known: float32"),
+        ({"a": np.ones(1, np.uint32)}, r"the dtype must exist in torch, got uint32; at=/a; known: float32"),
         ({"a": {"b": object()}}, r"a builtins.object cannot be saved; at=/a/b"),
-        ({(1, 2): 3}, r"a key must be a text, a number or None; key=\(1, 2\), at=/"),
+        ({(1, 2): 3}, r"a key must be a string, a number or None; key=\(1, 2\), at=/"),
     ]:
         with pytest.raises(FileError, match=reason):
             save_torch(value, tmp_path / "a.pt")

@@ -95,7 +95,7 @@ def test_a_folder_gives_its_tokenizer(trained, tmp_path):
     again.save(tmp_path / "other")
     assert folder_tokenizer(tmp_path / "other").encode(TEXT) == made.encode(TEXT)
     (tmp_path / "tokenizer.json").write_text('{"model": {"type": "nonsense"}}')
-    with pytest.raises(FileError, match=r"\[tokenizer\] the file must not be damaged, and be of the right format"):
+    with pytest.raises(FileError, match=r"\[tokenizer\] the file must be undamaged and of the right format"):
         folder_tokenizer(tmp_path)
 
 

@@ -1,4 +1,4 @@
-"""ONNX: models out to other runtimes, and in from other frameworks."""
+"""ONNX: export of models to other runtimes, and import of models from other frameworks."""
 
 from netcl.io.onnx.export import export_onnx
 from netcl.io.onnx.importer import OnnxModel, import_onnx

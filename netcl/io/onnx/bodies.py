@@ -1,7 +1,7 @@
-"""The graphs of a file as lists of nodes: the model's, the bodies of control flow, and functions.
+"""The graphs of an ONNX file as lists of nodes: the main graph, the bodies of control flow, and functions.
 
-A function is a node whose operator is defined by a graph of other operators: the model defines it, or the standard does. A node of the
-standard that no entry and no import function covers is replaced by its definition.
+A function is a node whose operator is defined by a graph of other operators: the model defines it, or the standard does. A
+standard operator that has neither a table entry nor an import function is replaced by its definition.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class GraphBody:
 
 
 def op_kind(node: Any) -> str:
-    """The name of a node's operator, with its domain unless that is the standard one."""
+    """Return the name of a node's operator, prefixed with its domain unless that is the standard one."""
     return node.op_type if node.domain in ("", "ai.onnx") else f"{node.domain}::{node.op_type}"
 
 

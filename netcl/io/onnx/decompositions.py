@@ -1,6 +1,6 @@
 """Ops that are exported as other ops.
 
-A decomposition has the arguments of its op and calls the ops it is made of, which the trace records instead. For arguments that the
+A decomposition takes the arguments of its op and calls other ops, which the trace records instead. For arguments that the
 table of operators covers it returns ``NotImplemented``.
 """
 

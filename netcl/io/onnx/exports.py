@@ -1,4 +1,4 @@
-"""Calls of a trace as ONNX nodes. Functions export what the table cannot express: nodes that depend on shapes."""
+"""Conversion of traced calls to ONNX nodes, by the operator table or, where nodes depend on shapes, by export functions."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ONNX_PAD_MODES = {"constant": "constant", "reflect": "reflect", "replicate": "ed
 
 
 def emit(graph: OnnxGraph, call: Call) -> None:
-    """Add the nodes of a call and name its results."""
+    """Add the nodes of a call to the graph and bind its results to their names."""
     structured = export_pointwise if isinstance(call.row, Pointwise | Choice) else _by_table
     made = EXPORTS.get(call.name, structured)(graph, call)
     for tensor, name in zip(call.outputs, made if isinstance(made, list) else [made], strict=False):

@@ -22,7 +22,7 @@ _FIXED_TYPES = {frozenset({"tensor(bool)"}): "bool", frozenset({"tensor(int64)"}
 
 
 class Name(str):
-    """The name of a value, with its dtype."""
+    """A string with a ``dtype``: the name of a value in the graph."""
 
     dtype: str
 
@@ -38,7 +38,7 @@ def _storage_key(t: Tensor) -> tuple[Any, ...]:
 
 
 class OnnxGraph:
-    """Collects the nodes of the calls of a trace."""
+    """An ONNX graph that is built node by node from the calls of a trace."""
 
     def __init__(self, run: Trace, state: Mapping[str, Tensor], input_names: Sequence[str], output_names: Sequence[str]):
         self.run, self.nodes = run, list[Any]()
@@ -56,18 +56,18 @@ class OnnxGraph:
     # ---- names
 
     def bind(self, tensor: Tensor, name: Name) -> None:
-        """Give a value of the trace a name."""
+        """Set the name of a tensor of the trace."""
         self._names[id(tensor)] = self._names[_storage_key(tensor)] = name
 
     def fresh(self, kind: str) -> str:
-        """Return an unused name."""
+        """Return an unused name that starts with ``kind``."""
         while (name := f"{kind}_{self._numbers[kind]}") in self._taken:
             self._numbers[kind] += 1
         self._numbers[kind] += 1
         return name
 
     def value(self, x: Any, dtype: str | None = None) -> Name:
-        """Return the name of a tensor or constant, cast to ``dtype``; without one, Python integers are int64, other numbers float32."""
+        """Return the name of a tensor or constant, cast to ``dtype``; by default, Python integers are int64 and floats float32."""
         if isinstance(x, Tensor):
             x = self._names.get(id(x)) or self._names.get(_storage_key(x)) or self._constant_tensor(x)
         elif not isinstance(x, Name):
@@ -98,7 +98,7 @@ class OnnxGraph:
         return name
 
     def constant(self, array: np.ndarray) -> Name:
-        """Return the name of a constant; equal ones are stored once."""
+        """Return the name of a constant; equal constants are stored once."""
         stored, dtype = tree.bits(array)
         key = (dtype, stored.tobytes(), stored.shape)
         if key not in self._small:
@@ -115,8 +115,8 @@ class OnnxGraph:
     def several(self, kind: str, inputs: Sequence[Any], count: int, dtype: str, **attributes: Any) -> list[Name]:
         """Add a node with ``count`` results; returns their names.
 
-        Inputs are names, tensors, numbers or ``None``; they are cast to the type that the operator's schema requires, where
-        ``dtype`` is that of the result (of the operands, if the result is always bool or int64).
+        Inputs are names, tensors, numbers or ``None``; they are cast to the types that the operator's schema requires.
+        ``dtype`` is the dtype of the results, or of the operands if the results are always bool or int64.
         """
         form = schema(kind, OPSET)
         result = form.outputs[0]
@@ -145,7 +145,7 @@ class OnnxGraph:
         return self.cast(name, dtype) if both_float else name
 
     def cast(self, name: Name, dtype: str) -> Name:
-        """Return the name of the value in another dtype."""
+        """Return the name of the value cast to ``dtype``, after adding a ``Cast`` node if the dtype differs."""
         if name.dtype == dtype:
             return name
         made = Name(self.fresh("cast"), dtype)

@@ -28,8 +28,8 @@ from netcl.io.onnx.table import OnnxNode
 def import_onnx(path: str | os.PathLike[str] | bytes, device: Any = None) -> OnnxModel:
     """Return the model in an ONNX file, or in its bytes, as a module on the active device or on ``device``.
 
-    Its float weights are parameters under their names in the file, so an exported model keeps its state dict. A model with operators
-    that are not supported raises ``FileError`` with the names of all of them.
+    Float weights become parameters, running statistics buffers, under their names in the file, so that an exported model keeps its state
+    dict. A model with operators that are not supported raises ``FileError`` with the names of all of them.
     """
     _, body, inputs = read_onnx(path)
     with nn.parameter.placed(device):
@@ -132,7 +132,7 @@ class OnnxModel(nn.Module):
         return f"nodes={len(self.nodes)}, inputs={self.input_names}, outputs={self.output_names}"
 
     def _kept(self, body: GraphBody, name: str, array: np.ndarray, learned: bool) -> Tensor:
-        """Return a tensor: constants, integers and scalars on the host, others as parameters if ``learned``, else as buffers."""
+        """Convert an array to a tensor: constants, integers and scalars on the host, others as parameters (if ``learned``) or buffers."""
         stored, dtype = tree.bits(array)
         if name in body.constants or array.dtype.kind in "biu" or array.ndim == 0:
             return tree.tensor_of(stored, dtype, self._host)
@@ -147,7 +147,7 @@ class OnnxModel(nn.Module):
         return tensor
 
     def _owner(self, name: str) -> tuple[nn.Module, str]:
-        """Return the module and attribute of a weight: ``layer.0.weight`` is ``weight`` of ``layer.0``, or ``weight_1`` here if taken."""
+        """Return the module and attribute of a weight: for ``a.0.weight``, ``weight`` of ``a.0``; if taken, ``weight_1`` of the model."""
         *path, last = name.split(".")
         module: nn.Module = self
         for part in path:
@@ -167,7 +167,7 @@ class OnnxModel(nn.Module):
     def forward(self, *inputs: Any) -> Any:
         """Run the graph; several outputs are returned as a tuple."""
         if len(inputs) != len(self.input_names):
-            raise ValueError(message(IMPORT, f"expected {len(self.input_names)} inputs, got {len(inputs)}", names=self.input_names))
+            raise ValueError(message(IMPORT, f"the model takes {len(self.input_names)} inputs, got {len(inputs)}", names=self.input_names))
         self.weights()
         values: dict[str, Any] = {}
         sizes: dict[str, int] = {}
@@ -239,7 +239,7 @@ class OnnxModel(nn.Module):
         return [self._on_host(x) for x in results]
 
     def _on_host(self, x: Any) -> Any:
-        """Return an array as a tensor on the host; tensors stay where they are."""
+        """Return an array as a tensor on the host; tensors, sequences and ``None`` are returned unchanged."""
         return x if isinstance(x, Tensor | TensorSequence | None) else tree.tensor_of(*tree.bits(numbers(np.asarray(x))), self._host)
 
     def _expanded(self, node: OnnxNode, given: list[Any]) -> list[Any]:

@@ -1,4 +1,4 @@
-"""ONNX operators as calls of netcl's ops. Functions import what the table cannot express.
+"""ONNX operators as calls of netcl's ops. Import functions handle operators that the table cannot express.
 
 An import function takes a node and its inputs: tensors, or plain numbers and lists for inputs that :data:`HOST` names. Where it returns
 ``NotImplemented``, the table's entry is used. Operators of every opset that onnx reads are supported: an input that was an attribute in
@@ -33,7 +33,7 @@ _READ_SUM = STRUCTURED["sum"][0].read
 
 
 class TensorSequence(list[Any]):
-    """A value of ONNX's type sequence."""
+    """A value of ONNX's sequence type: a list of tensors."""
 
 
 #: Operators with bodies, or that run others: functions of a node, a function that runs a body of it by name, and its inputs.
@@ -41,7 +41,7 @@ CONTROL: dict[str, Import] = {}
 
 
 def operators() -> set[str]:
-    """Return every operator that can be imported."""
+    """Return the names of all operators that can be imported."""
     return {*IMPORTS, *CONTROL, *FORMULAS, *entries_by_operator()}
 
 

@@ -37,7 +37,7 @@ def library() -> Any:
 
 
 class Formal(NamedTuple):
-    """An input or output in the definition of an operator; those with the same ``variable`` have the same type."""
+    """An input or output in the definition of an operator; all with the same ``variable`` have the same type."""
 
     name: str
     variable: str
@@ -45,7 +45,7 @@ class Formal(NamedTuple):
 
 
 class Schema(NamedTuple):
-    """ONNX's definition of an operator."""
+    """ONNX's definition of an operator: its inputs, its outputs and the defaults of its attributes."""
 
     inputs: list[Formal]
     outputs: list[Formal]

@@ -1,4 +1,4 @@
-"""Operators of arithmetic, transforms of signals and random numbers that no single op expresses."""
+"""Import functions for arithmetic, signal transforms and random numbers that no single op expresses."""
 
 from __future__ import annotations
 

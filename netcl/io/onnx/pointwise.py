@@ -1,4 +1,4 @@
-"""Pointwise ops as ONNX nodes: by the operator their row names, else by their formula."""
+"""Pointwise ops as ONNX nodes: by the operator that their row names, else by their formula."""
 
 from __future__ import annotations
 

@@ -89,7 +89,7 @@ def _centered(x: Tensor, zero: Tensor | None) -> Tensor:
 
 
 def _per_row(zero: Tensor | None, *shape: int) -> Tensor | None:
-    """Return a vector of zero points in a shape that broadcasts; others as they are."""
+    """Return a vector of zero points reshaped to ``shape``; anything else is returned unchanged."""
     return zero if zero is None or zero.ndim != 1 or zero.size == 1 else ag.reshape(zero, shape)
 
 

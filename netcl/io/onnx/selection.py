@@ -54,7 +54,7 @@ def _gather_nd(node: OnnxNode, x: Tensor, index: Tensor) -> Tensor:
 
 
 def _tensor_scatter(node: OnnxNode, cache: Tensor, update: Tensor, start: Tensor | None = None) -> Tensor:
-    """Write updates into a cache, from ``start`` on in each row; ``mode="circular"`` wraps around at its end."""
+    """Write updates into a cache, from ``start`` on in each row; ``mode="circular"`` wraps around at the end of the cache."""
     axis, size = node["axis"] % cache.ndim, cache.shape[node["axis"]]
     first = np.zeros(cache.shape[0], np.int64) if start is None else start.to_host()
     places = first[:, None] + np.arange(update.shape[axis])
@@ -94,7 +94,7 @@ def _unique(node: OnnxNode, x: Tensor) -> tuple[Any, ...]:
 def _non_max_suppression(
     node: OnnxNode, boxes: Tensor, scores: Tensor, limit: Any = None, overlap: Any = None, least: Any = None
 ) -> np.ndarray:
-    """Return a row ``(batch, class, box)`` for each box that no better box of its class overlaps."""
+    """Return a row ``(batch, class, box)`` for each box that no better kept box of its class overlaps by more than ``overlap``."""
     count, most = (0 if limit is None else int(limit.to_host().item())), 0.0 if overlap is None else overlap.to_host().item()
     corners, found = boxes.to_host().astype(np.float64), []
     if node["center_point_box"]:

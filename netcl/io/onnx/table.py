@@ -1,7 +1,7 @@
 """ONNX operators and the netcl ops they correspond to, in one table that export and import read.
 
 An entry gives the ONNX node of an op as a call in the names of the op's arguments: positional arguments are the node's inputs,
-keywords its attributes. ``"gather": "GatherElements(x, index, axis=axis)"`` says all that either direction needs. Further forms:
+keywords its attributes. ``"gather": "GatherElements(x, index, axis=axis)"`` is enough for both directions. Further forms:
 
 - ``upper=0``: the attribute has this value; a node with another value belongs to another entry;
 - ``norm(p=1)``: the op's argument must have this value, ``...`` any value;
@@ -9,8 +9,8 @@ keywords its attributes. ``"gather": "GatherElements(x, index, axis=axis)"`` say
 - ``weight or 1``: ONNX requires a tensor that is optional here; ``None`` is written as a tensor of ones;
 - ``axes(axis)``: a function of :data:`CONVERSIONS` converts the value in both directions.
 
-Arguments and attributes that an entry does not name must have their defaults. Rows of pointwise ops bring their entry with them, in
-the column ``onnx``.
+Arguments and attributes that an entry does not name must have their defaults. Rows of pointwise ops hold their own entry, in the
+column ``onnx``.
 """
 
 from __future__ import annotations
@@ -174,7 +174,7 @@ class Slot:
         return [value]
 
     def read(self, value: Any, x: Tensor, node: OnnxNode) -> Any:
-        """Return the op's argument for a value that a node holds."""
+        """Convert a node's value to the op's argument."""
         return CONVERSIONS[self.convert].read(value, x, node) if self.convert in CONVERSIONS else value
 
 
@@ -241,7 +241,7 @@ def computed_by_formula(node: OnnxNode, *given: Tensor) -> Tensor:
 
 @cache
 def _table_entry(op: str, text: str, inputs: tuple[str, ...]) -> OperatorEntry:
-    """Parse an entry from its two texts; an operator without arguments takes ``inputs``."""
+    """Parse an entry from the strings for its op and its operator; an operator without arguments takes ``inputs``."""
     left, right = (ast.parse(side, mode="eval").body for side in (op, text))
     fixed = {word.arg: word.value.value for word in left.keywords} if isinstance(left, ast.Call) else {}  # type: ignore[attr-defined]
     kind, name = (ast.unparse(side.func if isinstance(side, ast.Call) else side) for side in (right, left))
@@ -269,14 +269,14 @@ for _op, _text in PAIRS.items():
 
 
 def entries_of(row: Row) -> list[OperatorEntry]:
-    """Return the entries by which an op can be exported."""
+    """Return the entries that can export an op; an empty list if there are none."""
     if isinstance(row, Pointwise):
         return [_table_entry(row.name, row.onnx, row.inputs)] if row.onnx else []
     return STRUCTURED.get(row.name, [])
 
 
 def entries_by_operator() -> dict[str, list[OperatorEntry]]:
-    """Return the entries that nodes can be imported by, listed by operator."""
+    """Return the entries that can import nodes: a list for each operator."""
     rows = [entry for row in REGISTRY.values() if isinstance(row, Pointwise) for entry in entries_of(row)]
     found: dict[str, list[OperatorEntry]] = {}
     for entry in [*rows, *(_table_entry(op, text, ()) for op, text in {**PAIRS, **NEWER}.items())]:

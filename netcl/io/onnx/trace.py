@@ -25,7 +25,7 @@ EXPORT = "export_onnx"
 
 
 class Unsupported(Exception):
-    """An op that ONNX cannot express, at least not with these arguments."""
+    """Raised for an op that ONNX cannot express, at least not with these arguments."""
 
 
 @dataclass
@@ -48,7 +48,7 @@ class Call:
 
     @property
     def label(self) -> str:
-        """The op's name for errors, with the op it is a part of."""
+        """The op's name for errors, followed by the op whose decomposition called it."""
         return f"{self.name} in {self.within}" if self.within else self.name
 
     @property
@@ -59,12 +59,12 @@ class Call:
         return self.inputs[name] if name in self.inputs else self.params[name]
 
     def tensors(self) -> Iterator[Tensor]:
-        """Yield the input tensors of the call, also those among its other arguments."""
+        """Yield the input tensors of the call, including those in ``params``."""
         yield from _flat([*self.inputs.values(), *self.params.values()])
 
 
 class Trace:
-    """The calls of one run. ``known`` ops are recorded; those of ``decompositions`` are recorded as the ops they are made of."""
+    """The calls of one run. Ops in ``known`` are recorded directly, ops in ``decompositions`` as the ops that their decomposition calls."""
 
     def __init__(self, known: Container[str], decompositions: Mapping[str, Callable[..., Any]]):
         self.known, self.decompositions, self.within = known, decompositions, ""
@@ -144,7 +144,7 @@ def _mapped(function: Callable[[Any], Tensor], value: Any) -> Any:
 def trace(
     model: Callable[..., Any], samples: Sequence[Any], free_batch: bool, known: Container[str], decompositions: Mapping[str, Any]
 ) -> Trace:
-    """Record a model twice, on samples and on other values, and pair the calls. With ``free_batch``, the second batch has one row more."""
+    """Record a model on the samples and on other values (one row more if ``free_batch``); return the first trace, with ``other`` set."""
     queue = getattr(model, "queue", None)
     tensors = _mapped(lambda x: x if isinstance(x, Tensor) else Tensor.from_host(queue, x), tuple(samples))
     with evaluating(model) if hasattr(model, "modules") else nullcontext():
@@ -166,7 +166,7 @@ def trace(
 def _varied(x: Tensor, free_batch: bool) -> Tensor:
     """Return ``x`` in reverse order, so that indices stay valid; floats are also scaled and shifted.
 
-    With ``free_batch``, the batch is larger by one.
+    With ``free_batch``, the result has one more row.
     """
     values = x.to_host()
     other = np.flip(values)

@@ -108,7 +108,7 @@ def read_conv(node: OnnxNode, x: Tensor, w: Tensor, bias: Tensor | None = None) 
 
 
 def conv_parts(node: OnnxNode, x: Tensor, w: Tensor, terms: int) -> Iterator[Tensor]:
-    """Yield convolutions that add up to that of ``x`` and ``w``: sums of at most ``terms`` products, without Winograd's transforms."""
+    """Yield convolutions whose sum is that of ``x`` and ``w``: each sums at most ``terms`` products, without Winograd's transforms."""
     kernel, groups, axis = w.shape[2:], node["group"], max(2, x.ndim - 2)
     options, dilations = {"groups": groups, **_strides_of(node, x)}, node["dilations"] or [1] * len(kernel)
     plain = kernel[-2:] == (3, 3) and groups == max(node["strides"] or [1]) == max(dilations) == 1
@@ -128,7 +128,7 @@ def conv_parts(node: OnnxNode, x: Tensor, w: Tensor, terms: int) -> Iterator[Ten
 
 
 def byte_windows(node: OnnxNode, x: Tensor, kernel: Sequence[int], zero: Tensor | None) -> Tensor:
-    """Return the windows of bytes in one or two spatial dimensions, by the op ``integer_columns``."""
+    """Return the windows of an 8-bit ``x`` with one or two spatial dimensions, computed by the op ``integer_columns``."""
     one, pads = [1] * (4 - x.ndim), _node_pads(node, x.shape[2:], kernel)
     strides, dilations = (node[name] or [1] * len(kernel) for name in ("strides", "dilations"))
     image, padding = ag.reshape(x, (*x.shape[:2], *one, *x.shape[2:])), tuple([(0, 0)] * len(one) + pads)
@@ -249,7 +249,7 @@ _RESIZES = {
 
 
 def _export_interpolate(graph: OnnxGraph, call: Call) -> Name:
-    """Export ``interpolate``, by ``scale_factor`` if it was given: sampling points follow it, not the ratio of the sizes."""
+    """Export ``interpolate``, by ``scale_factor`` if given: sampling points depend on the factor, not on the ratio of the sizes."""
     factor, align = call["scale_factor"], bool(call["align_corners"])
     if call["mode"] not in ("nearest", "linear", "bilinear") or call["antialias"] or call["x"].ndim == 5:
         what = "interpolate must have mode nearest, linear or bilinear, no antialias, and 3 or 4 dimensions to be exported"
