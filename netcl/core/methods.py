@@ -1,6 +1,6 @@
 """Methods and operators of ``Tensor`` that call ops, also in place, and the small methods of torch's tensors.
 
-The ops are called through :mod:`netcl.core.hooks`. Which ops are methods is in :mod:`netcl.core.method_names`.
+The ops are called through :mod:`netcl.core.hooks`. :mod:`netcl.core.method_names` lists the ops that are methods.
 """
 
 from __future__ import annotations
@@ -258,7 +258,7 @@ _added: set[str] = set()
 
 
 def add_method(op: str) -> None:
-    """Make an op a method of tensors, and an in-place method; ops in :data:`METHODS` already are."""
+    """Add an op to ``Tensor`` as a method and an in-place method; does nothing for ops in :data:`METHODS`."""
     if op in METHODS:
         return
     made = {op: _method(op), f"{op}_": _in_place_method(op)}

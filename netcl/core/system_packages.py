@@ -1,6 +1,6 @@
 """Installs packages of the operating system: an OpenCL runtime where pip has none, and the tools of ``make test``.
 
-The Makefile, CI and ``netcl doctor --fix`` share it. It imports the standard library alone, because it is also a program that runs before
+The Makefile, CI and ``netcl doctor --fix`` share it. It imports only the standard library, because it is also a program that runs before
 anything is installed: ``python -I netcl/core/system_packages.py venv``.
 """
 

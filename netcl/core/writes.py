@@ -11,7 +11,7 @@ from netcl.core.hooks import hooks
 
 
 class clock:
-    """Orders in-place writes and recorded ops. ``last`` is the time of the last in-place write."""
+    """The global counter that orders in-place writes and recorded ops. ``last`` is the time of the last in-place write."""
 
     tick = itertools.count(1).__next__
     last = 0

@@ -126,7 +126,7 @@ def numpy_source(body: Body, writer: PythonText) -> str:
 
 
 def as_held(dtype: DType, compute: np.dtype[Any], values: Any) -> Any:
-    """Return values of the compute type, rounded as storing them in ``dtype`` does."""
+    """Return values of the compute type, rounded to values that ``dtype`` can store."""
     if dtype.name == "bool":
         return (np.asarray(values) != 0).astype(compute)
     return decode(encode(np.asarray(values), dtype), dtype).astype(compute)
@@ -414,7 +414,7 @@ def rounded(dtype: str | None, text: str) -> str:
 
 
 def rounding_functions(names: Iterable[str], compute: str, layout: Layout) -> str:
-    """Return the functions that :func:`rounded` calls."""
+    """Return the C functions that expressions of :func:`rounded` call."""
     w, parts = layout.width, []
     names = set(names)
     wide, back = ("x", "{}") if compute == "float" else (_converted("float", w, "x"), _converted(compute, w, "{}"))

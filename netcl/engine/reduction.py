@@ -194,14 +194,14 @@ def _gpu_columns(shape: Shape3, width: int, profile: DeviceProfile, local: int) 
 
 
 def _fold_slices(count: int, outputs: int, wanted: int, least: int) -> int:
-    """Return the slices per fold of ``count`` elements: ``outputs`` folds give about ``wanted`` slices of at least ``least``."""
+    """Return the slices per fold of ``count`` elements: at least ``least`` elements each, and about ``wanted`` in all ``outputs`` folds."""
     return max(1, min(-(-wanted // max(outputs, 1)), count // least))
 
 
 def _launch_stage(
     stage: Stage, x: Tensor, given: Tensor | None, target: Tensor, shape: Shape3, chosen: FoldLayout, length: int, args: tuple[Any, ...]
 ) -> None:
-    """Launch one stage: a partial result per ``length`` elements of every row."""
+    """Launch one stage, which writes a partial result per ``length`` elements of every row."""
     queue, slices = x.queue, -(-shape.length // length)
     columns = chosen.kernel in ("reduce_columns", "reduce_tile")
     aligned = (shape.inner if columns else shape.length) % chosen.width == 0
@@ -479,7 +479,7 @@ def fold_innermost(row: Reduction, x: Tensor, axes: int, keepdims: bool, params:
 
 
 def _over_all_axes(row: Reduction, x: Tensor, keepdims: bool, params: Sequence[float], target: str, real: str) -> Tensor | None:
-    """Reduce all axes: the innermost in the kernel of the pending values, the others in a second step; ``None`` if that does not pay."""
+    """Reduce all axes: the innermost in the kernel of the pending values, the others in a second step; ``None`` if that is slower."""
     count = x.size // x.shape[-1]
     if not busy(x.queue, count, x.shape[-1]) or row.params:
         return None
@@ -503,7 +503,7 @@ def _refuse_bool(name: str, axis: bool) -> None:
 def reduction_function(row: Reduction) -> Callable[..., Tensor]:
     """Return the public function of a row: ``f(x, axis=None, keepdims=False, *, <parameters>, out=None)``.
 
-    After the axis, torch's ``var`` and ``std`` take ``unbiased`` by position, so ``keepdims`` must be named there.
+    If the row has parameters, ``keepdims`` must be named: torch's ``var`` and ``std`` take ``unbiased`` in its position.
     """
 
     def plain(x: Any, axis: Axis = None, keepdims: bool = False, *, out: Tensor | None = None) -> Tensor:
