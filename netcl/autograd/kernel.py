@@ -176,7 +176,7 @@ def _kernel_rule(node: Node, F: Any, grads: Sequence[Any]) -> list[Tensor | None
 
 
 def _kernel_signature(name: str, function: Callable[..., Any]) -> tuple[dict[str, str], dict[str, str], str]:
-    """Return the tensors with their dtypes, the numbers with their C types, the dtype of the result."""
+    """Return the tensors with their dtypes, the numbers with their C types, and the dtype of the result."""
     signature = inspect.signature(function)
     tensors, numbers = {}, {}
     for parameter in signature.parameters.values():

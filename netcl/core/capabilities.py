@@ -110,7 +110,7 @@ def _extension_facts(extensions: tuple[str, ...]) -> dict[str, bool]:
 def device_profile(cl_device: Any) -> DeviceProfile:
     """Return the profile of a device, with all properties read from the driver.
 
-    ``cl_device`` is a ``cl.Device``; a property that an old driver does not know is read as "feature missing".
+    ``cl_device`` is a ``cl.Device``; a property that an old driver does not know counts as a missing feature.
     """
     extensions = tuple(sorted(set(cl_device.extensions.split())))
 

@@ -56,7 +56,7 @@ class Launch(NamedTuple):
 
 
 class At:
-    """Memory of a plan, by index."""
+    """An argument of a planned launch: memory of the plan, by index."""
 
     __slots__ = ("index",)
 
@@ -65,7 +65,7 @@ class At:
 
 
 class Given:
-    """A number that is passed to each run, by index; a kernel takes these before its other numbers."""
+    """An argument of a planned launch: a number of each run, by index. A kernel takes these before its other numbers."""
 
     __slots__ = ("index",)
 
@@ -82,7 +82,7 @@ class HostStep(NamedTuple):
 
 
 class PlanningState:
-    """The state of a command list: that of its queue, but the backend is the list, there are no plans, and random numbers raise."""
+    """The state of a command list: that of its queue, but the backend is the list, there are no plans, and drawing numbers raises."""
 
     def __init__(self, state: Any, commands: CommandList):
         self._state, self.context, self.backend = state, state.context, commands

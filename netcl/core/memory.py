@@ -463,7 +463,7 @@ class PinnedBufferPool:
     """Page-locked host memory for transfers: ALLOC_HOST_PTR buffers that stay mapped as NumPy byte arrays.
 
     A lease may be released with the event of the copy that still reads it; the memory is reused only after that event. At most
-    ``max_cached_bytes`` stay free: 1 GB, or ``NETCL_MAX_CACHED_GB`` if that is less. Memory of the least recently used size is freed.
+    ``max_cached_bytes`` stay free (1 GB, or ``NETCL_MAX_CACHED_GB`` if less); beyond that, the least recently used size is freed first.
     """
 
     def __init__(self, queue: Any, max_cached_bytes: int | None = None):

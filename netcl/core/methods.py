@@ -180,7 +180,7 @@ def _stride(self: Any, dim: int | None = None) -> Any:
 
 
 def _equal(self: Any, other: Any) -> bool:
-    """Whether shape and all values are the same."""
+    """Whether both tensors have the same shape and equal values."""
     return self.shape == other.shape and bool(hooks.call("all", hooks.call("eq", self, other)))
 
 

@@ -402,7 +402,7 @@ def register_runtimes(runtimes: Sequence[Runtime]) -> tuple[Path, list[Runtime]]
 
 
 def _tell_loader() -> None:
-    """Register the runtimes that the loader would miss; if the disk is not writable, only those runtimes are lost."""
+    """Register the runtimes that the loader would miss; if the disk is not writable, only those runtimes are missing."""
     try:
         folder, _state.runtimes = register_runtimes(_state.runtimes)
     except OSError as error:

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 
 class Number(float):
-    """A number that every replay recomputes: item ``index`` of the result of function number ``source``."""
+    """A number that every replay recomputes: item ``index`` of the numbers that function ``source`` returns."""
 
     __slots__ = ("index", "source")
     source: int

@@ -55,7 +55,7 @@ def prefix(program: str) -> list[str] | None:
 
 
 def install_packages(purpose: str) -> bool:
-    """Install the packages of a purpose if that needs no password; returns whether it did. Reports on standard error."""
+    """Install the packages of a purpose if that needs no password; returns whether they were installed. Reports on standard error."""
     program = package_manager()
     packages, words = MANAGERS[program][1].get(purpose, ()) if program else (), prefix(program)
     return bool(packages) and words is not None and _install(program, words, packages)

@@ -556,7 +556,7 @@ class Tensor(TensorMethods):
         return self
 
     def register_hook(self, hook: Callable[[Tensor], Tensor | None]) -> Remover:
-        """Call ``hook(gradient)`` when this tensor's gradient is known; a returned tensor replaces it.
+        """Call ``hook(gradient)`` when this tensor's gradient is known; a tensor that it returns replaces the gradient.
 
         ``remove()`` of the result removes the hook.
         """

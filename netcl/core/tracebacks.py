@@ -34,7 +34,7 @@ def is_own(filename: str) -> bool:
 
 
 def without_own_frames(error: BaseException) -> bool:
-    """Remove netcl's frames from the tracebacks of an error that netcl raised on purpose and of its causes; returns whether it had any."""
+    """Remove netcl's frames from the tracebacks of an error raised by netcl on purpose and its causes; returns whether any were removed."""
     hidden, seen = False, set()
     following: BaseException | None = error
     while following is not None and id(following) not in seen:

@@ -187,7 +187,7 @@ def run_cpu(fn: Callable[..., Any], *tensors: Any, dtype: str | Sequence[str] | 
     """Call ``fn(*arrays, **kwargs)`` and wrap its results as Tensors of the NumPy backend.
 
     float16 and bfloat16 inputs are widened to float32, results are rounded. ``dtype`` is the result's (one name, or one per result of a
-    tuple), by default that of the first tensor. Lists of tensors become lists of arrays; ``None`` and numbers are passed on.
+    tuple), by default that of the first tensor. Lists of tensors become lists of arrays; ``None`` and numbers stay unchanged.
     """
     given = list(_tensors_in(tensors))
     with np.errstate(all="ignore"):

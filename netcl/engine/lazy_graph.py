@@ -132,7 +132,7 @@ def waiting_node(x: Any) -> TraceNode | None:
 
 
 class NodeReaders(Readers):
-    """Weak references to waiting nodes, by the memory that they read."""
+    """Weak references to pending nodes, by the memory that they read."""
 
     def compute(self, memory: Any) -> None:
         with _noting:
@@ -403,7 +403,7 @@ def defer_columns(name: str, body: Body, x: Tensor, axes: int, shape: tuple[int,
 
 
 class _Eager:
-    """The setting of eager code: ``least`` elements are deferred, 0 means never. Read once: the environment costs as much as a launch."""
+    """The setting of eager fusion: defer ops from ``least`` elements, never if 0. Read once: the environment costs as much as a launch."""
 
     least = int(env.value("NETCL_FUSION"))
 

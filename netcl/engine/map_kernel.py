@@ -44,7 +44,7 @@ class Walk(NamedTuple):
 
 
 def collapse(shape: tuple[int, ...], shapes: Sequence[tuple[int, ...]]) -> Walk:
-    """Return the axes with neighbors merged where each operand has all of them or broadcasts all: few axes and long inner loops.
+    """Merge neighboring axes where every operand has all of them or broadcasts all of them, so that inner loops are long.
 
     >>> collapse((8, 3, 5, 5), [(8, 3, 5, 5), (3, 1, 1)]).outer
     (8, 3)

@@ -117,7 +117,7 @@ def numpy_function(body: Body, compute: str) -> Callable[..., tuple[Any, ...]]:
 
 
 def numpy_source(body: Body, writer: PythonText) -> str:
-    """Return the source of :func:`numpy_function`."""
+    """Return the Python source that :func:`numpy_function` compiles."""
     text = [f"def body({', '.join((*body.inputs, *body.scalars))}):"]
     for name, tree in body.lines:
         value = evaluate(tree, writer)
@@ -184,7 +184,7 @@ def _in_words(width: int, text: str) -> str:
 
 
 def _low(width: int, text: str) -> str:
-    """Return C for the low 16 bits of words."""
+    """Return C that takes the low 16 bits of 32-bit words."""
     return f"netcl_low_16({text})" if width == 16 else _converted("ushort", width, text)
 
 

@@ -179,7 +179,7 @@ def _write_down(row: Pointwise, queue: Any, args: Sequence[Any], out: Tensor | N
 
 
 def _forward_types(row: Pointwise, args: Sequence[Any], dtype: str | None) -> tuple[tuple[int, ...], str, DType]:
-    """Return shape, compute type and dtype of the result of a call."""
+    """Return the shape of a call's result, the compute type, and the dtype of the result."""
     values, params = args[: row.arity], args[row.arity :]
     tensors = [(name, x.shape) for name, x in zip(row.inputs, values, strict=True) if isinstance(x, Tensor)]
     shape = common_shape(row.name, [s for _, s in tensors], [name for name, _ in tensors])

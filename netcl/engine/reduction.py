@@ -66,14 +66,14 @@ def axes_of(name: str, axis: Axis, shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def folded_shape(shape: tuple[int, ...], axes: Sequence[int], keepdims: bool) -> tuple[int, ...]:
-    """Return the shape of the result of a fold."""
+    """Return the shape that a fold results in; with ``keepdims``, folded axes have size 1."""
     if keepdims:
         return tuple(1 if a in axes else n for a, n in enumerate(shape))
     return tuple(n for a, n in enumerate(shape) if a not in axes)
 
 
 def runs(shape: tuple[int, ...], axes: Sequence[int]) -> list[tuple[bool, int]]:
-    """Merge neighboring axes to runs of (folded?, size); axes of size 1 are dropped."""
+    """Merge neighboring axes into runs, ``(whether it is folded, size)``; axes of size 1 are dropped."""
     merged: list[tuple[bool, int]] = []
     for a, size in enumerate(shape):
         folded = a in axes
@@ -194,7 +194,7 @@ def _gpu_columns(shape: Shape3, width: int, profile: DeviceProfile, local: int) 
 
 
 def _fold_slices(count: int, outputs: int, wanted: int, least: int) -> int:
-    """Return the slices per fold of ``count`` elements: at least ``least`` elements each, and about ``wanted`` in all ``outputs`` folds."""
+    """Return how many slices a fold of ``count`` elements has: each at least ``least`` long, about ``wanted`` in all ``outputs`` folds."""
     return max(1, min(-(-wanted // max(outputs, 1)), count // least))
 
 
@@ -249,7 +249,7 @@ def sums_of_slices(x: Tensor, shape: Shape3, compute: str, length: int) -> Tenso
 
 
 def types_of(row: Reduction, x: Tensor) -> tuple[str, DType]:
-    """Return compute type and dtype of the result of a reduction."""
+    """Return the compute type of a reduction and the dtype of its result."""
     source = DTYPES[x.dtype]
     if row.accepts == "float" and not source.is_float:
         remedy = f"convert first: x.float().{row.name}()"

@@ -1,7 +1,7 @@
 """The op table: one row per op. A row is data and imports no device and no tape.
 
 Four kinds of rows: :class:`Pointwise` (one expression per element), :class:`Reduction` (map, combine, finish),
-:class:`Op` (a function of its own) and :class:`Composite` (a function of other ops). Eager kernels, the NumPy backend,
+:class:`Op` (its own Python function) and :class:`Composite` (a function of other ops). Eager kernels, the NumPy backend,
 the JIT, gradients, autocast, tests, the self-test and the documentation all read the same row.
 
 The language of expressions is Python and OpenCL C at once: ``+ - * /``, unary minus, one comparison at a time, numbers,
@@ -359,7 +359,7 @@ def S(*shapes: Any, dtypes: Any = None, low: Any = -1.0, high: Any = 1.0, **kwar
 
 @dataclass(frozen=True, eq=False)
 class Op(_WithFunction):
-    """An op that is a function of its own: ``call`` with the columns of its row. Made by :func:`op`.
+    """An op that is computed by its own function ``call``. Made by :func:`op`.
 
     ``vjp(F, ...)`` is forward-only code over ``F`` (``netcl.ops``, or ``netcl.autograd`` when the gradient itself is to
     be differentiated). Its further parameters name the arguments it needs: ``g``, ``out`` (all outputs; ``out0``,

@@ -243,7 +243,7 @@ def _row_parameters(ports: Sequence[Port], row: _Row, numbers: Sequence[str], la
 def source(
     name: str, steps: tuple[RowOp, ...], ports: Sequence[Port], kept: Sequence[tuple[int, Port]], real: str, layout: Layout, group: int
 ) -> tuple[str, int]:
-    """Return the source of the kernel ``rows_<name>`` and its scratch memory: rows per work-item, or per work-group if ``group > 1``.
+    """Return the source of the kernel ``rows_<name>`` and its scratch rows per work-item, or per work-group if ``group > 1``.
 
     The kernel takes leaves, results, scratch memory (if values are kept), numbers, ``inner`` (elements of a row), ``rows``, ``each``
     (rows per work-item or work-group), the sizes of the outer axes but the first, and each leaf's strides along all outer axes.

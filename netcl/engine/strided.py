@@ -77,7 +77,7 @@ def merge(axes: Sequence[CopyAxis]) -> tuple[CopyAxis, ...]:
 
 
 def widen(copy: Copy, most: int = 16) -> Copy:
-    """Return an equal copy with the widest elements, up to ``most`` bytes, into which its runs, strides and offsets divide evenly."""
+    """Return an equal copy in the widest elements, up to ``most`` bytes, that fit its runs, strides and offsets exactly."""
     if not copy.axes or copy.axes[-1][1:] != (1, 1):
         return copy
     *outer, inner = copy.axes

@@ -1,4 +1,4 @@
-"""Record a step once, replay it without its Python: ``netcl.compile`` and ``capture_graph``.
+"""Records a step once and replays it without its Python code: ``netcl.compile`` and ``capture_graph``.
 
 The first call runs eagerly: programs are built, state is created. The second and third call are recorded. If both recordings are equal,
 later calls replay them. If they differ, or if the function reads or calls something that no guard covers (:mod:`netcl.replay.contract`),
@@ -97,7 +97,7 @@ class _Call:
         return ("object", id(arg))
 
     def _tensor_key(self, t: Tensor) -> tuple[Any, ...]:
-        """Return a tensor's key: its identity if it requires grad or is on NumPy; else shape, dtype and a tensor with the same buffer."""
+        """Return a tensor's key: its identity if it requires grad or is on NumPy; else shape, dtype and any tensor with its buffer."""
         if t.requires_grad or t.context is None:
             self.objects.append(t)
             return ("object", id(t), t.backend)
@@ -544,7 +544,7 @@ class _Inference(CompiledFunction):
 
 
 def compile(function: Callable[..., Any] | None = None, *, fuse: bool = False) -> Any:  # named as torch names it
-    """Record a model, a function or a whole training step, and replay it without its Python.
+    """Record a model, a function or a whole training step, and replay it without running its Python code.
 
     >>> import netcl
     >>> double = netcl.compile(lambda x: x * 2 + 1)

@@ -301,6 +301,6 @@ def _short(told: Any) -> str:
 
 
 def _running_line() -> str:
-    """Return ``file:line`` of the user's program that is running."""
+    """Return ``file:line`` of the line of the user's program that is running."""
     line = user_line()
     return f"{line.filename}:{line.lineno}"
