@@ -263,7 +263,7 @@ def add_method(op: str) -> None:
         return
     made = {op: _method(op), f"{op}_": _in_place_method(op)}
     if taken := [name for name in made if hasattr(_tensor_class[0], name)]:
-        raise ValueError(message(op, f"the name is not free: Tensor has an attribute {taken[0]!r}", "choose another name, or method=False"))
+        raise ValueError(message(op, f"Tensor must not have an attribute {taken[0]!r} already", "choose another name, or method=False"))
     for name, method in made.items():
         setattr(_tensor_class[0], name, method)
     _added.update(made)

@@ -46,7 +46,7 @@ def as_tensors(op: str, *values: Any) -> list[Any]:
     """
     queue = getattr(values[0], "queue", None) if values else None
     if queue is None and values and values[0] is None:
-        raise TypeError(message(op, "the first argument must be a tensor, got None", "does the preceding function return its result?"))
+        raise TypeError(message(op, "the first argument must be a tensor, got None", "check that the function before returns its result"))
     for value in values:
         if value is not None and (not isinstance(value, Tensor) or value.queue is not queue):
             break

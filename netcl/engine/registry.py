@@ -501,7 +501,7 @@ def unregister(name: str) -> None:
 def alias(name: str, of: str) -> None:
     """Add ``name`` as an alias of the op ``of``."""
     if name in REGISTRY or name in ALIASES:
-        raise ValueError(message(name, "an op of this name must not exist yet"))
+        raise ValueError(message(name, "an op of this name must not exist yet", "choose another name"))
     ALIASES[name] = REGISTRY[of].name
 
 

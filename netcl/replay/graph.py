@@ -289,9 +289,8 @@ class Graph:
                 raise kind(message("replay", f"input {i} must have the recorded shape and dtype", "record again for this input", **seen))
         met = self.meets(inputs)
         if met is not None:
-            raise ValueError(
-                message("replay", f"input {met} must not share memory with a written value", "pass a clone()", shape=inputs[met].shape)
-            )
+            what = f"input {met} must not share memory with another value of the step, because the step writes to that memory"
+            raise ValueError(message("replay", what, "pass a clone()", shape=inputs[met].shape))
 
     def _run_parts(self) -> None:
         """Enqueue all commands and call the sources, the functions that compute numbers for them.
