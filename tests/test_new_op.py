@@ -100,7 +100,7 @@ def test_a_row_that_goes_takes_its_methods_along():
 
 def test_a_method_never_replaces_an_attribute_of_tensors():
     with pytest.raises(
-        ValueError, match=r"\[detach\] the name is not free: Tensor has an attribute 'detach'; choose another name, or method=False"
+        ValueError, match=r"\[detach\] Tensor must not have an attribute 'detach' already; choose another name, or method=False"
     ):
         register(Pointwise("detach", "v0", ("g",), lambda x: x, method=True))
     assert "detach" not in REGISTRY

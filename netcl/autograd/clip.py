@@ -82,7 +82,7 @@ def clip_grad_norm(parameters: Parameters, max_norm: float, norm_type: float = 2
 def clip_grad_norm_device(parameters: Parameters, max_norm: float, norm_type: float = 2.0) -> Tensor:
     """Clip like :func:`clip_grad_norm`, but without waiting for the device: the norm is returned as a 0-d tensor.
 
-    All gradients must live on one device.
+    All gradients must be on one device.
     """
     op = "clip_grad_norm_device"
     gradients, order = _gradients(op, parameters, max_norm=max_norm), _check_order(op, norm_type)

@@ -25,7 +25,7 @@ from netcl.replay.graph import tensors_in
 
 
 class TracingContext:
-    """``with TracingContext() as trace:``: ops are deferred, and ``trace.nodes`` lists them in call order.
+    """A context manager that defers ops: ``with TracingContext() as trace:``; ``trace.nodes`` lists them in call order.
 
     On exit, the values that are still referenced are computed.
 
@@ -89,7 +89,7 @@ def _showing_texts(texts: list[str]) -> Iterator[None]:
 
 
 class CompiledFunction:
-    """A function compiled by :func:`jit_compile`; ``source(*args)`` returns its kernels."""
+    """A function compiled by :func:`jit_compile`; ``source(*args)`` returns the source of its kernels."""
 
     def __init__(self, function: Callable[..., Any], fast_math: bool):
         # Copied from the function; attributes of an object may change and may have these names.
@@ -152,7 +152,7 @@ def jit_compile(fn: Callable[..., Any] | None = None, fast_math: bool = False) -
 
 
 class TrainingGraphCompiler:
-    """A loss and its gradients from fused kernels: ``loss, gradients = TrainingGraphCompiler(loss_function, parameters)(x, y)``.
+    """Computes a loss and its gradients in fused kernels: ``loss, gradients = TrainingGraphCompiler(loss_function, parameters)(x, y)``.
 
     It returns one gradient per parameter and does not change ``.grad``; ``compile(x, y)`` returns the ops and kernels of a step.
     """

@@ -83,7 +83,7 @@ def empty(*size: Any, dtype: Any = None, **options: Any) -> Tensor:
 
 @with_generator
 def rand(*size: Any, dtype: Any = None, **options: Any) -> Tensor:
-    """Return values uniform in [0, 1); ``options`` are those of :func:`full`."""
+    """Return uniformly distributed values in [0, 1); ``options`` are those of :func:`full`."""
     return _random_tensor("rand", size, dtype, options)
 
 

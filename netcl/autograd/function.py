@@ -21,7 +21,7 @@ def move(x: Tensor, queue: Any) -> Tensor:
 
 
 class Context:
-    """What ``forward`` passes to ``backward``: tensors by ``save_for_backward``, other values as attributes."""
+    """The values that ``forward`` passes to ``backward``: tensors by ``save_for_backward``, others as attributes."""
 
     def __init__(self) -> None:
         self.saved_tensors: tuple[Any, ...] = ()
@@ -33,7 +33,7 @@ class Context:
 
 
 class Function:
-    """An op with a gradient of your own.
+    """The base class of an op with a user-defined gradient; call the op by ``apply``.
 
     >>> import netcl.autograd as ag
     >>> class Cube(ag.Function):
@@ -91,7 +91,7 @@ def _function_rule(cls: type[Function]) -> Callable[..., Sequence[Any]]:
 
 
 def checkpoint(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Return the result of ``function`` without keeping what its gradient needs; backward runs it again.
+    """Return the result of ``function`` without saving tensors for its gradient; backward runs the function again.
 
     The second run uses the state of the random generator and of ``autocast`` that the first run had.
     """

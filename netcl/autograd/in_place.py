@@ -29,7 +29,7 @@ from netcl.ops.random import with_generator
 
 
 def in_place(name: str, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-    """Write the result of the op ``name`` for ``x`` into ``x``; returns ``x``."""
+    """Apply the op ``name`` to ``x`` and write the result into ``x``; returns ``x``."""
     _check_target(name, x, args, kwargs)
     if name in _SPECIAL:
         return _SPECIAL[name](x, *args, **kwargs)
@@ -201,7 +201,7 @@ def _kept_index(index: Any) -> Any:
     return duplicate(index) if isinstance(index, Tensor) else index.copy() if isinstance(index, np.ndarray) else index
 
 
-# ---- what is not an op of the table
+# ---- methods that are not ops of the table
 
 
 def _fill(x: Tensor, value: Any) -> Tensor:
@@ -223,7 +223,7 @@ def _fill(x: Tensor, value: Any) -> Tensor:
 
 
 class _unrecorded:
-    """A block without recording, for a write whose history the caller records."""
+    """A context manager that disables recording, for a write whose history the caller records."""
 
     def __enter__(self) -> None:
         self.enabled = grad_mode.get()

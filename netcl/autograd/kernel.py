@@ -127,7 +127,7 @@ class Kernel:
         shape = tuple(self.shape(*inputs.values())) if self.shape else first.shape
         if not self.shape and any(x.shape != shape for x in inputs.values()):
             shapes = {n: x.shape for n, x in inputs.items()}
-            raise ShapeError(message(self.name, "all tensors must have the same shape", "pass shape= of the result", **shapes))
+            raise ShapeError(message(self.name, "all tensors must have the same shape", "pass shape=, a function of the tensors", **shapes))
         out = Tensor.empty(shape, self.dtype, queue=first.queue)
         self._launch(self.forward, self.body, inputs, {"out": out}, numbers, out.size)
         return out
@@ -176,7 +176,7 @@ def _kernel_rule(node: Node, F: Any, grads: Sequence[Any]) -> list[Tensor | None
 
 
 def _kernel_signature(name: str, function: Callable[..., Any]) -> tuple[dict[str, str], dict[str, str], str]:
-    """Return the tensors with their dtypes, the numbers with their C types, the dtype of the result."""
+    """Return the tensors with their dtypes, the numbers with their C types, and the dtype of the result."""
     signature = inspect.signature(function)
     tensors, numbers = {}, {}
     for parameter in signature.parameters.values():

@@ -104,7 +104,7 @@ def _rounded_quotient(call: Callable[..., Any], a: Any, b: Any, *, rounding_mode
 
 
 def older_reduction(size_average: bool | None, reduce: bool | None) -> dict[str, str]:
-    """Return the keyword ``reduction`` for torch's older parameters as a dict; empty if neither is given."""
+    """Return ``{"reduction": ...}`` for torch's older parameters ``size_average`` and ``reduce``; empty if neither is given."""
     if size_average is None and reduce is None:
         return {}
     return {"reduction": "none" if reduce is False else "sum" if size_average is False else "mean"}

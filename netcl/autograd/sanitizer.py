@@ -72,7 +72,7 @@ def check_launch(source: str, name: str, global_size: Sequence[int], local_size:
 
 
 def _child_report(request: Path, log: Path, child: dict[str, str]) -> str:
-    """Return what Oclgrind and the child process report about the launch of ``request``; empty if nothing is wrong."""
+    """Return the reports of Oclgrind and the child process about the launch of ``request``; empty if nothing is wrong."""
     code = f"import sys; from {__name__} import _run_script; _run_script(sys.argv[1])"
     try:
         done = subprocess.run([sys.executable, "-c", code, str(request)], env=child, capture_output=True, text=True, timeout=_SECONDS)

@@ -32,7 +32,7 @@ from netcl.engine.modes import deferral, in_mode
 
 
 class _Modes(threading.local):
-    """Per thread: the current tape, and the observer of ops.
+    """The autograd state of a thread: the current tape, the observer of ops, and callbacks of backward.
 
     ``observer(row, function, *args, **kwargs)``, if set, is called instead of every op; tracers use it.
     """
@@ -187,7 +187,7 @@ class _Changed(Source):
 
 
 def intact(node: Node, *kept: Any) -> Any:
-    """Return the saved tensors of a node, or lists of them. One that was changed in place raises when its values are read."""
+    """Return the saved tensors of a node, or lists of them. A tensor that was changed in place raises when its values are read."""
     return _stand_ins(node, kept) if _any_changed(kept, node.order) else kept
 
 
@@ -583,33 +583,33 @@ class _Setting(ContextDecorator):
 
 
 class set_grad_enabled(_Setting):
-    """Record ops inside the block only if the flag is true: ``with set_grad_enabled(flag): ...``."""
+    """A context manager that records ops only if its flag is true: ``with set_grad_enabled(flag): ...``."""
 
     variable = grad_mode
 
 
 class no_grad(set_grad_enabled):
-    """Record nothing inside the block: ``with no_grad(): ...``, or as a decorator."""
+    """A context manager that records nothing: ``with no_grad(): ...``. It is also a decorator."""
 
     def __init__(self) -> None:
         super().__init__(False)
 
 
 class enable_grad(set_grad_enabled):
-    """Record again inside ``no_grad``: ``with enable_grad(): ...``."""
+    """A context manager that records ops again inside ``no_grad``: ``with enable_grad(): ...``."""
 
     def __init__(self) -> None:
         super().__init__(True)
 
 
 class set_detect_anomaly(_Setting):
-    """Check every value and every gradient for NaN and Inf inside the block; slow: ``with set_detect_anomaly(flag): ...``."""
+    """A context manager that checks every value and gradient for NaN and Inf, which is slow: ``with set_detect_anomaly(flag): ...``."""
 
     variable = anomaly_mode
 
 
 class detect_anomaly(set_detect_anomaly):
-    """Raise on an op or gradient that is not finite, naming op, call site and first bad index: ``with detect_anomaly(): ...``."""
+    """A context manager that raises on NaN or Inf and names op, call site and first bad index: ``with detect_anomaly(): ...``."""
 
     def __init__(self) -> None:
         super().__init__(True)

@@ -1,7 +1,7 @@
 """An allocator for large device buffers: it splits driver segments into sub-buffers of any size and merges released neighbors.
 
-A free list per size keeps the peak of every size. The sizes of a training step peak at different times, so such lists held 1.7 times the
-peak of a ResNet-18; segments that serve all sizes hold 1.1 times.
+A free list per size keeps the peak of every size, and the sizes of a training step peak at different times. Segments that serve all sizes
+need little more memory than the peak of the whole step.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _SOLE_REFERENCE = _references([object()], 0)  # the reference count of an object
 
 
 class Segment(NamedTuple):
-    """A buffer allocated by the driver."""
+    """A buffer allocated by the driver, which the arena splits into sub-buffers."""
 
     buffer: Any
     nbytes: int
@@ -36,10 +36,10 @@ class Segment(NamedTuple):
 class Arena:
     """A best-fit allocator over segments: a request takes the smallest free range that holds it.
 
-    If none is large enough, entirely free segments are released, the largest first, and one segment of their total size replaces them.
-    Memory thus grows only by what is missing, and not at all after the first steps of a program. ``create`` and ``part_of`` allocate a
-    buffer and a sub-buffer from the driver; ``resized`` receives the number of bytes allocated (or, negative, released); no segment is
-    larger than ``limit``.
+    If none is large enough, the arena releases entirely free segments, the largest first, and allocates one segment in their place.
+    Memory thus grows only by the missing bytes, and not at all after the first steps of a program. ``create`` and ``part_of`` allocate a
+    buffer and a sub-buffer from the driver; ``resized`` receives the number of bytes allocated (or, negative, released). A segment that
+    replaces others is not larger than ``limit``, unless the request itself is.
     """
 
     def __init__(
@@ -120,7 +120,7 @@ class Arena:
     def trim(self, most: int = 0, wait: bool = True) -> None:
         """Release entirely free segments, the oldest first, until at most ``most`` bytes are free.
 
-        With ``wait=False``, do nothing if the lock is held: a lease may end in the very thread that holds it, which would deadlock.
+        With ``wait=False``, do nothing if the lock is held: a lease may end in the thread that holds the lock, and waiting would deadlock.
         """
         if self._lock.acquire(blocking=wait):
             try:

@@ -1,7 +1,7 @@
 """Properties of a device, read once from the driver into a frozen profile.
 
-``has_fp16`` is what the driver lists; ``half_arithmetic`` is what a kernel, built and compared, confirmed. They differ: NVIDIA's
-driver does not list ``cl_khr_fp16`` and computes in half precision nevertheless.
+``has_fp16`` tells whether the driver lists half precision, ``half_arithmetic`` whether a test kernel computed correctly in it. NVIDIA's
+driver does not list ``cl_khr_fp16``, but computes in half precision.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ SMALL_LOCAL_MEMORY = 16 * 1024  # the minimum of OpenCL 1.0, too small for usefu
 
 @dataclass(frozen=True)
 class DeviceProfile:
-    """What a device can do; made by :func:`device_profile`.
+    """The properties and limits of a device; created by :func:`device_profile`.
 
     >>> from netcl.core.capabilities import numpy_profile
     >>> numpy_profile().device_type
@@ -110,7 +110,7 @@ def _extension_facts(extensions: tuple[str, ...]) -> dict[str, bool]:
 def device_profile(cl_device: Any) -> DeviceProfile:
     """Return the profile of a device, with all properties read from the driver.
 
-    ``cl_device`` is a ``cl.Device``; a property that an old driver does not know is read as "feature missing".
+    ``cl_device`` is a ``cl.Device``; a property that an old driver does not know counts as a missing feature.
     """
     extensions = tuple(sorted(set(cl_device.extensions.split())))
 
@@ -148,7 +148,7 @@ def numpy_profile() -> DeviceProfile:
 
 
 def kernel_strategy(profile: DeviceProfile) -> str:
-    """Return "portable" or "optimized"; CPUs and devices with little local memory are always portable.
+    """Return "portable" or "optimized"; portable for CPUs and devices with little local memory.
 
     Other devices are optimized if they have subgroups or half precision, or are from NVIDIA or AMD. ``NETCL_KERNEL_STRATEGY`` overrides.
     """

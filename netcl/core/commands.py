@@ -1,7 +1,7 @@
 """A command list takes the place of a queue and collects commands instead of enqueuing them.
 
 An op allocates memory and enqueues kernels, fills and copies. On tensors of a command list, the same code appends these commands to the
-list, over memory that has no address yet. :mod:`netcl.engine.plan` makes the list a plan, which runs on any tensors of these types.
+list, over memory that has no address yet. :mod:`netcl.engine.plan` turns the list into a plan for all tensors of these types.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class NotPlannable(Exception):
 
 
 class PlannedMemory:
-    """Memory of a plan before it has an address: an operand of the call, or leased memory if ``index`` is not that of an operand."""
+    """Memory of a plan before it has an address: an operand of the call or, at a higher ``index``, memory that each run leases."""
 
     __slots__ = ("commands", "index", "nbytes", "persistent")
     pool = None
@@ -56,7 +56,7 @@ class Launch(NamedTuple):
 
 
 class At:
-    """Memory of a plan, by index."""
+    """An argument of a planned launch: memory of the plan, by index."""
 
     __slots__ = ("index",)
 
@@ -65,7 +65,7 @@ class At:
 
 
 class Given:
-    """A number that is passed to each run, by index; a kernel takes these before its other numbers."""
+    """An argument of a planned launch: a number of each run, by index. A kernel takes these before its other numbers."""
 
     __slots__ = ("index",)
 
@@ -82,7 +82,7 @@ class HostStep(NamedTuple):
 
 
 class PlanningState:
-    """``queue.netcl`` of a command list: it has its own backend, no plans and no random numbers; every other part is the queue's."""
+    """The state of a command list: that of its queue, but the backend is the list, there are no plans, and drawing numbers raises."""
 
     def __init__(self, state: Any, commands: CommandList):
         self._state, self.context, self.backend = state, state.context, commands
@@ -97,7 +97,7 @@ class PlanningState:
 
 
 class CommandList:
-    """The commands of an op, in order. While the op is planned, the list is the queue of its operands and that queue's backend.
+    """The commands of an op, in order. While an op is planned, the list replaces both the queue of the operands and its backend.
 
     ``noted`` holds the operands that the op reports as changed in place.
     """
@@ -174,13 +174,13 @@ class CommandList:
 
 
 class Notes:
-    """The recorder that is active while an op is planned: it enters what ops report (:mod:`netcl.core.recording`) into the list."""
+    """The recorder that is active while an op is planned: it adds the reports of ops (:mod:`netcl.core.recording`) to the list."""
 
     def __init__(self, commands: CommandList):
         self.commands = commands
 
     def allocated(self, handle: Any) -> None:
-        """Ignore the lease: it is a constant of the op, which lives on the real queue."""
+        """Ignore the lease: it belongs to a constant of the op, which is on the device's own queue."""
 
     def changed(self, tensors: Iterable[Any]) -> None:
         places = [t.memory for t in tensors if type(t.memory) is PlannedMemory]

@@ -109,7 +109,7 @@ class DeviceHandle:
 
     @property
     def profile(self) -> ExtendedDeviceProfile:
-        """What the device can do."""
+        """The properties and limits of the device."""
         return manager.profile(self.device)
 
 
@@ -167,7 +167,7 @@ class DeviceManager:
 
     @property
     def devices(self) -> list[Any]:
-        """List every ``cl.Device`` of :meth:`discover`."""
+        """Every ``cl.Device`` that :meth:`discover` finds."""
         return [found.device for found in self.found()]
 
     def found(self) -> list[Found]:
@@ -215,7 +215,7 @@ class DeviceManager:
                 return self._chosen.setdefault((device, strict, preferred), chosen)
 
     def name_devices(self, function: Callable[[str | int], DeviceHandle | None] = lambda selector: None) -> None:
-        """Let ``function`` resolve selectors first; it returns ``None`` for those it does not know. Without an argument, remove it."""
+        """Set a function that resolves selectors first and returns ``None`` for unknown ones. Without an argument, remove the function."""
         with self._lock:
             self._named = function
             self._chosen.clear()
@@ -451,7 +451,7 @@ _active = _EnteredDevices()
 
 
 class device:
-    """Choose the device of the current thread for a block, ``with device("gpu") as dev``.
+    """A device, and a context manager that makes it the current thread's: ``with device("gpu") as dev``.
 
     Blocks nest, and the previous device is restored on exit. Raises :class:`DeviceError` if there is no such device.
     ``device.manager`` is the process-wide :class:`DeviceManager`, ``device.profile(queue)`` the profile of a queue's device.
@@ -551,7 +551,7 @@ def synchronize(device: Any = None) -> None:
     """Compute all deferred values of this thread, then wait until a device (default: every device in use) has finished.
 
     ``device`` is a selector, a handle, a queue or a tensor. ``queue.finish()`` waits only for launched work; a deferred value is launched
-    when it is read. A deferred value without references is never computed, so keep a reference to what you time.
+    when it is read. A deferred value without references is never computed, so keep a reference to a result that you time.
     """
     from netcl.core.kernels import program
 

@@ -141,7 +141,7 @@ def of_array(array: np.ndarray, op: str = "from_host") -> DType:
     if name == "bfloat16":
         return DTYPES[name]
     remedy = f"convert it to one of {', '.join(DTYPES)}" + ", or pass dtype=" * (array.dtype.kind in "biuf")
-    raise DtypeError(message(op, f"arrays of dtype {name} cannot be converted", remedy, shape=array.shape))
+    raise DtypeError(message(op, f"arrays of dtype {name} cannot be converted to tensors", remedy, shape=array.shape))
 
 
 def _promoted(a: DType, b: DType) -> DType:

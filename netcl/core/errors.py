@@ -52,7 +52,7 @@ class OutOfMemoryError(MemoryError):
 
 
 class KernelBuildError(RuntimeError):
-    """Raised when the driver rejects OpenCL C; the message holds the log, the device and numbered source lines."""
+    """Raised when a kernel is defined incorrectly or does not compile; a compiler error includes the log and numbered source lines."""
 
 
 class AutogradError(RuntimeError):

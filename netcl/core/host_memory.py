@@ -1,6 +1,6 @@
 """Estimates how much memory this process may still allocate: address-space limit, control group, free memory of the machine.
 
-CPU runtimes allocate from the process. PoCL aborts the process when its own small allocations fail, so pools check first.
+CPU runtimes allocate from the process. PoCL aborts it when its own small allocations fail, so pools check the available memory first.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def available_bytes() -> float:
 
 
 def release_unused() -> None:
-    """Return free memory of the C library to the system: glibc keeps the memory of released small blocks."""
+    """Give unused memory of the C library back to the system; glibc would keep the memory of released small blocks."""
     with suppress(OSError, AttributeError, TypeError):  # another C library than glibc
         ctypes.CDLL(None).malloc_trim(0)
 
@@ -51,7 +51,7 @@ class _Heap(ctypes.Structure):
 
 
 def _heap() -> int:
-    """Return the bytes that the C library holds but does not use; the next small blocks come from them."""
+    """Return the bytes that the C library holds but does not use; small allocations take from these first."""
     with suppress(OSError, AttributeError, TypeError):  # another C library
         asked = ctypes.CDLL(None).mallinfo2
         asked.restype = _Heap

@@ -1,7 +1,7 @@
 """Selects the kernel variant for a problem on a device.
 
 The order is: kernels that the program registered, measured configurations (:attr:`KernelSelector.measured`, then the tuning store of the
-device), the policy tables below. The plan of a call keeps its choice.
+device), the policy tables below. The plan of a call stores the selected kernel.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class KernelConfig:
 
 @dataclass(frozen=True)
 class Problem:
-    """A problem to select for: an op with its sizes and flags, on a device."""
+    """The input of a selection: an op with its sizes, dtype and flags, on a device."""
 
     op: str
     shape: tuple[int, ...]
@@ -88,7 +88,7 @@ class Problem:
 
 @dataclass(frozen=True)
 class PolicyRule:
-    """A policy rule: the first whose condition holds gives the variant and the fields that differ from the defaults."""
+    """An entry of the policy tables: if ``when`` holds, use ``variant`` with the fields in ``change``. The first matching rule applies."""
 
     variant: KernelVariant
     when: Callable[[Problem], bool]
@@ -164,7 +164,7 @@ RULES: dict[str, tuple[PolicyRule, ...]] = {
     ),
 }
 
-# What differs on CPUs whatever the rule: a work-item takes a chunk of its own.
+# Fields that differ on CPUs for every rule: a work-item takes a chunk of its own.
 ON_CPU: dict[str, Mapping[str, Any]] = {"elementwise": WAVE, "reduction": {**WAVE, "use_local_memory": False}}
 _WIDE_TILES = {"tile_m": 128, "tile_n": 128, "tile_k": 16, "work_per_thread": 8}
 _WIDE_PIXELS = {"tile_m": 64, "tile_n": 128, "tile_k": 8, "work_per_thread": 8}
@@ -186,7 +186,7 @@ TUNABLE = frozenset(("matmul", "conv2d", *GRADIENTS))  # ops whose kernels offer
 
 
 def fit(config: KernelConfig, profile: DeviceProfile, itemsize: int) -> KernelConfig:
-    """Reduce a configuration until its work-group and tiles fit the device; returns it unchanged if they do."""
+    """Reduce a configuration until its work-group and tiles fit the device; returns it unchanged if they already fit."""
     limit = profile.max_work_group_size
     size_2d = config.local_size_2d
     while math.prod(size_2d) > limit and max(size_2d) > 1:
@@ -203,7 +203,7 @@ def fit(config: KernelConfig, profile: DeviceProfile, itemsize: int) -> KernelCo
 
 
 def decide(problem: Problem) -> KernelConfig:
-    """Return the first matching rule's configuration, with the vendor's fields for optimized kernels, reduced to fit the device."""
+    """Return the configuration of the first matching rule, with vendor changes if kernels are optimized, reduced to fit the device."""
     for rule in RULES[problem.op]:
         if rule.when(problem):
             break
@@ -225,7 +225,7 @@ def _two(value: int | Sequence[int]) -> tuple[int, int]:
 
 
 class KernelSelector:
-    """Chooses kernels for a device, that of ``profile`` or else the active one.
+    """Chooses kernels for the device that ``profile`` describes; without a profile, for the active device.
 
     >>> from netcl.core.kernel_selector import KernelSelector
     >>> KernelSelector().select_elementwise_kernel(4096).variant.name
@@ -264,7 +264,7 @@ class KernelSelector:
         return self._answer("conv2d", (N, C, H, W, F, KH, KW), dtype, flags, shapes=((N, C, H, W), (F, C // groups, KH, KW)))
 
     def select_elementwise_kernel(self, n: int, dtype: str = "float32") -> KernelConfig:
-        """Select vector loads of width 4 or 8 above 1024 elements, scalar loads below."""
+        """Select scalar loads for up to 1024 elements, vector loads of width 4 or 8 for more."""
         return self._answer("elementwise", (n,), dtype, {}, shapes=((n,),))
 
     def select_reduction_kernel(self, n: int, kind: str = "sum", dtype: str = "float32") -> KernelConfig:
@@ -280,8 +280,8 @@ class KernelSelector:
     def register(self, op: str, condition: Callable[[Any, DeviceProfile], bool], kernel: Any) -> None:
         """Use ``kernel`` for ``op`` if ``condition(shapes, profile)`` holds; later registrations take precedence.
 
-        For the five ops of the policy ``kernel`` is a :class:`KernelConfig` or a :class:`KernelVariant`; for an op of your own,
-        anything.
+        For ops with a policy, ``kernel`` must be a :class:`KernelConfig` or a :class:`KernelVariant`. For an op of your own, it may
+        be any object.
         """
         if op in RULES and not isinstance(kernel, (KernelConfig, KernelVariant)):
             raise TypeError(message("register", f"a kernel for {op} must be a KernelConfig or a KernelVariant", kernel=repr(kernel)))
@@ -302,7 +302,7 @@ class KernelSelector:
         except (ValueError, IndexError):
             forms = {"matmul": "(..., M, K), (..., K, N)", "elementwise": "at least one", "reduction": "at least one"}
             form = forms.get(op, "(N, C, H, W), (F, C / groups, KH, KW), then optionally stride, padding and dilation")
-            raise ShapeError(message("select", f"shapes must be those of the operands of {op}: {form}", shapes=shapes)) from None
+            raise ShapeError(message("select", f"shapes must be the shapes of the operands of {op}: {form}", shapes=shapes)) from None
         return self._answer(op, shape, dtype, flags, shapes, profile)
 
     def clear_cache(self) -> None:

@@ -1,7 +1,7 @@
-"""Device memory: the pools every buffer comes from, and probes of how a device shares memory with the host.
+"""Device memory: the pools that allocate every buffer, and checks of how a device shares memory with the host.
 
-A fresh buffer costs 4 to 11 times a reused one (page faults on CPUs, 60-120 us at first use on GPUs), so buffers are
-recycled: small ones by size, large ones as pieces of segments (:mod:`netcl.core.arena`). A lease is the Python lifetime of its
+A new buffer costs several times as much as a reused one (page faults on CPUs, first use on GPUs), so buffers are recycled:
+small ones by size, large ones as sub-buffers of segments (:mod:`netcl.core.arena`). A lease lasts as long as its
 :class:`BufferHandle`; all tensors over one buffer share the handle.
 """
 
@@ -49,7 +49,7 @@ class PoolStats:
 class Shelf:
     """The free list of one buffer size. ``append`` and ``pop`` are atomic, so it needs no lock.
 
-    ``plain``: a released buffer is appended. Otherwise the pool handles it, because of a cap or because the buffer is not pooled.
+    If ``plain``, a released buffer is appended to the list. Otherwise the pool decides: it has a cap, or the buffer is not pooled.
     """
 
     __slots__ = ("bucket", "free", "hits", "made", "plain", "pool")
@@ -172,7 +172,7 @@ class BufferPool:
 
     @property
     def stats(self) -> PoolStats:
-        """The counters as they are now."""
+        """The current counters."""
         shelves = list(self._shelves.values())
         cached = sum(len(shelf.free) * shelf.bucket for shelf in shelves)
         return PoolStats(sum(shelf.hits for shelf in shelves), self._misses, self._held, cached)
@@ -188,7 +188,7 @@ class BufferPool:
             return shelf
 
     def bucket_of(self, nbytes: int) -> int:
-        """Return the size of the buffer for a request."""
+        """Return the size of the buffer that a request of ``nbytes`` gets."""
         return power_of_two(nbytes)
 
     def _shelf_of(self, nbytes: int) -> Shelf:
@@ -201,7 +201,7 @@ class BufferPool:
         return Shelf(self, bucket)
 
     def allocate(self, nbytes: int, flags: Any = None, what: str = "") -> BufferHandle:
-        """Lease a buffer of at least ``nbytes``, unpooled if ``flags`` are not the pool's; ``what`` names the tensor in an error."""
+        """Lease a buffer of at least ``nbytes``; not pooled if ``flags`` differ from the pool's. ``what`` names the tensor in an error."""
         if flags is not None and flags != self._flags:
             return BufferHandle(_Unpooled(None, nbytes, False), self._new(nbytes, flags, what), nbytes)
         try:
@@ -237,7 +237,7 @@ class BufferPool:
         handle.release()
 
     def clear(self) -> None:
-        """Return every free buffer to the driver. Leases are not touched."""
+        """Return every free buffer to the driver; leased buffers stay allocated."""
         with self._lock:
             for shelf in list(self._shelves.values()):
                 self._evict(shelf, len(shelf.free))
@@ -332,7 +332,7 @@ class _Unpooled(Shelf):
 
 
 class _Cut(Shelf):
-    """The shelf of pieces of one size, which are cut from segments."""
+    """The shelf of sub-buffers of one size, which the arena cuts from segments."""
 
     __slots__ = ()
 
@@ -353,11 +353,11 @@ class _Cut(Shelf):
 
 
 class PersistentBufferPool(BufferPool):
-    """The pool of tensors: buckets from 1 KB, on CPUs pieces of segments from 256 KB, a cap on free bytes and on free buffers per bucket.
+    """The pool of tensor memory: buckets from 1 KB and, on CPUs, sub-buffers of segments from 256 KB.
 
-    Above the cap, entirely free segments and buffers of the least recently used bucket are returned to the driver. The cap is
-    ``NETCL_MAX_CACHED_GB``. If that is not set, the cap of a GPU is at least a quarter of its memory: otherwise the activations of a
-    large model would be allocated in every step.
+    If free bytes exceed a cap, entirely free segments and buffers of the least recently used bucket are returned to the driver. The cap
+    is ``NETCL_MAX_CACHED_GB``. If that is not set, the cap of a GPU is at least a quarter of its memory: otherwise the activations of
+    a large model would be allocated in every step. A bucket keeps at most ``max_per_bucket`` free buffers.
     """
 
     def __init__(self, context: Any, max_cached_bytes: int | None = None, max_per_bucket: int = 4096):
@@ -381,7 +381,7 @@ class PersistentBufferPool(BufferPool):
 
     @property
     def stats(self) -> PoolStats:
-        """The counters as they are now."""
+        """The current counters."""
         s, free = super().stats, sum(n * count for n, count in self.arena.stretches().items())
         return PoolStats(s.hits + self.arena.hits, s.misses + self.arena.misses, s.bytes_allocated, s.bytes_cached + free)
 
@@ -463,7 +463,7 @@ class PinnedBufferPool:
     """Page-locked host memory for transfers: ALLOC_HOST_PTR buffers that stay mapped as NumPy byte arrays.
 
     A lease may be released with the event of the copy that still reads it; the memory is reused only after that event. At most
-    ``max_cached_bytes`` stay free: 1 GB, or ``NETCL_MAX_CACHED_GB`` if that is less. Above, the memory released first is freed.
+    ``max_cached_bytes`` stay free (1 GB, or ``NETCL_MAX_CACHED_GB`` if less); beyond that, the least recently used size is freed first.
     """
 
     def __init__(self, queue: Any, max_cached_bytes: int | None = None):
@@ -620,7 +620,7 @@ def empty_cache() -> None:
 
 
 def memory_stats() -> dict[str, int | float]:
-    """Return the counters of all pools, summed."""
+    """Return the summed counters of all pools of device memory."""
     counted = [pool.stats for pool in _device_pools()]
     total = PoolStats(*(sum(getattr(stats, f) for stats in counted) for f in ("hits", "misses", "bytes_allocated", "bytes_cached")))
     return {"hits": total.hits, "misses": total.misses, "hit_rate": total.hit_rate, "bytes_allocated": total.bytes_allocated,
@@ -628,7 +628,7 @@ def memory_stats() -> dict[str, int | float]:
 
 
 def memory_summary() -> str:
-    """Return a readable table of all pools."""
+    """Return a table of all pools of device memory, as text."""
     rows = [f"{'device':30} {'in use':>10} {'free':>10} {'hits':>10} {'misses':>8} {'rate':>6}"]
     for pool in sorted(_device_pools(), key=lambda p: -p.stats.bytes_allocated):
         s, name = pool.stats, pool.context.devices[0].name[:30]

@@ -1,6 +1,6 @@
 """Methods and operators of ``Tensor`` that call ops, also in place, and the small methods of torch's tensors.
 
-The ops are called through :mod:`netcl.core.hooks`. Which ops are methods is in :mod:`netcl.core.method_names`.
+The ops are called through :mod:`netcl.core.hooks`. :mod:`netcl.core.method_names` lists the ops that are methods.
 """
 
 from __future__ import annotations
@@ -180,7 +180,7 @@ def _stride(self: Any, dim: int | None = None) -> Any:
 
 
 def _equal(self: Any, other: Any) -> bool:
-    """Whether shape and all values are the same."""
+    """Whether both tensors have the same shape and equal values."""
     return self.shape == other.shape and bool(hooks.call("all", hooks.call("eq", self, other)))
 
 
@@ -258,12 +258,12 @@ _added: set[str] = set()
 
 
 def add_method(op: str) -> None:
-    """Make an op a method of tensors, and an in-place method; ops in :data:`METHODS` already are."""
+    """Add an op to ``Tensor`` as a method and an in-place method; does nothing for ops in :data:`METHODS`."""
     if op in METHODS:
         return
     made = {op: _method(op), f"{op}_": _in_place_method(op)}
     if taken := [name for name in made if hasattr(_tensor_class[0], name)]:
-        raise ValueError(message(op, f"the name is not free: Tensor has an attribute {taken[0]!r}", "choose another name, or method=False"))
+        raise ValueError(message(op, f"Tensor must not have an attribute {taken[0]!r} already", "choose another name, or method=False"))
     for name, method in made.items():
         setattr(_tensor_class[0], name, method)
     _added.update(made)

@@ -8,9 +8,9 @@ T = TypeVar("T")
 
 
 class NextList(list[T]):
-    """A list that also supports ``next``: ``next(model.parameters())`` is the first tensor, a second call on the same list the next one.
+    """A list that also supports ``next``: ``next(model.parameters())`` returns the first tensor.
 
-    ``iter`` and ``len`` are a list's and do not depend on what ``next`` took.
+    Each further ``next`` on the same list returns the following element. ``next`` does not affect ``iter`` and ``len``.
 
     >>> both = NextList("ab")
     >>> next(both), next(both), list(both)

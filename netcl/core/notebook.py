@@ -1,4 +1,4 @@
-"""HTML for notebooks: what ``_repr_html_`` of tensors, modules and histories returns."""
+"""HTML for notebooks, which ``_repr_html_`` of tensors, modules and histories returns."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def tensor_html(x: Any) -> str:
 
 
 def _ends(count: int) -> list[int | None]:
-    """Return the indices to show of an axis; ``None`` stands for those left out."""
+    """Return the indices of an axis to show; ``None`` marks the place of omitted ones."""
     half = _MOST // 2
     return [*range(count)] if count <= _MOST else [*range(half), None, *range(count - half, count)]
 

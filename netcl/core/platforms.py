@@ -1,9 +1,9 @@
-"""Finds OpenCL runtimes before pyopencl looks, and is the one place where pyopencl is imported.
+"""Finds OpenCL runtimes and registers them with the loader; the only module that imports pyopencl.
 
 The OpenCL loader reads ``/etc/OpenCL/vendors``. Wheels put their runtimes elsewhere (Intel's with a placeholder for a
-path), and containers get NVIDIA's driver library without its ``.icd`` file. :func:`opencl` gathers all of these, and only if
-the loader would miss one does it write a private folder of ``.icd`` files and point ``OCL_ICD_VENDORS`` at it. What the user
-set wins. Nothing here runs on ``import netcl``.
+path), and containers get NVIDIA's driver library without its ``.icd`` file. :func:`opencl` finds all of these. If the loader
+would miss one, it writes a private folder of ``.icd`` files and sets ``OCL_ICD_VENDORS`` to that folder, unless the user has
+configured the loader. Nothing here runs on ``import netcl``.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ os._exit(0 if hasattr(library, "clGetExtensionFunctionAddress") else {_NOT_A_DRI
 
 @dataclass(frozen=True)
 class Runtime:
-    """One OpenCL implementation that was found, loaded or not."""
+    """An OpenCL implementation that was found, whether or not it loads."""
 
     name: str
     library: str  # the content of an .icd file: a path, or a name for the dynamic linker
@@ -107,7 +107,7 @@ class Runtime:
 
 @dataclass(frozen=True)
 class Places:
-    """The folders and files in which runtimes are searched; tests construct their own."""
+    """The folders and files that are searched for runtimes; tests construct their own."""
 
     loader_folders: tuple[Path, ...] = ()
     other_folders: tuple[Path, ...] = ()
@@ -260,7 +260,7 @@ def _in_prefix(prefix: Path) -> Iterator[Runtime]:
             yield Runtime(file.stem, path, path, "wheel", str(file), False)
         elif name and name not in NOT_SHIPPED:
             remedy = f"pip install --force-reinstall {'intel-opencl-rt' if 'intel' in file.stem else file.stem}"
-            yield Runtime(file.stem, path, None, "wheel", str(file), False, "the library it names is not there", remedy)
+            yield Runtime(file.stem, path, None, "wheel", str(file), False, "the library that its .icd file names does not exist", remedy)
 
 
 def _loose_drivers(places: Places) -> Iterator[Runtime]:
@@ -333,7 +333,7 @@ def remedy_for(runtime: Runtime, error: str) -> str:
     for pattern, remedy in REMEDIES:
         if re.search(pattern, error):
             return remedy
-    return f"install what provides {missing}" if "cannot open shared object" in error else "reinstall it"
+    return f"install the package that provides {missing}" if "cannot open shared object" in error else "reinstall it"
 
 
 def _fingerprint(runtimes: Sequence[Runtime]) -> str:
@@ -402,7 +402,7 @@ def register_runtimes(runtimes: Sequence[Runtime]) -> tuple[Path, list[Runtime]]
 
 
 def _tell_loader() -> None:
-    """Register the runtimes that the loader would miss; if the disk is not writable, only those runtimes are lost."""
+    """Register the runtimes that the loader would miss; if the disk is not writable, only those runtimes are missing."""
     try:
         folder, _state.runtimes = register_runtimes(_state.runtimes)
     except OSError as error:
@@ -415,7 +415,7 @@ def _tell_loader() -> None:
 
 
 def prepare() -> PlatformState:
-    """Find the runtimes, register what the loader would miss, and return the state; runs once, before platforms are queried."""
+    """Find the runtimes, register those unknown to the loader, and return the state; runs once, before platforms are queried."""
     with _prepare_lock:
         if _state.prepared:
             return _state

@@ -17,7 +17,7 @@ from netcl.core.device_profile import extend
 
 
 class ContextState(dict):
-    """The programs of one context, and what ops cache under keys that start with their name."""
+    """The programs and limits of one context; as a dict, it holds the values that ops cache for the context."""
 
     def __init__(self, context: Any):
         super().__init__()
@@ -105,7 +105,7 @@ def free_memory() -> None:
 
 
 def forget(key: Any) -> None:
-    """Drop what every context caches under ``key``; ``"plans"`` drops the plans of its queues."""
+    """Delete the entry ``key`` from the cache of every context; ``"plans"`` also deletes the plans of all queues."""
     with _states_lock:
         for context in _contexts.values():
             context.pop(key, None)

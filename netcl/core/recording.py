@@ -1,6 +1,6 @@
-"""The interface between netcl and a recorder: what the host reports while a step is recorded.
+"""The functions by which netcl reports to a recorder while a step is recorded.
 
-A recorder observes launches, transfers and allocations. The functions here report what the host does:
+A recorder observes launches, transfers and allocations. The functions here report the work of the host:
 :func:`again` (numbers and work that every replay must repeat), :func:`requires` (facts that the recorded launches depend on) and
 :func:`check_each_run` (values that the host validates first). ``netcl.replay`` implements the recorder; without an active recorder
 these calls cost almost nothing.
@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 
 class Number(float):
-    """A number that every replay recomputes: item ``index`` of the result of function number ``source``."""
+    """A number that every replay recomputes: item ``index`` of the numbers that function ``source`` returns."""
 
     __slots__ = ("index", "source")
     source: int
@@ -101,7 +101,7 @@ def requires(fact: Callable[[], Any]) -> None:
 
 
 def leaf(tensor: Any) -> None:
-    """Report that the gradient of a tensor is set to ``None``; a replay leaves the gradient as the recorded run did."""
+    """Report that the gradient of a tensor is set to ``None``; a replay ends with the ``.grad`` that the recorded run ended with."""
     if active.recorder is not None:
         active.recorder.leaf(tensor)
 
@@ -126,7 +126,7 @@ def check_each_run(tensor: Any, function: Callable[[Any], None]) -> None:
 
 
 class paused:
-    """Suspend recording inside the block."""
+    """A context manager that suspends recording in this thread."""
 
     def __enter__(self) -> None:
         self.recorder, active.recorder = active.recorder, None

@@ -1,6 +1,6 @@
 """Installs packages of the operating system: an OpenCL runtime where pip has none, and the tools of ``make test``.
 
-The Makefile, CI and ``netcl doctor --fix`` share it. It imports the standard library alone, because it is also a program that runs before
+The Makefile, CI and ``netcl doctor --fix`` share it. It imports only the standard library, because it is also a program that runs before
 anything is installed: ``python -I netcl/core/system_packages.py venv``.
 """
 
@@ -55,7 +55,7 @@ def prefix(program: str) -> list[str] | None:
 
 
 def install_packages(purpose: str) -> bool:
-    """Install the packages of a purpose if that needs no password; returns whether it did. Reports on standard error."""
+    """Install the packages of a purpose if that needs no password; returns whether they were installed. Reports on standard error."""
     program = package_manager()
     packages, words = MANAGERS[program][1].get(purpose, ()) if program else (), prefix(program)
     return bool(packages) and words is not None and _install(program, words, packages)

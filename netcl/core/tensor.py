@@ -1,10 +1,10 @@
 """Tensor: a contiguous block of memory on a device, with shape, dtype and gradient.
 
 Every tensor is contiguous: ``reshape`` shares the buffer, and a slice or a transposition is a copy that :mod:`netcl.ops.views` keeps
-in step with its base. Operators and methods are calls through :mod:`netcl.core.hooks`; the ops themselves live above core.
+in step with its base. Operators and methods are calls through :mod:`netcl.core.hooks`; the ops are defined in upper layers.
 
-A tensor may be *deferred*: it knows its shape and dtype, and ``source`` knows how its values are computed. :meth:`Tensor.realize`
-computes them. Plans realize their operands; so do ``buffer``, ``array`` and ``pool_handle``, which give the memory to everybody else.
+A tensor may be *deferred*: its shape and dtype are known, but its values are computed by ``source`` when :meth:`Tensor.realize` is
+called. Plans realize their operands. Reading ``buffer``, ``array`` or ``pool_handle`` realizes the tensor too.
 """
 
 from __future__ import annotations
@@ -309,7 +309,7 @@ class Tensor(TensorMethods):
 
     @classmethod
     def rand(cls, *shape: Any, dtype: str = "float32", queue: Any = None, device: Any = None, requires_grad: bool = False) -> Tensor:
-        """Draw values uniform in [0, 1)."""
+        """Draw uniformly distributed values in [0, 1) from the same generator as :meth:`randn`."""
         return cls._random("rand", shape, dtype, queue, device, requires_grad)
 
     @classmethod
@@ -556,7 +556,7 @@ class Tensor(TensorMethods):
         return self
 
     def register_hook(self, hook: Callable[[Tensor], Tensor | None]) -> Remover:
-        """Call ``hook(gradient)`` when this tensor's gradient is known; a returned tensor replaces it.
+        """Call ``hook(gradient)`` when this tensor's gradient is known; a tensor that it returns replaces the gradient.
 
         ``remove()`` of the result removes the hook.
         """
@@ -592,7 +592,7 @@ def wrap_array(stored: np.ndarray, dtype: str, queue: Any) -> Tensor:
 
 
 def new_result(shape: tuple[int, ...], dtype: str, queue: Any) -> Tensor:
-    """Create the result tensor of a kernel on an OpenCL queue without checks: shape and dtype were checked once."""
+    """Create an uninitialized tensor for the result of a kernel on an OpenCL queue; the caller has checked shape and dtype."""
     backend = backend_of(queue)
     handle = backend.empty(shape, dtypes.DTYPES[dtype])
     return Tensor(handle.buffer, shape, dtype, backend.context, queue, handle)
@@ -658,7 +658,7 @@ Tensor.array = property(lambda self: self.memory if isinstance(self.realize(), n
 Tensor.pool_handle = property(lambda self: (self.realize(), self.lease)[1])  # type: ignore
 Tensor.persistent = property(lambda self: self._persistent, lambda self, flag: self._mark(self.requires_grad, flag))  # type: ignore
 # Every op reads the slot _learns; only assignments from outside go through the check.
-Tensor.requires_grad = property(attrgetter("_learns"), Tensor._require_grad, doc="Whether gradients are wanted.")  # type: ignore
+Tensor.requires_grad = property(attrgetter("_learns"), Tensor._require_grad, doc="Whether autograd tracks this tensor.")  # type: ignore
 methods.install_methods(Tensor)
-Tensor.data = property(Tensor.detach, _set_data, doc="``detach()``; assigning a tensor gives this one the memory of that.")  # type: ignore
+Tensor.data = property(Tensor.detach, _set_data, doc="``detach()``; an assigned tensor shares its memory with this one.")  # type: ignore
 Tensor.__hash__ = object.__hash__  # type: ignore[method-assign]

@@ -1,6 +1,6 @@
 """Finds the line of the user's program that called netcl, and removes netcl's frames from tracebacks of errors it raises on purpose.
 
-Tracebacks then end in the user's line. One hook does it, run at printing.
+Tracebacks then end in the user's line. An exception hook shortens them when they are printed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ NOTE = "netcl's own frames are hidden; NETCL_TRACEBACK=full shows them"
 
 
 def user_line() -> traceback.FrameSummary:
-    """Return the innermost running line outside of netcl; the outermost line if there is none."""
+    """Return the innermost line of the call stack outside of netcl; the outermost line if all of them are in netcl."""
     frame = inspect.currentframe()
     assert frame is not None  # CPython has frames
     while frame.f_back is not None and is_own(frame.f_code.co_filename):
@@ -34,7 +34,7 @@ def is_own(filename: str) -> bool:
 
 
 def without_own_frames(error: BaseException) -> bool:
-    """Remove netcl's frames from the traceback of an error that netcl raised on purpose, and of its causes; returns whether it did."""
+    """Remove netcl's frames from the tracebacks of an error raised by netcl on purpose and its causes; returns whether any were removed."""
     hidden, seen = False, set()
     following: BaseException | None = error
     while following is not None and id(following) not in seen:
@@ -69,7 +69,7 @@ def _prepared(error: BaseException | None) -> TracebackType | None:
 
 
 def install_tracebacks() -> None:
-    """Install the hook in the interpreter, in threads and, if it is running, in IPython."""
+    """Install the hook that hides netcl's frames: in the interpreter, in threads and, if it is running, in IPython."""
     plain, of_thread = sys.excepthook, threading.excepthook
 
     def shown(kind: Any, error: Any, entries: Any) -> None:

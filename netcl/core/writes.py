@@ -11,7 +11,7 @@ from netcl.core.hooks import hooks
 
 
 class clock:
-    """Orders in-place writes and recorded ops. ``last`` is the time of the last in-place write."""
+    """The global counter that orders in-place writes and recorded ops. ``last`` is the time of the last in-place write."""
 
     tick = itertools.count(1).__next__
     last = 0
@@ -58,7 +58,7 @@ def stamp(written: Writes, now: int) -> None:
 
 
 def wrote_again(t: Any) -> None:
-    """Record a write to ``t`` a second time, once it is enqueued: views and other threads may have read the old values since the first."""
+    """Record a write to ``t`` a second time, once it is enqueued: views or threads may have read old values since the first record."""
     written = t.writes
     if written is None or written.copies is not None:
         wrote((t,))

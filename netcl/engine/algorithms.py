@@ -124,7 +124,7 @@ class Case(NamedTuple):
 
 @dataclass(frozen=True)
 class Family:
-    """A tuned op. A problem has ``sizes`` sizes; measurements are shared after rounding the first ``rounded`` ones to powers of two."""
+    """A tuned op. Its problems have ``sizes`` sizes; problems share measurements by rounding the first ``rounded`` to powers of two."""
 
     op: str
     family: str

@@ -43,7 +43,7 @@ class Deferral:
         self.plan: Any = None  # number of eager calls
 
     def waits(self) -> bool:
-        """Count a call of this key; return whether it is deferred. In recordings it always is: two recordings must be equal."""
+        """Count a call of this key and return whether to defer it; always ``True`` in a recording, because two recordings must be equal."""
         if recording.active.recorder is not None:
             return True
         self._calls += 1
@@ -57,7 +57,7 @@ class Deferral:
 
 
 def _key_operands(values: Sequence[Any], key: list[Any]) -> list[Tensor] | None:
-    """Append what identifies the arguments to ``key``; returns their tensors, or ``None`` if a call with these cannot be cached."""
+    """Append dtypes, shapes and plain values of the arguments to ``key``; returns their tensors, or ``None`` if they give no key."""
     tensors: list[Tensor] = []
     for x in values:
         kind = type(x)

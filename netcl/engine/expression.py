@@ -232,7 +232,7 @@ def compose(text: str, env: Mapping[str, Any], F: Any, let: Mapping[str, str] | 
 
 
 class _Record(ThroughOps):
-    """Records which op computed which value."""
+    """Calls ops as :class:`ThroughOps` does and records the op, arguments and result of every call."""
 
     def __init__(self, env: Mapping[str, Any], F: Any):
         super().__init__(env, F)

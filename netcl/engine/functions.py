@@ -119,7 +119,7 @@ class FormulaFunction:
     c_single: str = ""
 
     def c_name(self, compute: str) -> str:
-        """Return the name of the C function for a compute type; raises if the function has no form for it."""
+        """Return the name of the C function for a compute type; raises ``DtypeError`` for a bitwise function of floats."""
         if compute in ("int", "long", "ulong"):
             return self.c_int
         if not self.c:
@@ -192,7 +192,7 @@ FORMULA_FUNCTIONS: dict[str, FormulaFunction] = {row.name: row for row in _FUNCT
 
 
 def _bits_test(name: str, order: str) -> str:
-    """Return the C function ``name``: compares a number's bits, without the sign, with infinity's by ``order``; works in fast math."""
+    """Return the C function ``name``, which compares the bits of ``|a|`` with those of infinity by ``order``; fast math cannot break it."""
     return f"""mask {name}(real a) {{
   union {{ real value; mask bits; }} x;
   x.value = a;
@@ -224,7 +224,7 @@ def exp_below(kind: str, bits: str) -> str:
 
 
 def _horner(numbers: tuple[float, ...], variable: str) -> str:
-    """Return a polynomial in OpenCL C; ``numbers`` are its coefficients, that of the highest power first."""
+    """Return a polynomial in OpenCL C; ``numbers`` are its coefficients, from the highest power down."""
     text = f"(real)({numbers[0]!r}f)"
     for number in numbers[1:]:
         text = f"({text} * {variable} + (real)({number!r}f))"

@@ -93,7 +93,7 @@ def describe(roots: Sequence[PendingNode]) -> Region:
 
 
 def _rounds(node: PendingNode) -> str:
-    """Return the dtype a value must be rounded to before other steps read it; empty if it is exact as computed."""
+    """Return the dtype to which a value must be rounded before other steps read it; an empty string if it needs no rounding."""
     if node.dtype == "float32":
         return ""
     if node.dtype in ("float16", "bfloat16"):

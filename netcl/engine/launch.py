@@ -46,7 +46,7 @@ def as_tensors(op: str, *values: Any) -> list[Any]:
     """
     queue = getattr(values[0], "queue", None) if values else None
     if queue is None and values and values[0] is None:
-        raise TypeError(message(op, "the first argument must be a tensor, got None", "does the preceding function return its result?"))
+        raise TypeError(message(op, "the first argument must be a tensor, got None", "check that the function before returns its result"))
     for value in values:
         if value is not None and (not isinstance(value, Tensor) or value.queue is not queue):
             break
@@ -187,7 +187,7 @@ def run_cpu(fn: Callable[..., Any], *tensors: Any, dtype: str | Sequence[str] | 
     """Call ``fn(*arrays, **kwargs)`` and wrap its results as Tensors of the NumPy backend.
 
     float16 and bfloat16 inputs are widened to float32, results are rounded. ``dtype`` is the result's (one name, or one per result of a
-    tuple), by default that of the first tensor. Lists of tensors become lists of arrays; ``None`` and numbers are passed as they are.
+    tuple), by default that of the first tensor. Lists of tensors become lists of arrays; ``None`` and numbers stay unchanged.
     """
     given = list(_tensors_in(tensors))
     with np.errstate(all="ignore"):

@@ -1,7 +1,7 @@
 """The lazy graph: ops that have not run. A chain of them becomes one kernel when a value is needed.
 
 A :class:`TraceNode` is one pending op: a formula per element (``map``), a fold of the innermost axes (``fold``) or a sum over all other
-axes (``columns``). Accessing the memory of a tensor over a node computes the node, the nodes it depends on, and those that share
+axes (``columns``). Accessing the memory of a tensor over a node computes the node, the nodes it depends on, and nodes that share
 work with it. :mod:`netcl.engine.fused_kernel` makes the kernels.
 
 Eager code defers formulas over large tensors (``NETCL_FUSION=0`` turns this off). Inside :func:`fusing` (``ag.jit_compile``) formulas,
@@ -40,7 +40,7 @@ MOST_HELD = 1 << 30  # bytes of inputs that pending nodes keep alive, or an eigh
 
 
 class TraceNode(PendingNode):
-    """A pending op: what to compute from which inputs. ``made`` is its result once it has run."""
+    """A pending op with its inputs. ``made`` is its result once it has run."""
 
     __slots__ = ()
 
@@ -73,11 +73,11 @@ class Product(CountedSource):
     shape: tuple[int, ...]
 
     def settled(self, x: Tensor, values: Sequence[Any]) -> Tensor:
-        """Return ``x``, the result of this product, or its formula if an op over ``values`` also reads the product below it."""
+        """Return ``x``, a result of this product; as a formula if an op over ``values`` also reads the product without its epilogue."""
         return x
 
     def joined(self, name: str, values: Sequence[Any], place: int, shape: tuple[int, ...], dtype: DType) -> Tensor | None:
-        """Fuse the op ``name`` over ``values`` into this product, which is at ``place`` among them; ``None`` if it cannot be fused."""
+        """Fuse the op ``name`` over ``values`` into this product, which is ``values[place]``; ``None`` if it cannot be fused."""
         return None
 
     def by_channel(self, scale: Tensor, shift: Tensor) -> Tensor | None:
@@ -86,7 +86,7 @@ class Product(CountedSource):
 
 
 class Whole:
-    """An op expressed in formulas and folds. If nothing else is fused with them, ``call`` (its own kernels) computes ``results``."""
+    """An op expressed in formulas and folds. If nothing is fused with these, ``call`` computes ``results`` with the op's own kernels."""
 
     __slots__ = ("begun", "call", "results")
 
@@ -132,7 +132,7 @@ def waiting_node(x: Any) -> TraceNode | None:
 
 
 class NodeReaders(Readers):
-    """Weak references to waiting nodes, by the memory that they read."""
+    """Weak references to pending nodes, by the memory that they read."""
 
     def compute(self, memory: Any) -> None:
         with _noting:
@@ -237,7 +237,7 @@ hooks.settlers.append(flush)
 
 @contextmanager
 def fusing(rows: bool = True, fast_math: bool = False) -> Iterator[None]:
-    """Defer formulas of every size inside the block and, with ``rows``, folds of innermost axes; ``fast_math`` is for their kernels."""
+    """Defer formulas of every size inside the block and, with ``rows``, folds of innermost axes; ``fast_math`` applies to their kernels."""
     with in_mode(Mode(rows, fast_math)):
         yield
 
@@ -403,13 +403,13 @@ def defer_columns(name: str, body: Body, x: Tensor, axes: int, shape: tuple[int,
 
 
 class _Eager:
-    """The number of elements from which eager code defers; 0 means never. Read once: reading the environment costs as much as a launch."""
+    """The setting of eager fusion: defer ops from ``least`` elements, never if 0. Read once: the environment costs as much as a launch."""
 
     least = int(env.value("NETCL_FUSION"))
 
 
 def worth_deferring(queue: Any, shape: tuple[int, ...], per_unit: float = CHAINED) -> bool:
-    """Whether an eager op of this shape is deferred: from NETCL_FUSION elements, on GPUs by default ``per_unit`` times that per unit."""
+    """Whether to defer an eager op of this shape: from NETCL_FUSION elements; a GPU by default needs ``per_unit`` times that per unit."""
     least = _Eager.least
     if not least or isinstance(queue, CPUQueue):
         return False

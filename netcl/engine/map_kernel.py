@@ -44,7 +44,7 @@ class Walk(NamedTuple):
 
 
 def collapse(shape: tuple[int, ...], shapes: Sequence[tuple[int, ...]]) -> Walk:
-    """Merge neighboring axes if each operand has all of them or broadcasts all of them: few axes, long inner loops.
+    """Merge neighboring axes where every operand has all of them or broadcasts all of them, so that inner loops are long.
 
     >>> collapse((8, 3, 5, 5), [(8, 3, 5, 5), (3, 1, 1)]).outer
     (8, 3)
@@ -73,7 +73,7 @@ def merged_axes(shape: tuple[int, ...], shapes: Sequence[tuple[int, ...]]) -> Gr
 
 
 def steps_of(groups: Groups, k: int) -> tuple[int, ...]:
-    """Return the stride of operand ``k`` along each run."""
+    """Return the stride of operand ``k`` along each run of merged axes."""
     steps, below = [], 1
     for size, present in reversed(groups):
         steps.append(below if present[k] else 0)
@@ -143,7 +143,7 @@ def plan_map(
 ) -> Plan:  # fmt: skip
     """Return the plan that computes ``body``. Its operands are the tensors among ``values``, then ``out`` if it is given.
 
-    A run takes the numbers among ``values`` and ``numbers`` further ones.
+    A run of the plan takes the numbers among ``values``, followed by ``numbers`` more.
     """
     tensors = [x for x in values if isinstance(x, Tensor)]
     commands = command_list(queue, tensors if out is None else [*tensors, out])
@@ -178,7 +178,7 @@ def as_integer(op: str, compute: str, value: Any) -> int:
 
 
 def fusable(queue: Any, shape: tuple[int, ...], compute: str, result: DType, values: Sequence[Any]) -> bool:
-    """Whether an op can be deferred: it has elements, its dtype is known without computing it, and the device supports its types."""
+    """Whether an op can be deferred: its result has elements and is not a narrow integer, and the device supports its dtypes."""
     if not math.prod(shape) or result.narrow:
         return False
     double = compute == "double" or result.name == "float64" or any(getattr(x, "dtype", None) == "float64" for x in values)

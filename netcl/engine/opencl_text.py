@@ -117,7 +117,7 @@ def numpy_function(body: Body, compute: str) -> Callable[..., tuple[Any, ...]]:
 
 
 def numpy_source(body: Body, writer: PythonText) -> str:
-    """Return the source of :func:`numpy_function`."""
+    """Return the Python source that :func:`numpy_function` compiles."""
     text = [f"def body({', '.join((*body.inputs, *body.scalars))}):"]
     for name, tree in body.lines:
         value = evaluate(tree, writer)
@@ -126,7 +126,7 @@ def numpy_source(body: Body, writer: PythonText) -> str:
 
 
 def as_held(dtype: DType, compute: np.dtype[Any], values: Any) -> Any:
-    """Return values of the compute type, rounded as storing them in ``dtype`` does."""
+    """Return values of the compute type, rounded to values that ``dtype`` can store."""
     if dtype.name == "bool":
         return (np.asarray(values) != 0).astype(compute)
     return decode(encode(np.asarray(values), dtype), dtype).astype(compute)
@@ -184,7 +184,7 @@ def _in_words(width: int, text: str) -> str:
 
 
 def _low(width: int, text: str) -> str:
-    """Return C for the low 16 bits of words."""
+    """Return C that takes the low 16 bits of 32-bit words."""
     return f"netcl_low_16({text})" if width == 16 else _converted("ushort", width, text)
 
 
@@ -414,7 +414,7 @@ def rounded(dtype: str | None, text: str) -> str:
 
 
 def rounding_functions(names: Iterable[str], compute: str, layout: Layout) -> str:
-    """Return the functions that :func:`rounded` calls."""
+    """Return the C functions that expressions of :func:`rounded` call."""
     w, parts = layout.width, []
     names = set(names)
     wide, back = ("x", "{}") if compute == "float" else (_converted("float", w, "x"), _converted(compute, w, "{}"))

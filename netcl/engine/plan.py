@@ -220,7 +220,7 @@ def _host_step(queue: Any, run: Callable[..., None]) -> Callable[..., None]:
 
 
 def _without_numbers(launch: Callable[..., None]) -> Callable[..., None]:
-    """Wrap a launch that takes no numbers, so that it can be called with those of a run."""
+    """Wrap a launch that takes no numbers, so that it can be called with the numbers of a run."""
     return lambda queue, memory, numbers: launch(queue, memory, ())
 
 

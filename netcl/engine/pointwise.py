@@ -27,7 +27,7 @@ from netcl.engine.registry import Choice, Pointwise
 
 
 class Waiting(NamedTuple):
-    """Stands in for a plan: calls with this key return a deferred value of this shape, compute type and dtype."""
+    """The cache entry for calls that are deferred instead of planned: shape, compute type and dtype of the result."""
 
     types: tuple[tuple[int, ...], str, DType]
 
@@ -48,7 +48,7 @@ def _working_dtype(row: Pointwise, values: Sequence[Operand], params: Sequence[A
 
 @cache
 def caller(row: Pointwise, dtype: str | None = None) -> Callable[..., Tensor]:
-    """Return the forward function of a row: inputs, parameters, ``out=``. ``dtype`` replaces the dtype of the result."""
+    """Return the forward function of a row, which takes inputs, parameters and ``out=``. ``dtype`` replaces the dtype of the result."""
     count = row.arity + len(row.params)
 
     def call(*args: Any, out: Tensor | None = None, **named: Any) -> Tensor:
@@ -179,7 +179,7 @@ def _write_down(row: Pointwise, queue: Any, args: Sequence[Any], out: Tensor | N
 
 
 def _forward_types(row: Pointwise, args: Sequence[Any], dtype: str | None) -> tuple[tuple[int, ...], str, DType]:
-    """Return shape, compute type and dtype of the result of a call."""
+    """Return the shape of a call's result, the compute type, and the dtype of the result."""
     values, params = args[: row.arity], args[row.arity :]
     tensors = [(name, x.shape) for name, x in zip(row.inputs, values, strict=True) if isinstance(x, Tensor)]
     shape = common_shape(row.name, [s for _, s in tensors], [name for name, _ in tensors])
@@ -240,7 +240,7 @@ def _run_numpy(row: Pointwise, queue: Any, args: Sequence[Any], out: Tensor | No
 
 @cache
 def _vjp_operands(row: Pointwise, wanted: tuple[bool, ...]) -> tuple[Body, tuple[int, ...]]:
-    """Return the body of the wanted gradients, and the indices of what it reads among ``g``, ``out`` and the inputs."""
+    """Return the body of the wanted gradients, and the indices of its inputs in ``(g, out, *inputs)``."""
     body = vjp_body(row, wanted)
     names = ("g", "out", *(f"v{i}" for i in range(row.arity)))
     return body, tuple(names.index(name) for name in body.inputs)

@@ -66,14 +66,14 @@ def axes_of(name: str, axis: Axis, shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def folded_shape(shape: tuple[int, ...], axes: Sequence[int], keepdims: bool) -> tuple[int, ...]:
-    """Return the shape of the result of a fold."""
+    """Return the shape that a fold results in; with ``keepdims``, folded axes have size 1."""
     if keepdims:
         return tuple(1 if a in axes else n for a, n in enumerate(shape))
     return tuple(n for a, n in enumerate(shape) if a not in axes)
 
 
 def runs(shape: tuple[int, ...], axes: Sequence[int]) -> list[tuple[bool, int]]:
-    """Merge neighboring axes to runs of (folded?, size); axes of size 1 are dropped."""
+    """Merge neighboring axes into runs, ``(whether it is folded, size)``; axes of size 1 are dropped."""
     merged: list[tuple[bool, int]] = []
     for a, size in enumerate(shape):
         folded = a in axes
@@ -194,14 +194,14 @@ def _gpu_columns(shape: Shape3, width: int, profile: DeviceProfile, local: int) 
 
 
 def _fold_slices(count: int, outputs: int, wanted: int, least: int) -> int:
-    """Return the slices per fold of ``count`` elements: ``outputs`` folds give about ``wanted`` slices of at least ``least``."""
+    """Return how many slices a fold of ``count`` elements has: each at least ``least`` long, about ``wanted`` in all ``outputs`` folds."""
     return max(1, min(-(-wanted // max(outputs, 1)), count // least))
 
 
 def _launch_stage(
     stage: Stage, x: Tensor, given: Tensor | None, target: Tensor, shape: Shape3, chosen: FoldLayout, length: int, args: tuple[Any, ...]
 ) -> None:
-    """Launch one stage: a partial result per ``length`` elements of every row."""
+    """Launch one stage, which writes a partial result per ``length`` elements of every row."""
     queue, slices = x.queue, -(-shape.length // length)
     columns = chosen.kernel in ("reduce_columns", "reduce_tile")
     aligned = (shape.inner if columns else shape.length) % chosen.width == 0
@@ -249,7 +249,7 @@ def sums_of_slices(x: Tensor, shape: Shape3, compute: str, length: int) -> Tenso
 
 
 def types_of(row: Reduction, x: Tensor) -> tuple[str, DType]:
-    """Return compute type and dtype of the result of a reduction."""
+    """Return the compute type of a reduction and the dtype of its result."""
     source = DTYPES[x.dtype]
     if row.accepts == "float" and not source.is_float:
         remedy = f"convert first: x.float().{row.name}()"
@@ -479,7 +479,7 @@ def fold_innermost(row: Reduction, x: Tensor, axes: int, keepdims: bool, params:
 
 
 def _over_all_axes(row: Reduction, x: Tensor, keepdims: bool, params: Sequence[float], target: str, real: str) -> Tensor | None:
-    """Reduce all axes: the innermost in the kernel of the pending values, the others in a second step; ``None`` if that does not pay."""
+    """Reduce all axes: the innermost in the kernel of the pending values, the others in a second step; ``None`` if that is slower."""
     count = x.size // x.shape[-1]
     if not busy(x.queue, count, x.shape[-1]) or row.params:
         return None
@@ -503,7 +503,7 @@ def _refuse_bool(name: str, axis: bool) -> None:
 def reduction_function(row: Reduction) -> Callable[..., Tensor]:
     """Return the public function of a row: ``f(x, axis=None, keepdims=False, *, <parameters>, out=None)``.
 
-    After the axis, torch's ``var`` and ``std`` take ``unbiased`` by position, so ``keepdims`` must be named there.
+    If the row has parameters, ``keepdims`` must be named: torch's ``var`` and ``std`` take ``unbiased`` in its position.
     """
 
     def plain(x: Any, axis: Axis = None, keepdims: bool = False, *, out: Tensor | None = None) -> Tensor:

@@ -1,11 +1,11 @@
 """The op table: one row per op. A row is data and imports no device and no tape.
 
 Four kinds of rows: :class:`Pointwise` (one expression per element), :class:`Reduction` (map, combine, finish),
-:class:`Op` (a function of its own) and :class:`Composite` (a function of other ops). Eager kernels, the NumPy backend,
+:class:`Op` (its own Python function) and :class:`Composite` (a function of other ops). Eager kernels, the NumPy backend,
 the JIT, gradients, autocast, tests, the self-test and the documentation all read the same row.
 
 The language of expressions is Python and OpenCL C at once: ``+ - * /``, unary minus, one comparison at a time, numbers,
-and the upper-case functions of :data:`netcl.engine.functions.FUNCTIONS`.
+and the upper-case functions of :data:`netcl.engine.functions.FORMULA_FUNCTIONS`.
 """
 
 from __future__ import annotations
@@ -247,7 +247,7 @@ OUTPUTS = ("out0", "out1", "out2")
 
 
 class _WithFunction:
-    """Base of rows whose gradient is a function; its parameter names state what it needs."""
+    """Base of rows whose gradient is a function ``vjp``; the names of its parameters select its arguments."""
 
     vjp: Callable[..., Any] | None
     inputs: tuple[str, ...]
@@ -270,7 +270,7 @@ class Reduction(_WithFunction):
     result of that one over the same axes). ``combine`` is associative, in ``v0`` and ``v1``; ``neutral`` is a number,
     ``LOWEST`` or ``HIGHEST``; ``finish`` is in ``v0`` (the fold), ``v1``, ``n`` (the number of folded elements) and the parameters.
     ``result``: ``same``, ``sum`` (integers become int64), ``float`` or ``bool``. ``accepts``: ``any`` or
-    ``float``. ``empty``: whether a fold of nothing has a value. The parameters of ``vjp(F, g, ...)`` name what backward keeps.
+    ``float``. ``empty``: whether a fold of no elements has a value. ``vjp(F, g, ...)`` gets arguments by name, as in :class:`Op`.
     """
 
     name: str
@@ -359,10 +359,10 @@ def S(*shapes: Any, dtypes: Any = None, low: Any = -1.0, high: Any = 1.0, **kwar
 
 @dataclass(frozen=True, eq=False)
 class Op(_WithFunction):
-    """An op that is a function of its own: ``call`` with the columns of its row. Made by :func:`op`.
+    """An op that is computed by its own function ``call``. Made by :func:`op`.
 
     ``vjp(F, ...)`` is forward-only code over ``F`` (``netcl.ops``, or ``netcl.autograd`` when the gradient itself is to
-    be differentiated). Its further parameters name what backward needs: ``g``, ``out`` (all outputs; ``out0``,
+    be differentiated). Its further parameters name the arguments it needs: ``g``, ``out`` (all outputs; ``out0``,
     ``out1``.. are single ones), an input's name, ``<input>_shape`` or ``<input>_dtype`` (which keep no tensor), keyword arguments of the
     call, and ``needs``: per input, whether its gradient is wanted. It returns one gradient or ``None`` per tensor
     input; gradients of broadcast inputs are summed to the input's shape by the tape.
@@ -501,7 +501,7 @@ def unregister(name: str) -> None:
 def alias(name: str, of: str) -> None:
     """Add ``name`` as an alias of the op ``of``."""
     if name in REGISTRY or name in ALIASES:
-        raise ValueError(message(name, "an op of this name must not exist yet"))
+        raise ValueError(message(name, "an op of this name must not exist yet", "choose another name"))
     ALIASES[name] = REGISTRY[of].name
 
 

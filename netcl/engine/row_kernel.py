@@ -40,7 +40,7 @@ _SLOW = {"EXP", "EXP_BELOW", "EXPM1", "LOG", "LOG1P", "LOG2",
 
 
 class RowFold(NamedTuple):
-    """How a fold combines two values, and its neutral element."""
+    """A fold: the expression that combines two values, and its neutral element."""
 
     combine: str
     neutral: str
@@ -59,7 +59,7 @@ class RowOp(NamedTuple):
 
 
 def number_names(k: int, step: RowOp) -> list[str]:
-    """Return the names of a step's numbers: those in place of inputs, then its parameters."""
+    """Return the names of a step's numbers: first the inputs that are numbers, then its parameters."""
     scalars = step.body.scalars if isinstance(step.body, Body) else ()
     return [f"n{k}_{i}" for i, ref in enumerate(step.refs) if not ref] + [f"{name}_{k}" for name in scalars]
 
@@ -110,7 +110,7 @@ class _Row:
         return statements(Body((), (), tuple(step_lines(k, step)), (), rounds), self.real)
 
     def needed(self, targets: Sequence[str], level: int) -> tuple[list[str], list[str], list[int]]:
-        """Return what a pass needs to compute ``targets``: the leaves, the values that an earlier pass kept, and the steps to compute."""
+        """Return the leaves that a pass loads for ``targets``, the values that an earlier pass kept, and the steps to compute."""
         names, found, earlier = list(targets), set(), set()
         while names:
             name = names.pop()
@@ -243,7 +243,7 @@ def _row_parameters(ports: Sequence[Port], row: _Row, numbers: Sequence[str], la
 def source(
     name: str, steps: tuple[RowOp, ...], ports: Sequence[Port], kept: Sequence[tuple[int, Port]], real: str, layout: Layout, group: int
 ) -> tuple[str, int]:
-    """Return the source of the kernel ``rows_<name>`` and its scratch memory: rows per work-item, or per work-group if ``group > 1``.
+    """Return the source of the kernel ``rows_<name>`` and its scratch rows per work-item, or per work-group if ``group > 1``.
 
     The kernel takes leaves, results, scratch memory (if values are kept), numbers, ``inner`` (elements of a row), ``rows``, ``each``
     (rows per work-item or work-group), the sizes of the outer axes but the first, and each leaf's strides along all outer axes.
@@ -290,7 +290,7 @@ __kernel{required} void rows_{name}(
 
 
 class RowLaunch(NamedTuple):
-    """The launch of a region over rows."""
+    """The launch of a region over rows: its kernel, sizes and last arguments, and the dtypes of its results."""
 
     kernel: Any
     items: int
@@ -309,7 +309,7 @@ class RowLaunch(NamedTuple):
 
 
 def spread_of(queue: Any, count: int, inner: int, real: str, columns: bool) -> rows.Spread:
-    """Return how ``count`` rows are distributed; sums over ``columns`` use few groups, because each leaves a partial sum."""
+    """Return how ``count`` rows are distributed; with ``columns``, over few groups, because each group leaves a partial sum."""
     cpu, most, units = rows.device_of(queue)
     spread = rows.row_spread(cpu, most, inner, real in ("double", "long", "ulong"))
     if columns:

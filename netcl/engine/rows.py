@@ -168,7 +168,7 @@ def run_rows(
     queue: Any, module_file: str, cl_file: str, name: str, operands: Mapping[str, str], rows: int, n: int, *args: Any, run: int = 0,
     **defines: Any,
 ) -> None:  # fmt: skip
-    """Launch a kernel over ``rows`` rows of ``n`` elements in runs of ``run``; its last arguments: ``rows``, ``n``, rows per work-item."""
+    """Launch a kernel on ``rows`` rows of ``n`` elements in runs of ``run`` (0: ``n``). Last arguments: ``rows``, ``n``, rows per item."""
     cpu, most, units = device_of(queue)
     quads = (run or n) % 4 == 0 and aligned(args)
     spread = row_spread(cpu, most, n, "float64" in operands.values(), quads)

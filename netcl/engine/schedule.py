@@ -35,7 +35,7 @@ class Space(NamedTuple):
 
 
 class PendingNode(CountedSource):
-    """The fields of :class:`netcl.engine.lazy_graph.TraceNode`: an op, its inputs, and the users of its value."""
+    """The base class of :class:`netcl.engine.lazy_graph.TraceNode`: a pending op, its inputs, and the users of its value."""
 
     __slots__ = ("body", "dtype", "inputs", "kind", "leaves", "level", "made", "mode", "name", "narrow", "numbers", "queue",
                  "readable", "real", "shape", "skipped", "space", "users", "weight", "whole")  # fmt: skip

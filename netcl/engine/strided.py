@@ -77,7 +77,7 @@ def merge(axes: Sequence[CopyAxis]) -> tuple[CopyAxis, ...]:
 
 
 def widen(copy: Copy, most: int = 16) -> Copy:
-    """Return the same copy in the widest elements, up to ``most`` bytes, that runs, strides and offsets are multiples of."""
+    """Return an equal copy in the widest elements, up to ``most`` bytes, that fit its runs, strides and offsets exactly."""
     if not copy.axes or copy.axes[-1][1:] != (1, 1):
         return copy
     *outer, inner = copy.axes

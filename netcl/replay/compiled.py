@@ -1,8 +1,8 @@
-"""Record a step once, replay it without its Python: ``netcl.compile`` and ``capture_graph``.
+"""Records a step once and replays it without its Python code: ``netcl.compile`` and ``capture_graph``.
 
 The first call runs eagerly: programs are built, state is created. The second and third call are recorded. If both recordings are equal,
 later calls replay them. If they differ, or if the function reads or calls something that no guard covers (:mod:`netcl.replay.contract`),
-it is refused: it runs eagerly for good, with one warning that names the cause.
+it is refused: from then on it runs eagerly, and one warning names the cause.
 
 Guards are compared at every call: shapes, settings of modules, which gradients exist, the memory of parameters, the contract. Several
 recordings are kept, one for each key, state and contract.
@@ -97,7 +97,7 @@ class _Call:
         return ("object", id(arg))
 
     def _tensor_key(self, t: Tensor) -> tuple[Any, ...]:
-        """Return the key of a tensor: its identity if it requires grad or is on NumPy; else shape, dtype, and whose buffer it shares."""
+        """Return a tensor's key: its identity if it requires grad or is on NumPy; else shape, dtype and any tensor with its buffer."""
         if t.requires_grad or t.context is None:
             self.objects.append(t)
             return ("object", id(t), t.backend)
@@ -145,8 +145,8 @@ class _Program:
     def excuses(self, replayed: bool, old: Any, new: Any) -> bool:
         """Whether two recordings may use different buffers for the same argument of a command.
 
-        They may if both come from outside and no tensor uses the old one anymore. If the step was replayed before, they may also if one
-        is an argument of the call and the other comes from outside.
+        They may if both buffers come from outside and no tensor uses the old one anymore. After a replay of the step, they may also if
+        one buffer is an argument of the call and the other comes from outside.
         """
         if {old[0], new[0]} == {INPUT, OUTSIDE}:
             return replayed
@@ -156,7 +156,7 @@ class _Program:
 
 
 class Guards:
-    """What must hold for a graph to be replayed, in addition to the contract; and the gradients that a replay sets."""
+    """The conditions for replaying a graph, in addition to the contract, and the gradients that a replay sets."""
 
     def __init__(self, recorder: Recorder, gradients: Sequence[tuple[Tensor, Any]], left: Sequence[Left]):
         self.facts = recorder.facts
@@ -372,7 +372,7 @@ class CompiledFunction:
         call: _Call,
         gradients: Sequence[tuple[Tensor, Any]],
     ) -> None:
-        """Compare a recording with the one before; make it a graph if they are equal and everything they use is guarded."""
+        """Compare a recording with the one before; build a graph if both are equal and every value they use is guarded."""
         contract = program.contract
         left = contract.left()
         for one in left:
@@ -395,7 +395,7 @@ class CompiledFunction:
             hidden = hidden and f"it reads {hidden}{contract.carried()}"
         if self._agrees(program, recorder, run, call.tensors, hidden):
             if hidden:
-                self._refuse_for_good(f"{hidden}; pass it, or what comes of it, as an argument")
+                self._refuse_for_good(f"{hidden}; pass it, or a value computed from it, as an argument")
                 return
             of_call = (run.result, recorder.sources, *[one.value for one in left])
             if hidden := _left_behind(recorder, held, of_call):
@@ -462,7 +462,7 @@ def _left_behind(recorder: Recorder, held: Sequence[Tensor], values: Iterable[An
 
 
 def _output(leaf: Any, recorder: Recorder) -> Any:
-    """Return what a graph stores of a leaf of a result: an :class:`Output` for a tensor, else the leaf itself."""
+    """Return a leaf of a result in the form that a graph stores: an :class:`Output` for a tensor, else the leaf itself."""
     if isinstance(leaf, Tensor):
         return recorder.output(leaf)
     if leaf is not None and not isinstance(leaf, (bool, int, str)):
@@ -486,7 +486,7 @@ def _own_copy(leaf: Any, recorder: Recorder) -> Any:
 
 
 class _Run:
-    """What a recorded call returned. The only holder of the result, so that the memory plan may reuse its memory."""
+    """The result of a recorded call. No other object holds the result, so that the memory plan may reuse its memory."""
 
     def __init__(self, result: Any, recorder: Recorder):
         self.result = result
@@ -497,7 +497,7 @@ def _first_difference(before: list[Any], now: list[Any], recorder: Recorder, exc
     what, excused = difference(before[:-2], now[:-2], recorder.nodes, excuses)
     if what or before[-2:] == now[-2:]:
         return what, excused
-    return f"what they return or leave behind, {before[-2]}, then {now[-2]}", False
+    return f"the results or the set of gradients; the results were {before[-2]}, then {now[-2]}", False
 
 
 class _Inference(CompiledFunction):
@@ -544,7 +544,7 @@ class _Inference(CompiledFunction):
 
 
 def compile(function: Callable[..., Any] | None = None, *, fuse: bool = False) -> Any:  # named as torch names it
-    """Record a model, a function or a whole training step, and replay it without its Python.
+    """Record a model, a function or a whole training step, and replay it without running its Python code.
 
     >>> import netcl
     >>> double = netcl.compile(lambda x: x * 2 + 1)
@@ -555,7 +555,7 @@ def compile(function: Callable[..., Any] | None = None, *, fuse: bool = False) -
     and random numbers advance as in eager code. A function that reads something no guard covers, or whose two recordings differ, is
     refused with one warning that names the cause, and runs eagerly from then on. On the NumPy backend nothing is recorded. Arrays among the
     arguments become tensors. A module is compiled for evaluation: without gradients, with ``fuse=True``, and with its batch norms folded
-    into the layers before them. What depends on weights alone is computed once, and again after a weight was written.
+    into the layers before them. Values that depend only on weights are computed once, and again after a weight was written.
 
     ``fuse=True`` also fuses small tensors, and row-wise reductions (softmax, norms) with the ops around them: fewer launches, a little more
     memory, and sums that may be rounded differently.
@@ -581,8 +581,8 @@ def capture_graph(function: Callable[..., Any] | None = None, *, inputs: Sequenc
     >>> graph.replay([netcl.full((2,), 4.0)]).tolist()  # doctest: +SKIP
     [16.0, 16.0]
 
-    What the block computes only from tensors other than the inputs, such as packed weights, is computed once, and again after one of
-    these was written. Blocks that share ``kept`` share equal results.
+    Values that depend only on tensors other than the inputs, such as packed weights, are computed once, and again after one of these
+    tensors was written. Blocks that share ``kept`` share equal results.
     """
     return _captured_block(inputs, KeptValues() if kept is None else kept) if function is None else CompiledFunction(function, strict=True)
 

@@ -1,8 +1,8 @@
-"""The contract of a compiled function: what it may read and call, and guards over all of it.
+"""The contract of a compiled function: the values and calls it may use, and a guard for each of them.
 
 A function may read, by name, in its own code and in the code of every Python function that it names: plain values, tensors, containers and
-small arrays, objects of the user's classes, functions, and objects of netcl. :class:`Contract` finds these values, stores what they are,
-and compares them before every replay. A value or a call of any other kind is a ``problem`` with a name, and the function is not replayed.
+small arrays, objects of the user's classes, functions, and objects of netcl. :class:`Contract` finds these values, stores their state,
+and compares it before every replay. A value or a call of any other kind is a ``problem`` with a name, and the function is not replayed.
 
 :mod:`netcl.replay.names` lists the names; no control flow is followed. An attribute of a value without a name (an item, a result, a local
 variable) is guarded in every object that the function can reach. Nothing here runs the user's code: attributes are looked up in
@@ -75,7 +75,7 @@ _get = object.__getattribute__
 
 
 class Contract:
-    """Guards for all values that a function reads, as they are now. ``problem`` names the first value or call without a guard, or is empty.
+    """Guards for the current state of all values that a function reads. ``problem`` names the first value or call without a guard, if any.
 
     The values are kept alive, so that no other object takes their identity.
     """
@@ -156,7 +156,7 @@ class Contract:
         if kind in EXACTLY_PLAIN:
             return
         if problem := unguarded(value):
-            self._refuse(f"it reads what is not guarded: {label} is {problem}")
+            self._refuse(f"it reads a value that is not guarded: {label} is {problem}")
         elif issubclass(kind, Tensor):
             self._tensors.setdefault(id(value), (value, value.realize(), value.requires_grad, label))
             if self._is_users(kind):
@@ -178,7 +178,7 @@ class Contract:
         if not (base in (list, tuple) and all(is_a(part, Tensor) for part in keys)):
             problem = f"a {type(value).__name__} of {len(keys)} items (up to {MOST_ITEMS} are compared)" if len(keys) > MOST_ITEMS else ""
             if problem or (depth >= MOST_DEPTH and keys):
-                self._refuse(f"it reads what is not guarded: {label} is {problem or f'nested more than {MOST_DEPTH} deep'}")
+                self._refuse(f"it reads a value that is not guarded: {label} is {problem or f'nested more than {MOST_DEPTH} deep'}")
                 return
         self._items.append((base.__iter__, base.__len__, value, keys, label))
         if issubclass(base, dict):
@@ -204,7 +204,7 @@ class Contract:
         elif value in _READERS:
             self._refuse(f"it calls {value.__name__}() by another name")
         elif problem := impure_call(value):
-            self._refuse(f"it reads what is not guarded: {label} is {problem}")
+            self._refuse(f"it reads a value that is not guarded: {label} is {problem}")
         elif (of := getattr(value, "__self__", None)) is not None and not is_a(of, (ModuleType, type)):
             self._visit(of, label)
 
@@ -283,7 +283,7 @@ class Contract:
         if of_user(module.__name__):
             self._visit(value, label)
         elif module.__name__.startswith("numpy.random"):
-            self._refuse(f"it reads what is not guarded: {label} is random")
+            self._refuse(f"it reads a value that is not guarded: {label} is random")
         elif not (of_netcl(module.__name__) and not is_a(value, (type, *CALLABLE))):
             self._of_library(value, label)
         return value
@@ -503,7 +503,7 @@ class Contract:
     def carried(self) -> str:
         """Return a clause for a message about the tensors that the function sets and may read at the next call; empty if there are none."""
         labels = ", ".join(label for *_, label in self._kinds)
-        return f" but {labels}, which it sets itself" if labels else ""
+        return f" except {labels}, which it sets itself" if labels else ""
 
     def report_uncalled(self) -> None:
         """Report to the recorder the modules whose ``forward`` the function may call directly, without calling the module."""
@@ -560,7 +560,7 @@ def _stored(value: Any, name: str) -> Any:
 
 
 def _signature(value: Any) -> Any:
-    """Return what two contracts compare of a value: a plain value itself, the class of a container, the identity of anything else."""
+    """Return the part of a value that contracts compare: a plain value itself, the class of a container, the identity of anything else."""
     kind = type(value)
     if kind in EXACTLY_PLAIN or issubclass(kind, np.generic):
         return kind, repr(value)

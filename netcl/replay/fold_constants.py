@@ -1,4 +1,4 @@
-"""Commands of a recorded step that compute the same at every replay: run once, their results kept.
+"""Runs commands of a recorded step that compute the same at every replay only once, and keeps their results.
 
 These are the commands that depend only on constants and on tensors from outside that no command writes, such as packed or reordered
 weights. They run again after such a tensor was written. Recordings that share a :class:`KeptValues` also share equal results.
@@ -27,7 +27,7 @@ class KeptValue:
 
 
 class KeptValues(weakref.WeakValueDictionary[Any, KeptValue]):
-    """Results of constant commands, keyed by the commands, so that graphs can share them. A result lives as long as a graph uses it."""
+    """Results of constant commands, keyed by the commands, so that graphs can share them. A result exists as long as a graph uses it."""
 
 
 class FoldedCommands:

@@ -1,7 +1,7 @@
 """A recorded step that can be replayed: a list of prepared launches over planned memory.
 
-Values that live only inside the step share memory (:mod:`netcl.replay.memory_plan`). What the step leaves behind, such as gradients, keeps
-its memory and is overwritten by every replay.
+Values that are used only inside the step share memory (:mod:`netcl.replay.memory_plan`). Tensors that outlive the step, such as gradients,
+keep their memory, and every replay overwrites them.
 """
 
 from __future__ import annotations
@@ -58,14 +58,14 @@ class Graph:
         self._like: list[tuple[tuple[int, ...], str]] = []
 
     def returns(self, result: Any) -> Any:
-        """Set what a replay returns (tensors, also in lists, tuples, dicts), inside ``with capture_graph()``; returns ``result``."""
+        """Set the result of replays (tensors, also in lists, tuples, dicts), inside ``with capture_graph()``; returns ``result``."""
         self.result = result
         return result
 
     # ---- making it
 
     def build(self, recording: Any, inputs: Sequence[Tensor], result: Any, kept: KeptValues) -> Graph:
-        """Plan the memory of a recording, prepare its launches and return the graph; what depends on weights alone is computed now."""
+        """Plan the memory of a recording, prepare its launches and return the graph; computes values that depend only on weights."""
         self.values, self.inputs = recording.values, recording.inputs
         self.queue, self.result = recording.queue, result
         outputs = [output.value for output in _outputs(result)]
@@ -127,7 +127,7 @@ class Graph:
         self._share(passing, left)
 
     def _share(self, passing: Sequence[Value], left: Sequence[MemoryBlock]) -> None:
-        """Place values that live only inside a replay: in shared blocks, and in memory that the step leaves behind but writes later."""
+        """Place values used only inside a replay: in shared blocks, or in the memory of lasting tensors before the step writes these."""
         pool = get_persistent_pool(self.queue)
         with program.state(self.queue).lock:
             shared: weakref.WeakSet[BufferHandle] = self.queue.netcl.part("blocks", lambda _: weakref.WeakSet())
@@ -219,7 +219,7 @@ class Graph:
         return self.run(inputs)
 
     def run(self, inputs: Sequence[Tensor]) -> Any:
-        """Run :meth:`replay` without checking the inputs: their shapes and dtypes match, and the step writes none of their memory."""
+        """Run the step like :meth:`replay`, without checking shapes, dtypes and memory of the inputs: the caller has checked them."""
         if platforms.forked_child:
             platforms.check_process()
         for i, t in enumerate(inputs):
@@ -280,7 +280,7 @@ class Graph:
 
     def _check_inputs(self, inputs: Sequence[Tensor]) -> None:
         if len(inputs) != len(self._like):
-            what = "the number of inputs must be that of the recorded step"
+            what = "the number of inputs must equal that of the recorded step"
             raise ShapeError(message("replay", what, wanted=len(self._like), given=len(inputs)))
         for i, (t, (shape, dtype)) in enumerate(zip(inputs, self._like, strict=True)):
             if t.shape != shape or t.dtype != dtype:
@@ -289,9 +289,8 @@ class Graph:
                 raise kind(message("replay", f"input {i} must have the recorded shape and dtype", "record again for this input", **seen))
         met = self.meets(inputs)
         if met is not None:
-            raise ValueError(
-                message("replay", f"input {met} must not share memory that the step writes", "pass a clone()", shape=inputs[met].shape)
-            )
+            what = f"input {met} must not share memory with another value of the step, because the step writes to that memory"
+            raise ValueError(message("replay", what, "pass a clone()", shape=inputs[met].shape))
 
     def _run_parts(self) -> None:
         """Enqueue all commands and call the sources, the functions that compute numbers for them.

@@ -11,7 +11,7 @@ from netcl.replay.values import MADE, CommandNode, Value
 
 
 def needed(nodes: Sequence[CommandNode], wanted: Iterable[Value]) -> list[CommandNode]:
-    """Drop the nodes whose results nobody reads; return the others and set the lifetimes of the values by them.
+    """Drop the nodes whose results nobody reads; return the others and set the lifetimes of their values.
 
     A value that the step made and nothing holds is read only by later nodes, or ``wanted`` as a result.
     """
@@ -70,7 +70,7 @@ class MemoryBlock:
 def share(
     values: Iterable[Value], size_of: Callable[[int], int] = int, there: Sequence[MemoryBlock] = (), cuts: bool = False, most: int = 1 << 62
 ) -> list[MemoryBlock]:
-    """Place values that live only inside a step in blocks; returns the new blocks.
+    """Place values that are used only inside a step in memory blocks; returns the new blocks.
 
     The largest value is placed first, each in the smallest block that is free during its lifetime.
 

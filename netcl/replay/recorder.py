@@ -1,4 +1,4 @@
-"""The recorder: an observer of launches, transfers and allocations that stores what a step enqueues, and over which memory."""
+"""The recorder: an observer of launches, transfers and allocations that stores the commands of a step and the memory they use."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from netcl.replay.values import CONSTANT, INPUT, MADE, OUTSIDE, CommandNode, Val
 
 
 class CaptureError(RuntimeError):
-    """Raised when a step cannot be recorded, or a graph cannot be replayed on the given inputs."""
+    """Raised when a step cannot be recorded, or its recording cannot be replayed."""
 
 
 class Dependency:
@@ -32,7 +32,7 @@ class Dependency:
         self.names = frozenset(parts)
 
     def parts(self) -> list[tuple[str, Any]]:
-        """Return ``(name, value)`` of the named attributes and of every tensor, as they are now."""
+        """Return the current ``(name, value)`` of the named attributes and of every attribute that is a tensor."""
         return [(name, part) for name, part in vars(self.owner).items() if name in self.names or isinstance(part, Tensor)]
 
     def tensors(self) -> list[Tensor]:
@@ -172,7 +172,7 @@ class Recorder:
 
     def read(self, what: str) -> None:
         if not self.problem:
-            self.problem = f"it reads values on the host ({what} at {_running_line()}), and what it does next may depend on them"
+            self.problem = f"it reads values on the host ({what} at {_running_line()}), and its further work may depend on them"
 
     def host_work(self, what: str) -> None:
         self.problem = self.problem or f"it runs Python that a replay would leave out: {what}"
@@ -219,9 +219,9 @@ class Recorder:
     # ---- after the run
 
     def output(self, tensor: Tensor) -> Output:
-        """Return the :class:`Output` for a tensor of the result; its value lives to the end of the step."""
+        """Return the :class:`Output` for a tensor of the result; its value is kept to the end of the step."""
         if tensor.array is not None:
-            self.problem = self.problem or "a result lives on the NumPy backend"
+            self.problem = self.problem or "a result is on the NumPy backend"
             return Output(Value(CONSTANT, None, 0), tensor.shape, tensor.dtype, tensor)
         if tensor.grad_fn is not None and tensor.grad_fn.rule is not None:
             self.problem = self.problem or "a result carries its history for backward: record the whole step, or use no_grad()"
@@ -249,7 +249,7 @@ class Recorder:
         for value in self.values:
             if value.kind == OUTSIDE and value.first >= 0 and value.owners and id(value.buffer) not in known:
                 shape = next((t.shape for ref in value.owners if (t := ref()) is not None), None)
-                return f"a tensor{f' of shape {shape}' if shape is not None else ''} that nothing it names holds"
+                return f"a tensor{f' of shape {shape}' if shape is not None else ''} that no name in its code leads to"
         return ""
 
     def left_behind(self, known: Iterable[Tensor]) -> str:
@@ -258,7 +258,7 @@ class Recorder:
         for value in self.values:
             if value.kind == MADE and value.first >= 0 and id(value.buffer) not in buffers and value.held() is not None:
                 writer = next((node.op or node.name for node in self.nodes if value in node.writes), "an op")
-                return f"it leaves a result of {writer} behind ({value.nbytes} bytes), and nothing that it names holds it"
+                return f"it leaves a result of {writer} behind ({value.nbytes} bytes), and no name in its code leads to it"
         return ""
 
     def story(self) -> list[tuple[Any, ...]]:
@@ -301,6 +301,6 @@ def _short(told: Any) -> str:
 
 
 def _running_line() -> str:
-    """Return ``file:line`` of the user's program that is running."""
+    """Return ``file:line`` of the line of the user's program that is running."""
     line = user_line()
     return f"{line.filename}:{line.lineno}"

@@ -147,7 +147,7 @@ def test_register_and_select():
 
 @pytest.mark.parametrize("shapes", [[(2, 3), (4, 5)], [(2, 3)], [(2, 3), (3,)]])
 def test_select_refuses_operands_that_do_not_fit(shapes):
-    with pytest.raises(ShapeError, match=r"\[select\] shapes must be those of the operands of matmul"):
+    with pytest.raises(ShapeError, match=r"\[select\] shapes must be the shapes of the operands of matmul"):
         KernelSelector(GPU).select("matmul", shapes)
 
 

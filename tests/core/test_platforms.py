@@ -77,7 +77,7 @@ def test_intels_wheel_with_its_placeholder(tmp_path):
 def test_intels_wheel_whose_library_is_gone(tmp_path):
     put(tmp_path / "etc/OpenCL/vendors/intel-cpu.icd", f"{PLACEHOLDER}libintelocl.so")
     (runtime,) = gather_runtimes(Places(prefixes=(tmp_path,)))
-    assert runtime.error == "the library it names is not there" and "intel-opencl-rt" in runtime.remedy
+    assert runtime.error == "the library that its .icd file names does not exist" and "intel-opencl-rt" in runtime.remedy
 
 
 def test_a_prefix_whose_icd_files_are_right_is_taken_as_it_is(tmp_path):
@@ -229,7 +229,7 @@ def test_real_runtimes_pass_the_check():
         ("libimf.so: cannot open shared object file: No such file or directory", "pip install intel-cmplr-lib-rt tbb"),
         ("libtbb.so.12: cannot open shared object file: No such file or directory", "pip install intel-cmplr-lib-rt tbb"),
         ("libz.so.1: cannot open shared object file: No such file or directory", "apt-get install zlib1g"),
-        ("libfoo.so.3: cannot open shared object file: No such file or directory", "install what provides libfoo.so.3"),
+        ("libfoo.so.3: cannot open shared object file: No such file or directory", "install the package that provides libfoo.so.3"),
         ("/x/libfoo.so: wrong ELF class: ELFCLASS32", "another kind of machine"),
         ("/x/libfoo.so: version `GLIBC_2.99' not found", "newer system image"),
         ("something new", "reinstall it"),

@@ -74,7 +74,7 @@ def test_python_values(device):
 
 @pytest.mark.parametrize("name", ["complex64", "complex128", "<U3", "datetime64[s]", "object"])
 def test_other_dtypes_are_refused_by_name(device, name):
-    with pytest.raises(DtypeError, match=r"\[from_host\] arrays of dtype .* cannot be converted; shape=\(2,\); convert it"):
+    with pytest.raises(DtypeError, match=r"\[from_host\] arrays of dtype .* cannot be converted to tensors; shape=\(2,\); convert it"):
         Tensor.from_host(device.queue, np.zeros(2, name))
 
 

@@ -213,7 +213,7 @@ def test_a_runtime_whose_library_is_missing(sandbox):
     status, text = sandbox.doctor()
     assert status == 1
     assert "[runtime-fails] the runtime gone (libgone.so.7) does not load: libgone.so.7: cannot open shared object file" in text
-    assert "mend: install what provides libgone.so.7" in text
+    assert "mend: install the package that provides libgone.so.7" in text
 
 
 def test_a_runtime_of_another_machine(sandbox):
@@ -258,7 +258,7 @@ def test_intels_wheel_without_its_library(sandbox):
     intel_wheel(sandbox)
     status, text = sandbox.doctor()
     assert status == 1
-    assert "[runtime-fails] the runtime intel-cpu" in text and "the library it names is not there" in text
+    assert "[runtime-fails] the runtime intel-cpu" in text and "the library that its .icd file names does not exist" in text
     assert "mend: pip install --force-reinstall intel-opencl-rt" in text
 
 

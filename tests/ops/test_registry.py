@@ -184,7 +184,9 @@ def test_every_row_says_what_it_is():
 
 @pytest.mark.parametrize("name", ["linear", "softmax", "matmul"])
 def test_a_forgotten_return_is_told(name):
-    with pytest.raises(TypeError, match=rf"\[{name}\] the first argument must be a tensor, got None; does the preceding function return"):
+    with pytest.raises(
+        TypeError, match=rf"\[{name}\] the first argument must be a tensor, got None; check that the function before returns"
+    ):
         ops.function(name)(None, np.ones((3, 3), np.float32))
 
 

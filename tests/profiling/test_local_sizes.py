@@ -156,5 +156,5 @@ def test_the_default_tuner_measures_what_the_device_allows(cl_device, monkeypatc
 
 
 def test_a_tuner_is_for_guarded_kernels():
-    with pytest.raises(KernelBuildError, match=r"\[KernelSpec\] a tuner requires guarded=True; name=k; measure it with"):
+    with pytest.raises(KernelBuildError, match=r"\[KernelSpec\] a tuner requires guarded=True; name=k; measure an unguarded kernel with"):
         KernelSpec("k", src="__kernel void k() {}", tuner=WorkGroupTuner())

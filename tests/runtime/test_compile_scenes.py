@@ -2261,7 +2261,7 @@ def a_data_class_with_a_counter(way):
         yield step(one(float(i)))
 
 
-@refused("nothing it names holds but Recurrent.state, which it sets itself")
+@refused("no name in its code leads to except Recurrent.state, which it sets itself")
 def a_tensor_that_is_carried_on(way):
     """The step reads what the call before has set."""
 

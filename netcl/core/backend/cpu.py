@@ -12,7 +12,7 @@ from netcl.core.errors import DtypeError, ShapeError, message
 
 
 class HostCopy:
-    """A running copy to the host: ``wait()`` returns the array; ``array, event = copy`` unpacks it."""
+    """A copy to the host, which may still be running: ``wait()`` returns the array; ``array, event = copy`` unpacks it."""
 
     def __init__(self, array: np.ndarray, event: Any = None):
         self.array = array
@@ -29,7 +29,7 @@ class HostCopy:
 
 
 def storage_of(array: Any, dtype: str | None, op: str = "from_host") -> tuple[np.ndarray, dtypes.DType]:
-    """Convert an array-like to contiguous stored bytes and their dtype; the bytes may share memory with the argument."""
+    """Return an array-like as a contiguous array in storage format, and its dtype; the array may share memory with the argument."""
     if type(array) is not np.ndarray and isinstance(array, np.ma.MaskedArray):
         raise DtypeError(message(op, "a masked array cannot be converted to a tensor", "pass array.filled(value)", shape=array.shape))
     if not isinstance(array, np.ndarray):

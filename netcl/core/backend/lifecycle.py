@@ -1,8 +1,8 @@
 """Handles fork, interrupts and process exit for OpenCL.
 
-Interrupts: Python runs a signal handler only between bytecodes, so a main thread that waits inside a driver never gets
-there. The C-level handler, however, writes to the wake-up file at once. A watcher thread reads it and, if the main
-thread has not returned to Python within the grace time, exits with status 130. Code that must end in order uses
+Interrupts: Python runs a signal handler only between bytecodes, so a main thread that waits inside a driver does not run
+it. The C-level handler, however, writes to the wake-up file at once. A watcher thread reads that file and exits with status
+130 if the main thread has not returned to Python within the grace time. Code that must end in an orderly way uses
 :func:`finishing_first`, which turns the first interrupt into an event.
 """
 
@@ -110,7 +110,7 @@ def finishing_first() -> Iterator[Stop]:
     """Yield a :class:`Stop`: the first Ctrl-C or SIGTERM in the block only sets it, so that running work can end; the second exits at once.
 
     The exit status is 130, or 143 for SIGTERM. A SIGTERM handler that the program has set is kept. Outside the main thread, where
-    Python delivers no signals, it is never set.
+    Python delivers no signals, the event is never set.
     """
     global _finishing
     stop = Stop()

@@ -231,7 +231,7 @@ class OpenCLBackend:
         return dtypes.decode(stored, wanted)
 
     def to_host_async(self, storage: Any, shape: tuple[int, ...], dtype: str) -> HostCopy:
-        """Start copying the values; ``wait()`` of the result returns the array. For bfloat16, which the host widens, waits here."""
+        """Start copying the values; ``wait()`` of the result returns the array. A bfloat16 copy blocks, because the host widens it."""
         wanted = dtypes.lookup(dtype, "to_host_async")
         if active.recorder is not None:
             active.recorder.read("to_host_async")

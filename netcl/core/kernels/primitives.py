@@ -1,4 +1,4 @@
-"""Tools for kernel authors: a declarative kernel, the macros that bodies may use, and a chooser of work-group sizes."""
+"""Tools for kernel authors: a declarative kernel, the macros that bodies may use, and a tuner of work-group sizes."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class KernelSpec:
                 known = "one option per string: -DNAME=value, -cl-..., -Ifolder, -w, -Werror or -g"
                 raise KernelBuildError(message(self.name, "every build option must have a known form", known, option=repr(option)))
         if self.tuner is not None and not self.guarded:
-            remedy = "measure it with netcl.profiling.local_sizes.autotune_local_size"
+            remedy = "measure an unguarded kernel with netcl.profiling.local_sizes.autotune_local_size"
             raise KernelBuildError(message("KernelSpec", "a tuner requires guarded=True", remedy, name=self.name))
 
     def to_source(self) -> str:

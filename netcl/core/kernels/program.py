@@ -71,7 +71,7 @@ def lacks_memory(error: Any) -> bool:
 
 
 def failure(op: str, what: str, error: Any) -> OutOfMemoryError | DeviceError:
-    """Return netcl's error for a driver error: ``OutOfMemoryError`` if memory or resources ran out. ``what`` is, say, ``to copy``."""
+    """Return the ``OutOfMemoryError`` or ``DeviceError`` for a driver error; ``what`` is the action that failed, such as ``to copy``."""
     if lacks_memory(error):
         return OutOfMemoryError(message(op, f"the device has no memory left {what} ({error})", MAKE_ROOM))
     return DeviceError(message(op, f"the driver failed {what} ({error})", RELEASE))
@@ -229,7 +229,7 @@ class Program:
             return self.kernels[name]
 
     def names(self) -> list[str]:
-        """List the names of its kernels."""
+        """List the names of the kernels in the program."""
         return self._built.get_info(platforms.opencl().program_info.KERNEL_NAMES).split(";")
 
     def make(self, name: str) -> Any:
@@ -257,8 +257,8 @@ class Program:
 class _Own:
     """A thread's kernel object of the driver. Arguments stay set in it, so unchanged numbers are not set again.
 
-    ``numbers`` are the numbers that are set, if known. The two setters are what ``set_args`` itself calls; a kernel whose argument types
-    are unknown has none and uses ``set_args``.
+    ``numbers`` are the numbers that are set, if known. ``set_memory`` and ``set_numbers`` are pyopencl's own faster setters; if
+    ``set_numbers`` is ``None``, because an argument type is unknown, use ``set_args``.
     """
 
     __slots__ = ("kernel", "lenders", "numbers", "set_memory", "set_numbers")
@@ -401,7 +401,7 @@ class Kernel:
         return Sized(self, sizes, local, numbers) if usable else None
 
     def _retry(self, queue: Any, kernel: Any, sizes: tuple[int, ...], local: tuple[int, ...] | None, error: Any) -> Any:
-        """Free the pools, relaunch and return the event. Raises unless ``error`` is a lack of memory: drivers may allocate at launch."""
+        """Free the pools, relaunch and return the event: drivers may allocate at launch. Raises if ``error`` is not a lack of memory."""
         if not lacks_memory(error):
             raise self._refused(sizes, local, error) from None
         free_memory()
@@ -513,7 +513,7 @@ class Kernel:
 
 
 class Sized:
-    """A kernel with fixed sizes and numbers: the launches of a plan, which differ only in their buffers.
+    """A kernel with fixed sizes and numbers: a launch of a plan, whose runs differ only in their buffers.
 
     ``sized(queue, (0, buffer, 1, buffer, ..))`` enqueues it on the given queue. It does not call observers, so it must not be used
     while ``hooks.launch_observers`` has entries.
@@ -558,7 +558,7 @@ class Sized:
 class Prepared:
     """A launch with its own kernel object, whose arguments stay set: ``call()`` only enqueues. Replays consist of these.
 
-    It is made from what launch observers receive. ``set(index, value)`` changes an argument for later launches. If ``answers``,
+    It is made from the arguments of a launch observer. ``set(index, value)`` changes an argument for later launches. If ``answers``,
     ``call()`` returns a status instead of raising; on a status other than 0, ``observed()`` raises the error.
     """
 
@@ -612,7 +612,7 @@ def _build_failure(device: Any, source: str, options: tuple[str, ...], text: str
     seen = {"kernel": _kernel_names(source), "device": device.name, "options": " ".join(options) or "none"}
     what = message("build", "the driver cannot compile the kernel source", **seen)
     saved = _save_source(source)
-    return f"{what}\n\n{build_log}\n\n{listing}\n\nsource saved as {saved}"
+    return f"{what}\n\n{build_log}\n\n{listing}\n\nsource {saved}"
 
 
 @lru_cache(maxsize=256)
@@ -624,8 +624,8 @@ def _kernel_names(source: str) -> str:
 def _save_source(source: str) -> str:
     folder = env.cache_dir()
     if folder is None:
-        return "nowhere: there is no writable cache folder (set NETCL_CACHE_DIR)"
+        return "not saved: there is no writable cache folder (set NETCL_CACHE_DIR)"
     path: Path = folder / "failed" / f"{hashlib.sha256(source.encode()).hexdigest()[:16]}.cl"
     path.parent.mkdir(exist_ok=True)
     path.write_text(source)
-    return str(path)
+    return f"saved as {path}"

@@ -1,7 +1,7 @@
-"""OpenCL C that replaces what a driver compiles wrongly: conversions of half, and comparisons of converted integers.
+"""Replacements in OpenCL C for code that a driver miscompiles: conversions of half, and comparisons of converted integers.
 
-Mesa 22.3's rusticl on llvmpipe aborts at a load of halves, or compares the halves instead of the loaded floats and gets that wrong. It
-also takes ``(long)i < constant`` of a 32-bit ``i`` as false and ``>`` as true. The substitutes compute with the bits in 32-bit integers.
+Mesa 22.3's rusticl on llvmpipe aborts at a load of halves, or wrongly compares the halves instead of the loaded floats. For a 32-bit
+``i``, it evaluates ``(long)i < constant`` as false and ``>`` as true. The replacements compute with the bits in 32-bit integers.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _HALF_CALL = re.compile(r"\bv(?:load|store)a?_half")
 
 
 def substituted(source: str) -> str:
-    """Return a program with replacements for half conversions and casts to long in front; compiler errors keep its line numbers."""
+    """Return ``source`` with its half conversions and casts to long replaced; compiler errors still refer to its own line numbers."""
     if _HALF_CALL.search(source):
         source = f"{_half_functions()}#line 1\n{source}"
     if _LONG_CAST.search(source):
