@@ -174,7 +174,7 @@ def _make(row: Any, function: Callable[..., Any], words: Mapping[str, str]) -> C
         if kwargs and not words.keys().isdisjoint(kwargs):
             given, kwargs = kwargs, {words.get(name, name): value for name, value in kwargs.items()}
             if len(kwargs) < len(given) or (args and row.inputs and row.inputs[0] in kwargs):
-                raise TypeError(message(row.name, "every argument must be given once", positional=len(args), named=", ".join(given)))
+                raise TypeError(message(row.name, "an argument must not be given twice", positional=len(args), named=", ".join(given)))
             if extra := EXTRAS.keys() & kwargs.keys() & words.keys():
                 return EXTRAS[extra.pop()][1](call, *args, **kwargs)
             if row.inputs and row.inputs[0] in kwargs:  # input=: the code below expects the first tensor as args[0]

@@ -154,7 +154,7 @@ def pick_device(selector: str | None) -> DeviceHandle:
 
 @contextmanager
 def reported() -> Iterator[None]:
-    """Convert errors of files, options and missing packages to a :class:`CommandError`, which prints no traceback."""
+    """Convert ``ValueError``, ``MemoryError`` and netcl's own ``ImportError`` to :class:`CommandError`, which prints no traceback."""
     try:
         yield
     except (ValueError, MemoryError) as fault:

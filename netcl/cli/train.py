@@ -259,7 +259,7 @@ def trace_training(args: argparse.Namespace) -> int:
     if args.file and args.file.endswith(".py"):
         if others := _given_settings(args):
             remedy = "pass options of the script after --: netcl trace --out trace.json script.py -- --epochs 2"
-            raise CommandError(message("trace", "a script takes no settings of a recipe", remedy, given=", ".join(others)))
+            raise CommandError(message("trace", "recipe settings must not be given with a script", remedy, given=", ".join(others)))
         found = _trace_script([args.file, *args.script_arguments], handle)
     else:
         found = trace_run(_recipe(args), handle, args.steps)

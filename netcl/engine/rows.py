@@ -160,7 +160,7 @@ def row_kernel(
 
 
 def aligned(args: Sequence[Any]) -> bool:
-    """Whether the tensors among a kernel's arguments are aligned to four elements: pool memory is, a caller's array may not be."""
+    """Whether all tensors among a kernel's arguments are aligned to 16 bytes. Pool memory always is; a caller's array may not be."""
     return alignment(*(arg for arg in args if getattr(arg, "host_ref", None) is not None)) == 16
 
 

@@ -71,7 +71,7 @@ class _Reader:
     """Builds the values that a pickle may contain: containers, and tensors over the storages of its file."""
 
     def __init__(self, limit: int, big_endian: bool = False, convert: Callable[[np.ndarray], Any] | None = None):
-        self.left, self.big_endian, self.convert = limit, big_endian, convert or (lambda array: array)
+        self.limit, self.left, self.big_endian, self.convert = limit, limit, big_endian, convert or (lambda array: array)
         plain = {
             "collections.OrderedDict": Allowed("OrderedDict", self.ordered),
             "torch._utils._rebuild_tensor": Allowed("tensor", self.tensor),
@@ -91,7 +91,9 @@ class _Reader:
         """Count ``nbytes`` toward the memory limit and raise beyond it: a few bytes of a file may describe much memory."""
         self.left -= nbytes
         if self.left < 0:
-            raise Refused("the content must not be larger than the limit for this file; if you trust it, pass max_bytes=")
+            raise Refused(
+                f"the content must be at most {self.limit} bytes, got {self.limit - self.left}; if you trust the file, pass max_bytes="
+            )
 
     def ordered(self, pairs: Any = ()) -> Attributes:
         self.take(_PAIR_BYTES * len(pairs))

@@ -130,7 +130,7 @@ class Optimizer:
         check_number(self.op, "weight_decay", group["weight_decay"])
 
     def _check_switches(self, switches: Mapping[str, Any]) -> None:
-        """Raise on a keyword that is neither an option nor one of torch's switches, which do not change the results."""
+        """Raise on an unknown keyword and on ``differentiable=True``; torch's other switches are ignored, as they do not change results."""
         unknown = sorted(set(switches) - TORCH_SWITCHES)
         if unknown:
             raise TypeError(

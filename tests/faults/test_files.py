@@ -577,7 +577,7 @@ def tensor_program(numel: int, offset: int, size: tuple, stride: tuple) -> bytes
         ((4, -1, (2,), (1,)), "must be at most 64 non-negative integers"),
         ((4, 3, (2,), (-1,)), "must be at most 64 non-negative integers"),
         ((4, 0, (2, 2), (1,)), "as many sizes as strides, got 2 and 1"),
-        ((4, 0, (10**12,), (0,)), "must not be larger than the limit for this file; if you trust it, pass max_bytes="),
+        ((4, 0, (10**12,), (0,)), r"must be at most \d+ bytes, got \d+; if you trust the file, pass max_bytes="),
         ((5, 0, (4,), (1,)), "storage '0' must have the size and dtype that the pickle declares"),
         ((2**60, 0, (4,), (1,)), "storage '0' must have the size"),
     ],
