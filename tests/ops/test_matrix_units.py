@@ -190,9 +190,21 @@ def test_what_is_written_out_lies_one_after_the_other(sources):
     """A broadcast operand once; values of 16 bits are counted as half of those that the memory is made of."""
     p = product_of(5, 3, 7, "bfloat16", batch=(2, 3), a_strides=(105, 35), b_strides=(0, 0))
     a, b, main = sources(p, mma.MMA_TILES[2][-1])
-    assert a.numbers == (7, 8, 5, 3, 105, 35, 0, 6 * 5 * 8) and b.numbers == (3, 8, 7, 1, 0, 0, 6 * 5 * 8, 7 * 8)
+    assert a.numbers == (7, 8, 5, 3, 105, 35, 0, 6 * 5) and b.numbers == (3, 8, 7, 1, 0, 0, 6 * 5 * 8, 7)
     lda, ldb, batch1, strides, first = main.numbers[3], main.numbers[4], main.numbers[6], main.numbers[7:11], main.numbers[11]
     assert (lda, ldb, batch1, strides, first) == (8, 8, 3, (120, 40, 0, 0), 240)
+
+
+@pytest.mark.parametrize("width", [1, 7, 70, 301])
+def test_written_out_lines_are_padded_with_zeros(width, cl_device):
+    rng = np.random.default_rng(width)
+    a, b = rng.standard_normal((2, 3, width), np.float32), rng.standard_normal((2, width, 8), np.float32)
+    p = product_of(3, 8, width, batch=(1, 2), a_strides=(0, 3 * width), b_strides=(0, 8 * width))
+    tensors = [Tensor.from_host(cl_device.queue, x) for x in (a, b)]
+    (side, _), (left, right), _ = mma.written_out(cl_device.queue, p, "float32", gemm.Operands(*tensors, tensors[0]))
+    lines = left.to_host()[: 6 * side.width].reshape(6, side.width)
+    np.testing.assert_array_equal(lines, np.pad(a.reshape(6, width), ((0, 0), (0, side.width - width))))
+    assert right is tensors[1] and side.width % 4 == 0 and side.strides == (0, 3 * side.width)
 
 
 def test_precision_decides_how_float32_is_split(sources):

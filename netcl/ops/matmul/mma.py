@@ -95,7 +95,7 @@ def _round_up(value: int, each: int) -> int:
     return -(-value // each) * each
 
 
-def _operand_sides(p: Matmul) -> tuple[_Side, _Side]:
+def operand_sides(p: Matmul) -> tuple[_Side, _Side]:
     a = _Side(p.a, *((p.k, p.m) if p.trans_a else (p.m, p.k)), p.a_strides)
     return a, _Side(p.b, *((p.n, p.k) if p.trans_b else (p.k, p.n)), p.b_strides)
 
@@ -110,9 +110,14 @@ def unit_dtype(p: Matmul) -> str | None:
 
 
 def mma_cost(p: Matmul, tile: Tile, units: int, dtype: str) -> float:
-    """Estimate the time as :func:`gemm.cost` does, plus the time to copy operands that are not aligned or have another dtype."""
-    written = [side for side in _operand_sides(p) if not side.ready(p, dtype)]
-    return gemm.cost(p, tile, units) + sum(gemm.ADDING + gemm.PER_PART * p.batches * side.lines * side.width / units for side in written)
+    """Estimate the time as :func:`gemm.cost` does, plus :func:`copy_cost`."""
+    return gemm.cost(p, tile, units) + copy_cost(p, units, dtype)
+
+
+def copy_cost(p: Matmul, units: int, dtype: str) -> float:
+    """Estimate the time to copy operands that are not aligned or have another dtype."""
+    copied = [side for side in operand_sides(p) if not side.ready(p, dtype)]
+    return sum(gemm.ADDING + gemm.PER_PART * p.batches * side.lines * side.width / units for side in copied)
 
 
 def choices(p: Matmul, units: int, dtype: str) -> Iterator[Tile]:
@@ -135,7 +140,7 @@ def run(queue: Any, p: Matmul, t: Operands, tile: Tile | None = None) -> None:
     """Run a product on the matrix units: copy operands that are not aligned, multiply, and sum the parts if there are several."""
     tile = tile or best(p, int(queue.device.max_compute_units))[0]
     dtype = unit_dtype(p) or "float32"
-    (a, b), (left, right), first = _written_out(queue, p, dtype, t)
+    (a, b), (left, right), first = written_out(queue, p, dtype, t)
     depth = _round_up(-(-p.k // tile.splits), tile.k)
     splits = -(-p.k // depth)
     ended = replace(p, a=dtype, b=dtype) if splits == 1 else p.bare(a=dtype, b=dtype)
@@ -145,16 +150,19 @@ def run(queue: Any, p: Matmul, t: Operands, tile: Tile | None = None) -> None:
     gemm.in_parts(queue, p, splits, kernel, items, tile.items, left, right, numbers, t)
 
 
-def _written_out(queue: Any, p: Matmul, dtype: str, t: Operands) -> tuple[list[_Side], list[Tensor], int]:
+def written_out(queue: Any, p: Matmul, dtype: str, t: Operands) -> tuple[list[_Side], list[Tensor], int]:
     """Return sides and tensors of both operands, copied if they are not aligned, and the offset of the second."""
-    sides, tensors = list(_operand_sides(p)), [t.a, t.b]
+    sides, tensors = list(operand_sides(p)), [t.a, t.b]
     padded = {i: side.padded(p, dtype) for i, side in enumerate(sides) if not side.ready(p, dtype)}
     total = sum(count for *_, count in padded.values())
     packed, at, first = t.sums(-(-total * DTYPES[dtype].itemsize // 4)) if padded else t.out, 0, 0
     for i, (wide, inner, count) in padded.items():
         kernel = launch.kernel(queue, __file__, "pad.cl", "pad_lines", {"X": sides[i].dtype, "Y": dtype})
-        numbers = (sides[i].width, wide.width, wide.lines, inner, *sides[i].strides, at, count)
-        kernel(queue, count, launch.LOCAL_1D, tensors[i], packed, *numbers)
+        quads, lines = -(-wide.width // 4), count // wide.width
+        across = min(64, 1 << (quads - 1).bit_length())
+        numbers = (sides[i].width, wide.width, wide.lines, inner, *sides[i].strides, at, lines)
+        size = (_round_up(quads, across), _round_up(lines, 256 // across))
+        kernel(queue, size, (across, 256 // across), tensors[i], packed, *numbers)
         sides[i], tensors[i], first, at = wide, packed, at if i else 0, at + count
     return sides, tensors, first
 

@@ -3,7 +3,8 @@
 16-bit operands are multiplied directly. float32 operands are split into two TF32 values, whose three products are summed per slice
 of 32 and added in float32: the error is below that of a plain float32 sum from a few hundred terms on.
 
-The kernels (wgmma.cl) copy 16 bytes at a time, so rows and batches of both operands must start at multiples of 16 bytes.
+The kernels (wgmma.cl) copy 16 bytes at a time, so rows and batches of both operands must start at multiples of 16 bytes. One operand
+that does not is copied first (pad.cl).
 """
 
 from __future__ import annotations
@@ -72,14 +73,11 @@ _TURNING = 0.82  # fraction of the rate if float32 operands are not contiguous a
 
 def takes(p: Matmul) -> bool:
     """Whether the kernels should compute a product, by dtypes and alignment. With precision "medium", float32 is faster in the mma tier."""
-    whole = 16 // DTYPES[p.a].itemsize
-    if p.a == "float32" and get_matmul_precision() == "medium":
+    if (p.a == "float32" and get_matmul_precision() == "medium") or not p.a == p.b == mma.unit_dtype(p):
         return False
-    return (
-        p.a == p.b == mma.unit_dtype(p) and p.placed
-        and not any(value % whole for value in (p.lda, p.ldb, *p.a_strides, *p.b_strides))
-        and p.batches * p.m * p.n < 2**31
-    )  # fmt: skip
+    copied = [side for side in mma.operand_sides(p) if not side.ready(p, p.a)]
+    largest = max(p.m * p.n, *(side.lines * (side.width + 8) for side in copied), 0)
+    return p.placed and len(copied) <= 1 and p.batches * largest < 2**31
 
 
 def best_tile(p: Matmul, units: int, config: KernelConfig | None = None) -> tuple[WarpGroupTile, float]:
@@ -92,7 +90,7 @@ def best_tile(p: Matmul, units: int, config: KernelConfig | None = None) -> tupl
     splits = (extra["splits"],) if "splits" in extra else None
     found = [tile._replace(splits=parts) for tile in tiles for parts in splits or gemm.useful_splits(p, tile, units)]
     costs = [gemm.cost(p, _priced(p, tile), units) + _BEGIN for tile in found]
-    return found[costs.index(min(costs))], min(costs)
+    return found[costs.index(min(costs))], min(costs) + mma.copy_cost(p, units, p.a)
 
 
 def _priced(p: Matmul, tile: WarpGroupTile) -> WarpGroupTile:
@@ -141,9 +139,10 @@ def run(queue: Any, p: Matmul, t: Operands, tile: WarpGroupTile | None = None, *
     if inner.c in HALVES:
         macros["PAIR(low, high)"] = f"pair_{inner.c}(low, high)"
     kernel = gemm.compiled(queue, "reads.cl ptx.cl wgmma.cl", "gemm_wgmma", inner, text=instructions(p, tile), **macros | named)
-    numbers = (*p.sizes(), p.lda, p.ldb, inner.has_bias, *p.strides(), p.batches, tile.splits)
+    (a, b), (left, right), _ = mma.written_out(queue, p, p.a, t)
+    numbers = (*p.sizes(), a.width, b.width, inner.has_bias, p.batch[1], *a.strides, *b.strides, p.batches, tile.splits)
     groups = min(gemm.groups_of(p, tile.m, tile.n) * tile.splits, units)
-    gemm.in_parts(queue, p, tile.splits, kernel, groups * ITEMS, ITEMS, t.a, t.b, numbers, t)
+    gemm.in_parts(queue, p, tile.splits, kernel, groups * ITEMS, ITEMS, left, right, numbers, t)
 
 
 def _width(p: Matmul) -> int:
@@ -156,7 +155,8 @@ def _wgmma(queue: Any, p: Matmul, config: KernelConfig, profile: DeviceProfile, 
 
 
 algorithms.add(
-    "matmul", "wgmma", "wgmma.cl ptx.cl", "products whose rows begin at multiples of 16 bytes, large by the cost model",
+    "matmul", "wgmma", "wgmma.cl ptx.cl pad.cl",
+    "products that are large by the cost model; the rows of at least one operand begin at multiples of 16 bytes",
     "cases_h200.json: matmul 4096", _wgmma, device="gpu", tiers=(WGMMA_TIER,), variants=gemm.VARIANTS,
     needs="NVIDIA, compute capability 9.0",
     when=lambda p, config, profile: nvidia.capable(profile, CAPABILITY, CAPABILITY) and takes(p),
