@@ -148,7 +148,7 @@ class Operands(NamedTuple):
 def compiled(
     queue: Any, file: str, name: str, p: Matmul, lanes: int = 1, text: str = "", more: dict[str, str] | None = None, **defines: Any
 ) -> Any:
-    """Return the kernel ``name`` of .cl files in this folder, built for the dtypes and epilogue of ``p``, which takes ``lanes`` values at once."""
+    """Return the kernel ``name`` of .cl files in this folder for the dtypes of ``p``; its epilogue processes ``lanes`` values at once."""
     end = p.ending
     operands = {"A": p.a, "B": p.b, "C": p.c, "BIAS": p.bias or "float32", "ADDED": end.residual or "float32", **(more or {})}
     common: dict[str, Any] = {"REAL": p.real, "INDEX": p.index, "ADDED": int(bool(end.residual))}
