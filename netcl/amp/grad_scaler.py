@@ -1,7 +1,7 @@
 """GradScaler: scales the loss so that gradients fit the range of float16, and adapts the scale.
 
-The scale, the number of consecutive good steps and the check of the gradients stay on the device, and so does the decision to
-skip a step. Nothing is read back, so nothing waits, and a step can be recorded and replayed.
+The scale, the number of good steps and the result of the gradient check stay on the device. With one device and an optimizer of
+netcl the device also decides whether to skip a step, so the host does not wait. Otherwise :meth:`GradScaler.step` reads the result.
 """
 
 from __future__ import annotations

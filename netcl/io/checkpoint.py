@@ -106,7 +106,13 @@ def _read(found: Path, max_bytes: int | None = None) -> tuple[int, dict[str, Any
     state = tree.unpack(meta.get("state"), arrays, LOAD, tensor=_HostTensor)
     step = meta.get("step")
     if not isinstance(state, dict) or type(step) is not int or step < 0:
-        raise refusal(LOAD, f"{archive.META} must have a state, and a step of at least 0", step=repr(step), file=found)
+        raise refusal(
+            LOAD,
+            f"{archive.META} must have a dictionary 'state' and an integer 'step' from 0 on",
+            state=type(state).__name__,
+            step=repr(step),
+            file=found,
+        )
     return step, state, str(meta.get("run", ""))
 
 

@@ -73,7 +73,7 @@ def rewritten(body: GraphBody) -> tuple[GraphBody, Counter[str]]:
 
 
 def _fold_constants(body: GraphBody, done: Counter[str]) -> tuple[list[OnnxNode], dict[str, np.ndarray]]:
-    """Return the nodes that depend on inputs, and the weights plus the results of all other nodes. Fold nothing if these are too large."""
+    """Evaluate nodes whose inputs are constants; return the others, and weights plus results. Fold nothing if results are too large."""
     known, folded = {*body.weights, ""}, list[OnnxNode]()
     supported = {kind for kind in operators() - CONTROL.keys() if not any(word in kind for word in _NOT_FOLDED)}
     for node in body.nodes:

@@ -193,7 +193,7 @@ def _base(x: Tensor) -> Callable[[], Tensor | None]:
 
 
 def follow(t: Tensor, alias: Tensor) -> Tensor:
-    """Set the place of ``alias``, which shares the memory of the view ``t`` in another shape and has no history yet; returns ``alias``."""
+    """Make ``alias``, a new tensor over the memory of the view ``t``, a view as well, or a copy if strides cannot express its shape."""
     place = t.place
     if place.source is not None:
         alias.place = Place(0, None, None, place.source)
