@@ -97,7 +97,7 @@ class _Call:
         return ("object", id(arg))
 
     def _tensor_key(self, t: Tensor) -> tuple[Any, ...]:
-        """Return a key: the identity of a tensor that requires grad or is on NumPy; else shape, dtype, and the argument it aliases if any."""
+        """Return a key: the identity of a tensor that requires grad or is on NumPy; else shape, dtype and the argument it aliases."""
         if t.requires_grad or t.context is None:
             self.objects.append(t)
             return ("object", id(t), t.backend)
