@@ -45,8 +45,7 @@ class DistributedDataParallel(Module):
     """A model whose gradients are averaged over all ranks of a world during backward.
 
     Start the program with ``mpiexec -n 4 python train.py``; without mpiexec the world has one rank and the wrapper does nothing. All ranks
-    start with the parameters and buffers of rank 0. If the parts of a batch are equally large and the loss is a mean over samples, the
-    averaged gradients are those of the whole batch, except that each rank's batch norm uses its own part.
+    start with the parameters and buffers of rank 0. For equal parts, mean losses and no batch norm, a step equals one on the whole batch.
 
     - **module**: the model, on this rank's device.
     - **world**: :func:`netcl.distributed.world` by default. Set ``world.deterministic`` before to reduce in rank order.

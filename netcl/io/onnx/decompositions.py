@@ -57,7 +57,7 @@ def _var(x: Tensor, axis: Any, keepdims: bool, correction: float) -> Tensor:
 
 
 def _scattered(op: Callable[..., Tensor], x: Tensor, axis: int, index: Any, src: Any, reduce: str | None = None) -> Any:
-    """With ``reduce``, call ``scatter_reduce``; else scatter the part of ``src`` with the index's shape, ``NotImplemented`` for all of it."""
+    """With ``reduce``, call ``scatter_reduce``; else scatter ``src`` cut to the index's shape, ``NotImplemented`` if nothing is cut."""
     if reduce is not None:
         return ag.scatter_reduce(x, axis, index, src, "sum" if reduce == "add" else "prod")
     shape, part = np.shape(index), src

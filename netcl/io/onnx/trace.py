@@ -81,7 +81,7 @@ class Trace:
         return self
 
     def observe(self, row: Row, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Run an op and record it, unless it returns an input. Other composite ops than known ones are recorded as the ops they call."""
+        """Run an op and record it, unless it returns an input. Unknown composite ops are recorded as the ops they call."""
         known = row.name in self.known or isinstance(row, Pointwise | Choice)
         decompose = self.decompositions.get(row.name)
         if not known and decompose is None and isinstance(row, Composite):
