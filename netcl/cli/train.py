@@ -19,7 +19,7 @@ from netcl.core.errors import ShapeError, message
 
 @contextmanager
 def _told_in_a_line() -> Iterator[None]:
-    """Convert errors of recipes, files, shapes, losses, memory and missing packages to a ``CommandError``, which prints no traceback."""
+    """Convert errors of recipes, files, shapes, non-finite losses, memory and missing packages to a ``CommandError``."""
     from netcl.io import FileError
     from netcl.trainer.recipe import RecipeError
 

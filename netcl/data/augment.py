@@ -1,7 +1,7 @@
 """Augmentations in NumPy, for the ``augment`` of a DataLoader (whole batches, in its workers) or its ``transforms`` (samples).
 
 Most take images (N, C, H, W), or one image (C, H, W), and a generator: ``RandomCrop(32, padding=4)(images, rng)``; ``Mixup`` and
-``CutMix`` take images and labels. Drawing and applying are two methods, which :mod:`netcl.data.augment_gpu` uses to draw the same numbers.
+``CutMix`` take images and labels. Drawing and applying are two methods, so that :mod:`netcl.data.augment_gpu` can draw the same numbers.
 """
 
 from __future__ import annotations
@@ -305,7 +305,7 @@ class Mixup(Augmentation):
 
 
 class CutMix(Mixup):
-    """Replaces a rectangle of each image by that of a random image of the batch, and mixes their labels by area."""
+    """Replaces a rectangle of each image by the same rectangle of a random image of the batch, and mixes their labels by area."""
 
     def draw(self, rng: np.random.Generator, shape: tuple[int, ...]) -> Drawn:
         """Draw the partner of each image, the rectangle's share of the image area, and the rectangle's bounds."""

@@ -35,7 +35,7 @@ def is_structured(sample: Any) -> bool:
 
 
 def default_collate(batch: Sequence[Any]) -> Any:
-    """Combine samples of equal structure: arrays and numbers are stacked, dicts and named tuples kept; others, and strings, become lists.
+    """Combine samples of equal structure: arrays and numbers are stacked, tuples and strings become lists, dicts and named tuples are kept.
 
     >>> default_collate([{"x": 1.0, "name": "a"}, {"x": 2.0, "name": "b"}])
     {'x': array([1., 2.]), 'name': ['a', 'b']}

@@ -65,7 +65,7 @@ def steps(calls: Any, parameter: str) -> tuple[Step, ...]:
 
 
 class WorkerInfo(NamedTuple):
-    """Identifies a worker of a loader: its number, the number of workers, its seed, and its dataset, which is a copy in a process."""
+    """Identifies a worker of a loader: its number, the number of workers, its seed, and its dataset (a copy in a worker process)."""
 
     id: int
     num_workers: int

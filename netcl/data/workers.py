@@ -1,6 +1,6 @@
 """Workers that prefetch batches: processes that write to shared memory, or threads of this process.
 
-Worker ``b mod n`` makes batch ``b``, and batches are delivered in order, so for datasets with indices their number only affects the time.
+Worker ``b mod n`` makes batch ``b``, and batches are delivered in order. Unless the dataset is iterable, ``n`` affects only the time.
 Processes are started by forkserver or spawn, never by fork, because OpenCL drivers do not support fork.
 """
 
@@ -354,7 +354,7 @@ class ProcessPool(Pool):
         return answer
 
     def _patience(self, worker: _Process, task: Task, seconds: float) -> Callable[[], None]:
-        """Return a function that raises if the worker's count of samples in the ring, if any, has not changed for ``seconds``."""
+        """Return a function that raises after ``seconds`` without progress of the worker, which the ring, if there is one, counts."""
         seen, since = -1, time.monotonic()
 
         def check() -> None:

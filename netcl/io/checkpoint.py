@@ -52,7 +52,7 @@ def save_checkpoint(
     - **model, optimizer, scheduler, scaler, loader, ema**: objects with ``state_dict()`` and ``load_state_dict()``.
     - **rng**: a NumPy generator, or a dictionary of generators. Random streams of the model's and the active device are always saved.
     - **extra**: any nesting of dictionaries, lists, numbers, strings, arrays and tensors.
-    - **keep_last**: how many checkpoints to keep in the folder; then those with the lowest steps, except the new one, are removed.
+    - **keep_last**: how many checkpoints to keep in the folder, with the new one; those with the lowest steps are removed.
     - **run**: the id of the run the checkpoint belongs to.
     """
     if isinstance(step, bool) or not isinstance(step, int | np.integer) or step < 0:

@@ -54,7 +54,7 @@ def save_params(params: Any, path: str | os.PathLike[str]) -> None:
 
 
 def load_params(path: str | os.PathLike[str], *, max_bytes: int | None = None) -> dict[str, np.ndarray]:
-    """Return the arrays of an NPZ file that :func:`save_params` or NumPy wrote, or of a ``.netcl`` file, without its checksums."""
+    """Return the arrays of an NPZ or ``.netcl`` file; the checksums of a ``.netcl`` file are not verified."""
     arrays = archive.read_arrays(path, "load_params", max_bytes)
     wide = archive.parse_meta(arrays.pop(META), path, "load_params").get("dtypes", {}) if META in arrays else {}
     if not isinstance(wide, dict) or any(

@@ -149,7 +149,7 @@ def _legend(names: Sequence[str]) -> list[str]:
 
 
 def confusion_table(matrix: np.ndarray, classes: Sequence[str]) -> str:
-    """Return a confusion matrix as a table: rows are true classes, columns predicted ones; cells are darker by their share of the row."""
+    """Return a confusion matrix as a table: rows are true classes, columns predicted ones; darker cells hold more of their row."""
     most = matrix.sum(axis=1, keepdims=True).clip(1)
     head = "".join(f"<th>{html.escape(name)}</th>" for name in classes)
     rows = []

@@ -355,7 +355,7 @@ class Trainer:
     # ---- using
 
     def evaluate(self, data: Any, targets: Any = None, *, batch_size: int = 32) -> dict[str, Any]:
-        """Return the loss and the metrics over batches, or arrays (``evaluate(x, y)``), in evaluation mode, with any ``ema``'s weights."""
+        """Return the loss and the metrics over batches, or arrays (``evaluate(x, y)``), in evaluation mode; an ``ema`` is applied."""
         if isinstance(data, np.ndarray | Tensor):
             data = DataLoader(self._pair("evaluate", data, targets), batch_size, shuffle=False)
         return self._evaluate(data, Stop())

@@ -1,6 +1,6 @@
 """A model as a list of op calls. The model runs twice, on different values; both runs must call the same ops.
 
-Values that are neither inputs nor results of an op are constants. One that is no weight and differs between the runs raises.
+Values that are neither inputs nor results of an op are constants. A constant that is not a weight raises if it differs between the runs.
 """
 
 from __future__ import annotations
