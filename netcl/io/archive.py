@@ -91,7 +91,7 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
 
 
 def _lock_file(descriptor: int) -> bool:
-    """Try to lock a file; return False on failure, such as while another process writes it. Without ``fcntl``, lock nothing, return True."""
+    """Try to lock a file; return False on failure, such as while another process writes it. Without ``fcntl``, only return True."""
     if fcntl is None:
         return True
     try:
