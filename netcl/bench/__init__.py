@@ -109,7 +109,7 @@ def _as_sequence(values: Any) -> Sequence[Any]:
 
 
 def setting(selector: Any = "auto", threads: int | None = None, repeats: int = 7, quick: bool = False, with_torch: bool = True) -> Setting:
-    """Return the settings for a device selector; torch, if installed, runs on the same NVIDIA GPU, else on the CPU."""
+    """Return the settings for a device selector; torch, if installed, runs on CUDA if the device is an NVIDIA GPU, else on the CPU."""
     handle = require(selector, op="bench")
     torch = importlib.import_module("torch") if with_torch and importlib.util.find_spec("torch") else None
     where = "cpu"
@@ -138,7 +138,7 @@ def wrong_results(ways: Mapping[str, Way], tolerance: float) -> dict[str, str]:
 
 
 def relative_difference(a: np.ndarray, b: np.ndarray) -> float:
-    """Return the largest difference of two arrays over the second's root mean square; infinite if their shapes differ.
+    """Return the largest difference of two arrays, or samples of large ones, over the second's RMS; infinite if their shapes differ.
 
     >>> relative_difference(np.array([1.0, 2.0]), np.array([1.0, 2.0]))
     0.0
@@ -152,7 +152,7 @@ def relative_difference(a: np.ndarray, b: np.ndarray) -> float:
 
 
 def interleave(ways: Mapping[str, Way], repeats: int) -> dict[str, float]:
-    """Return each way's ``amount``, or the least seconds per item of ``repeats`` samples. Ways are timed in turns, ``apart`` ones last."""
+    """Return each way's ``amount``, or the least seconds per item of up to ``repeats`` samples, timed in turns, ``apart`` ones last."""
     together = {name: way for name, way in ways.items() if not way.apart and way.amount is None}
     best = _in_turns(together, repeats) | {name: way.amount() for name, way in ways.items() if way.amount is not None}
     for name, way in ways.items():
@@ -176,7 +176,7 @@ def _in_turns(ways: Mapping[str, Way], repeats: int) -> dict[str, float]:
 
 
 def _calls(way: Way) -> int:
-    """Warm up a way and return the number of calls that take :data:`SAMPLE_SECONDS`."""
+    """Warm up a way and return the number of calls, at most :data:`MOST_CALLS`, that take about :data:`SAMPLE_SECONDS`."""
     once = _seconds_per_call(way, 1)
     if once > PATIENCE / 10:
         return 1
@@ -205,7 +205,7 @@ def values(*shape: int, seed: int = 0) -> np.ndarray:
 
 
 class Compiled:
-    """A compiled function, called until it is replayed; ``first`` holds the results so far, ``refused`` why it is not replayed."""
+    """A compiled function, called often enough to be replayed; ``first`` holds these results, ``refused`` why it is not replayed."""
 
     def __init__(self, function: Callable[..., Any], *arguments: Any):
         self.first: list[Any] = []

@@ -39,7 +39,7 @@ def parser(argv: Sequence[str] = ()) -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit status."""
+    """Run one command and return its exit status; ``--help``, ``--version`` and invalid arguments raise ``SystemExit``."""
     try:
         _prepare_streams()
         words = sys.argv[1:] if argv is None else argv

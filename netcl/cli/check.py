@@ -33,7 +33,7 @@ _LARGEST_BUFFER = 1 << 26  # elements of a buffer: more would take the simulator
     option("--device", help="the device to compile for; a selector as in `netcl devices`"),
 )
 def check(args: argparse.Namespace) -> int:
-    """Compile the kernels of a file, then run each under Oclgrind to find out-of-bounds accesses, races and uninitialized reads."""
+    """Compile the kernels of a file; with Oclgrind, also run them to find out-of-bounds accesses, races and uninitialized reads."""
     from netcl.autograd import sanitizer
 
     _check_sizes(args.global_size or [args.size], args.local_size)

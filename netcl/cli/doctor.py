@@ -78,7 +78,7 @@ class Facts:
 
     @property
     def usable(self) -> tuple[Found, ...]:
-        """The devices that "auto" may select."""
+        """The OpenCL devices that "auto" may select."""
         return tuple(f for f in self.found if score(f.profile)[0] >= 0)
 
     @property

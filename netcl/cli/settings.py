@@ -12,7 +12,7 @@ from netcl.core.errors import EnvironmentVariableError
 
 @command("env")
 def show_environment(args: argparse.Namespace) -> int:
-    """Show every variable that netcl reads, with its value; status 1 if one is invalid."""
+    """Show netcl's environment variables with their values; status 1 if one is invalid."""
     rows, errors = [], list[str]()
     for variable in env.VARIABLES.values():
         text = env.raw(variable.name)

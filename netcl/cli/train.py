@@ -19,7 +19,7 @@ from netcl.core.errors import ShapeError, message
 
 @contextmanager
 def _told_in_a_line() -> Iterator[None]:
-    """Convert errors of recipes, run files, shapes and training values to a ``CommandError``, which prints no traceback."""
+    """Convert errors of recipes, files, shapes, non-finite losses, memory and missing packages to a ``CommandError``."""
     from netcl.io import FileError
     from netcl.trainer.recipe import RecipeError
 
@@ -90,7 +90,7 @@ def _run_in_folder(parser: argparse.ArgumentParser) -> None:
 
 
 def _start_ranks(args: argparse.Namespace) -> int:
-    """Run the same command once per rank and return the exit status; ``--device`` may list one device per rank, separated by commas."""
+    """Run the same command on every rank, with ``--max-restarts``, and return the exit status; ``--device`` may list several devices."""
     from netcl.distributed.launch import INTERRUPTED, TERMINATED, launch
     from netcl.trainer import ModelCheckpoint
     from netcl.trainer.recipe import check_shares

@@ -1,7 +1,7 @@
 """Augmentations in NumPy, for the ``augment`` of a DataLoader (whole batches, in its workers) or its ``transforms`` (samples).
 
-Each takes images (N, C, H, W), or one image (C, H, W), and a generator: ``RandomCrop(32, padding=4)(images, rng)``. Drawing and
-applying are two methods, so that the counterparts in :mod:`netcl.data.augment_gpu` draw the same numbers and apply them on the device.
+Most take images (N, C, H, W), or one image (C, H, W), and a generator: ``RandomCrop(32, padding=4)(images, rng)``; ``Mixup`` and
+``CutMix`` take images and labels. Drawing and applying are two methods, so that :mod:`netcl.data.augment_gpu` can draw the same numbers.
 """
 
 from __future__ import annotations
@@ -189,7 +189,7 @@ class RandomRotation(RandomAffine):
 
 
 class ColorJitter(Augmentation):
-    """Changes brightness, contrast and (for three channels) saturation by factors from ``1 - v`` to ``1 + v``."""
+    """Changes brightness, contrast and (for three channels) saturation by factors from ``max(0, 1 - v)`` to ``1 + v``."""
 
     def __init__(self, brightness: float = 0, contrast: float = 0, saturation: float = 0):
         if min(brightness, contrast, saturation) < 0:
@@ -275,7 +275,7 @@ class GaussianNoise(Augmentation):
 
 
 class Mixup(Augmentation):
-    """Mixes each image and its label with another of the batch, by a weight from ``Beta(alpha, alpha)``; labels become (N, classes)."""
+    """Mixes each image and label with a random one of the batch, by a weight from ``Beta(alpha, alpha)``; labels become (N, classes)."""
 
     with_labels = True
 
@@ -305,7 +305,7 @@ class Mixup(Augmentation):
 
 
 class CutMix(Mixup):
-    """Replaces a rectangle of each image by the same rectangle of another image, and mixes their labels by area."""
+    """Replaces a rectangle of each image by the same rectangle of a random image of the batch, and mixes their labels by area."""
 
     def draw(self, rng: np.random.Generator, shape: tuple[int, ...]) -> Drawn:
         """Draw the partner of each image, the rectangle's share of the image area, and the rectangle's bounds."""

@@ -1,4 +1,4 @@
-"""Combination of a list of samples of any structure into one batch."""
+"""Combination of a list of samples of equal structure into one batch."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class WholeBatch(NamedTuple):
 
 
 class Single:
-    """Returns the only sample of a list: the ``collate_fn`` of loaders without batches."""
+    """Returns the only sample of a list, converted by ``convert`` if given: the ``collate_fn`` of loaders without batches."""
 
     def __init__(self, convert: Callable[[Any], Any] | None = None):
         self.convert = convert
@@ -28,14 +28,14 @@ class Single:
 
 
 def is_structured(sample: Any) -> bool:
-    """Whether a sample contains dicts, named tuples or strings, and so is more than an array or a tuple of arrays."""
+    """Whether a sample is or contains a dict, a named tuple or a string; lists inside of it are not searched."""
     if hasattr(sample, "_fields") or isinstance(sample, Mapping | str | bytes):
         return True
     return isinstance(sample, tuple | list) and any(is_structured(part) for part in sample if not isinstance(part, list))
 
 
 def default_collate(batch: Sequence[Any]) -> Any:
-    """Combine samples of equal structure: arrays and numbers are stacked, dicts, tuples and lists are kept, strings become a list.
+    """Combine samples of equal structure: arrays and numbers are stacked, tuples and strings become lists, dicts and named tuples are kept.
 
     >>> default_collate([{"x": 1.0, "name": "a"}, {"x": 2.0, "name": "b"}])
     {'x': array([1., 2.]), 'name': ['a', 'b']}

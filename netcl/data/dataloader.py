@@ -1,4 +1,4 @@
-"""DataLoader: batches of a dataset in an order fixed by a seed, prefetched by workers, delivered as arrays or on a device."""
+"""DataLoader: batches of a dataset, optionally prefetched by workers and copied to a device."""
 
 from __future__ import annotations
 
@@ -41,30 +41,30 @@ def _timed(batches: Iterator[Any]) -> Iterator[Any]:
 class DataLoader:
     """Iterates over the batches of a dataset: ``for x, y in loader``.
 
-    - **dataset**: has ``__len__`` and ``__getitem__``; with ``take(indices)`` as well, batches are fetched at once.
+    - **dataset**: has ``__len__`` and ``__getitem__``, or is an :class:`~netcl.data.IterableDataset`. If it has ``take(indices)`` and
+      there are no ``transforms`` and no ``collate_fn``, batches are fetched at once.
     - **batch_size, shuffle, drop_last**: by default one sample at a time, in order; ``drop_last`` leaves out a last, smaller batch.
-      ``batch_size=None`` delivers samples as the dataset gives them.
-    - **num_workers**: 0 fetches in this thread. Workers stay from epoch to epoch, unless ``persistent_workers=False``; order and
-      augmentations do not depend on their number.
+      ``batch_size=None`` delivers single samples, without a batch dimension.
+    - **num_workers**: 0 fetches in this thread. Workers stay from epoch to epoch, unless ``persistent_workers=False``. Except for
+      iterable datasets, order and augmentations do not depend on their number.
     - **prefetch**: batches each worker makes ahead; 2 by default.
     - **seed**: fixes order and augmentations; without one, each loader draws its own.
-    - **transforms**: functions of a sample's ``x``, one or several; one with a parameter ``rng`` gets the batch's generator.
-    - **use_shared_mem**: workers are processes that write into shared memory; ``False`` makes them threads.
-    - **device_queue** or **device**: a queue, a device handle or a selector; batches are then tensors there, and the next
-      batch is copied while the current one is used.
+    - **transforms**: functions of a sample's ``x``, one or several; one with a parameter ``rng`` gets a seeded generator.
+    - **use_shared_mem**: workers are processes that write arrays into shared memory; ``False`` makes them threads.
+    - **device_queue** or **device**: a queue, a device handle or a selector; arrays of batches become tensors there, and the
+      next batch is copied while the current one is used.
     - **augment**: functions of a whole batch ``(x, rng=...)``, of :mod:`netcl.data.augment` (in the workers) or of
       :mod:`netcl.data.augment_gpu` (on the device).
-    - **pin_memory**: transfers go through page-locked memory, whatever NETCL_PINNED_H2D says.
+    - **pin_memory**: transfers to devices with their own memory use page-locked memory, whatever NETCL_PINNED_H2D says.
     - **sampler**, **batch_sampler**: sample numbers, or lists of them, in place of ``shuffle`` (and of ``batch_size``, ``drop_last``).
     - **collate_fn**: makes a batch of a list of samples. Without one, arrays are stacked; dicts, named tuples and strings are batched by
       :func:`~netcl.data.default_collate`.
     - **worker_init_fn**: called with the worker's number in every worker that starts; **generator**: draws a missing ``seed``.
-    - **timeout**: seconds that a worker may spend on one sample (on one batch, where batches are not arrays).
+    - **timeout**: seconds that a worker may spend on one sample, or on a batch that is fetched at once or is not of arrays; 10 by default.
 
-    Every worker reads an :class:`~netcl.data.IterableDataset` to its end. Iterations may overlap.
-
-    ``state_dict()`` is the position: within an epoch, after the batch last delivered. A worker that raises, dies or is silent for
-    ``timeout`` seconds over one sample ends the iteration with a :class:`~netcl.data.errors.WorkerError` that names it.
+    Every worker reads an iterable dataset to its end. Iterations may overlap. ``state_dict()`` is the position: within an epoch, after
+    the batch last delivered. A worker that raises, dies or exceeds ``timeout`` ends the iteration with a
+    :class:`~netcl.data.errors.WorkerError` that names it.
 
     >>> from netcl.data import TensorDataset
     >>> loader = DataLoader(TensorDataset(np.arange(5)), batch_size=2)
@@ -284,7 +284,7 @@ class DataLoader:
 
 
 def _check_samplers(sampler: Any, batch_sampler: Any, shuffle: Any, drop_last: Any, batch_size: int, streams: bool) -> None:
-    """Raise if more than one argument selects the samples, or any does for an iterable dataset."""
+    """Raise if arguments that select the samples cannot be combined with each other or with an iterable dataset."""
     given = [name for name, value in (("shuffle", shuffle), ("sampler", sampler is not None), ("batch_sampler", batch_sampler is not None))
              if value]  # fmt: skip
     if len(given) > 1 or (given and streams):

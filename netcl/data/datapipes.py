@@ -1,4 +1,4 @@
-"""torch's data pipes: datasets that are chained by methods, ``pipe.map(f).filter(g).batch(8)``."""
+"""Data pipes with torch's names: datasets that are chained by methods, ``pipe.map(f).filter(g).batch(8)``."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def functional_datapipe(name: str, enable_df_api_tracing: bool = False) -> Calla
 
 @contextmanager
 def guaranteed_datapipes_determinism() -> Iterator[None]:
-    """Forbid pipes marked :func:`non_deterministic` inside the block."""
+    """Forbid the construction of pipes marked :func:`non_deterministic` inside the block."""
     before, _deterministic[0] = _deterministic[0], True
     try:
         yield
@@ -84,7 +84,7 @@ def guaranteed_datapipes_determinism() -> Iterator[None]:
 
 
 def non_deterministic(cls: Any) -> Any:
-    """Mark a pipe class whose samples differ from run to run: it raises inside :func:`guaranteed_datapipes_determinism`."""
+    """Mark a pipe class whose samples differ from run to run: inside :func:`guaranteed_datapipes_determinism`, constructing it raises."""
     init = cls.__init__
 
     def checked(self: Any, *args: Any, **options: Any) -> None:

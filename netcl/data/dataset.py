@@ -14,7 +14,7 @@ from netcl.data.sampler import rng_of
 
 
 class Dataset:
-    """Base class of datasets with samples by index. Define ``__len__`` and ``__getitem__``; a sample is an array or a tuple of arrays.
+    """Base class of datasets with samples by index. Define ``__len__`` and ``__getitem__``; a sample is often a tuple of arrays.
 
     A dataset that can fetch many samples at once defines ``take(indices)``, which returns them stacked.
 

@@ -1,6 +1,6 @@
 """Datasets by name: bundled digits, MNIST and its variants, CIFAR-10, text, and synthetic ones. Nothing is downloaded.
 
-Images are float32 in 0..1 of shape (N, channels, height, width), labels int64.
+Images are float32 of shape (N, channels, height, width), labels int64. Images from files are in 0..1.
 """
 
 from __future__ import annotations
@@ -27,8 +27,7 @@ FASHION_CLASSES = ("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sanda
 def digits() -> Split:
     """Return the handwritten digits that are part of netcl: 1,442 for training and 355 for testing, of 8 x 8 pixels.
 
-    Every fifth sample of each class is for testing, so both parts have all writers and classes. Source and license are in
-    ``netcl/data/digits/NOTICE.md``.
+    Every fifth sample of each class is for testing. Source and license are in ``netcl/data/digits/NOTICE.md``.
 
     >>> train, test = digits()
     >>> len(train), len(test), train[0][0].shape
@@ -140,7 +139,7 @@ class Bytes(Dataset):
 
 
 def text(path: PathLike, block: int = 128, step: int = 1, test: float = 0.1) -> tuple[Bytes, Bytes]:
-    """Return the windows (:class:`Bytes`) of a text file for training and for testing; the last fraction ``test`` is for testing."""
+    """Return the windows (:class:`Bytes`) of a text file for training and, from its last fraction ``test``, for testing."""
     content = regular(path, "text").read_bytes()
     cut = len(content) - max(block + 1, int(len(content) * test))
     if cut < block + 1:
@@ -150,7 +149,7 @@ def text(path: PathLike, block: int = 128, step: int = 1, test: float = 0.1) -> 
 
 
 def synthetic(samples: int = 1024, shape: Sequence[int] = (1, 28, 28), classes: int = 10, noise: float = 0.3, seed: int = 0) -> Split:
-    """Generate training images, one smooth pattern per class with noise, and a fifth as many test images; returns both sets.
+    """Generate training images, one coarse pattern per class with noise, and a fifth as many test images; returns both sets.
 
     >>> train, test = synthetic(samples=100, shape=(3, 8, 8), classes=4)
     >>> train.arrays[0].shape, len(test), sorted(set(train.arrays[1].tolist()))

@@ -29,4 +29,4 @@ class SampleError(ValueError):
 
 
 class FormatError(ValueError):
-    """Raised for a file with invalid content; the message says where."""
+    """Raised for a file with invalid content."""

@@ -1,4 +1,4 @@
-"""Fetching of samples and stacking into batches of arrays. The same code runs in the caller, in threads and in worker processes."""
+"""Fetching of samples and combination into batches. The same code runs in the caller, in threads and in worker processes."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def steps(calls: Any, parameter: str) -> tuple[Step, ...]:
 
 
 class WorkerInfo(NamedTuple):
-    """Identifies a worker of a loader: its number, the number of workers, its seed, and its copy of the dataset."""
+    """Identifies a worker of a loader: its number, the number of workers, its seed, and its dataset (a copy in a worker process)."""
 
     id: int
     num_workers: int
@@ -121,7 +121,7 @@ class Fetch:
             self.worker_init_fn(number)
 
     def __call__(self, task: Task, beat: Callable[[], None] = lambda: None) -> tuple[np.ndarray, ...] | WholeBatch:
-        """Return the arrays of a batch, or a :class:`WholeBatch`; ``beat`` is called before each sample, so that a hang can be detected."""
+        """Return the arrays of a batch, or a :class:`WholeBatch`; ``beat`` is called as samples are fetched, so that a hang is detected."""
         beat()
         if self.streams:
             if _local.stream is None or _local.stream[0] != task.key[:-1]:
@@ -140,7 +140,7 @@ class Fetch:
         return tuple(np.ascontiguousarray(array) for array in arrays)
 
     def of_stream(self, stream: Iterator[Any], task: Task, beat: Callable[[], None] = lambda: None) -> WholeBatch:
-        """Return the next batch of an iterable dataset; its ``ended`` is true if there is none."""
+        """Return the next batch of an iterable dataset; its ``ended`` is true if there is none, or only a part that ``drop_last`` drops."""
         samples: list[Any] = []
         _local.rng = np.random.default_rng(task.key)
         try:
@@ -160,7 +160,7 @@ class Fetch:
         return WholeBatch((self.collate_fn or default_collate)(samples))
 
     def _transformed(self, sample: Any, rng: np.random.Generator) -> Any:
-        """Apply the transforms to a sample of any structure; of a tuple, to its first item."""
+        """Apply the transforms to a sample of any structure; of a tuple or list, to its first item (two for those that take labels)."""
         if not self.transforms:
             return sample
         fields = _fields(sample)

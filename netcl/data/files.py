@@ -83,7 +83,7 @@ def _check_parts(what: str, **sizes: int) -> None:
 
 
 def _task(op: str, values: np.ndarray, given: str) -> str:
-    """Return the task: ``given``, else classification for strings and for few distinct whole numbers, regression for other numbers."""
+    """Return the task: ``given``, else classification for a column of strings, bools or few distinct whole numbers, else regression."""
     if given not in ("", CLASSIFICATION, REGRESSION):
         raise ValueError(message(op, f"task must be {CLASSIFICATION}, {REGRESSION} or empty", task=repr(given)))
     numeric = values.dtype.kind in "iuf"

@@ -1,4 +1,4 @@
-"""Readers for the files of well-known image sets. Headers and sizes are checked against each other before memory is allocated."""
+"""Readers for IDX, CIFAR and NPY files, which check headers, sizes and limits."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ def limit_for(size: int, max_bytes: int | None) -> int:
 def read_idx(path: str | os.PathLike[str], max_bytes: int | None = None) -> np.ndarray:
     """Read the array of an IDX file, gzipped or not.
 
-    - **max_bytes**: a header that announces more raises before anything is unpacked; by default 200 times the size of the file and at
-      least 64 MiB, which images never reach.
+    - **max_bytes**: a header that announces more raises before the values are read; by default 200 times the size of the file and at
+      least 64 MiB.
     """
     path = regular(path, "read_idx")
     with path.open("rb") as plain:

@@ -1,8 +1,8 @@
 """Batches in memory shared by processes: a ring buffer of slots, filled by workers, read by the process that owns it.
 
 The memory has no name in any file system: a worker gets it as an open file, and it is released with the last process that holds
-it, however that process ends. Its pages are reserved at creation, so that a lack of memory raises then instead of causing a signal
-during a write.
+it, however that process ends. Where the system has ``posix_fallocate``, pages are reserved at creation, so that a lack of memory raises
+then instead of causing a signal during a write.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _LINE = 64  # bytes: what is written by one process and read by another starts o
 
 
 def _reserve(nbytes: int) -> int:
-    """Create an unnamed file of ``nbytes`` with reserved pages; returns its descriptor."""
+    """Create an unnamed file of ``nbytes``, with reserved pages where the system supports it; returns its descriptor."""
     if hasattr(os, "memfd_create"):
         file = os.memfd_create("netcl-batches")  # not limited by /dev/shm, which is small in containers
     else:
@@ -92,7 +92,7 @@ class SharedBatchRingBuffer:
         )
 
     def put(self, slot: int, arrays: tuple[np.ndarray, ...]) -> None:
-        """Copy a batch to a slot; raises unless its samples have the shapes and dtypes of the loader's first batch."""
+        """Copy a batch to a slot; raises unless its samples have the shapes and dtypes of ``fields``."""
         count = len(arrays[0])
         check_batch(arrays, self.fields, min(count, self.batch_size))
         for place, array in zip(self.view(slot, count), arrays, strict=True):
@@ -110,7 +110,7 @@ class SharedBatchRingBuffer:
         return cls(*form, file=reduction.recv_handle(connection))
 
     def close(self) -> None:
-        """Release the memory; it is freed with its last view."""
+        """Release the memory; it is freed with its last view in the last process that holds it."""
         if self._file >= 0:
             os.close(self._file)
             self._file = -1

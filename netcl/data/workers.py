@@ -1,6 +1,6 @@
 """Workers that prefetch batches: processes that write to shared memory, or threads of this process.
 
-Worker ``b mod n`` makes batch ``b``, and batches are delivered in order, so the number of workers only affects the time.
+Worker ``b mod n`` makes batch ``b``, and batches are delivered in order. Unless the dataset is iterable, ``n`` affects only the time.
 Processes are started by forkserver or spawn, never by fork, because OpenCL drivers do not support fork.
 """
 
@@ -284,12 +284,12 @@ class Pool:
         """Release the batch of a task after its use."""
 
     def _discard(self, task: Task) -> None:
-        """Wait for a batch that is no longer needed, and ignore its errors."""
+        """Wait for a batch that is no longer needed, and ignore errors of its samples."""
         raise NotImplementedError
 
 
 class ProcessPool(Pool):
-    """Worker processes that write batches into the slots of one shared ring buffer."""
+    """Worker processes that write batches of arrays into the slots of one shared ring buffer, and send other batches through pipes."""
 
     shares_memory = True
 
@@ -354,7 +354,7 @@ class ProcessPool(Pool):
         return answer
 
     def _patience(self, worker: _Process, task: Task, seconds: float) -> Callable[[], None]:
-        """Return a function that raises if the worker has started no sample for ``seconds``, according to its count in the ring."""
+        """Return a function that raises after ``seconds`` without progress of the worker, which the ring, if there is one, counts."""
         seen, since = -1, time.monotonic()
 
         def check() -> None:

@@ -33,7 +33,7 @@ def save_checkpoint(path: str | os.PathLike[str], *, world: World | None = None,
     """Write a checkpoint on rank 0 that also holds the random states of all ranks; every rank must call this.
 
     Takes the arguments of :func:`netcl.io.save_checkpoint`. Returns the path on rank 0, ``None`` on other ranks. A model wrapped in
-    ``DataParallel`` or ``DistributedDataParallel`` is saved without its wrapper. If rank 0 fails, every rank raises ``LostRankError``.
+    ``DataParallel`` or ``DistributedDataParallel`` is saved without its wrapper. If rank 0 cannot write, all raise ``LostRankError``.
     """
     ours = world or comm.world()
     model = parts["model"] = unwrapped(parts.get("model"))

@@ -1,8 +1,8 @@
 """Collectives over the tensors of one process, one tensor per device, and buckets of tensors that are reduced and broadcast together.
 
 A *group* holds the copies of one tensor, one per replica of this process. ``DataParallel`` has several replicas in a world of one rank,
-``DistributedDataParallel`` one replica in a world of several ranks; both use the same buckets. Between devices values go through the
-host: all copies to it are started before the first is waited for. Tensors of one queue stay on their device.
+``DistributedDataParallel`` one replica in a world of several ranks; both use the same buckets. Values go through the host between
+devices and ranks; reductions, broadcasts and gathers among tensors of one queue of a process stay on the device.
 """
 
 from __future__ import annotations

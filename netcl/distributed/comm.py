@@ -1,9 +1,9 @@
 """Worlds: the ranks that take part in a job, and collectives over host arrays.
 
 One interface covers a world of one rank (every call is local), threads of one process, and the processes of an MPI job.
-Reductions in rank order are built here on an all-to-all and an all-gather. Each rank then sends ``2 (n - 1) / n`` of the array's
-bytes for an all-reduce, the minimum, and every rank gets the same bits in every run. An MPI world uses MPI's own reductions instead
-unless :attr:`World.deterministic` is set.
+Reductions in rank order are built here on an all-to-all and an all-gather. Each rank then sends about ``2 (n - 1) / n`` of the array's
+bytes for an all-reduce, the minimum, and every rank gets the same bits in every run. Unless :attr:`World.deterministic` is set, an MPI
+world uses MPI's own reductions instead where these are suitable.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Data parallel training on several devices of one process: each device has a replica of the model and a part of every batch.
 
-Replicas start equal and get the same gradients, so they stay equal without copies between steps.
+With an optimizer from :meth:`DataParallel.optimizer`, the parameters of replicas stay equal without copies between steps.
 """
 
 from __future__ import annotations
@@ -181,8 +181,8 @@ class DataParallel(Module):
     runs on all devices and leaves the sum of their gradients in ``.grad`` of the parameters, which are those of the given model.
 
     - **module**: the model; it becomes the replica of the first device.
-    - **devices**: selectors, handles or queues; by default all devices of the machine except simulators.
-    - **weights**: shares of the batch; by default devices of different types are measured on the first training batch.
+    - **devices**: selectors, handles or queues; by default all except simulators and software GPUs.
+    - **weights**: shares of the batch; by default devices with different names are measured on the first training batch.
     - **sync_batchnorm**: compute the statistics of batch norm over the whole batch instead of each device's part.
 
     An optimizer over ``parameters()`` updates the model, and the other replicas are refreshed before the next forward. An optimizer from

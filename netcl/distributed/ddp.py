@@ -1,7 +1,7 @@
 """One process per device, on one machine or many: every rank has the whole model and a part of each batch.
 
-Gradients are averaged in buckets, in the order in which backward produces them. A complete bucket is copied to the host and reduced by a
-background thread while backward continues; the averages are written to ``.grad`` at the end of backward.
+Gradients are averaged in buckets, in the order in which the first backward produces them. With ``overlap``, a complete bucket is copied
+to the host and reduced by a thread while backward continues; the averages are written to ``.grad`` at the end of backward.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class DistributedDataParallel(Module):
     """A model whose gradients are averaged over all ranks of a world during backward.
 
     Start the program with ``mpiexec -n 4 python train.py``; without mpiexec the world has one rank and the wrapper does nothing. All ranks
-    start with the parameters and buffers of rank 0. If the parts of a batch are equally large, a step equals one on the whole batch.
+    start with the parameters and buffers of rank 0. For equal parts, mean losses and no batch norm, a step equals one on the whole batch.
 
     - **module**: the model, on this rank's device.
     - **world**: :func:`netcl.distributed.world` by default. Set ``world.deterministic`` before to reduce in rank order.

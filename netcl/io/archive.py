@@ -1,7 +1,7 @@
 """The container of every ``.netcl`` file: an NPZ archive with JSON in ``__netcl_meta__``, written whole or not at all.
 
-Nothing read here is trusted: names and sizes are checked before memory is allocated, checksums before values are used. Arrays of
-objects raise, and nothing is ever unpickled or written to a path that a file names.
+Files are not trusted: names and sizes of entries are checked before one is read, and every entry must match its CRC. Arrays of objects
+raise, and nothing is ever unpickled or written to a path that a file names.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _BAD_NAME = re.compile(r"^$|^[/~]|^[A-Za-z]:|\\|(^|/)\.\.?(/|$)|//|/$|[\x00-\x1f
 
 
 class FileError(ValueError):
-    """Raised for a file that is damaged, of another format or from a newer netcl, or that does not match the object it is loaded into."""
+    """Raised for a file that is damaged, of another format, too new or does not fit its target, and for values that cannot be saved."""
 
 
 def refusal(op: str, what: str, remedy: str = "", **values: object) -> FileError:
@@ -91,7 +91,7 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
 
 
 def _lock_file(descriptor: int) -> bool:
-    """Try to lock a file; return False if another process, which is still writing it, holds the lock. A lock ends with its process."""
+    """Try to lock a file; return False on failure, such as while another process writes it. Without ``fcntl``, only return True."""
     if fcntl is None:
         return True
     try:
@@ -102,7 +102,7 @@ def _lock_file(descriptor: int) -> bool:
 
 
 def _sweep(folder: Path) -> None:
-    """Remove partly written files that killed processes have left in a folder."""
+    """Remove partly written files, older than a minute, that killed processes have left in a folder."""
     for path in folder.glob(".writing-*"):
         with suppress(OSError), open(path, "rb") as file:
             if time.time() - os.fstat(file.fileno()).st_mtime > _SWEEP_SECONDS and _lock_file(file.fileno()):

@@ -1,7 +1,7 @@
-"""Checkpoints: the complete state of a run in one file, which is written completely or not at all.
+"""Checkpoints: the state of a run in one file, which is written completely or not at all.
 
-A checkpoint holds weights, buffers, optimizer, scheduler, loss scaler, loader position, random streams, step and ``extra`` data.
-Files are replaced atomically and every entry has a checksum; a checkpoint is checked completely before anything is changed.
+A checkpoint can hold weights, buffers, optimizer, scheduler, loss scaler, loader position, random streams, step and ``extra`` data.
+Files are replaced atomically and every array has a checksum. The file is checked before objects are changed.
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ def save_checkpoint(
 ) -> Path:  # fmt: skip
     """Write a checkpoint and return its path.
 
-    - **path**: a file, or a folder (existing, or without a suffix), in which the file is called ``step-000123.netcl``.
+    - **path**: a file, or a folder (existing, without a suffix, or with ``keep_last``) for a file ``step-000123.netcl``.
     - **model, optimizer, scheduler, scaler, loader, ema**: objects with ``state_dict()`` and ``load_state_dict()``.
-    - **rng**: a NumPy generator, or a dictionary of generators. netcl's own random streams are always saved.
+    - **rng**: a NumPy generator, or a dictionary of generators. Random streams of the model's and the active device are always saved.
     - **extra**: any nesting of dictionaries, lists, numbers, strings, arrays and tensors.
-    - **keep_last**: how many checkpoints to keep in the folder; older ones are removed once the new one is on disk.
+    - **keep_last**: how many checkpoints to keep in the folder, with the new one; those with the lowest steps are removed.
     - **run**: the id of the run the checkpoint belongs to.
     """
     if isinstance(step, bool) or not isinstance(step, int | np.integer) or step < 0:

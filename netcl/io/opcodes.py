@@ -1,9 +1,9 @@
-"""An interpreter for the pickle programs of torch's state dicts that can build containers and nothing else.
+"""An interpreter for the pickle programs of torch's state dicts: it builds containers and calls only functions of a given table.
 
 ``pickletools.genops`` reads the opcodes and their arguments, and executes nothing.
 
-A file may *name* any function, but a name that is not in the caller's table raises. No import, attribute lookup or call happens on
-behalf of a file. Opcodes that torch does not write raise an error with their name.
+A file may *name* any function, but a name that is not in the caller's table raises. Nothing is imported and no attribute is looked up
+on behalf of a file. Opcodes that are not supported raise an error with their name.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ TENSOR_STEPS = 1000  # more for each tensor of the file
 
 
 class Refused(ValueError):
-    """Raised for a pickle that does more than build containers of allowed values."""
+    """Raised for a pickle that is malformed, too long, or contains more than containers of allowed values."""
 
 
 class Allowed(str):
-    """A name that a pickle may use. Calling it returns ``make(*args)``; with ``make=None`` it can only be used as a value."""
+    """A name that a pickle may use. A call in the pickle returns ``make(*args)``; with ``make=None``, the name is only a value."""
 
     make: Callable[..., Any] | None
     value: str
@@ -137,7 +137,7 @@ class _Machine:
 
 
 def checked_items(pairs: Iterable[Any]) -> list[tuple[Any, Any]]:
-    """Check and return items of a dictionary. Keys must be plain and short: nested tuples sharing parts take exponential time to hash."""
+    """Check and return items of a dictionary. Keys must not be nested: nested tuples that share parts take exponential time to hash."""
     found = []
     for key, value in pairs:
         parts = key if type(key) is tuple else (key,)

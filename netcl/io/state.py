@@ -1,4 +1,4 @@
-"""Dictionaries of arrays in NPZ and safetensors files, and ``netcl.save`` / ``netcl.load`` for all supported formats."""
+"""Dictionaries of arrays in NPZ and safetensors files, and ``netcl.save`` / ``netcl.load``, also for ``.netcl`` and torch's files."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def save_params(params: Any, path: str | os.PathLike[str]) -> None:
 
 
 def load_params(path: str | os.PathLike[str], *, max_bytes: int | None = None) -> dict[str, np.ndarray]:
-    """Return the arrays of an NPZ file that :func:`save_params` or NumPy wrote, or the weights of a ``.netcl`` file."""
+    """Return the arrays of an NPZ or ``.netcl`` file; the checksums of a ``.netcl`` file are not verified."""
     arrays = archive.read_arrays(path, "load_params", max_bytes)
     wide = archive.parse_meta(arrays.pop(META), path, "load_params").get("dtypes", {}) if META in arrays else {}
     if not isinstance(wide, dict) or any(
@@ -128,8 +128,8 @@ _SAVERS: dict[str, Callable[[Any, Any], Any]] = {
 def save(value: Any, path: Any) -> None:
     """Write a module, a state dict or any nesting of plain values, arrays and tensors, in the format that the suffix names.
 
-    ``.netcl`` keeps a module with its architecture, and nested states exactly; ``.npz``, ``.safetensors`` and ``.pt`` / ``.pth`` /
-    ``.bin`` keep the weights. If ``path`` is an open file, torch's format is written.
+    ``.netcl`` keeps a module with its architecture, or a nested state; ``.pt`` / ``.pth`` / ``.bin`` keep a state dict or nested values,
+    ``.npz`` and ``.safetensors`` one dictionary of arrays. If ``path`` is an open file, torch's format is written.
     """
     if hasattr(path, "write"):
         with tempfile.TemporaryDirectory() as folder:
@@ -153,9 +153,9 @@ def save(value: Any, path: Any) -> None:
 def load(path: Any, device: Any = None, *, map_location: Any = None, weights_only: bool = True, max_bytes: int | None = None) -> Any:
     """Load a file that :func:`save`, torch, safetensors or NumPy wrote; its format is recognized by its content.
 
-    Arrays become tensors on the active device or on ``device``; ``load_params``, ``load_safetensors`` and ``load_torch`` leave them
-    on the host. ``map_location`` is torch's name for ``device``; nothing is ever unpickled, whatever
-    ``weights_only`` says.
+    A saved model becomes a module. Tensors, and arrays of other formats than ``.netcl``, become tensors on the active device or on
+    ``device``; ``load_params``, ``load_safetensors`` and ``load_torch`` return NumPy arrays. ``map_location`` is torch's name for
+    ``device``. ``weights_only`` is ignored: nothing is ever unpickled.
     """
     if hasattr(path, "read"):
         with tempfile.TemporaryDirectory() as folder:

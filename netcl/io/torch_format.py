@@ -1,7 +1,7 @@
 """State dicts of PyTorch (``.pt``, ``.pth``, ``.bin``), read and written without it.
 
-Both containers are supported: the zip archive of torch 1.6 and later, and the stream of older versions. Files are read by
-:mod:`netcl.io.opcodes`, which calls nothing that is not listed here, so a hostile file can be opened safely.
+Both containers can be read: the zip archive of torch 1.6 and later, which is also written, and the stream of older versions.
+:mod:`netcl.io.opcodes` reads the pickles and calls nothing that is not listed here, so a hostile file can be opened safely.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def load_torch(path: str | os.PathLike[str], *, max_bytes: int | None = None, co
     """Return the content of a file from ``torch.save``: a state dict, or any nesting of dictionaries, lists, numbers, strings and tensors.
 
     Tensors become NumPy arrays (bfloat16 needs ``ml_dtypes``), or the results of ``convert`` on them; parameters become their values.
-    Any other class or function in the file raises an error with its name.
+    Sizes become tuples, devices and dtypes strings. Any other class or function in the file raises an error with its name.
     """
     with open(archive.regular_file(path, OP_LOAD), "rb") as file:
         head = file.read(4)
@@ -56,7 +56,7 @@ def load_torch(path: str | os.PathLike[str], *, max_bytes: int | None = None, co
 
 
 def _dense_steps(tensors: int, max_bytes: int | None) -> int:
-    """Return the largest number of opcodes a pickle may have, from its number of tensors or, if given, from ``max_bytes``."""
+    """Return the largest number of opcodes a pickle may have, from an estimate of its tensors or, if given, from ``max_bytes``."""
     return opcodes.FREE_STEPS + (opcodes.TENSOR_STEPS * tensors if max_bytes is None else max_bytes // 64)
 
 

@@ -1,9 +1,9 @@
 """The tuner: finds the fastest configuration of a problem on a device among those that compute correct results.
 
-A search tries the candidates of the problem's family (:mod:`netcl.engine.algorithms`) and compares each result with a float64 reference.
+A search tries candidates of the problem's family (:mod:`netcl.engine.algorithms`) and compares each result with a float64 reference.
 The winner is stored per device, driver and problem class in :mod:`netcl.runtime.tuning`, where the kernel selector
-finds it, also for neighboring shapes. Nothing is measured unless requested: by the functions here, by ``netcl tune``, or by
-``NETCL_AUTOTUNE=on`` at the first use of a shape, for at most its budget of seconds per process.
+finds it, also for neighboring shapes. Searches run only on request: by the functions here, by ``netcl tune``, or by
+``NETCL_AUTOTUNE`` at the first use of a shape, for about its budget of seconds per process.
 """
 
 from __future__ import annotations
@@ -82,8 +82,7 @@ class Autotuner:
     """Searches for the fastest kernel configurations of problems on one device.
 
     - **queue**: a queue or a device handle; the active device without one.
-    - **budget**: seconds for one problem. A search ends before a candidate that would probably exceed it; the untuned choice is always
-      measured.
+    - **budget**: seconds for one problem. Candidates that would probably exceed it are skipped; the untuned choice is always tried.
     - **store**, **families**: where winners are kept, and the kernel families to try; by default those of the process.
 
     >>> from netcl.core.device import manager
@@ -340,7 +339,7 @@ _unasked = _Unasked()
 
 
 def search_unasked(problem: Problem, mode: str, budget: float | None) -> None:
-    """Tune a problem once per process, while the budget (seconds per process) lasts; mode ``on`` skips problems with a stored result."""
+    """Tune a problem of the active device, at most once and while the process's budget in seconds lasts; ``on`` skips stored problems."""
     key, handle = store_key(FAMILIES[problem.op], problem), get_active_device()
     here = handle.backend == "cl" and _same_device(handle.profile, problem.profile) and not problem.profile.has_quirk("slow")
     watched = recording.active.recorder is not None or bool(hooks.launch_observers)  # who records or profiles wants the user's launches

@@ -159,7 +159,7 @@ def _bytes(arg: Any) -> int:
 
 
 def _flops(name: str, source: str, given: Mapping[str, tuple[str, Any]]) -> float:
-    """Return the floating-point operations of a product, a convolution or attention; 0 for other kernels, which are memory-bound."""
+    """Return the floating-point operations of a product, a convolution or attention; 0 for other kernels."""
     if name.startswith("gemm") or name == "matmul":
         k = _number(given, "k") or _number(given, "K")
         return 2.0 * k * max(_elements(source, given, "c"), _elements(source, given, "C"))

@@ -121,7 +121,7 @@ def limits(queue: Any) -> Limits | None:
 
 
 def _cache_sizes(queue: Any, units: int) -> list[int]:
-    """Return the sizes to measure in bytes: powers of two, from :data:`SMALLEST` per compute unit to beyond the last cache."""
+    """Return the sizes to measure in bytes: powers of two, from :data:`SMALLEST` per unit to beyond the last cache, if memory allows."""
     profile = profile_of(queue)
     largest = min(max(MEMORY, 4 * profile.global_mem_cache_size), 2 * profile.max_alloc_size, profile.global_mem_size // 4)
     sizes, last = [_lower_power(SMALLEST * units)], _lower_power(largest)

@@ -42,7 +42,7 @@ def autotune_local_size(kernel: KernelSpec | BuiltKernel, queue: Any, global_siz
                         budget: float = 2.0) -> LocalSizes:  # fmt: skip
     """Return the fastest local size for a launch, and store it for launches of this kernel and size that pass ``None``.
 
-    A candidate counts only if it leaves the same values in all tensors as the safe default. The tensors are restored afterwards.
+    A candidate counts only if all tensors have the values of the safe default, up to rounding. The tensors are restored afterwards.
 
     >>> from netcl.core.device import manager
     >>> queue = manager.default("cl").queue

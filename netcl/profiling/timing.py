@@ -31,7 +31,7 @@ class Timing:
 
     @property
     def spread(self) -> float:
-        """The median relative to the best, minus 1: above 0.2, other work slowed the machine down."""
+        """The median relative to the best, minus 1: above 0.2, other work probably slowed the machine down."""
         return self.median / self.best - 1 if self.best else 0.0
 
     def __str__(self) -> str:

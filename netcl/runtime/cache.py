@@ -79,7 +79,7 @@ class ProgramCache:
         return binary
 
     def _tell_of_a_first_run(self) -> None:
-        """Report once that the first run compiles all kernels and therefore takes longer."""
+        """Report once, if there is no cache folder yet, that the first run compiles all its kernels and therefore takes longer."""
         if self._told or env.value("NETCL_PROGRESS") == "off":
             return
         self._told, folder = True, self.folder()

@@ -1,4 +1,4 @@
-"""Wall time of named parts of a program: counters, and regions that end when the device has finished their work."""
+"""Wall time of named parts of a program: counters, and regions, which can wait until a device has finished their work."""
 
 from __future__ import annotations
 

@@ -72,10 +72,10 @@ class Stream:
         return event
 
     def wait_for(self, other: Any) -> Stream:
-        """Make later work of this stream wait for the current work of ``other``; the host does not wait.
+        """Make later work of this stream wait for the current work of ``other``.
 
-        ``other`` is a stream, a queue, a tensor (which stands for its queue) or an event of :meth:`record`. Devices that do not share a
-        context cannot wait for each other: there the host waits.
+        ``other`` is a stream, a queue, a tensor or device handle (which stands for its queue) or an event of :meth:`record`. The host waits
+        only if the two do not share an OpenCL context.
         """
         event = _event_of(other)
         if event is None or isinstance(self.queue, CPUQueue):
@@ -94,7 +94,7 @@ class Stream:
         """Return a tensor over the same memory for ops on this stream; they start after the earlier work of the tensor's own queue.
 
         Order in-place changes yourself, by :meth:`wait_for` in both directions. The result is a leaf that requires no gradient; a tensor
-        that is already on this stream is returned itself.
+        that is already on this stream, or in NumPy, is returned itself.
         """
         if not isinstance(tensor, Tensor):
             raise TypeError(message("Stream.use", "the argument must be a tensor", "pass ag.tensor(...)", given=type(tensor).__name__))

@@ -1,7 +1,7 @@
 """Measured kernel configurations on disk: one JSON file per device and driver, and those shipped for known devices.
 
-A file holds entries by problem class. Writes merge under a lock and replace the file in one piece, so any number of processes may
-tune at once; a damaged file is reported once and replaced. :mod:`netcl.profiling.autotuner` defines the meaning of entries.
+A file holds entries by problem class. Writes merge (under a lock, except on Windows) and replace the file in one piece, so several
+processes may tune at once; a damaged file is removed, with a warning. :mod:`netcl.profiling.autotuner` defines the meaning of entries.
 """
 
 from __future__ import annotations

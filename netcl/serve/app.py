@@ -267,7 +267,7 @@ class _Door:
 def make_app(batcher: Batcher, name: str, key: str | None = None, hosts: Sequence[str] = ("*",), grace: float = 10.0) -> Starlette:
     """Return an ASGI application that serves the batcher's model as ``name``; at shutdown, requests may finish for ``grace`` seconds.
 
-    Requests must have one of ``hosts`` in their ``Host`` header and, except for ``/`` and ``/health``, ``key`` as a bearer token.
+    Requests must have one of ``hosts`` in their ``Host`` header and, except for ``/`` and ``/health``, ``key``, if any, as bearer token.
     """
     api, page = _Api(batcher, name), Path(__file__).with_name("page.html").read_text(encoding="utf-8")
     models = {"object": "list", "data": [{"id": name, "object": "model", "created": int(time.time()), "owned_by": "netcl"}]}

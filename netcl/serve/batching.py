@@ -1,4 +1,4 @@
-"""Continuous batching: sequences join and leave a running batch, whose step over all slots is compiled once.
+"""Continuous batching: sequences join and leave a running batch, whose step over all slots is compiled if the model can be replayed.
 
 A prompt is computed alone, then its keys and values are copied into a free slot. Slots without a sequence are computed and ignored.
 """
@@ -119,7 +119,7 @@ class Batcher:
         self._make_cache()
 
     def _make_cache(self) -> None:
-        """Allocate the caches of an empty batch and compile its step."""
+        """Allocate the caches of an empty batch and create its step, compiled if the model can be replayed."""
         model, cache = self.model, self.model.new_cache(self.capacity)
         self._alone, self._cache, self._lengths = model.new_cache(self.capacity), cache, [0] * len(self.slots)
         self._members: list[TextRequest | None] = []  # of the slots when lengths were last written

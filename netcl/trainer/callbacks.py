@@ -26,8 +26,8 @@ class Callback:
     their means. The numbers of a batch are read from the device on access, which waits for it: read them only if
     ``self.trainer.log_due`` is true. At the end of an epoch ``logs`` is a dictionary that callbacks may add to.
 
-    Setting ``self.trainer.stop_training`` ends the run after this batch. If one of several ranks sets it, all of them end after the next
-    logged batch. Callbacks run in ascending ``order``: those that add numbers use -1, those that save the run use 1.
+    Setting ``self.trainer.stop_training`` ends the run after the current optimizer step. If one of several ranks sets it, all of them end
+    after a logged batch. Callbacks run in ascending ``order``: those that add numbers use -1, those that save the run use 1.
     """
 
     order = 0
@@ -60,10 +60,10 @@ class Callback:
     def on_predict_batch_end(self, batch: int, logs: Logs) -> None: ...
 
     def on_interrupt(self, logs: Logs) -> None:
-        """Called after Ctrl-C, when the step is finished and before the run ends."""
+        """Called after Ctrl-C or SIGTERM, when the step is finished and before the run ends."""
 
     def close(self) -> None:
-        """Called when ``fit`` ends, also after an error."""
+        """Called at the end of training, also after an error."""
 
 
 class CallbackList:
@@ -95,7 +95,7 @@ class Improvement:
         self.best = math.inf
 
     def better(self, logs: Logs) -> bool:
-        """Return whether the number beats the best by more than ``min_delta`` (NaN never does), and store it; raises if it is missing."""
+        """Return whether the number beats the best by more than ``min_delta`` (NaN never does); if so, store it. Raises if missing."""
         if self.monitor not in logs:
             remedy = f"{'pass val= to fit; ' if self.monitor.startswith('val_') else ''}available: {', '.join(logs)}"
             raise ValueError(message(self.op, f"the logs must have the monitored number {self.monitor!r}", remedy))

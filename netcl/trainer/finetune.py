@@ -49,7 +49,7 @@ def _tuning_field(default: Any, doc: str) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class TuningSettings:
-    """The settings of a fine-tuning run. Two runs with the same settings, data and device give the same weights to the bit."""
+    """The settings of a fine-tuning run; ``seed`` fixes its random numbers."""
 
     method: str = _tuning_field("lora", "lora, dora, qlora (adapters on weights packed to 4 bits) or full (all weights)")
     rank: int = _tuning_field(8, "rank of the adapters")
@@ -153,9 +153,9 @@ def finetune(path: str | os.PathLike[str], data: str | os.PathLike[str], out: st
              merged: str = "", callbacks: Sequence[Callback] = ()) -> dict[str, Any]:  # fmt: skip
     """Fine-tune the model of a folder or GGUF file on a JSONL file, into the folder ``out``; return the numbers of the last epoch.
 
-    Writes the weights of the epoch with the lowest loss on held-out rows: ``adapter/`` in PEFT's layout, or ``model/`` for all weights.
-    ``resume`` continues the run in ``out`` to the bit, ``overwrite`` deletes it first. ``merged`` also writes the model with its adapters
-    merged: ``hf``, ``gguf``, or a GGUF type such as ``Q8_0``.
+    Writes the weights of the epoch with the lowest loss on held-out rows (if none, on training rows): ``adapter/`` in PEFT's layout, or
+    ``model/`` for all weights. ``resume`` continues the run in ``out``, ``overwrite`` deletes its checkpoints first. ``merged`` also writes
+    the model with its adapters merged: ``hf``, ``gguf``, or a GGUF type such as ``Q8_0``.
     """
     chosen, place = (settings or TuningSettings()).check(), Path(out)
     manual_seed(chosen.seed)

@@ -45,7 +45,7 @@ class History(Mapping[str, list[float]]):
         return int((min if mode == "min" else max)(rows, key=lambda row: row[name])["epoch"])
 
     def plot(self, path: str | os.PathLike[str] | None = None) -> Any:
-        """Plot every column and its validation column over the epochs; needs matplotlib. Returns the figure.
+        """Plot the columns except times, each with its validation column, over the epochs; needs matplotlib. Returns the figure.
 
         - **path**: also write the figure into this file.
         """

@@ -1,4 +1,4 @@
-"""Logs in files: JSON lines, CSV and TensorBoard. A resumed run continues them from the step of its checkpoint."""
+"""Logs in files: JSON lines, CSV and TensorBoard. A resumed run continues them from its checkpoint."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def _finite_numbers(logs: Logs) -> dict[str, Any]:
 class JSONLLogger(Callback):
     """Writes a JSON object per line: ``{"kind": "step", ...}`` for every logged batch, ``{"kind": "epoch", ...}`` for every epoch.
 
-    A step row has the norm of the gradients; its ``losses`` and ``lrs`` are those of all batches since the previous step row, and
+    A step row has the norm of the gradients, if known; its ``losses`` and ``lrs`` are those of all batches since the previous step row, and
     ``since`` is the step of the first of these batches.
     """
 
@@ -69,7 +69,7 @@ class JSONLLogger(Callback):
 
 
 def read_jsonl(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
-    """Return the rows of a :class:`JSONLLogger` file up to the first damaged line, left by a killed process; ``[]`` without a file."""
+    """Return the rows of a :class:`JSONLLogger` file up to the first damaged line (a killed process may leave one); ``[]`` if missing."""
     rows = []
     for line in Path(path).read_text(encoding="utf-8", errors="replace").splitlines() if Path(path).exists() else []:
         try:

@@ -76,7 +76,7 @@ class Mean(Metric):
 def _flat_labels(name: str, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     """Return scores ``(samples, classes)`` and labels ``(samples,)``. Classes are the last axis, or the second as in dense predictions.
 
-    Targets with the shape of the outputs are scores: the label is the class with the highest score.
+    Targets with the shape of the outputs are scores: the label is the class with the highest score, and outputs keep their shape.
     """
     if outputs.ndim == targets.ndim + 1 and outputs.shape[:-1] == targets.shape:
         return ops.reshape(outputs, (-1, outputs.shape[-1])), ops.reshape(targets, (-1,))

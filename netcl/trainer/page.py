@@ -99,7 +99,7 @@ def _phase_table(phases: Mapping[str, float]) -> str:
 
 @contextmanager
 def _reading(folder: str | os.PathLike[str], name: str) -> Iterator[None]:
-    """Convert errors of a block that reads the file ``name`` of a run to a ``FileError`` that names the file."""
+    """Convert errors that a block raises for invalid content of a run's file ``name`` to a ``FileError`` that names the file."""
     try:
         yield
     except FileError:

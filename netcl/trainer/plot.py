@@ -63,7 +63,7 @@ def line_chart(title: str, series: Mapping[str, Points], x_label: str = "") -> s
 
 
 def extremes(points: Points, most: int = 2 * _WIDTH) -> Points:
-    """Return at most ``most`` points: the lowest and the highest of consecutive parts of equal length, in order of x.
+    """Return the points or, if there are more than ``most``, the lowest and the highest of consecutive parts, in order of x.
 
     >>> extremes([(0, 5.0), (1, 9.0), (2, 1.0), (3, 4.0), (4, 4.5), (5, 4.2)], most=4)
     [(1, 9.0), (2, 1.0), (3, 4.0), (4, 4.5)]
@@ -149,7 +149,7 @@ def _legend(names: Sequence[str]) -> list[str]:
 
 
 def confusion_table(matrix: np.ndarray, classes: Sequence[str]) -> str:
-    """Return a confusion matrix as a table: a row per true class, a column per predicted class; cells with larger counts are darker."""
+    """Return a confusion matrix as a table: rows are true classes, columns predicted ones; darker cells hold more of their row."""
     most = matrix.sum(axis=1, keepdims=True).clip(1)
     head = "".join(f"<th>{html.escape(name)}</th>" for name in classes)
     rows = []

@@ -194,7 +194,7 @@ FILES: dict[str, Callable[..., files.Samples]] = {"folder": read_folder, **files
 
 
 def load_data(recipe: Recipe) -> Data:
-    """Load the data of a recipe in three parts; the validation part is never drawn from the test part."""
+    """Load the data of a recipe in two or three parts; the validation part, if any, is never drawn from the test part."""
     kind, colon, place = recipe.data.partition(":")
     key = kind.lower().replace("_", "-")
     known = (*datasets.DATASET_NAMES, *(f"{name}:PATH" for name in (*FILES, "text")))
@@ -391,5 +391,5 @@ def make_trainer(recipe: Recipe, model: Any, steps_per_epoch: int, data: Data, c
 
 
 def seed_all(recipe: Recipe) -> None:
-    """Seed all random streams with the seed of the recipe."""
+    """Seed netcl's random streams with the seed of the recipe."""
     manual_seed(recipe.seed)

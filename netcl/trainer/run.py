@@ -1,7 +1,7 @@
 """A run in a folder: recipe, logs, checkpoints, model, results on the test data, and a report.
 
 The folder holds ``config.json`` (the recipe), ``log.jsonl``, ``log.csv``, ``checkpoints/``, ``model.netcl``, ``results.json``,
-``samples.npz``, ``profile.json`` and ``report.html``.
+``profile.json`` and, except for text, ``samples.npz``; :func:`netcl.trainer.page.write_report` adds ``report.html``.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ PROFILED_STEPS = 5
 
 def train_run(recipe: Recipe, folder: str | os.PathLike[str], handle: DeviceHandle, resume: bool = False,
               callbacks: Sequence[Callback] = (), overwrite: bool = False) -> dict[str, Any]:  # fmt: skip
-    """Train a recipe on a device and write everything into a folder; returns the content of ``results.json``.
+    """Train a recipe on a device and write everything but the report into a folder; returns the content of ``results.json``.
 
-    The model that is kept and tested has the weights of the epoch with the lowest validation loss.
+    The model that is kept and tested has the weights of the epoch with the lowest validation loss (training loss without validation).
     A folder with checkpoints raises unless ``resume`` continues their run or ``overwrite`` removes it.
     In an MPI job, each rank trains on its part of every batch, and rank 0 writes.
     """

@@ -135,12 +135,12 @@ class Trainer:
 
     @property
     def queue(self) -> Any:
-        """The queue of the model, on which everything runs."""
+        """The queue of the model."""
         return self.model.queue
 
     @property
     def at_boundary(self) -> bool:
-        """Whether the optimizer has just stepped, so that no gradient is accumulated."""
+        """Whether no gradients are accumulated, as right after a step of the optimizer."""
         return self._accumulated == 0
 
     @property
@@ -188,7 +188,7 @@ class Trainer:
         - **resume**: a checkpoint, a folder of checkpoints, or ``"auto"``: the folder of the ``ModelCheckpoint`` callback, which may be
           empty. The newest readable checkpoint of a folder is loaded; damaged newer ones are renamed, with a warning. The run continues
           to the bit if the data restores its position (``DataLoader``) or has the same order each time.
-          Without ``resume``, a ``ModelCheckpoint`` folder that already holds checkpoints raises.
+          Without ``resume``, a ``ModelCheckpoint`` folder that already holds checkpoints raises, unless ``overwrite`` is set.
         - **log_every**: the number of batches between two readings of the loss and the metrics from the device, which wait for it.
 
         The first Ctrl-C or SIGTERM lets the step finish and ``ModelCheckpoint`` save, then exits with status 130 or 143; a second one
@@ -355,7 +355,7 @@ class Trainer:
     # ---- using
 
     def evaluate(self, data: Any, targets: Any = None, *, batch_size: int = 32) -> dict[str, Any]:
-        """Return the loss and the metrics over batches, or arrays (``evaluate(x, y)``), in evaluation mode with the weights of ``ema``."""
+        """Return the loss and the metrics over batches, or arrays (``evaluate(x, y)``), in evaluation mode; an ``ema`` is applied."""
         if isinstance(data, np.ndarray | Tensor):
             data = DataLoader(self._pair("evaluate", data, targets), batch_size, shuffle=False)
         return self._evaluate(data, Stop())

@@ -1,7 +1,7 @@
 """The graphs of an ONNX file as lists of nodes: the main graph, the bodies of control flow, and functions.
 
-A function is a node whose operator is defined by a graph of other operators: the model defines it, or the standard does. A
-standard operator that has neither a table entry nor an import function is replaced by its definition.
+A function is an operator that is defined by a graph of other operators, in the model or in the standard. A standard operator that
+netcl does not compute itself is replaced by its definition, if it has one.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _PACKED_BITS = {21: 4, 22: 4, 23: 4, 25: 2, 26: 2}
 class GraphBody:
     """A graph or function body: nodes in order of execution, weights by name, names of inputs and outputs.
 
-    ``captured`` names the values that nodes read from the enclosing graph, ``dead[i]`` the values last read by node ``i``. ``forms`` holds
+    ``captured`` names the values that it takes from the enclosing graph, ``dead[i]`` those not needed after node ``i``. ``forms`` holds
     the declared dtype and shape of each output, ``values`` the weights and constants as tensors.
     """
 
@@ -83,7 +83,7 @@ class GraphReader:
         return GraphBody(nodes, weights, inputs, [entry.name for entry in proto.output], [declared(entry) for entry in proto.output])
 
     def node(self, proto: Any, opsets: Mapping[str, int], outer: Mapping[str, Any]) -> OnnxNode | None:
-        """Return a node; if its operator cannot be imported, count it in ``unknown`` and return ``None``."""
+        """Return a node, or ``None`` for an unknown operator. Operators that cannot be imported are counted in ``unknown``."""
         kind, domain = op_kind(proto), "" if proto.domain == "ai.onnx" else proto.domain
         opset = opsets.get(domain, 1)
         sources = {entry.name: outer.get(entry.ref_attr_name) if entry.ref_attr_name else entry for entry in proto.attribute}
@@ -137,7 +137,7 @@ class GraphReader:
         return GraphBody(nodes, {}, [*proto.input], [*proto.output])
 
     def array(self, entry: Any) -> np.ndarray:
-        """Return the values of a ``TensorProto``; external data is memory-mapped."""
+        """Return the values of a ``TensorProto``; external data is read from its file, memory-mapped where possible."""
         dtype_of(entry.data_type)
         if entry.data_location != entry.EXTERNAL:
             return numbers(library().numpy_helper.to_array(entry))

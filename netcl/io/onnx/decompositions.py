@@ -57,7 +57,7 @@ def _var(x: Tensor, axis: Any, keepdims: bool, correction: float) -> Tensor:
 
 
 def _scattered(op: Callable[..., Tensor], x: Tensor, axis: int, index: Any, src: Any, reduce: str | None = None) -> Any:
-    """Scatter the part of ``src`` with the shape of the index, as ONNX requires; ``NotImplemented`` if ``src`` already has that shape."""
+    """With ``reduce``, call ``scatter_reduce``; else scatter ``src`` cut to the index's shape, ``NotImplemented`` if nothing is cut."""
     if reduce is not None:
         return ag.scatter_reduce(x, axis, index, src, "sum" if reduce == "add" else "prod")
     shape, part = np.shape(index), src

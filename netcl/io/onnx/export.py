@@ -40,7 +40,7 @@ def export_onnx(
     - **check**: compare with onnxruntime on the samples if it is installed; a warning is logged if onnxruntime lacks an operator.
 
     The model runs in evaluation mode and its ops are recorded, so a Python branch is exported as the samples take it. A model with ops
-    that ONNX cannot express raises ``FileError`` with the names of all of them.
+    that ONNX cannot express raises ``FileError`` with their names.
     """
     onnx = library()
     if not samples:
@@ -76,7 +76,7 @@ def _tensor_names(kind: str, tensors: Sequence[Tensor], given: Sequence[str], ta
 
 
 def _emit(graph: OnnxGraph, run: Trace) -> None:
-    """Add the nodes of all calls, or raise with the names of all ops that ONNX cannot express."""
+    """Add the nodes of all calls, or raise with the names of ops that cannot be exported."""
     missing = Counter(run.unknown)
     if not +missing:
         for call in run.calls:

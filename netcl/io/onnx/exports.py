@@ -1,4 +1,4 @@
-"""Conversion of traced calls to ONNX nodes, by the operator table or, where nodes depend on shapes, by export functions."""
+"""Conversion of traced calls to ONNX nodes: by export functions, by formulas of pointwise ops, or by the operator table."""
 
 from __future__ import annotations
 

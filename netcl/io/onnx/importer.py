@@ -1,4 +1,4 @@
-"""Import of ONNX files as modules that run the graph through netcl's ops, and can therefore be trained."""
+"""Import of ONNX files as modules that run the graph mainly through netcl's ops; their float weights can be trained."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ from netcl.io.onnx.table import OnnxNode
 def import_onnx(path: str | os.PathLike[str] | bytes, device: Any = None) -> OnnxModel:
     """Return the model in an ONNX file, or in its bytes, as a module on the active device or on ``device``.
 
-    Float weights become parameters, running statistics buffers, under their names in the file, so that an exported model keeps its state
-    dict. A model with operators that are not supported raises ``FileError`` with the names of all of them.
+    Float weights become parameters, running statistics buffers, under their names in the file if these are free. Scalars, integers and
+    the results of ``Constant`` nodes stay constants. A model with operators that are not supported raises ``FileError`` with their names.
     """
     _, body, inputs = read_onnx(path)
     with nn.parameter.placed(device):
@@ -266,7 +266,7 @@ class OnnxModel(nn.Module):
         return arguments
 
     def _on(self, queue: Any, x: Any) -> Any:
-        """Return a value on ``queue``; a constant is moved only once."""
+        """Return a value on ``queue``; moved constants are cached."""
         if not isinstance(x, Tensor) or x.queue is queue:
             return x
         if id(x) not in self._constants:

@@ -1,8 +1,8 @@
 """ONNX operators as calls of netcl's ops. Import functions handle operators that the table cannot express.
 
 An import function takes a node and its inputs: tensors, or plain numbers and lists for inputs that :data:`HOST` names. Where it returns
-``NotImplemented``, the table's entry is used. Operators of every opset that onnx reads are supported: an input that was an attribute in
-an older opset is passed as an input.
+``NotImplemented``, the table's entry, a formula or ONNX's own definition is used. An input that :data:`HOST` names and that was an
+attribute in an older opset is passed as an input.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ CONTROL: dict[str, Import] = {}
 
 
 def operators() -> set[str]:
-    """Return the names of all operators that can be imported."""
+    """Return the names of the operators that can be imported without their ONNX definition."""
     return {*IMPORTS, *CONTROL, *FORMULAS, *entries_by_operator()}
 
 

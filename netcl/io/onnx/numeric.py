@@ -1,4 +1,4 @@
-"""Import functions for arithmetic, signal transforms and random numbers that no single op expresses."""
+"""Import functions for arithmetic, normalization, attention, random numbers and signal transforms."""
 
 from __future__ import annotations
 

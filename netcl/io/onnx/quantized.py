@@ -1,6 +1,6 @@
-"""Quantized operators and casts to types that are storage only.
+"""Quantized operators, and casts, including those to types that are storage only.
 
-Products and convolutions of quantized values are computed in float32, in parts whose sums float32 holds exactly, and added as int32;
+Products and convolutions of 8-bit values are computed in float32, in parts whose sums float32 holds exactly, and added as int32;
 or, where :func:`netcl.ops.integer.prefers_integers` says so, as products of integers. Both are exact.
 """
 

@@ -1,4 +1,4 @@
-"""Operators that pick, place and count elements. Shapes that depend on values are found on the host."""
+"""Operators that pick, place and count elements, and those of sequences. Shapes that depend on values are found on the host."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def _unique(node: OnnxNode, x: Tensor) -> tuple[Any, ...]:
 def _non_max_suppression(
     node: OnnxNode, boxes: Tensor, scores: Tensor, limit: Any = None, overlap: Any = None, least: Any = None
 ) -> np.ndarray:
-    """Return a row ``(batch, class, box)`` for each box that no better kept box of its class overlaps by more than ``overlap``."""
+    """Return rows ``(batch, class, box)``: per class up to ``limit`` boxes that no better kept box overlaps by more than ``overlap``."""
     count, most = (0 if limit is None else int(limit.to_host().item())), 0.0 if overlap is None else overlap.to_host().item()
     corners, found = boxes.to_host().astype(np.float64), []
     if node["center_point_box"]:

@@ -1,7 +1,7 @@
 """ONNX operators and the netcl ops they correspond to, in one table that export and import read.
 
 An entry gives the ONNX node of an op as a call in the names of the op's arguments: positional arguments are the node's inputs,
-keywords its attributes. ``"gather": "GatherElements(x, index, axis=axis)"`` is enough for both directions. Further forms:
+keywords its attributes. ``"softmax": "Softmax(x, axis=axis)"`` is enough for both directions. Further forms:
 
 - ``upper=0``: the attribute has this value; a node with another value belongs to another entry;
 - ``norm(p=1)``: the op's argument must have this value, ``...`` any value;
@@ -9,8 +9,8 @@ keywords its attributes. ``"gather": "GatherElements(x, index, axis=axis)"`` is 
 - ``weight or 1``: ONNX requires a tensor that is optional here; ``None`` is written as a tensor of ones;
 - ``axes(axis)``: a function of :data:`CONVERSIONS` converts the value in both directions.
 
-Arguments and attributes that an entry does not name must have their defaults. Rows of pointwise ops hold their own entry, in the
-column ``onnx``.
+Arguments and attributes that an entry does not name must have their defaults, except those in :data:`IGNORED`. Rows of pointwise ops
+hold their own entry, in the column ``onnx``.
 """
 
 from __future__ import annotations

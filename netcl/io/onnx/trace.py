@@ -1,7 +1,6 @@
 """A model as a list of op calls. The model runs twice, on different values; both runs must call the same ops.
 
-Values that are neither inputs nor results of an op are constants. A value that was computed outside of the ops differs between the
-runs and raises.
+Values that are neither inputs nor results of an op are constants. A constant that is not a weight raises if it differs between the runs.
 """
 
 from __future__ import annotations
@@ -64,7 +63,7 @@ class Call:
 
 
 class Trace:
-    """The calls of one run. Ops in ``known`` are recorded directly, ops in ``decompositions`` as the ops that their decomposition calls."""
+    """The calls of one run. Ops in ``known`` are recorded directly; a decomposition that applies is recorded instead of its op."""
 
     def __init__(self, known: Container[str], decompositions: Mapping[str, Callable[..., Any]]):
         self.known, self.decompositions, self.within = known, decompositions, ""
@@ -82,7 +81,7 @@ class Trace:
         return self
 
     def observe(self, row: Row, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Run an op and record it. Composite ops that are not known are recorded as the ops they call."""
+        """Run an op and record it, unless it returns an input. Unknown composite ops are recorded as the ops they call."""
         known = row.name in self.known or isinstance(row, Pointwise | Choice)
         decompose = self.decompositions.get(row.name)
         if not known and decompose is None and isinstance(row, Composite):
@@ -166,7 +165,7 @@ def trace(
 def _varied(x: Tensor, free_batch: bool) -> Tensor:
     """Return ``x`` in reverse order, so that indices stay valid; floats are also scaled and shifted.
 
-    With ``free_batch``, the result has one more row.
+    With ``free_batch``, a result with dimensions has one more row.
     """
     values = x.to_host()
     other = np.flip(values)

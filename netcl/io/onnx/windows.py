@@ -108,7 +108,7 @@ def read_conv(node: OnnxNode, x: Tensor, w: Tensor, bias: Tensor | None = None) 
 
 
 def conv_parts(node: OnnxNode, x: Tensor, w: Tensor, terms: int) -> Iterator[Tensor]:
-    """Yield convolutions whose sum is that of ``x`` and ``w``: each sums at most ``terms`` products, without Winograd's transforms."""
+    """Yield convolutions that add up to that of ``x`` and ``w``, without Winograd; each sums up to ``terms`` products, in float64 more."""
     kernel, groups, axis = w.shape[2:], node["group"], max(2, x.ndim - 2)
     options, dilations = {"groups": groups, **_strides_of(node, x)}, node["dilations"] or [1] * len(kernel)
     plain = kernel[-2:] == (3, 3) and groups == max(node["strides"] or [1]) == max(dilations) == 1
@@ -136,7 +136,7 @@ def byte_windows(node: OnnxNode, x: Tensor, kernel: Sequence[int], zero: Tensor 
 
 
 def _conv_transpose(node: OnnxNode, x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Run ``ConvTranspose``. With ``output_shape``, ``auto_pad`` or unequal pads, compute without padding, then crop the result."""
+    """Run ``ConvTranspose``. With ``output_shape``, ``auto_pad="SAME_..."`` or unequal pads, compute without padding, then crop or pad."""
     axes, kernel = x.ndim - 2, w.shape[2:]
     strides, dilations, more = (node[name] or [usual] * axes for name, usual in (("strides", 1), ("dilations", 1), ("output_padding", 0)))
     flat, auto = node["pads"] or [0] * 2 * axes, node["auto_pad"]
@@ -166,7 +166,7 @@ def _of_channels(bias: Tensor, axes: int) -> Tensor:
 
 
 def _export_pool(graph: OnnxGraph, call: Call) -> Name:
-    """Export pooling. Windows that ``ceil_mode`` adds become padding at the end, which all runtimes treat alike."""
+    """Export pooling. Windows that ``ceil_mode`` adds become padding at the end, because runtimes treat ``ceil_mode`` differently."""
     if call.params.get("return_indices"):
         raise Unsupported(f"{call.name}(return_indices=True)")
     kernel = _per_axis(call["kernel_size"], call["x"].ndim - 2)
@@ -249,7 +249,7 @@ _RESIZES = {
 
 
 def _export_interpolate(graph: OnnxGraph, call: Call) -> Name:
-    """Export ``interpolate``, by ``scale_factor`` if given: sampling points depend on the factor, not on the ratio of the sizes."""
+    """Export ``interpolate``, by ``scale_factor`` if given without ``align_corners``: points depend on it, not on the ratio of sizes."""
     factor, align = call["scale_factor"], bool(call["align_corners"])
     if call["mode"] not in ("nearest", "linear", "bilinear") or call["antialias"] or call["x"].ndim == 5:
         what = "interpolate must have mode nearest, linear or bilinear, no antialias, and 3 or 4 dimensions to be exported"
