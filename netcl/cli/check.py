@@ -96,7 +96,7 @@ def _made_up(source: str, name: str, size: int) -> list[Any] | None:
     for text in parameters(source, name) or ("unknown",):
         words = re.findall(r"\w+", text)
         kind = next((word for word in words if word in _ELEMENTS), "size_t" if "size_t" in words else "")
-        if not kind or re.search(r"\b(__)?local\b", text):
+        if not kind or re.search(r"\b(__)?local\b", text) or ("*" in text and kind == "size_t"):  # OpenCL has no buffers of size_t
             return None
         if "*" in text:
             found.append((rng.random(size) * 4).astype(_ELEMENTS[kind]))

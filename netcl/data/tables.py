@@ -88,7 +88,8 @@ def _labels(texts: Sequence[str]) -> tuple[np.ndarray, tuple[str, ...]]:
         classes = sorted(set(texts))
         number = {name: i for i, name in enumerate(classes)}
         return np.array([number[text] for text in texts], np.int64), tuple(classes)
-    return values.astype(np.int64 if (values == np.rint(values)).all() else np.float32), ()
+    whole = (values == np.rint(values)).all() and (np.abs(values) < 2**53).all()  # infinity is no integer, nor is a float beyond
+    return values.astype(np.int64 if whole else np.float32), ()
 
 
 def from_npz(path: str | os.PathLike[str], *names: str, max_bytes: int | None = None) -> TensorDataset:

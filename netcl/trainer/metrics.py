@@ -76,7 +76,7 @@ class Mean(Metric):
 def _flat_labels(name: str, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     """Return scores ``(samples, classes)`` and labels ``(samples,)``. Classes are the last axis, or the second as in dense predictions.
 
-    Targets with the shape of the outputs are scores: the label is the class with the highest score, and outputs keep their shape.
+    Targets with the shape of the outputs are scores over the last axis: the label is the class with the highest score.
     """
     if outputs.ndim == targets.ndim + 1 and outputs.shape[:-1] == targets.shape:
         return ops.reshape(outputs, (-1, outputs.shape[-1])), ops.reshape(targets, (-1,))
@@ -84,7 +84,7 @@ def _flat_labels(name: str, outputs: Tensor, targets: Tensor) -> tuple[Tensor, T
         order = (0, *range(2, outputs.ndim), 1)
         return ops.reshape(ops.permute(outputs, order), (-1, outputs.shape[1])), ops.reshape(targets, (-1,))
     if outputs.shape == targets.shape and outputs.ndim > 1:
-        return outputs, ops.argmax(targets, axis=-1)
+        return ops.reshape(outputs, (-1, outputs.shape[-1])), ops.reshape(ops.argmax(targets, axis=-1), (-1,))
     what = "outputs must have the shape of targets plus a class axis, last or second, or the same shape with at least 2 dimensions"
     raise ShapeError(message(name, what, outputs=outputs.shape, targets=targets.shape))
 

@@ -35,6 +35,14 @@ def test_scores_of_sequences_and_of_pixels(rng):
     assert last.compute() == second.compute() == pytest.approx((scores.argmax(-1) == labels).mean())
 
 
+def test_targets_may_be_scores_of_sequences():
+    outputs = np.array([[[3, 1, 2], [1, 3, 2], [1, 2, 3]], [[3, 1, 2], [1, 2, 3], [3, 1, 2]]], np.float32)
+    targets = np.array([[[1, 0, 0], [0, 1, 0], [1, 0, 0]], [[0, 1, 0], [0, 0, 1], [0, 0, 1]]], np.float32)
+    for metric, wanted in ((Accuracy(), 0.5), (TopK(2), 4 / 6)):
+        metric.update(Tensor.from_host(outputs), Tensor.from_host(targets))
+        assert metric.compute() == pytest.approx(wanted)
+
+
 def test_wrong_shapes_and_names_are_refused():
     with pytest.raises(ShapeError, match=r"\[accuracy\] outputs must have the shape of targets plus a class axis"):
         Accuracy().update(Tensor.zeros((4, 3)), Tensor.zeros((5,)))
