@@ -158,6 +158,28 @@ static inline void copy_runs(__local REAL* to, const REAL* seen, const View* vie
   }
 }
 
+// MR rows of weights times `vectors` vectors of columns, added to acc; weight_at: places of an input gradient's weights.
+static inline void multiply(V acc[MR][NV], __global const REAL* a[MR], __local const int* weight_at, __local const REAL* columns, int depth,
+                            const int vectors) {
+  for (int k = 0; k < depth; ++k, columns += NR) {
+    V b[NV];
+#if INPUT_GRAD
+    FETCH(a[0] + weight_at[k + AHEAD]);
+    FETCH(a[MR - 1] + weight_at[k + AHEAD]);
+#endif
+#pragma unroll
+    for (int j = 0; j < NV; ++j)
+      if (j < vectors) b[j] = VECTOR(__local const, columns + j * VW);
+#pragma unroll
+    for (int i = 0; i < MR; ++i) {
+      const V weight = (V)(a[i][INPUT_GRAD ? weight_at[k] : k]);
+#pragma unroll
+      for (int j = 0; j < NV; ++j)
+        if (j < vectors) acc[i][j] += weight * b[j];
+    }
+  }
+}
+
 // C, M: channels and filters of a group; H, W: plane of x; OH, OW: plane of y; rows: filters per work-group.
 // Work-groups: strips of pixels, blocks of rows, groups times classes of pixels.
 __kernel __attribute__((reqd_work_group_size(1, 1, 1))) void conv_panel(
@@ -224,11 +246,10 @@ __kernel __attribute__((reqd_work_group_size(1, 1, 1))) void conv_panel(
     for (int k = depth; k < depth + AHEAD; ++k) weight_at[k] = 0;
     __global const REAL* weights = w + ((size_t)group * C + c0) * M * all_taps;
     const size_t weight_row = all_taps;
-#define WEIGHT_AT(k) weight_at[k]
 #else
     __global const REAL* weights = w + ((size_t)group * M * C + c0) * taps;
     const size_t weight_row = (size_t)C * taps;
-#define WEIGHT_AT(k) (k)
+    __local const int* weight_at = 0;
 #endif
 
     for (int m = row_first; m < row_end; m += MR)
@@ -249,21 +270,8 @@ __kernel __attribute__((reqd_work_group_size(1, 1, 1))) void conv_panel(
             for (int j = 0; j < NV; ++j) acc[i][j] = VECTOR(__local const, kept + i * STRIP + j * VW);
 
         __local const REAL* columns = panel + tile * TILE;
-        for (int k = 0; k < depth; ++k, columns += NR) {
-          V b[NV];
-#if INPUT_GRAD
-          FETCH(a[0] + weight_at[k + AHEAD]);
-          FETCH(a[MR - 1] + weight_at[k + AHEAD]);
-#endif
-#pragma unroll
-          for (int j = 0; j < NV; ++j) b[j] = VECTOR(__local const, columns + j * VW);
-#pragma unroll
-          for (int i = 0; i < MR; ++i) {
-            const V weight = (V)(a[i][WEIGHT_AT(k)]);
-#pragma unroll
-            for (int j = 0; j < NV; ++j) acc[i][j] += weight * b[j];
-          }
-        }
+        if (pixels - tile * NR > VW) multiply(acc, a, weight_at, columns, depth, NV);
+        else multiply(acc, a, weight_at, columns, depth, 1);
 
         if (!is_last) {
 #pragma unroll
