@@ -300,12 +300,22 @@ __kernel __attribute__((reqd_work_group_size(1, 1, 1))) void conv_panel(
             continue;
           }
 #endif
-          REAL lanes[NR], adds[NR];
-          for (int j = 0; j < NR; ++j) adds[j] = j < n ? ADDED_AT(place[at + j] + plane) : 0;
+          REAL lanes[NR], adds[VW];
 #pragma unroll
-          for (int j = 0; j < NV; ++j)
-            VECTOR(__private, lanes + j * VW) = finish(acc[i][j], scale, BIAS, (V)(add), VECTOR(__private const, adds + j * VW));
-          for (int j = 0; j < n; ++j) Y_STORE(y, place[at + j] + plane, lanes[j]);
+          for (int j = 0; j < NV; ++j) VECTOR(__private, lanes + j * VW) = acc[i][j];
+          for (int j = 0; j < n; j += VW) {
+            const int some = least(VW, n - j);
+            const size_t* to = place + at + j;
+#if VECTORS_KNOWN
+            if (some == VW && to[VW - 1] - to[0] == VW - 1) {
+              Y_LANES(finish(VECTOR(__private const, lanes + j), scale, BIAS, (V)(add), ADDED_VECTOR(to[0] + plane)), y + to[0] + plane);
+              continue;
+            }
+#endif
+            for (int k = 0; k < VW; ++k) adds[k] = k < some ? ADDED_AT(to[k] + plane) : 0;
+            VECTOR(__private, lanes + j) = finish(VECTOR(__private const, lanes + j), scale, BIAS, (V)(add), VECTOR(__private const, adds));
+            for (int k = 0; k < some; ++k) Y_STORE(y, to[k] + plane, lanes[j + k]);
+          }
         }
       }
   }
