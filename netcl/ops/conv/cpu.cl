@@ -163,6 +163,8 @@ static inline void multiply(V acc[MR][NV], __global const REAL* a[MR], __local c
                             const int vectors) {
   for (int k = 0; k < depth; ++k, columns += NR) {
     V b[NV];
+#pragma unroll
+    for (int j = 0; VW > 4 && j < NR; j += 16) FETCH(columns + 8 * NR + j);  // wide tiles do not fit the first cache
 #if INPUT_GRAD
     FETCH(a[0] + weight_at[k + AHEAD]);
     FETCH(a[MR - 1] + weight_at[k + AHEAD]);

@@ -44,6 +44,7 @@ LONGEST_SUM = 4096  # pixels that a GPU sums at a time: rounding errors grow wit
 SPLIT_ROOM = 1 << 24  # maximum elements of partial weight gradients
 VECTOR_BYTES = 32  # bytes of a vector
 ROWS_KEPT = (96, 192, 384)
+PACKING_TILES = 8  # register tiles of rows from which packing a panel costs little
 CPU_LOCAL = 256 * 1024  # most local memory worth using on CPUs: a panel should stay in the second-level cache
 MACROS = ("VW", "NV", "MR", "NT", "KC", "KB", "ROWS", "BM", "BN", "BK", "TM", "TN", "TILE_W", "TILE_H", "FILTERS", "LANES")
 _BEFORE = {
@@ -198,7 +199,9 @@ def _cpu_panel(queue: Any, job: Job, config: KernelConfig, profile: DeviceProfil
     strips, third = -(-job.pixels // (tiles["NT"] * tiles["NV"] * tiles["VW"])), job.g.groups * job.classes
     # The sums of unfinished rows stay in local memory, which bounds the rows, unless one panel holds the whole depth.
     bound = 1 if job.sizes[1] * job.g.taps <= tiles["KC"] else -(-job.filters // tiles["ROWS"])
-    blocks = max(bound, min(-(-job.filters // tiles["MR"]), -(-_busy_groups(profile) // max(1, strips * third))))
+    units = profile.max_compute_units
+    enough = units * max(1, job.filters // (PACKING_TILES * tiles["MR"] * units))  # every block packs the panel again
+    blocks = max(bound, min(-(-job.filters // tiles["MR"]), -(-_busy_groups(profile) // max(1, strips * third)), enough))
     rows = _ceil_to(-(-job.filters // blocks), tiles["MR"])
     tiles["FETCHES"] = int(launch.fetches(queue))
     size = (strips, -(-job.filters // rows), third)
