@@ -104,14 +104,14 @@ def suits(job: Job, config: KernelConfig, profile: DeviceProfile) -> bool:
 
 def fills(job: Job, profile: DeviceProfile) -> bool:
     """Whether results are so few that a product, which can split its sums, is faster. Small convolutions qualify only without unfolding."""
-    plain = job.kind == FORWARD and _apart(job) and is_image(job.g)
+    plain = job.kind == FORWARD and _apart(job) and _is_image(job.g)
     few = job.is_few(profile.max_compute_units) and (plain or job.products > SPLIT_PRODUCTS)
     return few and job.dtype == "float32" and nvidia.capable(profile) and has_room(job, profile)
 
 
 def has_room(job: Job, profile: DeviceProfile) -> bool:
     """Whether the columns, if the pass needs any, fit in device memory and in the bound on temporary memory."""
-    if _apart(job) and is_image(job.g):
+    if _apart(job) and _is_image(job.g):
         return True
     values = job.g.c * job.g.taps * _pixel_count(job.g)
     return values <= MOST_VALUES and dtypes.DTYPES[job.accumulator].itemsize * values <= profile.max_alloc_size // 4
@@ -130,7 +130,7 @@ def columns_cost(job: Job, multiplied: float, units: int) -> float:
     """Estimate the time of a convolution by columns in multiply-adds; ``multiplied``: that of the product, in multiply-adds of a unit."""
     g, apart = job.g, _apart(job)
     x, w, y = map(math.prod, (g.x_shape, g.w_shape, g.y_shape))
-    unfolded = 0 if apart and is_image(g) else x + g.c * g.taps * _pixel_count(g)
+    unfolded = 0 if apart and _is_image(g) else x + g.c * g.taps * _pixel_count(g)
     turned = (w if job.kind == INPUT_GRAD else g.n * w if apart and job.kind == WEIGHT_GRAD else 0) + (0 if apart else y)
     launches = 1 + (unfolded > 0) + (not apart) + (job.kind == INPUT_GRAD or (apart and job.kind == WEIGHT_GRAD))
     return winograd.VALUE_COST * (unfolded + 2 * turned) + units * multiplied + launches * LAUNCH_COST
@@ -167,7 +167,7 @@ def _apart(job: Job) -> bool:
     return pixels % 4 == 0 and -(-pixels // PRODUCT_TILE) * PRODUCT_TILE <= MOST_EMPTY * pixels and not (job.bias and job.kind == FORWARD)
 
 
-def is_image(g: Geometry) -> bool:
+def _is_image(g: Geometry) -> bool:
     """Whether the columns of an image equal the image."""
     return (g.taps, *g.stride, *g.pad) == (1, 1, 1, 0, 0) and (g.oh, g.ow) == (g.h, g.w)
 
@@ -184,7 +184,7 @@ def run(queue: Any, job: Job, config: KernelConfig, profile: DeviceProfile, t: C
     """Launch a convolution or a gradient."""
     if _apart(job) and job.kind == FORWARD:
         _by_product(job, queue, t, t.weight, _columns(t.source, job.g, together=False))
-    elif _apart(job) and job.kind == INPUT_GRAD and is_image(job.g) and not job.bias:
+    elif _apart(job) and job.kind == INPUT_GRAD and _is_image(job.g) and not job.bias:
         _by_product(job, queue, t, _turned(t.weight, job.g), t.source)
     else:
         {FORWARD: _forward_columns, INPUT_GRAD: _input_grad, WEIGHT_GRAD: _columns_weight_grad}[job.kind](job, queue, t)
@@ -240,7 +240,7 @@ def _multiply(queue: Any, p: gemm.Matmul, t: gemm.Operands) -> None:
 
 
 def _columns(x: Tensor, g: Geometry, together: bool = True) -> Tensor:
-    if not together and is_image(g):
+    if not together and _is_image(g):
         return x
     cols = Tensor.empty((g.c * g.taps, _pixel_count(g)), x.dtype, queue=x.queue)
     write_columns(x, cols, g, together)

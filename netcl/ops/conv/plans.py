@@ -193,8 +193,7 @@ def _suits_weights(job: Job, config: KernelConfig, profile: DeviceProfile) -> bo
 def _cpu_panel(queue: Any, job: Job, config: KernelConfig, profile: DeviceProfile, t: ConvOperands) -> None:
     if job.kind == WEIGHT_GRAD:
         return _cpu_panel_weights(queue, job, cpu_tiles(job, config, profile), profile, t)
-    if columns.is_image(job.g):  # a plane is one line: strips are not cut at the ends of its lines
-        job = job._replace(g=job.g._replace(h=1, w=job.g.h * job.g.w, oh=1, ow=job.g.oh * job.g.ow))
+    job = job._replace(g=job.g.lying)
     tiles = cpu_tiles(job, config, profile)
     strips, third = -(-job.pixels // (tiles["NT"] * tiles["NV"] * tiles["VW"])), job.g.groups * job.classes
     # The sums of unfinished rows stay in local memory, which bounds the rows, unless one panel holds the whole depth.
