@@ -55,8 +55,8 @@ class Geometry(NamedTuple):
             return self._replace(h=1, w=self.h * self.w, oh=1, ow=self.oh * self.ow)
         if self.w != 1 or self.kw != 1 or self.ow != 1:
             return self
-        turned = {name: pair[::-1] for name, pair in (("stride", self.stride), ("pad", self.pad), ("dilation", self.dilation))}
-        return self._replace(h=1, w=self.h, kh=1, kw=self.kh, oh=1, ow=self.oh, **turned)
+        stride, pad, dilation = (pair[::-1] for pair in (self.stride, self.pad, self.dilation))
+        return self._replace(h=1, w=self.h, kh=1, kw=self.kh, oh=1, ow=self.oh, stride=stride, pad=pad, dilation=dilation)
 
     @property
     def is_plain_3x3(self) -> bool:
