@@ -23,6 +23,10 @@
 #ifndef AHEAD
 #define AHEAD 18  // terms of a sum by which an input gradient fetches weights: each channel's lie in another page, which no hardware foresees
 #endif
+#ifndef PACKED_W
+#define PACKED_W 0  // 1: weights were packed by pack_weights: one stream that every core fetches ahead, not one per row
+#endif
+#define PACKED_QUADS (PACKED_W && MR % 4 == 0 && VW == 4)  // narrow vectors multiply by a lane of another, wide ones by a broadcast load
 #ifndef ROOM
 #define ROOM 4096  // elements of the lines that conv_depth copies, and of its sums
 #endif
@@ -168,6 +172,16 @@ static inline void copy_runs(__local REAL* to, const REAL* seen, const View* vie
   }
 }
 
+// to[group][block of MR filters][term][filter] from w[group][filter][term]; work-groups: blocks, groups.
+__kernel __attribute__((reqd_work_group_size(1, 1, 1))) void pack_weights(__global const REAL* restrict w, __global REAL* restrict to, int M,
+                                                                         int terms) {
+  const int m = get_group_id(0) * MR, all = (M + MR - 1) / MR * MR;
+  w += (size_t)get_group_id(1) * M * terms;
+  to += ((size_t)get_group_id(1) * all + m) * terms;
+  for (int k = 0; k < terms; ++k)
+    for (int i = 0; i < MR; ++i) to[(size_t)k * MR + i] = w[(size_t)least(m + i, M - 1) * terms + k];
+}
+
 // MR rows of weights times `vectors` vectors of columns, added to acc; weight_at: places of an input gradient's weights.
 static inline void multiply(V acc[MR][NV], __global const REAL* a[MR], __local const int* weight_at, __local const REAL* columns, int depth,
                             const int vectors) {
@@ -182,9 +196,18 @@ static inline void multiply(V acc[MR][NV], __global const REAL* a[MR], __local c
 #pragma unroll
     for (int j = 0; j < NV; ++j)
       if (j < vectors) b[j] = VECTOR(__local const, columns + j * VW);
+#if PACKED_QUADS
+    REAL packed[MR];
+#pragma unroll
+    for (int i = 0; i < MR; i += 4) QUAD(__private, packed + i) = QUAD(__global const, a[0] + k * MR + i);
+#endif
 #pragma unroll
     for (int i = 0; i < MR; ++i) {
-      const V weight = (V)(a[i][INPUT_GRAD ? weight_at[k] : k]);
+#if PACKED_QUADS
+      const V weight = (V)(packed[i]);
+#else
+      const V weight = (V)(PACKED_W ? a[0][k * MR + i] : a[i][INPUT_GRAD ? weight_at[k] : k]);
+#endif
 #pragma unroll
       for (int j = 0; j < NV; ++j)
         if (j < vectors) acc[i][j] += weight * b[j];
@@ -259,7 +282,7 @@ __kernel __attribute__((reqd_work_group_size(1, 1, 1))) void conv_panel(
     __global const REAL* weights = w + ((size_t)group * C + c0) * M * all_taps;
     const size_t weight_row = all_taps;
 #else
-    __global const REAL* weights = w + ((size_t)group * M * C + c0) * taps;
+    __global const REAL* weights = w + ((size_t)group * (PACKED_W ? (M + MR - 1) / MR * MR : M) * C + c0 * (PACKED_W ? MR : 1)) * taps;
     const size_t weight_row = (size_t)C * taps;
     __local const int* weight_at = 0;
 #endif
@@ -271,7 +294,7 @@ __kernel __attribute__((reqd_work_group_size(1, 1, 1))) void conv_panel(
         __local REAL* kept = sums + (m - row_first) * STRIP + tile * NR;
 #pragma unroll
         for (int i = 0; i < MR; ++i) {
-          a[i] = weights + least(m + i, M - 1) * weight_row;
+          a[i] = PACKED_W ? weights + m * weight_row : weights + least(m + i, M - 1) * weight_row;
 #pragma unroll
           for (int j = 0; j < NV; ++j) acc[i][j] = ZERO;
         }

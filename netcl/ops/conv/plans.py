@@ -138,6 +138,8 @@ def cpu_tiles(job: Job, config: KernelConfig, profile: DeviceProfile) -> dict[st
         vectors //= 2
     tall = 13 * vectors + 1 <= registers and job.filters > 6
     tiles: dict[str, Any] = {"VW": lanes, "NV": vectors, "MR": 12 if tall else 6}
+    if job.kept and vectors == 4:
+        tiles |= {"NV": 3, "MR": 8}  # packed weights need one pointer for all rows; most models have multiples of 8 filters
     tiles |= {name: config.extra[name] for name in ("VW", "NV", "MR", "KB") if name in config.extra}
     width = tiles["VW"] * tiles["NV"]
     side = max(1, min(256 // size // width, -(-columns // width)))
@@ -204,6 +206,12 @@ def _cpu_panel(queue: Any, job: Job, config: KernelConfig, profile: DeviceProfil
     rows = _ceil_to(-(-job.filters // blocks), tiles["MR"])
     tiles["FETCHES"] = int(launch.fetches(queue))
     size = (strips, -(-job.filters // rows), third)
+    if job.kept:
+        tiles["PACKED_W"], blocks, terms = 1, -(-job.filters // tiles["MR"]), job.sizes[1] * job.g.taps
+        packed = t.room(third * blocks * tiles["MR"] * terms, dtype=job.dtype)
+        pack = ending.ending_kernel(queue, job, f"{_BEFORE['cpu.cl']} cpu.cl", "pack_weights", tiles)
+        pack(queue, (blocks, third), None, t.weight, packed, job.filters, terms)
+        t = t._replace(weight=packed)
     _launch_ending(queue, job, t, "cpu.cl", "conv_panel", tiles, size, None, *job.sizes, rows)
 
 
