@@ -13,7 +13,7 @@ import numpy as np
 
 from netcl.core.device import handle_of
 from netcl.core.errors import ShapeError, message
-from netcl.core.kernel_selector import get_kernel_selector
+from netcl.core.kernel_selector import KernelConfig, get_kernel_selector
 from netcl.core.tensor import Tensor
 from netcl.engine import algorithms, launch
 from netcl.engine.registry import S, op
@@ -29,7 +29,7 @@ _BYTE_TYPES = {"int8": "char", "uint8": "uchar"}
 LEAST_PRODUCTS = {("nvidia", "exact"): 500_000}
 
 
-def _gains(problem: tuple[str, int], config: Any, profile: Any) -> bool:
+def _gains(problem: tuple[str, int], config: KernelConfig | None, profile: Any) -> bool:
     return problem[1] >= LEAST_PRODUCTS.get((profile.brand, problem[0]), math.inf)
 
 
