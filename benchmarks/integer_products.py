@@ -1,9 +1,9 @@
 """Quantized products and convolutions as floats and as integers, in warm ONNX sessions.
 
-    python benchmarks/integer_products.py [--device auto] [--threads 2] [--repeats 7] [--algorithms dot,tiles] [--only TEXT] [--commit ID]
+    python benchmarks/integer_products.py [--device auto] [--threads 2] [--repeats 7] [--only TEXT] [--commit ID]
     [--quick] [--out FILE]
 
-The float form and each algorithm of the family ``integer`` take turns, and the best of the repeats counts. There are two forms:
+The float form and the algorithm of the family ``integer`` take turns, and the best of the repeats counts. There are two forms:
 ``exact`` (``MatMulInteger``, ``ConvInteger``), where floats add up exact parts, and ``qdq``, one float product between DequantizeLinear and
 QuantizeLinear. Every result is checked before it is timed: equal to the exact sums, or within one step of them. A wrong one ends the run.
 ``LEAST_PRODUCTS`` of netcl/ops/integer takes, per form, the multiply-adds from which integers win.
@@ -45,7 +45,6 @@ def options() -> argparse.Namespace:
     parser.add_argument("--device", default="auto")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--repeats", type=int, default=7)
-    parser.add_argument("--algorithms", default="", help="of the family integer, separated by commas; the device's own by default")
     parser.add_argument("--only", default="", help="a part of a case")
     parser.add_argument("--commit", default="", help="of a copy without a repository")
     parser.add_argument("--quick", action="store_true", help="tiny shapes, to see that it runs")
@@ -159,11 +158,10 @@ def main() -> None:
     from netcl.bench import setting
 
     where = setting(chosen.device, repeats=chosen.repeats, quick=chosen.quick, with_torch=False)
-    gpu, wait = where.handle.device_type == "gpu", where.handle.queue.finish
-    names = ["float", *(chosen.algorithms or ("tiles" if gpu else "dot")).split(",")]
+    wait, names = where.handle.queue.finish, ["float", "tiles"]
     name = re.sub(r"\W+", "_", f"{where.handle.platform_name} {where.handle.device_name}".lower()).strip("_")
     path = Path(chosen.out or Path(__file__).parent / "results" / f"integer_products_{name}.json")
-    words = {"device": chosen.device, "threads": chosen.threads, "repeats": chosen.repeats, "algorithms": chosen.algorithms}
+    words = {"device": chosen.device, "threads": chosen.threads, "repeats": chosen.repeats}
     made_by = " ".join(f"--{key} {shlex.quote(str(value))}" for key, value in words.items() if value != "")
     known = {**facts(where, chosen), "made by": f"python benchmarks/integer_products.py {made_by}", "brand": where.handle.profile.brand}
     rows, ways = list[dict[str, Any]](), Ways(names)

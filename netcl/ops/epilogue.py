@@ -312,6 +312,11 @@ def pending_affine(x: Any, w: Any, bias: Any = None) -> Tensor | None:
     return _waits("affine", (x, w, bias), (*x.shape[:-1], w.shape[0]), _affine, True)
 
 
+def _is_constant(w: Tensor) -> bool:
+    """Whether this call is recorded and ``w`` is a weight that no training step changes."""
+    return recording.active.recorder is not None and not w.requires_grad and not recording.made(w)
+
+
 def pending_conv2d(
     x: Any, w: Any, bias: Any = None, *, stride: Any = 1, padding: Any = 0, dilation: Any = 1, groups: int = 1, pad: Any = None
 ) -> Tensor | None:
@@ -322,7 +327,7 @@ def pending_conv2d(
         g = geometry("conv2d", x.shape, w.shape, *map(frozen, (stride, padding if pad is None else pad, dilation, groups)))
     except (ShapeError, TypeError, ValueError):  # the op raises its own error
         return None
-    return _waits("conv2d", (x, w, bias), g.y_shape, lambda x, w, e: _conv2d(x, w, e, g), False)
+    return _waits("conv2d", (x, w, bias), g.y_shape, lambda x, w, e: _conv2d(x, w, e, g, _is_constant(w)), False)
 
 
 PRODUCTS: dict[str, Callable[..., Tensor | None]] = {"matmul": pending_matmul, "affine": pending_affine, "conv2d": pending_conv2d}

@@ -28,12 +28,13 @@ def select(monkeypatch, op: str, kernel) -> None:
     selector.clear_cache()
 
 
-@pytest.fixture(params=["float", "dot", "tiles"])
+@pytest.fixture(params=["float", "items", "tiles"])
 def integers(request, monkeypatch, device):
-    """Whether products run as integers; by the kernels for CPUs and for GPUs."""
+    """Whether products run as integers; by the tiles of CPUs and of GPUs."""
     if isinstance(device.queue, CPUQueue) and request.param != "float":
         pytest.skip("NumPy has one form")
-    select(monkeypatch, "integer_dot", request.param)
+    select(monkeypatch, "integer_dot", "float" if request.param == "float" else "tiles")
+    monkeypatch.setattr(integer, "SIDES", dict.fromkeys(("cpu", "gpu"), (1, 8) if request.param == "items" else (16, 64)))
     yield request.param != "float"
     monkeypatch.undo()
     get_kernel_selector().clear_cache()

@@ -23,11 +23,10 @@ PROBLEMS = [("matmul", (9, 70, 33), {"trans_b": True}), ("conv2d", WINDOWS, {"pa
 
 
 #: Kernels that nobody has measured: of groups of one or two filters, of configurations or switches that ask for them by name, and those
-#: of recurrent layers, of packed weights and of bytes, until their benchmarks have run on the devices they are for.
+#: of recurrent layers and of packed weights, until their benchmarks have run on the devices they are for.
 UNMEASURED = {("conv2d", "rows"), ("conv2d", "naive"), ("conv2d", "tiled"),
               *(("recurrent", name) for name in ("rows", "units")),
-              *(("quantized", name) for name in ("dot", "strips", "unpacked")),
-              *(("integer", name) for name in ("dot", "tiles"))}  # fmt: skip
+              *(("quantized", name) for name in ("dot", "strips", "unpacked"))}  # fmt: skip
 TABLE = [algorithm for table in algorithms.ALGORITHMS.values() for algorithm in table]
 
 

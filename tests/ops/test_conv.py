@@ -250,3 +250,47 @@ def test_parts_of_a_sum_end_in_the_whole_epilogue(cl_queue, rng):
     want = registry.lookup_op("conv2d").ref(x.astype(np.float64), w.astype(np.float64), None, padding=1)
     np.testing.assert_array_equal(one, two)
     np.testing.assert_allclose(one, np.maximum(0.5 * want + b[:, None, None] + r, 0), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("lanes", [4, 8, 16])
+@pytest.mark.parametrize("act", ["", "relu6"])
+def test_depthwise_lines(cl_device, rng, lanes, act):
+    """Lines shorter and longer than vectors, in one and several pieces, with every option and epilogue."""
+    for size, kernel, filters, options in (
+        ((7, 7), 5, 1, {"padding": 2}),
+        ((2, 96), 5, 1, {"padding": 2, "stride": (2, 1)}),
+        ((130, 61), 3, 1, {"padding": ((0, 1), (2, 0)), "stride": 2}),
+        ((19, 33), 3, 2, {"padding": 3, "dilation": (2, 3), "stride": (1, 3)}),
+    ):
+        x, w = rng.standard_normal((2, 6, *size), np.float32), rng.standard_normal((6 * filters, 1, kernel, kernel), np.float32)
+        bias = rng.standard_normal(6 * filters, np.float32)
+        options = {"stride": 1, "padding": 0, "dilation": 1, "groups": 6, **options}
+        want = F.conv2d(*map(Tensor.from_host, [None] * 3, (x, w, bias)), **options).to_host()
+        residual = rng.standard_normal(want.shape, np.float32)
+        g = geometry("conv2d", x.shape, w.shape, *options.values())
+        config = KernelConfig(V.CONV2D_IMPLICIT_GEMM, extra={"tier": "cpu", "form": "depth", "VW": lanes})
+        for added in (None, residual):
+            finish = Finish("float32", activation=act, residual="" if added is None else "float32")
+            tensors = [None if a is None else Tensor.from_host(cl_device.queue, a) for a in (x, w, bias, added)]
+            with forced(config):
+                y = conv2d_with(*tensors[:2], Extras(finish, *tensors[2:], 1), g).to_host()
+            total = want if added is None else want + added
+            assert np.abs(y - (np.clip(total, 0, 6) if act else total)).max() < 1e-4
+
+
+@pytest.mark.parametrize(
+    ("size", "shape", "options"),
+    [
+        ((7, 7), (20, 12, 1, 1), {}),
+        ((40, 1), (13, 8, 5, 1), {"padding": (2, 0), "stride": (2, 1)}),
+        ((9, 11), (14, 6, 3, 3), {"padding": 1, "groups": 2, "stride": 2}),
+        ((14, 14), (40, 36, 3, 3), {"padding": 1}),
+    ],
+)
+def test_weights_kept_by_a_recording_are_packed(cl_queue, rng, size, shape, options):
+    options = {"stride": 1, "padding": 0, "dilation": 1, "groups": 1, **options}
+    x, w = rng.standard_normal((2, shape[1] * options["groups"], *size), np.float32), rng.standard_normal(shape, np.float32)
+    g = geometry("conv2d", x.shape, w.shape, *options.values())
+    got = conv2d_with(*(Tensor.from_host(cl_queue, a) for a in (x, w)), Extras(Finish("float32")), g, True).to_host()
+    want = F.conv2d(*map(Tensor.from_host, [None] * 2, (x, w)), **options).to_host()
+    assert np.abs(got - want).max() < 1e-3

@@ -44,15 +44,18 @@ def _convolve(name: str, x: Any, w: Any, bias: Any, options: tuple[Any, ...], re
     return conv2d_with(x, w, Extras(Finish(x.dtype, activation="relu" if relu else ""), bias), g)
 
 
-def conv2d_with(x: Tensor, w: Tensor, extras: Extras, g: Geometry) -> Tensor:
-    """Return the result of :func:`conv2d` with the ops of ``extras`` applied, from one kernel; OpenCL devices only."""
+def conv2d_with(x: Tensor, w: Tensor, extras: Extras, g: Geometry, kept: bool = False) -> Tensor:
+    """Return the result of :func:`conv2d` with the ops of ``extras`` applied, from one kernel; OpenCL devices only.
+
+    ``kept``: ``w`` is a constant of a recording.
+    """
     finish, bias, residual, scale = extras
     y = Tensor.empty(g.y_shape, finish.stored, queue=x.queue)
     if not y.size:
         return y
     relu = finish == Finish(x.dtype, activation="relu")
     late = None if scale == 1 and (relu or finish.plain) else finish
-    job = plans.Job(plans.FORWARD, g, x.dtype, bias is not None, relu and late is None, late)
+    job = plans.Job(plans.FORWARD, g, x.dtype, bias is not None, relu and late is None, late, kept)
     plans.run(job, x.queue, x, w, y, bias=bias, residual=residual, scale=scale)
     return y
 

@@ -3,6 +3,7 @@
 // panel    a strip of STRIP output pixels; the patches under them are unfolded, a block of KC rows at a time, into a
 //          panel in local memory, and multiplied by MR rows of weights at a time, read in place by scalar broadcast.
 // direct   one output row of one channel at a time: for groups with few filters, where a panel would serve too few rows.
+// depth    groups of one channel: taps are offsets into lines in local memory, which are split by remainders modulo the stride.
 // Weight gradients have the same two forms, with pixels as the summed dimension.
 #ifndef PART
 #define PART 0  // 1: only forward and input gradient, 2: only the weight gradient; a program compiles what it needs
@@ -21,6 +22,19 @@
 #endif
 #ifndef AHEAD
 #define AHEAD 18  // terms of a sum by which an input gradient fetches weights: each channel's lie in another page, which no hardware foresees
+#endif
+#ifndef PACKED_W
+#define PACKED_W 0  // 1: weights were packed by pack_weights: one stream that every core fetches ahead, not one per row
+#endif
+#define PACKED_QUADS (PACKED_W && MR % 4 == 0 && VW == 4)  // narrow vectors multiply by a lane of another, wide ones by a broadcast load
+#ifndef ROOM
+#define ROOM 4096  // elements of the lines that conv_depth copies, and of its sums
+#endif
+#ifndef TAPS
+#define TAPS 64  // most taps of its kernels
+#endif
+#ifndef EARLY
+#define EARLY 0  // 1: conv_depth finishes sums before it cuts them into lines: nothing is added, and they are stored as they are
 #endif
 #ifndef FETCHES
 #define FETCHES 0  // 1: the compiler knows __builtin_prefetch; OpenCL's own prefetch is an empty call on PoCL
@@ -158,6 +172,49 @@ static inline void copy_runs(__local REAL* to, const REAL* seen, const View* vie
   }
 }
 
+// to[group][block of MR filters][term][filter] from w[group][filter][term]; work-groups: blocks, groups.
+__kernel __attribute__((reqd_work_group_size(1, 1, 1))) void pack_weights(__global const REAL* restrict w, __global REAL* restrict to, int M,
+                                                                         int terms) {
+  const int m = get_group_id(0) * MR, all = (M + MR - 1) / MR * MR;
+  w += (size_t)get_group_id(1) * M * terms;
+  to += ((size_t)get_group_id(1) * all + m) * terms;
+  for (int k = 0; k < terms; ++k)
+    for (int i = 0; i < MR; ++i) to[(size_t)k * MR + i] = w[(size_t)least(m + i, M - 1) * terms + k];
+}
+
+// MR rows of weights times `vectors` vectors of columns, added to acc; weight_at: places of an input gradient's weights.
+static inline void multiply(V acc[MR][NV], __global const REAL* a[MR], __local const int* weight_at, __local const REAL* columns, int depth,
+                            const int vectors) {
+  for (int k = 0; k < depth; ++k, columns += NR) {
+    V b[NV];
+#pragma unroll
+    for (int j = 0; VW > 4 && j < NR; j += 16) FETCH(columns + 8 * NR + j);  // wide tiles do not fit the first cache
+#if INPUT_GRAD
+    FETCH(a[0] + weight_at[k + AHEAD]);
+    FETCH(a[MR - 1] + weight_at[k + AHEAD]);
+#endif
+#pragma unroll
+    for (int j = 0; j < NV; ++j)
+      if (j < vectors) b[j] = VECTOR(__local const, columns + j * VW);
+#if PACKED_QUADS
+    REAL packed[MR];
+#pragma unroll
+    for (int i = 0; i < MR; i += 4) QUAD(__private, packed + i) = QUAD(__global const, a[0] + k * MR + i);
+#endif
+#pragma unroll
+    for (int i = 0; i < MR; ++i) {
+#if PACKED_QUADS
+      const V weight = (V)(packed[i]);
+#else
+      const V weight = (V)(PACKED_W ? a[0][k * MR + i] : a[i][INPUT_GRAD ? weight_at[k] : k]);
+#endif
+#pragma unroll
+      for (int j = 0; j < NV; ++j)
+        if (j < vectors) acc[i][j] += weight * b[j];
+    }
+  }
+}
+
 // C, M: channels and filters of a group; H, W: plane of x; OH, OW: plane of y; rows: filters per work-group.
 // Work-groups: strips of pixels, blocks of rows, groups times classes of pixels.
 __kernel __attribute__((reqd_work_group_size(1, 1, 1))) void conv_panel(
@@ -224,11 +281,10 @@ __kernel __attribute__((reqd_work_group_size(1, 1, 1))) void conv_panel(
     for (int k = depth; k < depth + AHEAD; ++k) weight_at[k] = 0;
     __global const REAL* weights = w + ((size_t)group * C + c0) * M * all_taps;
     const size_t weight_row = all_taps;
-#define WEIGHT_AT(k) weight_at[k]
 #else
-    __global const REAL* weights = w + ((size_t)group * M * C + c0) * taps;
+    __global const REAL* weights = w + ((size_t)group * (PACKED_W ? (M + MR - 1) / MR * MR : M) * C + c0 * (PACKED_W ? MR : 1)) * taps;
     const size_t weight_row = (size_t)C * taps;
-#define WEIGHT_AT(k) (k)
+    __local const int* weight_at = 0;
 #endif
 
     for (int m = row_first; m < row_end; m += MR)
@@ -238,7 +294,7 @@ __kernel __attribute__((reqd_work_group_size(1, 1, 1))) void conv_panel(
         __local REAL* kept = sums + (m - row_first) * STRIP + tile * NR;
 #pragma unroll
         for (int i = 0; i < MR; ++i) {
-          a[i] = weights + least(m + i, M - 1) * weight_row;
+          a[i] = PACKED_W ? weights + m * weight_row : weights + least(m + i, M - 1) * weight_row;
 #pragma unroll
           for (int j = 0; j < NV; ++j) acc[i][j] = ZERO;
         }
@@ -249,21 +305,8 @@ __kernel __attribute__((reqd_work_group_size(1, 1, 1))) void conv_panel(
             for (int j = 0; j < NV; ++j) acc[i][j] = VECTOR(__local const, kept + i * STRIP + j * VW);
 
         __local const REAL* columns = panel + tile * TILE;
-        for (int k = 0; k < depth; ++k, columns += NR) {
-          V b[NV];
-#if INPUT_GRAD
-          FETCH(a[0] + weight_at[k + AHEAD]);
-          FETCH(a[MR - 1] + weight_at[k + AHEAD]);
-#endif
-#pragma unroll
-          for (int j = 0; j < NV; ++j) b[j] = VECTOR(__local const, columns + j * VW);
-#pragma unroll
-          for (int i = 0; i < MR; ++i) {
-            const V weight = (V)(a[i][WEIGHT_AT(k)]);
-#pragma unroll
-            for (int j = 0; j < NV; ++j) acc[i][j] += weight * b[j];
-          }
-        }
+        if (pixels - tile * NR > VW) multiply(acc, a, weight_at, columns, depth, NV);
+        else multiply(acc, a, weight_at, columns, depth, 1);
 
         if (!is_last) {
 #pragma unroll
@@ -292,12 +335,22 @@ __kernel __attribute__((reqd_work_group_size(1, 1, 1))) void conv_panel(
             continue;
           }
 #endif
-          REAL lanes[NR], adds[NR];
-          for (int j = 0; j < NR; ++j) adds[j] = j < n ? ADDED_AT(place[at + j] + plane) : 0;
+          REAL lanes[NR], adds[VW];
 #pragma unroll
-          for (int j = 0; j < NV; ++j)
-            VECTOR(__private, lanes + j * VW) = finish(acc[i][j], scale, BIAS, (V)(add), VECTOR(__private const, adds + j * VW));
-          for (int j = 0; j < n; ++j) Y_STORE(y, place[at + j] + plane, lanes[j]);
+          for (int j = 0; j < NV; ++j) VECTOR(__private, lanes + j * VW) = acc[i][j];
+          for (int j = 0; j < n; j += VW) {
+            const int some = least(VW, n - j);
+            const size_t* to = place + at + j;
+#if VECTORS_KNOWN
+            if (some == VW && to[VW - 1] - to[0] == VW - 1) {
+              Y_LANES(finish(VECTOR(__private const, lanes + j), scale, BIAS, (V)(add), ADDED_VECTOR(to[0] + plane)), y + to[0] + plane);
+              continue;
+            }
+#endif
+            for (int k = 0; k < VW; ++k) adds[k] = k < some ? ADDED_AT(to[k] + plane) : 0;
+            VECTOR(__private, lanes + j) = finish(VECTOR(__private const, lanes + j), scale, BIAS, (V)(add), VECTOR(__private const, adds));
+            for (int k = 0; k < some; ++k) Y_STORE(y, to[k] + plane, lanes[j + k]);
+          }
         }
       }
   }
@@ -349,6 +402,73 @@ __kernel __attribute__((reqd_work_group_size(1, 1, 1))) void conv_direct(
         VECTOR(__private, acc + i) = finish(sums, scale, 0, ZERO, VECTOR(__private const, adds));  // which start at the bias
       }
       for (int i = 0; i < n; ++i) Y_STORE(y, to + (size_t)(column + i) * v.out_step, acc[i]);
+    }
+  }
+}
+
+// `vectors` vectors of sums of one channel over all taps, finished if EARLY.
+static inline void depth_sums(__local REAL* to, __local const REAL* seen, __local const int* at, __global const REAL* w, int taps, REAL bias,
+                              REAL scale, const int vectors) {
+  V acc[NV];
+#pragma unroll
+  for (int j = 0; j < NV; ++j) acc[j] = ZERO;
+  for (int t = 0; t < taps; ++t) {
+    __local const REAL* from = seen + at[t];
+    const V weight = (V)(w[INPUT_GRAD ? taps - 1 - t : t]);
+#pragma unroll
+    for (int j = 0; j < NV; ++j)
+      if (j < vectors) acc[j] += weight * VECTOR(__local const, from + j * VW);
+  }
+#pragma unroll
+  for (int j = 0; j < NV; ++j)
+    if (j < vectors) VECTOR(__local, to + j * VW) = EARLY ? finish(acc[j], scale, BIAS, (V)(bias), ZERO) : acc[j];
+}
+
+// Groups of one channel; an input gradient has stride 1 and the padding of a convolution with mirrored weights. A work-group makes `each`
+// pieces of `lines` lines of a filter's plane. Sums run over all columns of the copied lines, so that short lines fill vectors, too.
+__kernel __attribute__((reqd_work_group_size(1, 1, 1))) void conv_depth(
+    __global const REAL* restrict x, __global const REAL* restrict w, __global const REAL* restrict bias,
+    __global const ADDED_T* restrict added, __global Y_T* restrict y,
+    int N, int H, int W, int M, int OH, int OW, int KH, int KW, int stride_h, int stride_w, int pad_h, int pad_w,
+    int dilation_h, int dilation_w, int groups, int lines, int each, const REAL scale) {
+  __local REAL seen[ROOM] __attribute__((aligned(64)));
+  __local REAL sums[ROOM] __attribute__((aligned(64)));
+  __local int at[TAPS];  // of the taps in the lines
+  const int pieces = (OH + lines - 1) / lines, first = get_group_id(0) * each, end = least(N * groups * M * pieces, first + each);
+  const int rim = (KH - 1) * dilation_h / stride_h, pitch = OW + (KW - 1) * dilation_w / stride_w;
+  for (int item = first, ready = 0; item < end; ++item) {
+    const int plane = item / pieces, row = (item - plane * pieces) * lines, count = least(lines, OH - row);
+    const int filter = plane % (groups * M), size = (count + rim) * pitch, all = (count - 1) * pitch + OW;
+    __global const REAL* from = x + (size_t)(plane / M) * H * W;
+    for (int phase = 0; phase < stride_h * stride_w; ++phase)
+      for (int line = 0; line < count + rim; ++line)
+        gather(seen + phase * size + line * pitch, 0, from, H, W, (row + line) * stride_h + phase / stride_w - pad_h,
+               phase % stride_w - pad_w, stride_w, 1, pitch);
+    for (int t = 0; ready != size && t < KH * KW; ++t) {
+      const int down = t / KW * dilation_h, across = t % KW * dilation_w;
+      at[t] = (down % stride_h * stride_w + across % stride_w) * size + down / stride_h * pitch + across / stride_w;
+    }
+    ready = size;
+    REAL add = 0;
+#if BIAS
+    add = bias[filter];
+#endif
+    __global const REAL* weights = w + (size_t)filter * KH * KW;
+    for (int i = 0; i < all; i += NR) {
+      if (all - i > NR / 2) depth_sums(sums + i, seen + i, at, weights, KH * KW, add, scale, NV);
+      else depth_sums(sums + i, seen + i, at, weights, KH * KW, add, scale, NV / 2);
+    }
+    for (int line = 0; line < count; ++line) {
+      const size_t to = ((size_t)plane * OH + row + line) * OW;
+#if EARLY
+      __local const REAL* made = sums + line * pitch;
+      int i = 0;
+      for (; OW >= VW && i < OW; i += VW) VECTOR(__global, y + to + least(i, OW - VW)) = VECTOR(__local const, made + least(i, OW - VW));
+      for (; OW >= 4 && i < OW; i += 4) QUAD(__global, y + to + least(i, OW - 4)) = QUAD(__local const, made + least(i, OW - 4));
+      for (; i < OW; ++i) y[to + i] = made[i];
+#else
+      store_line(added, y, to, sums + line * pitch, OW, BIAS, add, scale);
+#endif
     }
   }
 }

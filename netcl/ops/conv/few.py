@@ -11,7 +11,7 @@ from netcl.core.kernel_selector import KernelConfig, KernelVariant
 from netcl.engine import algorithms, launch
 from netcl.ops.conv import ending
 from netcl.ops.conv.ending import widened
-from netcl.ops.conv.job import GROUPS_PER_UNIT, INPUT_GRAD, WEIGHT_GRAD, ConvOperands, Job, tier_config
+from netcl.ops.conv.job import GROUPS_PER_UNIT, INPUT_GRAD, THIN, WEIGHT_GRAD, ConvOperands, Job, tier_config
 
 BEFORE = "axes.cl ends.cl lanes.cl lines.cl"
 FEW_FILTERS = (32, 64)  # filters per group up to which unfolding is too expensive: for short and for long sums
@@ -22,6 +22,8 @@ FILLED_MORE = 0.8  # the same for the weight gradient, whose alternative vectori
 LONG = 0.5  # lanes of a vector that a line of pixels must fill
 LATENCY = 8  # multiplications in flight that keep a core's two units busy
 LINE_ROOM = 64 * 1024  # maximum bytes of lines that a work-group copies, and of gradients it transposes
+DEPTH_ROOM = 4096  # elements of the lines of a channel that a work-group copies: a quarter of the first cache, and its sums another
+DEPTH_TAPS = 64  # most taps of such a convolution
 BLOCK_WEIGHTS = 1 << 17  # weights of a block of filters: read once for every line of pixels, from the second cache
 STAGED = (32, 128)  # results of a filter that are stored together, by what local memory allows: at least two tiles
 COLLECTED = 16  # weights of a filter that are stored together
@@ -102,6 +104,38 @@ def _pixels(queue: Any, job: Job, config: KernelConfig, profile: DeviceProfile, 
     kernel(queue, size, None, t.source, t.weight, *t.end, *job.sizes, share.lines, t.scale)
 
 
+# ---- groups of one channel
+
+
+def depth_share(job: Job, lanes: int, profile: DeviceProfile) -> LineShare:
+    """Return the division for ``conv_depth``: as many lines as fit in local memory."""
+    vectors, (down, across) = 8 if lanes == 4 else 4, (1, 1) if job.kind == INPUT_GRAD else job.g.stride
+    rim, pitch = (job.g.kh - 1) * job.g.dilation[0] // down, job.class_size[1] + (job.g.kw - 1) * job.g.dilation[1] // across
+    room = min(DEPTH_ROOM, _local_bytes(job, profile))
+    lines = max(0, min(job.class_size[0], (room - vectors * lanes - pitch) // (down * across * pitch) - rim))
+    return LineShare({"VW": lanes, "NV": vectors, "NT": 1, "ROOM": room, "TAPS": DEPTH_TAPS}, lines)
+
+
+def _suits_depth(job: Job, config: KernelConfig, profile: DeviceProfile) -> bool:
+    named = config.variant is KernelVariant.CONV2D_NAIVE or config.extra.get("form", "depth") != "depth"
+    thin = job.kind != WEIGHT_GRAD and job.classes == 1 and job.sizes[1] == 1 and job.filters <= THIN and job.g.taps <= DEPTH_TAPS
+    return thin and not named and depth_share(job, _lanes(job, config, profile), profile).lines > 0
+
+
+@widened
+def _depth(queue: Any, job: Job, config: KernelConfig, profile: DeviceProfile, t: ConvOperands) -> None:
+    share, end = depth_share(job, _lanes(job, config, profile), profile), job.ending
+    n, _, h, w, m, oh, ow, kh, kw, *steps, pad_h, pad_w, down, across, groups = job.sizes
+    if job.kind == INPUT_GRAD:
+        pad_h, pad_w = (kh - 1) * down - pad_h, (kw - 1) * across - pad_w
+    pieces = n * groups * m * -(-oh // share.lines)
+    each = max(1, pieces // (4 * GROUPS_PER_UNIT * profile.max_compute_units))
+    macros = {**share.tiles, "EARLY": int(not end.residual and end.stored == job.accumulator)}
+    kernel = ending.ending_kernel(queue, job, "axes.cl ends.cl lanes.cl cpu.cl", "conv_depth", macros)
+    numbers = (n, h, w, m, oh, ow, kh, kw, *steps, pad_h, pad_w, down, across, groups, share.lines, each)
+    kernel(queue, (-(-pieces // each),), None, t.source, t.weight, *t.end, *numbers, t.scale)
+
+
 # ---- filters in the lanes
 
 
@@ -179,6 +213,11 @@ def _filter_gradients(queue: Any, job: Job, share: LineShare, blocks: int, profi
 
 
 _few_config = partial(tier_config, KernelVariant.CONV2D_IMPLICIT_GEMM, "cpu")
+algorithms.add(
+    "conv2d", "depth", "cpu.cl", "groups of one channel, by lines in local memory",
+    "onnx_sessions_pocl_aarch64.json: mobilenet_v2 3x224x224, batch 1", _depth, device="cpu", when=_suits_depth,
+    samples=(_few_config(form="depth"), _few_config(form="depth", VW=8)),
+)  # fmt: skip
 algorithms.add(
     "conv2d", "filters", "filters.cl", "few filters, or channels of a weight gradient: filters in the lanes, nothing unfolded",
     "cases_intel.json: conv 3x3/2 8x64x32x32 to 128 weight gradient", _filters, device="cpu",

@@ -49,6 +49,16 @@ class Geometry(NamedTuple):
         return self.kh * self.kw
 
     @property
+    def lying(self) -> Geometry:
+        """The same convolution over long lines: of whole planes if the kernel is one pixel, of columns if the images are one pixel wide."""
+        if (self.taps, *self.stride, *self.pad) == (1, 1, 1, 0, 0) and (self.oh, self.ow) == (self.h, self.w):
+            return self._replace(h=1, w=self.h * self.w, oh=1, ow=self.oh * self.ow)
+        if self.w != 1 or self.kw != 1 or self.ow != 1:
+            return self
+        stride, pad, dilation = (pair[::-1] for pair in (self.stride, self.pad, self.dilation))
+        return self._replace(h=1, w=self.h, kh=1, kw=self.kh, oh=1, ow=self.oh, stride=stride, pad=pad, dilation=dilation)
+
+    @property
     def is_plain_3x3(self) -> bool:
         """Whether Winograd's transforms apply: a 3 x 3 kernel without stride, dilation or groups."""
         return (self.kh, self.kw, *self.stride, *self.dilation, self.groups) == (3, 3, 1, 1, 1, 1, 1)

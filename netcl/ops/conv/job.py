@@ -31,6 +31,7 @@ class Job(NamedTuple):
     bias: bool = False
     relu: bool = False
     finish: Finish | None = None  # the epilogue if it is more than relu
+    kept: bool = False  # the weights are constants of a recording: what is computed from them alone is computed once
 
     @property
     def ending(self) -> Finish:

@@ -44,6 +44,7 @@ LONGEST_SUM = 4096  # pixels that a GPU sums at a time: rounding errors grow wit
 SPLIT_ROOM = 1 << 24  # maximum elements of partial weight gradients
 VECTOR_BYTES = 32  # bytes of a vector
 ROWS_KEPT = (96, 192, 384)
+PACKING_TILES = 8  # register tiles of rows from which packing a panel costs little
 CPU_LOCAL = 256 * 1024  # most local memory worth using on CPUs: a panel should stay in the second-level cache
 MACROS = ("VW", "NV", "MR", "NT", "KC", "KB", "ROWS", "BM", "BN", "BK", "TM", "TN", "TILE_W", "TILE_H", "FILTERS", "LANES")
 _BEFORE = {
@@ -137,6 +138,8 @@ def cpu_tiles(job: Job, config: KernelConfig, profile: DeviceProfile) -> dict[st
         vectors //= 2
     tall = 13 * vectors + 1 <= registers and job.filters > 6
     tiles: dict[str, Any] = {"VW": lanes, "NV": vectors, "MR": 12 if tall else 6}
+    if job.kept and vectors == 4:
+        tiles |= {"NV": 3, "MR": 8}  # packed weights need one pointer for all rows; most models have multiples of 8 filters
     tiles |= {name: config.extra[name] for name in ("VW", "NV", "MR", "KB") if name in config.extra}
     width = tiles["VW"] * tiles["NV"]
     side = max(1, min(256 // size // width, -(-columns // width)))
@@ -190,16 +193,25 @@ def _suits_weights(job: Job, config: KernelConfig, profile: DeviceProfile) -> bo
 
 @widened
 def _cpu_panel(queue: Any, job: Job, config: KernelConfig, profile: DeviceProfile, t: ConvOperands) -> None:
-    tiles = cpu_tiles(job, config, profile)
     if job.kind == WEIGHT_GRAD:
-        return _cpu_panel_weights(queue, job, tiles, profile, t)
+        return _cpu_panel_weights(queue, job, cpu_tiles(job, config, profile), profile, t)
+    job = job._replace(g=job.g.lying)
+    tiles = cpu_tiles(job, config, profile)
     strips, third = -(-job.pixels // (tiles["NT"] * tiles["NV"] * tiles["VW"])), job.g.groups * job.classes
     # The sums of unfinished rows stay in local memory, which bounds the rows, unless one panel holds the whole depth.
     bound = 1 if job.sizes[1] * job.g.taps <= tiles["KC"] else -(-job.filters // tiles["ROWS"])
-    blocks = max(bound, min(-(-job.filters // tiles["MR"]), -(-_busy_groups(profile) // max(1, strips * third))))
+    units = profile.max_compute_units
+    enough = units * max(1, job.filters // (PACKING_TILES * tiles["MR"] * units))  # every block packs the panel again
+    blocks = max(bound, min(-(-job.filters // tiles["MR"]), -(-_busy_groups(profile) // max(1, strips * third)), enough))
     rows = _ceil_to(-(-job.filters // blocks), tiles["MR"])
     tiles["FETCHES"] = int(launch.fetches(queue))
     size = (strips, -(-job.filters // rows), third)
+    if job.kept:
+        tiles["PACKED_W"], blocks, terms = 1, -(-job.filters // tiles["MR"]), job.sizes[1] * job.g.taps
+        packed = t.room(third * blocks * tiles["MR"] * terms, dtype=job.dtype)
+        pack = ending.ending_kernel(queue, job, f"{_BEFORE['cpu.cl']} cpu.cl", "pack_weights", tiles)
+        pack(queue, (blocks, third), None, t.weight, packed, job.filters, terms)
+        t = t._replace(weight=packed)
     _launch_ending(queue, job, t, "cpu.cl", "conv_panel", tiles, size, None, *job.sizes, rows)
 
 

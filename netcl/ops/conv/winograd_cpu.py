@@ -21,6 +21,7 @@ STRIP, LONGEST_STRIP = 32, 128  # tiles of a strip if weights are transformed on
 FRESH_STRIPS = (16, 64, LONGEST_STRIP)  # in that case: few values, so that sizes share programs, and the largest that fits
 INPUT_ROOM = 5 << 18  # bytes of transformed inputs that stay in the second cache
 CACHED_WEIGHTS = 1 << 20  # bytes of transformed weights that stay there beside a strip: more are recomputed per strip, which is faster
+KEPT_WEIGHTS = 16 << 20  # bytes of transformed weights that a recording keeps
 LEAST_PER_UNIT = 2  # work-groups per compute unit if strips are few: every group transforms its strip itself
 APART = 16  # elements between the parts of transformed values, as in the kernel
 CHANNELS, DEPTH = 16, 64  # filters whose weights a work-group transforms, and those that a group of the convolution transforms at a time
@@ -87,7 +88,8 @@ def _tile_count(job: Job) -> int:
 def share_of(job: Job, profile: ExtendedDeviceProfile, given: Mapping[str, Any]) -> Share:
     """Return how the work is divided; ``given`` may set macros."""
     count, c, m, units = _tile_count(job), job.sizes[1], job.filters, profile.max_compute_units
-    tiles = _tile_macros(count, c, m, profile, given)
+    kept = job.kept and 4 * TILE_PRODUCTS * c * m <= KEPT_WEIGHTS
+    tiles = _tile_macros(count, c, m, profile, {"FRESH": 0, **given} if kept else given)
     blocks, strips = -(-m // tiles["MR"]), -(-count // _strip(tiles))
     groups = min(strips * blocks, max(LEAST_PER_UNIT * units, min(strips, GROUPS_PER_UNIT * units)))
     room = TILE_PRODUCTS * (c * _strip(tiles) + APART * tiles["NT"])
@@ -103,7 +105,9 @@ def _tile_macros(count: int, c: int, m: int, profile: ExtendedDeviceProfile, giv
     fresh = given.get("FRESH", int(count <= longest or 4 * TILE_PRODUCTS * c * m > CACHED_WEIGHTS))
     sizes = [size for size in (lanes << k for k in range(8)) if size <= (longest if fresh else STRIP)]
     strips = [size for size in sizes if size in (lanes, *FRESH_STRIPS, sizes[-1])]
-    strip = min(strips, key=lambda size: _strip_cost(count, size, lanes << (size > lanes), 1)) if fresh else sizes[-1]
+    strip = lanes if count <= lanes else sizes[-1]
+    if fresh:
+        strip = min(strips, key=lambda size: _strip_cost(count, size, lanes << (size > lanes), 1))
     # Vectors of 8 lanes mean AVX2 with 16 registers; NEON and AVX-512 have 32.
     filters, vectors = (4, 2) if lanes == 8 else (8, 2)
     if strip == lanes:

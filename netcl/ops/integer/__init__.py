@@ -1,20 +1,19 @@
 """Products of 8-bit integers, summed exactly in int32, and the windows of images that convolutions multiply.
 
-The algorithms are rows of the family ``integer``. Their ``when`` says whether they are faster on a device than exact products of floats
-(:mod:`netcl.io.onnx.quantized`).
+The algorithm is the row of the family ``integer``. Its ``when`` says whether it is faster on a device than exact products of floats
+(:mod:`netcl.io.onnx.quantized`); on CPUs it is not.
 """
 
 from __future__ import annotations
 
 import math
-from functools import partial
 from typing import Any
 
 import numpy as np
 
 from netcl.core.device import handle_of
 from netcl.core.errors import ShapeError, message
-from netcl.core.kernel_selector import get_kernel_selector
+from netcl.core.kernel_selector import KernelConfig, get_kernel_selector
 from netcl.core.tensor import Tensor
 from netcl.engine import algorithms, launch
 from netcl.engine.registry import S, op
@@ -23,13 +22,14 @@ from netcl.ops.conv.geometry import Geometry, Padding, Pair, frozen, geometry, p
 
 __all__ = ["integer_columns", "integer_dot", "prefers_integers"]
 
+SIDE, SIDES = (16, 64), {"cpu": (1, 8)}  # items of a group and sums of its tile along both axes: of every device, and by type of device
 _BYTE_TYPES = {"int8": "char", "uint8": "uchar"}
 #: Multiply-adds from which a brand of devices is faster with integers, than with an exact sum of float products (``"exact"``) and than with
 #: one float product between DequantizeLinear and QuantizeLinear (``"qdq"``), by benchmarks/integer_products.py.
 LEAST_PRODUCTS = {("nvidia", "exact"): 500_000}
 
 
-def _gains(problem: tuple[str, int], config: Any, profile: Any) -> bool:
+def _gains(problem: tuple[str, int], config: KernelConfig | None, profile: Any) -> bool:
     return problem[1] >= LEAST_PRODUCTS.get((profile.brand, problem[0]), math.inf)
 
 
@@ -37,14 +37,14 @@ def prefers_integers(a: Tensor, b: Tensor, work: int, other: str = "exact") -> b
     """Whether to multiply quantized tensors by :func:`integer_dot` rather than in the ``other`` form, for ``work`` multiply-adds.
 
     Never on the NumPy backend or for dtypes of more than 8 bits. If ``selector.register("integer_dot", condition, name)`` gives a name,
-    every name but ``"float"`` means yes; without a name, the algorithms of the family ``integer`` decide.
+    every name but ``"float"`` means yes; without a name, the row of the family ``integer`` decides.
     """
     if a.array is not None or {a.dtype, b.dtype} - _BYTE_TYPES.keys():
         return False
     profile = handle_of(a.queue).profile
     if named := get_kernel_selector().select("integer_dot", (a.shape, b.shape), profile):
         return named != "float"
-    return any(x.answers(None, profile) and x.when((other, work), None, profile) for x in algorithms.ALGORITHMS["integer"])
+    return algorithms.ALGORITHMS["integer"][0].when((other, work), None, profile)
 
 
 def _integer_dot_numpy(a: np.ndarray, b: np.ndarray) -> np.ndarray:
@@ -79,15 +79,14 @@ def integer_dot(a: Tensor, b: Tensor) -> Tensor:
     out = Tensor.empty((*lead, a.shape[-2], b.shape[-2]) if lead else (*a.shape[:-1], b.shape[0]), "int32", queue=a.queue)
     if out.size:
         rows, profile = a.shape[-2] if lead else math.prod(a.shape[:-1]), handle_of(a.queue).profile
-        named = get_kernel_selector().select("integer_dot", (a.shape, b.shape), profile)
-        chosen = max(algorithms.ALGORITHMS["integer"], key=lambda x: (x.name == named, x.answers(None, profile)))
-        chosen.run(a.queue, (math.prod(lead), rows, *b.shape[-2:], math.prod(inner) if lead else 1), None, profile, (a, b, out))
+        sizes = (math.prod(lead), rows, *b.shape[-2:], math.prod(inner) if lead else 1)
+        _run_tiles(a.queue, sizes, None, profile, (a, b, out))
     return out
 
 
-def _run_tiles(side: int, tile: int, queue: Any, sizes: tuple[int, ...], config: Any, profile: Any, t: tuple[Tensor, ...]) -> None:
+def _run_tiles(queue: Any, sizes: tuple[int, ...], config: Any, profile: Any, t: tuple[Tensor, ...]) -> None:
     """Launch dot.cl with work-groups of ``side`` x ``side`` items for tiles of ``tile`` x ``tile`` sums."""
-    batches, m, n = sizes[:3]
+    (side, tile), (batches, m, n) = SIDES.get(profile.device_type, SIDE), sizes[:3]
     defines: dict[str, int | float | str] = {"A": _BYTE_TYPES[t[0].dtype], "B": _BYTE_TYPES[t[1].dtype], "SIDE": side, "TILE": tile}
     if (profile.compute_capability or (0, 0)) >= (6, 1):
         defines["DP4A"] = '"dp4a.{}32.{}32 %0, %1, %2, 0;"'.format(*(x.dtype.replace("i", "s")[0] for x in t[:2]))
@@ -95,10 +94,9 @@ def _run_tiles(side: int, tile: int, queue: Any, sizes: tuple[int, ...], config:
     kernel(queue, (-(-n // tile) * batches * side, -(-m // tile) * side), (side, side), *t, *sizes[1:])
 
 
-algorithms.add("integer", "dot", "dot.cl", "CPUs: an item for 8 x 8 sums", "", partial(_run_tiles, 1, 8), device="cpu", when=_gains)
 algorithms.add(
-    "integer", "tiles", "dot.cl", "GPUs: a group for 64 x 64 sums", "integer_products_h200.json: matmul 512x768 to 768",
-    partial(_run_tiles, 16, 64), device="gpu", when=_gains,
+    "integer", "tiles", "dot.cl", "a group for 64 x 64 sums; on CPUs, by request only, an item for 8 x 8",
+    "integer_products_h200.json: matmul 512x768 to 768", _run_tiles, when=_gains,
 )  # fmt: skip
 
 
