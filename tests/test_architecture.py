@@ -35,6 +35,11 @@ def tree_of(path: Path) -> ast.Module:
 
 
 @cache
+def nodes_of(path: Path) -> list[ast.AST]:
+    return list(ast.walk(tree_of(path)))
+
+
+@cache
 def own_texts() -> dict[str, str]:
     """Every text file of the checkout but this one, which has to spell what it forbids."""
     found = {}
@@ -54,7 +59,7 @@ def where(found: list[tuple[Path, ast.AST]]) -> list[str]:
 def nodes(kind: type | tuple[type, ...], outside: str = "") -> list[tuple[Path, ast.AST]]:
     """Every node of a kind, outside a file or a folder (whose name ends with a stroke)."""
     found = [path for path in MODULES if not (name_of(path) == outside or (outside.endswith("/") and name_of(path).startswith(outside)))]
-    return [(path, node) for path in found for node in ast.walk(tree_of(path)) if isinstance(node, kind)]
+    return [(path, node) for path in found for node in nodes_of(path) if isinstance(node, kind)]
 
 
 def last_name(node: ast.AST) -> str:

@@ -144,11 +144,11 @@ def test_models_decode_the_same_with_few_launches(name, kind, gpu_model, rng):
     if kind:
         with pytest.warns(UserWarning, match="kept unpacked") if config.tied else no_grad():
             netcl.quantize(model, kind=kind, activations="float")
-    plain = model.to("cpu").generate([5, 17, 3], 12)
+    plain = model.to("cpu").generate([5, 17], 12)  # two tokens: the prompt and a step of two sequences share their programs
     merged = model.to(queue).merge_projections()
-    assert merged.generate([5, 17, 3], 12) == plain
+    assert merged.generate([5, 17], 12) == plain
     assert taken and None not in taken
-    assert merged.generate([[5, 17, 3], [7, 8]], 8)[0] == plain[:8]
+    assert merged.generate([[5, 17], [7]], 8)[0] == plain[:8]
 
 
 def test_a_gpt_decodes_the_same(gpu_model, rng):
