@@ -18,7 +18,9 @@ FUZZ_SECONDS ?= 60
 SEED ?= 0
 SOAK_MINUTES ?= 60
 
-.PHONY: demo test test-full test-oldest test-models quick lint prose fuzz soak docs-tables site clean
+unexport PYTHONDONTWRITEBYTECODE # of images of containers: what is imported shall be compiled once
+
+.PHONY: demo test test-full test-oldest test-models quick lint style prose fuzz soak docs-tables site clean
 
 demo: $(VENV)/.cpu
 	@$(BIN)/netcl doctor --fix || echo "make: the demo goes on with NumPy"
@@ -29,11 +31,13 @@ demo: $(VENV)/.cpu
 # Threads of NumPy that wait by spinning would take the cores from the other jobs.
 test test-full test-oldest test-models quick fuzz soak: export OPENBLAS_NUM_THREADS := 1
 
-test: lint
-	$(BIN)/pytest -n $(JOBS)
+# mypy needs one core for half a minute without a cache: it runs beside the tests, and its report follows theirs.
+test test-full: style
+	@$(BIN)/mypy > $(VENV)/mypy.txt 2>&1 & types=$$!; \
+	echo "$(BIN)/mypy & $(BIN)/pytest -n $(JOBS) $(FULL)"; $(BIN)/pytest -n $(JOBS) $(FULL); tests=$$?; \
+	wait $$types; types=$$?; echo "$(BIN)/mypy:"; cat $(VENV)/mypy.txt; exit $$((tests + types))
 
-test-full: lint
-	$(BIN)/pytest -n $(JOBS) --full
+test-full: FULL := --full
 
 test-oldest:
 	$(PYTHON) -m venv build/oldest
@@ -47,10 +51,12 @@ test-models: $(VENV)/.dev
 quick: $(VENV)/.dev
 	NETCL_TEST="$${NETCL_TEST:-pocl,numpy}" $(BIN)/pytest -x -q -n $(JOBS) -m "not slow"
 
-lint: $(VENV)/.dev
+lint: style
+	$(BIN)/mypy
+
+style: $(VENV)/.dev
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
-	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python tools/prose_report.py --counts
 
@@ -77,9 +83,10 @@ $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { echo "make: netcl needs Python 3.10 or newer; name one: make PYTHON=python3.12 ..."; exit 1; }
 	@$(PYTHON) -m venv $(VENV) > /dev/null 2>&1 || { rm -rf $(VENV); $(PYTHON) -I netcl/core/system_packages.py venv && $(PYTHON) -m venv $(VENV); } || { rm -rf $(VENV); exit 1; }
 
-# One stamp per extra: pip runs again only after pyproject.toml has changed.
+# One stamp per extra: pip runs again only after pyproject.toml has changed. The tests import a small part of what they install:
+# Python compiles that part when it is imported, and pip nothing.
 $(VENV)/.cpu $(VENV)/.dev $(VENV)/.docs: $(VENV)/.%: pyproject.toml | $(VENV)/bin/python
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[$*]"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(if $(filter dev,$*),--no-compile) --editable ".[$*]"
 	@[ $* != dev ] || $(BIN)/python -I netcl/core/system_packages.py tools
 	@[ $* != dev ] || $(BIN)/netcl doctor --fix || echo "make: the tests run on NumPy alone"
 	touch $@

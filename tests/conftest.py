@@ -7,6 +7,7 @@ the words. Simulators and software GPUs are slow and run only when named: ``NETC
 from __future__ import annotations
 
 import datetime
+import gc
 import json
 import os
 import re
@@ -186,6 +187,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         (left if matrix or bool(item.get_closest_marker("soak")) != soak else kept).append(item)
     items[:] = kept
     config.hook.pytest_deselected(items=left)
+
+
+def pytest_collection_finish() -> None:
+    """Keep the collected tests, 400,000 objects, out of garbage collections: a full one took 0.2 s, and tests of leaks request many."""
+    gc.collect()
+    gc.freeze()
 
 
 def _target(item: pytest.Item) -> Target | None:

@@ -35,6 +35,15 @@ def tree_of(path: Path) -> ast.Module:
 
 
 @cache
+def nodes_of(path: Path) -> dict[type, list[ast.AST]]:
+    """The nodes of a file by their type."""
+    found: dict[type, list[ast.AST]] = {}
+    for node in ast.walk(tree_of(path)):
+        found.setdefault(type(node), []).append(node)
+    return found
+
+
+@cache
 def own_texts() -> dict[str, str]:
     """Every text file of the checkout but this one, which has to spell what it forbids."""
     found = {}
@@ -54,7 +63,8 @@ def where(found: list[tuple[Path, ast.AST]]) -> list[str]:
 def nodes(kind: type | tuple[type, ...], outside: str = "") -> list[tuple[Path, ast.AST]]:
     """Every node of a kind, outside a file or a folder (whose name ends with a stroke)."""
     found = [path for path in MODULES if not (name_of(path) == outside or (outside.endswith("/") and name_of(path).startswith(outside)))]
-    return [(path, node) for path in found for node in ast.walk(tree_of(path)) if isinstance(node, kind)]
+    kinds = kind if isinstance(kind, tuple) else (kind,)
+    return [(path, node) for path in found for one in kinds for node in nodes_of(path).get(one, ())]
 
 
 def last_name(node: ast.AST) -> str:
