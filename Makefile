@@ -20,7 +20,7 @@ SOAK_MINUTES ?= 60
 
 unexport PYTHONDONTWRITEBYTECODE # of images of containers: what is imported shall be compiled once
 
-.PHONY: demo test test-full test-oldest test-models quick lint style prose fuzz soak docs-tables site clean
+.PHONY: demo test test-full test-oldest test-models quick lint prose fuzz soak docs-tables site clean
 
 demo: $(VENV)/.cpu
 	@$(BIN)/netcl doctor --fix || echo "make: the demo goes on with NumPy"
@@ -31,13 +31,11 @@ demo: $(VENV)/.cpu
 # Threads of NumPy that wait by spinning would take the cores from the other jobs.
 test test-full test-oldest test-models quick fuzz soak: export OPENBLAS_NUM_THREADS := 1
 
-# mypy needs one core for half a minute without a cache: it runs beside the tests, and its report follows theirs.
-test test-full: style
-	@$(BIN)/mypy > $(VENV)/mypy.txt 2>&1 & types=$$!; \
-	echo "$(BIN)/mypy & $(BIN)/pytest -n $(JOBS) $(FULL)"; $(BIN)/pytest -n $(JOBS) $(FULL); tests=$$?; \
-	wait $$types; types=$$?; echo "$(BIN)/mypy:"; cat $(VENV)/mypy.txt; exit $$((tests + types))
+test: lint
+	$(BIN)/pytest -n $(JOBS)
 
-test-full: FULL := --full
+test-full: lint
+	$(BIN)/pytest -n $(JOBS) --full
 
 test-oldest:
 	$(PYTHON) -m venv build/oldest
@@ -51,12 +49,10 @@ test-models: $(VENV)/.dev
 quick: $(VENV)/.dev
 	NETCL_TEST="$${NETCL_TEST:-pocl,numpy}" $(BIN)/pytest -x -q -n $(JOBS) -m "not slow"
 
-lint: style
-	$(BIN)/mypy
-
-style: $(VENV)/.dev
+lint: $(VENV)/.dev
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
+	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python tools/prose_report.py --counts
 
