@@ -33,7 +33,7 @@ def round_positions(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _turn_heads(q, groups, size, lengths, frequencies, query_norm, key_norm, eps):
-    """Normalize the heads of queries and keys in a projection, then rotate them by their positions."""
+    """Normalize the heads of queries and keys in a projection, then rotate them by their positions; ``None`` skips a step."""
     heads = np.moveaxis(q.reshape(*q.shape[:2], -1, size), 2, 1).astype(np.float64)
     for weight, part in ((query_norm, np.s_[:, : -2 * groups]), (key_norm, np.s_[:, -2 * groups : -groups])):
         if weight is not None:

@@ -1,11 +1,11 @@
-"""Products on AMX, the tile registers of some x86 CPUs: a separate tier, enabled by ``NETCL_AMX=1``.
+"""Products on AMX, the tile registers of some x86 CPUs: a separate tier, enabled by ``NETCL_AMX=1`` or a configuration.
 
 The kernels contain inline assembly, which is not part of OpenCL C and which a driver may reject. A device uses this tier only after
-four checks, made once per context: the processor lists ``amx_bf16``, the operating system grants the tile registers, the
-driver builds the kernels, and a product of odd sizes is correct.
+four checks: the processor lists ``amx_bf16``, the operating system grants the tile registers, the driver builds the kernels, and a
+product of odd sizes is correct.
 
-bfloat16 operands are multiplied directly. float32 operands are split into two bfloat16 values (three products, about twice the
-speed of float32 arithmetic). The error of the split is below the rounding of a plain float32 sum only for long sums, so
+bfloat16 operands are multiplied directly. float32 operands are split into two bfloat16 values (three products). The error of the
+split is below the rounding of a plain float32 sum only for long sums, so
 ``set_matmul_precision("highest")`` splits from :data:`AMX_SPLIT_DEPTH` terms on, ``high`` always, and ``medium`` rounds to bfloat16.
 """
 

@@ -346,7 +346,7 @@ def portable_cost(p: Matmul, profile: DeviceProfile) -> float:
 
 
 def _working_block(p: Matmul, config: KernelConfig, profile: DeviceProfile) -> Block:
-    """Return the configuration's block, adjusted so that the device allows its work-group and one buffer fits in local memory."""
+    """Return the configuration's block, adjusted, if possible, so that the device allows its work-group and local memory holds a buffer."""
     bm, bn, bk, per_item = config.tile_m, config.tile_n, config.tile_k, config.work_per_thread
     rows, slices = config.extra.get("rows_per_item") or per_item, config.extra.get("slices") or 1
     if config.extra.get("form") == "slices":

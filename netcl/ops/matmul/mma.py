@@ -4,7 +4,7 @@
 products are summed per slice of 32 terms and added in float32: within four times the error of a plain float32 sum, and below it from a
 few hundred terms on. With ``set_matmul_precision("medium")`` operands are rounded to TF32 instead.
 
-Kernels copy 16 bytes at a time. An operand whose rows are not aligned to that, or whose dtype differs from the other's, is copied first
+Kernels copy 16 bytes at a time. An operand whose rows are not aligned to that, or that the units take in another dtype, is copied first
 (pad.cl). The cost model includes this copy, so small products of that kind use the portable kernels.
 """
 

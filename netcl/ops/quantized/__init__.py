@@ -81,10 +81,9 @@ def quantized_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, k
     """Compute ``x w' + bias`` with packed weights: ``weight`` holds the bytes of ``rows`` x ``x.shape[-1]`` weights of a GGUF ``kind``.
 
     :class:`netcl.nn.QuantizedLinear` packs weights. ``activations`` selects the arithmetic of
-    products. ``float``: x unchanged, sums in float32. ``int8``: every 32 neighbors of x are rounded to int8 with one scale and multiplied
-    exactly, as in llama.cpp, with a relative error of about 0.5 %. ``auto`` selects ``int8`` on CPUs with instructions
-    for it, where it is several times faster, and ``float`` elsewhere. There is a gradient with respect to x and bias, computed in floats,
-    and none with respect to the weights.
+    products. ``float``: x unchanged, sums in float32, or in float64 for such x. ``int8``: every 32 neighbors of x are rounded to int8
+    with one scale, as in llama.cpp. ``auto`` selects ``int8`` on CPUs with instructions for it, if kind and dtype allow it, else
+    ``float``. There is a gradient with respect to x and bias, computed in floats, and none with respect to the weights.
     """
     x, weight, bias = launch.as_tensors("quantized_linear", x, weight, bias)
     launch.check_dtype("quantized_linear", x)
