@@ -231,7 +231,7 @@ def linalg_matrix_rank(A, *, atol=None, rtol=None, hermitian=False):
 
 @composite(ref=lambda A, B: (np.linalg.lstsq(A, B)[0],), samples=[S((5, 3), (5, 2)), S((4, 2), (4,))], amp="float", tol=8)
 def linalg_lstsq(F: Any, A: Tensor, B: Tensor, rcond: float | None = None, *, driver: str | None = None) -> LeastSquares:
-    """Return the X that minimizes ``|A X - B|^2`` (the shortest of several), residuals and singular values (may be empty), and the rank."""
+    """Return X of the least ``|A X - B|^2`` (the shortest of several), residuals, rank and singular values; some may be empty."""
     A, B = launch.as_tensors("linalg_lstsq", A, B)
     columns = F.unsqueeze(B, -1) if _as_columns(A, B) else B
     found, rank = F.matmul(F.linalg_pinv(A, rtol=rcond), columns), F.linalg_matrix_rank(A, rtol=rcond)

@@ -226,7 +226,7 @@ def _expanded_sizes(x: Any, shape: SizesArgument, more: tuple[int, ...]) -> tupl
     deferred=lambda x, shape, *more: fused_rows.deferred_expand(*_expanded_sizes(x, shape, more)),
 )
 def expand(x: Tensor, shape: SizesArgument, *more: int) -> Tensor:
-    """Repeat along axes of size one and along new leading axes; -1 keeps a size. A view; not writable if elements repeat."""
+    """Repeat along axes of size one and along new leading axes; -1 keeps a size. The result is a view, read-only if elements repeat."""
     x, sizes = _expanded_sizes(x, shape, more)
     return take_block(x, sizes, 0, broadcast_strides(x.shape, sizes))
 

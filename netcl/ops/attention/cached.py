@@ -198,7 +198,7 @@ def cached_attention(
       **value_scales** ``(batch, kv_heads, positions, 1)``: a position is rounded when it is written, but the call that
       writes it uses the exact values.
     - **lengths**: ``(batch,)`` integers, the number of filled positions of each sequence; read on the device, so that a compiled step
-      works for every length. Positions beyond the end of the cache are not written; the caller must not exceed it.
+      works for every length. The new positions must fit into the cache.
     - **query_norm**, **key_norm**, **frequencies**: heads of a projection are normalized by an RMS norm with these weights and **eps** and
       rotated by :func:`rope` at the positions that ``lengths`` gives, two elements per frequency.
     - **window**: how many positions a query sees, itself included; 0 for all. **softcap**: ``c * tanh(score / c)`` for the scores.

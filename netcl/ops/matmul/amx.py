@@ -5,8 +5,8 @@ four checks: the processor lists ``amx_bf16``, the operating system grants the t
 product of odd sizes is correct.
 
 bfloat16 operands are multiplied directly. float32 operands are split into two bfloat16 values (three products). The error of the
-split is below the rounding of a plain float32 sum only for long sums, so
-``set_matmul_precision("highest")`` splits from :data:`AMX_SPLIT_DEPTH` terms on, ``high`` always, and ``medium`` rounds to bfloat16.
+split is below the rounding of a plain float32 sum only for long sums, so ``set_matmul_precision("highest")`` splits from
+:data:`AMX_SPLIT_DEPTH` terms on, ``high`` always, and ``medium`` rounds to bfloat16.
 """
 
 from __future__ import annotations

@@ -81,7 +81,7 @@ class Layer(NamedTuple):
 
 
 class LayerOperands(NamedTuple):
-    """Weights by part, and the other arguments of the kernels in entry.cl, in order; the last is :func:`late_flag`."""
+    """Weights by part, and the other tensors that the kernels in entry.cl take, in order; the last is :func:`late_flag`."""
 
     weights: Mapping[int, Tensor]
     rest: tuple[Tensor, ...]
