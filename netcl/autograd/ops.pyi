@@ -226,7 +226,7 @@ def cached_attention(query: Operand, key: Operand | None, value: Operand | None,
     """
 
 def cast(input: Operand, dtype: Any, *, out: Tensor | None = None) -> Tensor:
-    """Convert x to another dtype. Floats are truncated to integers; anything but 0 is true. Without ``out``, x of that dtype stays x."""
+    """Convert x to a dtype; returns x if it has that dtype and ``out`` is not given. Floats are truncated to integers; nonzero is true."""
 
 def cat(tensors: Sequence[Operand], dim: int = 0, *, axis: int = ...) -> Tensor:
     """Concatenate tensors along an axis; different dtypes are promoted as in arithmetic."""
@@ -1041,7 +1041,7 @@ def round(input: Operand, *, out: Tensor | None = None) -> Tensor:
 def row_norm(input: Operand, weight: Operand | None = None, bias: Operand | None = None, *, dims: int = 1, groups: int = 0, centered: bool = True, eps: float = 1e-05, axes: int = ...) -> tuple[Tensor, Tensor, Tensor]:
     """Normalize rows: the last ``axes`` axes, or with ``groups`` the groups of channels of ``(N, C, ...)``.
 
-    Returns the result, the means and one over the standard deviations; ``centered=False`` subtracts no mean.
+    Returns the result, the means and one over the standard deviations; ``centered=False`` takes the means to be 0.
     """
 
 def row_norm_grad(upstream: Operand, x: Operand, weight: Operand | None, mean: Operand, rstd: Operand, *, dims: int = 1, groups: int = 0, centered: bool = True, axes: int = ...) -> Tensor:

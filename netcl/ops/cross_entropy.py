@@ -1,7 +1,7 @@
 """Cross-entropy kernels: forward, reduction and backward. :mod:`netcl.ops.loss` checks the labels and calls them.
 
-Targets are class labels of any dtype, or probabilities of the logits' shape. A label that is neither a class
-nor ``ignore_index`` gives NaN.
+Targets are class labels of any dtype, or probabilities of the logits' shape. A label that is neither a class nor ``ignore_index``
+gives NaN.
 """
 
 from __future__ import annotations

@@ -367,7 +367,7 @@ def row_norm(
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Normalize rows: the last ``axes`` axes, or with ``groups`` the groups of channels of ``(N, C, ...)``.
 
-    Returns the result, the means and one over the standard deviations; ``centered=False`` subtracts no mean.
+    Returns the result, the means and one over the standard deviations; ``centered=False`` takes the means to be 0.
     """
     x, weight, bias = launch.as_tensors("row_norm", x, weight, bias)
     _check_row_norm("row_norm", x, weight, bias, axes, groups)

@@ -317,7 +317,7 @@ def _reference_cast(x: np.ndarray, dtype: str) -> np.ndarray:
              S((33,), dtype="uint8", dtypes="int32", low=0, high=200), S((9,), dtype="bool", dtypes="int64", high=2)],
     errors=[(S((3,), dtype="complex64"), r"\[cast\] unknown dtype; dtype='complex64'")])  # fmt: skip
 def cast(x: Tensor, dtype: str, *, out: Tensor | None = None) -> Tensor:
-    """Convert x to another dtype. Floats are truncated to integers; anything but 0 is true. Without ``out``, x of that dtype stays x."""
+    """Convert x to a dtype; returns x if it has that dtype and ``out`` is not given. Floats are truncated to integers; nonzero is true."""
     name = dtypes.lookup(dtype, "cast").name
     x = operand("cast", x)
     if out is None and x.dtype == name:

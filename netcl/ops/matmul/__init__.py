@@ -1,4 +1,4 @@
-"""Matrix products: ``matmul`` and the ops built on it. The kernels are chosen in :mod:`netcl.ops.matmul.gemm`."""
+"""Matrix products: ``matmul``, ``linear`` and related ops. The kernels are chosen in :mod:`netcl.ops.matmul.gemm`."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ def terms_for(p: Matmul) -> int:
 
 
 def wants(p: Matmul, config: KernelConfig, profile: DeviceProfile) -> bool:
-    """Whether a product runs on AMX: if the configuration names it or, with ``NETCL_AMX`` set, if AMX is exact enough and pays."""
+    """Whether AMX is wanted for a product: if the configuration names it or, with ``NETCL_AMX`` set, if AMX is exact enough and pays."""
     if config.extra.get("tier") == "amx":
         return True
     return bool(env.value("NETCL_AMX") and p.batches * p.m * p.n * p.k >= AMX_LEAST_WORK and terms_for(p))

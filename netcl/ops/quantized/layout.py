@@ -1,6 +1,6 @@
 """The device layout of packed weights: strips of 16 rows. The layout is lossless; :func:`unpack_strips` restores the blocks of GGUF.
 
-A record is one block of each row of a strip (32 columns of F16 and BF16), the fields of its kind in turn, rows side by side::
+A record holds one block of each row of a strip, or 32 values of F16 and BF16: the fields of its kind, each with rows side by side::
 
     half d[16], half m[16], uchar scales[groups][16], uchar lower[groups][16], uint words[block / 32][words of 32 codes][16]
 
