@@ -945,10 +945,10 @@ def quantile(input: Operand, q: Any = ..., dim: int | None = None, keepdim: bool
 def quantized_linear(input: Operand, weight: Operand, bias: Operand | None = None, *, kind: str, rows: int, activations: str = 'auto') -> Tensor:
     """Compute ``x w' + bias`` with packed weights: ``weight`` holds the bytes of ``rows`` x ``x.shape[-1]`` weights of a GGUF ``kind``.
 
-    :class:`netcl.nn.QuantizedLinear` packs weights. ``activations`` selects the arithmetic of
-    products. ``float``: x unchanged, sums in float32, or in float64 for such x. ``int8``: every 32 neighbors of x are rounded to int8
-    with one scale, as in llama.cpp. ``auto`` selects ``int8`` on CPUs with instructions for it, if kind and dtype allow it, else
-    ``float``. There is a gradient with respect to x and bias, computed in floats, and none with respect to the weights.
+    :class:`netcl.nn.QuantizedLinear` packs weights. ``activations`` selects the arithmetic of products. ``float``: x unchanged, sums in
+    float32 (float64 for float64). ``int8``: every 32 neighbors of x are rounded to int8 with one scale, as in llama.cpp; devices do not
+    round float64. ``auto`` selects ``int8`` on CPUs with instructions for it, if kind and dtype allow it, else ``float``. There is a
+    gradient with respect to x and bias, computed in floats, and none with respect to the weights.
     """
 
 def quantized_linear_grad(grad: Operand, weight: Operand, *, kind: str, columns: int) -> Tensor:
@@ -1077,7 +1077,7 @@ def scaled_dot_product_attention(query: Operand, key: Operand, value: Operand, m
     ``mask`` (torch's ``attn_mask``) broadcasts to ``(..., N, M)``: true where a key takes part, or numbers added to the scores.
     ``scale`` is ``1 / sqrt(D)`` by default.
     ``causal`` (torch's ``is_causal``) lets query i attend to keys up to i. k and v may have fewer heads than q (grouped queries). A query
-    without keys gives 0. With ``dropout_p``, and for gradients of ``mask``, the matrix of probabilities is stored.
+    with all keys masked gives 0. With ``dropout_p``, and for gradients of ``mask``, the matrix of probabilities is stored.
     """
 
 def scatter(input: Operand, dim: int = ..., index: Any = ..., src: Any = ..., *, reduce: Any = None, source: Any = ..., value: Any = ..., axis: int = ...) -> Tensor:

@@ -316,7 +316,7 @@ def batch_norm_grad(upstream: Tensor, x: Tensor, weight: Tensor | None, mean: Te
 def _into_product(
     x: Any, mean: Any, var: Any, weight: Any = None, bias: Any = None, *, eps: float = 1e-5, fuse_relu: bool = False
 ) -> Tensor | None:
-    """Fold the norm into the weights of the pending product ``x``, for replays of a recording to reuse; ``None`` if impossible."""
+    """In a recorded step, fold the norm into the weights and bias of the pending product ``x``; ``None`` if that is impossible."""
     product, given = getattr(x, "source", None), [t for t in (mean, var, weight, bias) if t is not None]
     if recording.active.recorder is None or not isinstance(product, lazy_graph.Product) or x.requires_grad or x.dtype in HALVES:
         return None

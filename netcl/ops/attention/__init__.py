@@ -348,7 +348,7 @@ def scaled_dot_product_attention(
     ``mask`` (torch's ``attn_mask``) broadcasts to ``(..., N, M)``: true where a key takes part, or numbers added to the scores.
     ``scale`` is ``1 / sqrt(D)`` by default.
     ``causal`` (torch's ``is_causal``) lets query i attend to keys up to i. k and v may have fewer heads than q (grouped queries). A query
-    without keys gives 0. With ``dropout_p``, and for gradients of ``mask``, the matrix of probabilities is stored.
+    with all keys masked gives 0. With ``dropout_p``, and for gradients of ``mask``, the matrix of probabilities is stored.
 
     >>> from netcl import ops
     >>> ops.scaled_dot_product_attention([[1.0]], [[1.0]], [[7.0]]).tolist()

@@ -271,7 +271,7 @@ def _half(d: np.ndarray) -> np.ndarray:
 
 
 def _round_blocks(x: np.ndarray, kind: Kind) -> Parts:
-    """Return the parts of blocks, rounded as GGUF's reference does: the extreme value of a block determines its scale."""
+    """Return the parts of blocks, rounded as GGUF's reference does: the extreme values of a block determine its scale."""
     levels, m = (1 << kind.bits) - 1, None
     if kind.name == "Q8_0":
         d = np.abs(x).max(axis=1, keepdims=True) / np.float32(127)
