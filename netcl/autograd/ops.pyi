@@ -65,7 +65,7 @@ def affine(input: Operand, weight: Operand, bias: Operand | None = None) -> Tens
     """Compute ``x w' + bias``: ``linear`` without an activation."""
 
 def affine_activated(input: Operand, weight: Operand, bias: Operand | None = None, *, activation: str) -> Tensor:
-    """``linear`` with an activation, in one kernel; the result is kept for backward."""
+    """``linear`` with an activation, as one op; the result is kept for backward."""
 
 def affine_grid(theta: Operand, size: Sequence[int], align_corners: bool = False) -> Tensor:
     """Return the grid with which :func:`grid_sample` applies affine maps ``theta`` ``(batch, 2, 3)`` to images (or volumes) of ``size``."""
@@ -147,14 +147,14 @@ def batch_norm(input: Operand, running_mean: Operand | None = None, running_var:
 
     Training updates ``running_mean`` and ``running_var`` in place, where given:
     ``running = (1 - momentum) * running + momentum * batch``, the variance with n - 1 in its denominator. ``fuse_relu=True`` applies a
-    ReLU to the result, in inference in the same kernel.
+    ReLU to the result.
     """
 
 def batch_norm_grad(upstream: Operand, x: Operand, weight: Operand | None, mean: Operand, rstd: Operand) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients of :func:`batch_norm_train`: input, weight, bias."""
 
 def batch_norm_inference(input: Operand, mean: Operand, var: Operand, weight: Operand | None = None, bias: Operand | None = None, *, eps: float = 1e-05, fuse_relu: bool = False) -> Tensor:
-    """Normalize by given statistics; ``fuse_relu=True`` applies ReLU in the same kernel, unless the selector chooses BATCHNORM_NAIVE."""
+    """Normalize by given statistics; ``fuse_relu=True`` also applies a ReLU."""
 
 def batch_norm_train(input: Operand, weight: Operand | None = None, bias: Operand | None = None, running_mean: Operand | None = None, running_var: Operand | None = None, *, momentum: float = 0.1, eps: float = 1e-05) -> tuple[Tensor, Tensor, Tensor]:
     """Normalize by the batch's own statistics; returns the result, the means and one over the standard deviations.
@@ -217,7 +217,7 @@ def cached_attention(query: Operand, key: Operand | None, value: Operand | None,
       **value_scales** ``(batch, kv_heads, positions, 1)``: a position is rounded when it is written, but the call that
       writes it uses the exact values.
     - **lengths**: ``(batch,)`` integers, the number of filled positions of each sequence; read on the device, so that a compiled step
-      works for every length. Positions beyond the end of the cache are not written; the caller must not exceed it.
+      works for every length. The new positions must fit into the cache.
     - **query_norm**, **key_norm**, **frequencies**: heads of a projection are normalized by an RMS norm with these weights and **eps** and
       rotated by :func:`rope` at the positions that ``lengths`` gives, two elements per frequency.
     - **window**: how many positions a query sees, itself included; 0 for all. **softcap**: ``c * tanh(score / c)`` for the scores.
@@ -226,7 +226,7 @@ def cached_attention(query: Operand, key: Operand | None, value: Operand | None,
     """
 
 def cast(input: Operand, dtype: Any, *, out: Tensor | None = None) -> Tensor:
-    """Convert x to another dtype; returns x itself if it has that dtype. Floats are truncated to integers; anything but 0 is true."""
+    """Convert x to a dtype; returns x if it has that dtype and ``out`` is not given. Floats are truncated to integers; nonzero is true."""
 
 def cat(tensors: Sequence[Operand], dim: int = 0, *, axis: int = ...) -> Tensor:
     """Concatenate tensors along an axis; different dtypes are promoted as in arithmetic."""
@@ -294,12 +294,12 @@ def conv2d_input_grad(dy: Operand, weight: Operand, *, size: Any, stride: Any = 
     """Compute the gradient of :func:`conv2d` with respect to an input of height and width ``size``."""
 
 def conv2d_relu(input: Operand, weight: Operand, bias: Operand | None = None, *, stride: Any = 1, padding: Any = 0, dilation: Any = 1, groups: int = 1, pad: Any = None) -> Tensor:
-    """``relu(conv2d(x, w, bias, ...))`` in one kernel."""
+    """``relu(conv2d(x, w, bias, ...))`` as one op."""
 
 def conv2d_weight_grad(dy: Operand, x: Operand, *, kernel: Any, stride: Any = 1, padding: Any = 0, dilation: Any = 1, groups: int = 1) -> Tensor:
     """Compute the gradient of :func:`conv2d` with respect to weights of height and width ``kernel``.
 
-    Sums run in an order that depends only on the sizes and the device: two runs agree bit for bit.
+    Sums have a fixed order: two runs with the same kernel agree bit for bit.
     """
 
 def conv_transpose1d(input: Operand, weight: Operand, bias: Operand | None = None, *, stride: int = 1, padding: int = 0, output_padding: int = 0, groups: int = 1, dilation: int = 1) -> Tensor:
@@ -334,17 +334,17 @@ def cross_entropy(input: Operand, target: Operand, weight: Operand | None = None
     """Softmax and negative log-likelihood combined: ``-log(softmax(x)[target])``.
 
     Logits ``(N, C, ...)``. Targets of shape ``(N,)`` or ``(N, ...)`` are class numbers of any dtype, targets of the logits' shape
-    are probabilities. ``mean`` divides by the total weight of the labels that are not ignored.
+    are probabilities. ``mean`` divides by the total weight of the labels that are not ignored, or by the number of rows of probabilities.
     """
 
 def cross_entropy_forward(logits: Operand, target: Operand, weight: Operand | None = None, *, reduction: str = 'mean', ignore_index: int = -100, label_smoothing: float = 0.0, log_probs: bool = False) -> tuple[Tensor, ...]:
-    """Compute the loss, the log-sum-exp of each row, and one over the divisor of the mean.
+    """Compute the loss, the log-sum-exp of each row, and the factor of the sum of losses: one over the divisor of a mean, else 1.
 
-    ``log_probs``: the logits are log-probabilities already. Labels are trusted; :func:`netcl.ops.cross_entropy` checks them.
+    ``log_probs``: the logits are log-probabilities already, and no log-sum-exp is computed. :func:`netcl.ops.cross_entropy` checks labels.
     """
 
 def cross_entropy_grad(upstream: Operand, logits: Operand, target: Operand, weight: Operand | None, logarithms: Operand, scale: Operand, *, reduction: str = 'mean', ignore_index: int = -100, label_smoothing: float = 0.0, log_probs: bool = False) -> Tensor:
-    """The gradient of the logits: ``upstream * scale * (softmax - target)``, without the softmax if ``log_probs``."""
+    """The gradient of the logits: ``upstream * scale * (softmax * sum(target) - target)``, without the softmax term if ``log_probs``."""
 
 def cummax(input: Operand, dim: int = ..., *, axis: int = ...) -> Ordered:
     """The largest value up to each element along an axis, and its index (of equal values the last); NaN stays."""
@@ -361,7 +361,7 @@ def cumsum(input: Operand, dim: int | None = None, reverse: bool = False, *, out
 def decode_linear(input: Operand, weight: Operand, bias: Operand | None = None, gate: Operand | None = None, gate_bias: Operand | None = None, residual: Operand | None = None, norm_weight: Operand | None = None, norm_bias: Operand | None = None, *, kind: str = '', rows: int = 0, activations: str = 'auto', norm: str = '', eps: float = 1e-05, activation: str = '') -> Tensor:
     """``activation(y) + residual`` for ``y = norm(x) w' + bias``; with a gate ``activation(norm(x) gate' + gate_bias) * y + residual``.
 
-    For up to eight rows of x on GPUs this is one launch; otherwise the ops run one by one. There is no gradient.
+    Up to eight rows of x on a GPU are one launch if a kernel supports all parts; otherwise the ops run one by one. There is no gradient.
 
     - **weight**, **gate**: matrices (out, in); with ``kind``, packed bytes of ``rows`` rows, as in :func:`quantized_linear`.
     - **norm**: ``rms`` or ``layer`` over the last axis of x, with **norm_weight**, **norm_bias** and **eps**.
@@ -378,7 +378,7 @@ def diag_embed(input: Operand, offset: int = 0, dim1: int = -2, dim2: int = -1) 
     """Matrices with the last axis of ``x`` on a diagonal and zeros elsewhere."""
 
 def diagonal(input: Operand, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Tensor:
-    """The diagonal of ``dim1`` and ``dim2`` as the last axis; a view if these are the last two axes, else a copy."""
+    """The diagonal of ``dim1`` and ``dim2`` as the last axis; a view if these are the last axes of a contiguous x, else maybe a copy."""
 
 def diff(input: Operand, n: int = 1, dim: int = -1, prepend: Any = None, append: Any = None, *, axis: int = ...) -> Tensor:
     """The difference of each element and the one before it along an axis, ``n`` times; ``prepend`` and ``append`` are joined to x first."""
@@ -418,7 +418,7 @@ def embedding(input: Operand, weight: Operand, padding_idx: int | None = None) -
     """The rows of ``weight`` that ``index`` names. The row ``padding_idx`` gets no gradient."""
 
 def embedding_grad(input: Operand, index: Operand, count: int, padding_idx: int | None = None) -> Tensor:
-    """Compute the gradient of ``embedding``: the rows of ``x`` summed by index into ``count`` rows."""
+    """Compute the gradient of ``embedding``: the rows of ``x`` summed by index into ``count`` rows; row ``padding_idx`` stays 0."""
 
 def eq(input: Operand, other: Operand, *, out: Tensor | None = None) -> Tensor:
     """a == b."""
@@ -439,7 +439,7 @@ def exp2(input: Operand, *, out: Tensor | None = None) -> Tensor:
     """2 to the power of x."""
 
 def expand(input: Operand, shape: int | Sequence[int] = ..., *more: int, size: int | Sequence[int] = ...) -> Tensor:
-    """Repeat along axes of size one and along new leading axes; -1 keeps a size. The result is a view and cannot be written in place."""
+    """Repeat along axes of size one and along new leading axes; -1 keeps a size. The result is a view, read-only if elements repeat."""
 
 def expm1(input: Operand, *, out: Tensor | None = None) -> Tensor:
     """exp(x) - 1, accurate near 0."""
@@ -490,7 +490,7 @@ def ge(input: Operand, other: Operand, *, out: Tensor | None = None) -> Tensor:
     """a >= b."""
 
 def gelu(input: Operand, approximate: str = 'none', *, out: Tensor | None = None) -> Tensor:
-    """x * P(N(0, 1) <= x); approximate="tanh" is faster."""
+    """x * P(N(0, 1) <= x); approximate="tanh" uses tanh."""
 
 def gelu_erf(input: Operand, *, out: Tensor | None = None) -> Tensor:
     """GELU by the error function."""
@@ -534,7 +534,7 @@ def hard_tanh(input: Operand, min_val: float = -1.0, max_val: float = 1.0, *, ou
     """x clamped between min_val and max_val."""
 
 def heaviside(input: Operand, other: Operand, *, out: Tensor | None = None) -> Tensor:
-    """0 where a is negative, 1 where positive, else b."""
+    """1 where a is positive, b where a is 0, else 0."""
 
 def hinge(input: Operand, target: Operand, *, margin: float = 1.0, reduction: str = 'mean', size_average: Any = None, reduce: Any = None) -> Tensor:
     """``max(0, margin - x target)`` for targets of -1 and 1."""
@@ -582,7 +582,7 @@ def integer_columns(input: Operand, zero: Operand | None, kernel_size: Any, stri
     """Windows of int8 or uint8 images, ``(n, groups, height, width, channels / groups * taps)``, padded with ``zero``. No gradient."""
 
 def integer_dot(input: Operand, other: Operand) -> Tensor:
-    """``a b'`` of int8 or uint8, exact in int32: ``(..., M, K)`` times ``(N, K)``, or ``(g, M, K)`` times ``(n, g, N, K)``. No gradient."""
+    """``a b'`` of int8 or uint8 in int32: ``(..., M, K)`` times ``(N, K)``, or ``(g, M, K)`` times ``(n, g, N, K)``. No gradient."""
 
 def interpolate(input: Operand, size: Any = None, scale_factor: Any = None, mode: str = 'nearest', align_corners: bool | None = None, recompute_scale_factor: bool | None = None, antialias: bool = False) -> Tensor:
     """Resize images ``(batch, channels, height, width)``, signals ``(batch, channels, length)`` or volumes of five axes.
@@ -600,7 +600,7 @@ def isfinite(input: Operand, *, out: Tensor | None = None) -> Tensor:
     """Whether x is neither infinite nor NaN."""
 
 def isin(input: Operand, values: Operand, invert: bool = False) -> Tensor:
-    """Return, for every element of ``x``, whether the element is among ``values``; NaN never is."""
+    """Return, for every element of ``x``, whether it is among ``values`` (NaN never is); ``invert`` negates the result."""
 
 def isinf(input: Operand, *, out: Tensor | None = None) -> Tensor:
     """Whether x is infinite."""
@@ -672,16 +672,16 @@ def linalg_inv(A: Operand) -> Tensor:
     """The inverse of square matrices. Computed on the host."""
 
 def linalg_lstsq(A: Operand, B: Operand, rcond: float | None = None, *, driver: str | None = None) -> Any:
-    """Return the X that minimizes ``|A X - B|^2`` (the shortest of several), residuals, rank, singular values; empty where torch's are."""
+    """Return X of the least ``|A X - B|^2`` (the shortest of several), residuals, rank and singular values; some may be empty."""
 
 def linalg_matrix_norm(A: Operand, ord: Any = 'fro', dim: Sequence[int] = ..., keepdim: bool = False, *, axis: Sequence[int] = ..., keepdims: bool = ...) -> Tensor:
-    """A norm of matrices: fro, nuc, inf, -inf, 1, -1, 2 or -2; nuc and 2 by singular values, on the host."""
+    """A norm of matrices: fro, nuc, inf, -inf, 1, -1, 2 or -2. nuc, 2 and -2 are computed on the host."""
 
 def linalg_matrix_rank(A: Operand, *, atol: Any = None, rtol: Any = None, hermitian: bool = False) -> Tensor:
     """How many singular values are above ``max(atol, rtol * largest)``. Computed on the host."""
 
 def linalg_norm(A: Operand, ord: Any = None, dim: Any = None, keepdim: bool = False, *, axis: Any = ..., keepdims: bool = ...) -> Tensor:
-    """A norm of vectors, or of matrices if two axes are named or A has two; by default the 2-norm of all elements."""
+    """A norm of vectors, by default the 2-norm; of matrices if ``ord`` is given and two axes are named or A has two."""
 
 def linalg_pinv(A: Operand, *, atol: Any = None, rtol: Any = None, hermitian: bool = False) -> Tensor:
     """The pseudo-inverse; singular values up to ``max(atol, rtol * largest)`` count as 0. Computed on the host."""
@@ -713,7 +713,7 @@ def linalg_vector_norm(input: Operand, ord: float = 2, dim: Any = None, keepdim:
 def linear(input: Operand, weight: Operand, bias: Operand | None = None, activation: str | None = None) -> Tensor:
     """``activation(x w' + bias)`` over the last axis of ``x``; ``w`` is ``(out_features, in_features)``, as in torch.
 
-    ``activation`` is one of ``relu``, ``tanh``, ``sigmoid``, ``silu`` and ``gelu``, computed in the same kernel.
+    ``activation`` is ``None`` or one of ``relu``, ``tanh``, ``sigmoid``, ``silu`` and ``gelu``.
     """
 
 def log(input: Operand, *, out: Tensor | None = None) -> Tensor:
@@ -774,7 +774,7 @@ def masked_fill(input: Operand, mask: Operand, value: Any) -> Tensor:
     """Return ``value`` where ``mask`` is true, else ``x``; the mask broadcasts to ``x``."""
 
 def masked_scale(input: Operand, mask: Operand, scale: float) -> Tensor:
-    """Return ``x * scale`` where the uint8 ``mask`` is not 0, else 0: dropout and its gradient."""
+    """Return ``x * scale`` where ``mask`` (uint8 or bool) is not 0, else 0: dropout and its gradient."""
 
 def masked_scatter(input: Operand, mask: Operand, source: Operand) -> Tensor:
     """x with the first elements of source where the mask is true. Waits for the device."""
@@ -785,8 +785,8 @@ def masked_select(input: Operand, mask: Operand) -> Tensor:
 def matmul(input: Operand, other: Operand, *, transpose_a: bool = False, transpose_b: bool = False) -> Tensor:
     """The matrix product of the last two axes; batch axes broadcast, vectors are rows on the left and columns on the right.
 
-    ``transpose_a`` and ``transpose_b`` multiply by the transposed operand without copying it. float16 and bfloat16 are summed in
-    float32, integers exactly (modulo their width).
+    ``transpose_a`` and ``transpose_b`` multiply by the transposed operand. float16 and bfloat16 are summed in float32, integers
+    exactly (modulo their width).
     """
 
 def matrix_exp(A: Operand) -> Tensor:
@@ -832,8 +832,8 @@ def mish(input: Operand, *, out: Tensor | None = None) -> Tensor:
 def mm(input: Operand, mat2: Operand, *, transpose_a: bool = False, transpose_b: bool = False) -> Tensor:
     """The matrix product of the last two axes; batch axes broadcast, vectors are rows on the left and columns on the right.
 
-    ``transpose_a`` and ``transpose_b`` multiply by the transposed operand without copying it. float16 and bfloat16 are summed in
-    float32, integers exactly (modulo their width).
+    ``transpose_a`` and ``transpose_b`` multiply by the transposed operand. float16 and bfloat16 are summed in float32, integers
+    exactly (modulo their width).
     """
 
 def mode(input: Operand, dim: int = -1, keepdim: bool = False, *, axis: int = ..., keepdims: bool = ...) -> Ordered:
@@ -858,7 +858,7 @@ def mv(input: Operand, other: Operand) -> Tensor:
     """A matrix times a vector."""
 
 def nan_to_num(input: Operand, nan: float = 0.0, posinf: float | None = None, neginf: float | None = None) -> Tensor:
-    """x with NaN and infinities replaced by numbers: by default 0, and the largest and the least number of the dtype."""
+    """x with NaN and infinities replaced by numbers: by default 0, and the largest and least finite number."""
 
 def nan_to_num_values(input: Operand, nan: float = 0.0, posinf: float = 1e+30, neginf: float = -1e+30, *, out: Tensor | None = None) -> Tensor:
     """x with numbers in place of NaN and infinities."""
@@ -894,7 +894,7 @@ def outer(input: Operand, vec2: Operand) -> Tensor:
     """Multiply every element of ``a`` by every element of ``b``: the outer product of two vectors."""
 
 def pad(input: Operand, padding: Sequence[int], mode: str = 'constant', value: float = 0.0) -> Tensor:
-    """Add elements at the ends of axes or, with negative numbers, remove them.
+    """Add elements at the ends of axes or, with negative numbers in ``constant`` mode, remove them.
 
     ``padding`` is ``(before, after)`` of the last axis, then of the axis before it, and so on, as in torch. ``mode`` is
     ``constant``, ``reflect``, ``replicate`` or ``circular``.
@@ -945,11 +945,10 @@ def quantile(input: Operand, q: Any = ..., dim: int | None = None, keepdim: bool
 def quantized_linear(input: Operand, weight: Operand, bias: Operand | None = None, *, kind: str, rows: int, activations: str = 'auto') -> Tensor:
     """Compute ``x w' + bias`` with packed weights: ``weight`` holds the bytes of ``rows`` x ``x.shape[-1]`` weights of a GGUF ``kind``.
 
-    :class:`netcl.nn.QuantizedLinear` packs weights. ``activations`` selects the arithmetic of
-    products. ``float``: x unchanged, sums in float32. ``int8``: every 32 neighbors of x are rounded to int8 with one scale and multiplied
-    exactly, as in llama.cpp, with a relative error of about 0.5 %. ``auto`` selects ``int8`` on CPUs with instructions
-    for it, where it is several times faster, and ``float`` elsewhere. There is a gradient with respect to x and bias, computed in floats,
-    and none with respect to the weights.
+    :class:`netcl.nn.QuantizedLinear` packs weights. ``activations`` selects the arithmetic of products. ``float``: x unchanged, sums in
+    float32 (float64 for float64). ``int8``: every 32 neighbors of x are rounded to int8 with one scale, as in llama.cpp; devices do not
+    round float64. ``auto`` selects ``int8`` on CPUs with instructions for it, if kind and dtype allow it, else ``float``. There is a
+    gradient with respect to x and bias, computed in floats, and none with respect to the weights.
     """
 
 def quantized_linear_grad(grad: Operand, weight: Operand, *, kind: str, columns: int) -> Tensor:
@@ -1006,7 +1005,7 @@ def repeat(input: Operand, repeats: int | Sequence[int] = ..., *more: int, dims:
     """Repeat the whole tensor along each axis, as ``torch.Tensor.repeat``; there may be more repeats than axes."""
 
 def repeat_interleave(input: Operand, repeats: Any = ..., dim: int | None = None, *, dims: Any = ..., axis: int | None = ...) -> Tensor:
-    """Every element (or slice along an axis) repeated; repeats: one number, or more."""
+    """Every element (or slice along an axis) repeated, by one number or one for each."""
 
 def resample2d(input: Operand, *, size: Any, steps: Any, mode: str = 'nearest', align_corners: bool = False, back: bool = False) -> Tensor:
     """Resample images to height and width ``size``, at points ``steps`` input pixels apart; the basis of :func:`interpolate`.
@@ -1042,14 +1041,14 @@ def round(input: Operand, *, out: Tensor | None = None) -> Tensor:
 def row_norm(input: Operand, weight: Operand | None = None, bias: Operand | None = None, *, dims: int = 1, groups: int = 0, centered: bool = True, eps: float = 1e-05, axes: int = ...) -> tuple[Tensor, Tensor, Tensor]:
     """Normalize rows: the last ``axes`` axes, or with ``groups`` the groups of channels of ``(N, C, ...)``.
 
-    Returns the result, the means and one over the standard deviations; ``centered=False`` subtracts no mean.
+    Returns the result, the means and one over the standard deviations; ``centered=False`` takes the means to be 0.
     """
 
 def row_norm_grad(upstream: Operand, x: Operand, weight: Operand | None, mean: Operand, rstd: Operand, *, dims: int = 1, groups: int = 0, centered: bool = True, axes: int = ...) -> Tensor:
     """The gradient of :func:`row_norm`'s input."""
 
 def row_norm_grads(upstream: Operand, x: Operand, weight: Operand | None, mean: Operand, rstd: Operand, *, dims: int = 1, groups: int = 0, centered: bool = True, axes: int = ...) -> tuple[Tensor, Tensor, Tensor]:
-    """Compute all gradients of :func:`row_norm` in one pass: input, weight, bias."""
+    """Compute all gradients of :func:`row_norm`: input, weight, bias."""
 
 def row_norm_weight_grad(upstream: Operand, x: Operand, mean: Operand, rstd: Operand, *, dims: int = 1, groups: int = 0, axes: int = ...) -> tuple[Tensor, Tensor]:
     """The gradients of :func:`row_norm`'s weight and bias."""
@@ -1078,7 +1077,7 @@ def scaled_dot_product_attention(query: Operand, key: Operand, value: Operand, m
     ``mask`` (torch's ``attn_mask``) broadcasts to ``(..., N, M)``: true where a key takes part, or numbers added to the scores.
     ``scale`` is ``1 / sqrt(D)`` by default.
     ``causal`` (torch's ``is_causal``) lets query i attend to keys up to i. k and v may have fewer heads than q (grouped queries). A query
-    without keys gives 0. With ``dropout_p`` the matrix of probabilities is stored; without it, no matrix of that size is.
+    with all keys masked gives 0. With ``dropout_p``, and for gradients of ``mask``, the matrix of probabilities is stored.
     """
 
 def scatter(input: Operand, dim: int = ..., index: Any = ..., src: Any = ..., *, reduce: Any = None, source: Any = ..., value: Any = ..., axis: int = ...) -> Tensor:
@@ -1265,7 +1264,7 @@ def where(condition: Operand, input: Operand, other: Operand, *, out: Tensor | N
     """a where the condition holds, else b."""
 
 def xlogy(input: Operand, other: Operand, *, out: Tensor | None = None) -> Tensor:
-    """a * log(b), 0 where a is 0."""
+    """a * log(b), 0 where a is 0 and b is not NaN."""
 
 absolute = abs
 arccos = acos

@@ -1,6 +1,6 @@
-"""All ops as functions of tensors, forward only. Each op is a row of the registry and an attribute of this module.
+"""All ops, without recording for autograd. Each op is a row of the registry and an attribute of this module.
 
-Every module of this package registers its rows when it is imported. Ops that a program registers later become attributes as well.
+The modules of this package register rows when they are imported. Ops that a program registers later become attributes as well.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Batch norm: statistics shared over a channel of ``(N, C, ...)``, from the batch in training, else from running averages."""
+"""Batch norm: each channel of ``(N, C, ...)`` is normalized by statistics of the batch, or by running averages."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def _train_cpu(x: Tensor, weight: Any, bias: Any, running: tuple[Any, Any], mome
 
 
 def _fuses(queue: Any, x: Tensor, span: int) -> bool:
-    """Whether one launch both reduces and normalizes a channel: the channels keep most of the device busy, or a GPU's tensor is small."""
+    """Whether one launch reduces and normalizes: the span is not 1, and channels occupy most of the device or a GPU's tensor is small."""
     cpu, _, units = rows.device_of(queue)
     return span > 1 and (x.shape[1] >= units if cpu else x.size <= FUSED_ELEMENTS or 4 * x.shape[1] >= 3 * units)
 
@@ -135,7 +135,7 @@ def _applied(x: Tensor, weight: Any, bias: Any, mean: Tensor, rstd: Tensor) -> T
 
 
 def _statistics(x: Tensor, running_mean: Any, running_var: Any, momentum: float, eps: float) -> tuple[Tensor, Tensor]:
-    """Compute mean and one over the standard deviation of every channel, and update the running statistics."""
+    """Compute mean and one over the standard deviation of every channel, and update the running statistics, if any."""
     if running_mean is not None:
         wrote((running_mean, running_var))
     sizes = parts_of(x.queue, *batch_view(x.shape).shape)
@@ -155,7 +155,7 @@ def _statistics(x: Tensor, running_mean: Any, running_var: Any, momentum: float,
 
 
 def _update(mean: Tensor, running_mean: Any, running_var: Any, momentum: float, eps: float) -> tuple[Any, ...]:
-    """Return the last arguments of kernels that compute statistics; a negative momentum means there is nothing to update."""
+    """Return running mean and variance, eps and momentum as kernel arguments; a negative momentum means there is nothing to update."""
     return (mean, mean, eps, -1.0) if running_mean is None else (running_mean, running_var, eps, momentum)
 
 
@@ -166,7 +166,7 @@ def _deferred_train(
     x: Any, weight: Any = None, bias: Any = None, running_mean: Any = None, running_var: Any = None, *, momentum: float = 0.1,
     eps: float = 1e-5,
 ) -> tuple[Tensor, Tensor, Tensor] | None:  # fmt: skip
-    """Compute the statistics now and return the result as a formula of them; ``None`` if the result is not deferred."""
+    """Compute the statistics now; return the result as a formula of them, and the statistics, or ``None`` if the result is not deferred."""
     x, weight, bias, running_mean, running_var = _check_train(x, weight, bias, running_mean, running_var)
     if x.backend == "cpu" or not x.size or not _defers(x, weight, bias):
         return None
@@ -235,7 +235,7 @@ def _batch_norm_inference_vjp(F, g, x, mean, var, weight, bias, eps, fuse_relu, 
 
 
 def _before_relu(upstream: Tensor, x: Tensor) -> tuple[Tensor, Tensor] | None:
-    """Split a pending ReLU gradient into its upstream gradient and the ReLU's result; ``None`` for any other tensor."""
+    """Split a pending ReLU gradient into its upstream gradient and the ReLU's result; ``None`` if that is impossible."""
     node = lazy_graph.waiting_node(upstream)
     if node is None or node.name != "relu_vjp" or node.shape != x.shape or upstream.shape != x.shape or math.prod(x.shape[2:]) == 1:
         return None
@@ -247,7 +247,7 @@ def _before_relu(upstream: Tensor, x: Tensor) -> tuple[Tensor, Tensor] | None:
 
 
 def _grads(g: Tensor, kept: Tensor | None, x: Tensor, weight: Tensor | None, mean: Tensor, rstd: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Compute the gradients of input, weight and bias; ``kept`` is the result of a ReLU that ``g`` has not been propagated through."""
+    """Compute the gradients of input, weight and bias; ``kept`` is the result of a ReLU, if any, that ``g`` has not passed."""
     y, upstream = Tensor.empty(x.shape, x.dtype, queue=x.queue), Upstream(g, kept)
     sizes = parts_of(x.queue, *batch_view(x.shape).shape)
     operands = operands_of(g, x, y, weight, weight, mean) | ({} if kept is None else {"K": kept.dtype})
@@ -269,7 +269,7 @@ _planned_grads = planned("batch_norm_before_relu", _grads)
 
 
 def _deferred_grad(upstream: Any, x: Any, weight: Any, mean: Any, rstd: Any) -> tuple[Tensor, Tensor, Tensor] | None:
-    """Return the gradients, computed together with a pending ReLU gradient; ``None`` if none is pending."""
+    """Return the gradients, computed together with a pending ReLU gradient; ``None`` if that is impossible."""
     before = _before_relu(upstream, x) if isinstance(x, Tensor) and x.size and x.backend == "cl" else None
     return None if before is None else _planned_grads(*before, x, weight, mean, rstd)
 
@@ -316,7 +316,7 @@ def batch_norm_grad(upstream: Tensor, x: Tensor, weight: Tensor | None, mean: Te
 def _into_product(
     x: Any, mean: Any, var: Any, weight: Any = None, bias: Any = None, *, eps: float = 1e-5, fuse_relu: bool = False
 ) -> Tensor | None:
-    """Fold the norm into the weights of the pending product ``x``, for replays of a recording to reuse; ``None`` if impossible."""
+    """In a recorded step, fold the norm into the weights and bias of the pending product ``x``; ``None`` if that is impossible."""
     product, given = getattr(x, "source", None), [t for t in (mean, var, weight, bias) if t is not None]
     if recording.active.recorder is None or not isinstance(product, lazy_graph.Product) or x.requires_grad or x.dtype in HALVES:
         return None
@@ -340,7 +340,7 @@ def batch_norm_inference(
     x: Tensor, mean: Tensor, var: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, *, eps: float = 1e-5,
     fuse_relu: bool = False,
 ) -> Tensor:  # fmt: skip
-    """Normalize by given statistics; ``fuse_relu=True`` applies ReLU in the same kernel, unless the selector chooses BATCHNORM_NAIVE."""
+    """Normalize by given statistics; ``fuse_relu=True`` also applies a ReLU."""
     x, mean, var, weight, bias = launch.as_tensors("batch_norm", x, mean, var, weight, bias)
     _check_batch("batch_norm", x, weight, bias, mean, var)
     if x.backend == "cpu":
@@ -377,7 +377,7 @@ def batch_norm(
 
     Training updates ``running_mean`` and ``running_var`` in place, where given:
     ``running = (1 - momentum) * running + momentum * batch``, the variance with n - 1 in its denominator. ``fuse_relu=True`` applies a
-    ReLU to the result, in inference in the same kernel.
+    ReLU to the result.
 
     >>> from netcl import ops
     >>> ops.batch_norm([[1.0], [3.0]], training=True, eps=0.0).tolist()

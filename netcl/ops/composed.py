@@ -1,6 +1,6 @@
-"""Ops composed of other ops under torch's names; each is one row, and gradients flow through its parts.
+"""Ops with torch's names that are composed of other ops, whose gradients they use. ``unique`` is computed on the host.
 
-``unique`` is computed on the host, and so are lengths that determine the shape of a result.
+Ops whose result has a shape that depends on values wait for the device.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def as_like(x: Tensor, values: Any) -> Any:
     errors=[(S((3, 5), dim1=0, dim2=-2), r"\[diagonal\] dim1 and dim2 must be different axes; dim1=0, dim2=-2")],
 )
 def diagonal(F: Any, x: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Tensor:
-    """The diagonal of ``dim1`` and ``dim2`` as the last axis; a view if these are the last two axes, else a copy."""
+    """The diagonal of ``dim1`` and ``dim2`` as the last axis; a view if these are the last axes of a contiguous x, else maybe a copy."""
     x = _checked_tensor("diagonal", x, 2)
     a, b = _at("diagonal", dim1, x.ndim), _at("diagonal", dim2, x.ndim)
     if a == b:
@@ -194,7 +194,7 @@ def _repeat_interleave(F: Any, x: Tensor, repeats: Any, axis: int | None = None)
 
 
 row("repeat_interleave", _repeat_interleave, lambda x, repeats, axis=None: np.repeat(x, repeats, axis), S((2, 3), repeats=2),
-     S((2, 3), repeats=(0, 2), axis=0), doc="Every element (or slice along an axis) repeated; repeats: one number, or more.")  # fmt: skip
+     S((2, 3), repeats=(0, 2), axis=0), doc="Every element (or slice along an axis) repeated, by one number or one for each.")  # fmt: skip
 
 
 # ---- products
@@ -294,7 +294,7 @@ row("logit", _logit, lambda x, eps=None: np.log(x / (1 - x)), S((7,), low=0.1, h
      doc="log(x / (1 - x)); with eps, of x clamped between eps and 1 - eps.")  # fmt: skip
 row("nan_to_num", _nan_to_num, lambda x, nan=0.0, posinf=None, neginf=None: np.nan_to_num(x, True, nan, posinf, neginf),
      S(np.array([1.0, np.nan, np.inf, -np.inf], np.float32), nan=2.0, posinf=5.0, neginf=-5.0),
-     doc="x with NaN and infinities replaced by numbers: by default 0, and the largest and the least number of the dtype.")  # fmt: skip
+     doc="x with NaN and infinities replaced by numbers: by default 0, and the largest and least finite number.")  # fmt: skip
 _CLOSE = np.array([1.0, 2.0, np.nan, np.inf], np.float32)
 row("isclose", _isclose, np.isclose, S(_CLOSE, _CLOSE + np.array([0, 0.5, 0, 0], np.float32), equal_nan=True),
      doc="Whether |a - b| <= atol + rtol * |b|. Equal infinities are close; NaN is close to NaN only with ``equal_nan``.")  # fmt: skip

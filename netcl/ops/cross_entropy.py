@@ -1,6 +1,7 @@
 """Cross-entropy kernels: forward, reduction and backward. :mod:`netcl.ops.loss` checks the labels and calls them.
 
-Targets are class labels of any dtype, or probabilities of the logits' shape. A label that is not a class gives NaN.
+Targets are class labels of any dtype, or probabilities of the logits' shape. A label that is neither a class nor ``ignore_index``
+gives NaN.
 """
 
 from __future__ import annotations
@@ -254,9 +255,9 @@ def cross_entropy_forward(
     logits: Tensor, target: Tensor, weight: Tensor | None = None, *, reduction: str = "mean", ignore_index: int = -100,
     label_smoothing: float = 0.0, log_probs: bool = False,
 ) -> tuple[Tensor, ...]:  # fmt: skip
-    """Compute the loss, the log-sum-exp of each row, and one over the divisor of the mean.
+    """Compute the loss, the log-sum-exp of each row, and the factor of the sum of losses: one over the divisor of a mean, else 1.
 
-    ``log_probs``: the logits are log-probabilities already. Labels are trusted; :func:`netcl.ops.cross_entropy` checks them.
+    ``log_probs``: the logits are log-probabilities already, and no log-sum-exp is computed. :func:`netcl.ops.cross_entropy` checks labels.
     """
     logits, target, weight = launch.as_tensors("cross_entropy", logits, target, weight)
     options = {"reduction": reduction, "ignore_index": ignore_index, "label_smoothing": label_smoothing, "log_probs": log_probs}
@@ -281,7 +282,7 @@ def cross_entropy_grad(
     upstream: Tensor, logits: Tensor, target: Tensor, weight: Tensor | None, logarithms: Tensor, scale: Tensor, *, reduction: str = "mean",
     ignore_index: int = -100, label_smoothing: float = 0.0, log_probs: bool = False,
 ) -> Tensor:  # fmt: skip
-    """The gradient of the logits: ``upstream * scale * (softmax - target)``, without the softmax if ``log_probs``."""
+    """The gradient of the logits: ``upstream * scale * (softmax * sum(target) - target)``, without the softmax term if ``log_probs``."""
     name = "cross_entropy_grad"
     upstream, logits, target, weight, logarithms, scale = launch.as_tensors(name, upstream, logits, target, weight, logarithms, scale)
     options = {"reduction": reduction, "ignore_index": ignore_index, "label_smoothing": label_smoothing, "log_probs": log_probs}

@@ -1,4 +1,4 @@
-"""Linear layers of a decoder's step: a product of a few rows with the norm before it and the gate or residual after it in one launch."""
+"""Linear layers of a decoder's step: a product with the norm before it and the gate or residual after it, if possible in one launch."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def launches_dominate(queue: Any) -> bool:
 
 
 def decodes_together(x: Tensor) -> bool:
-    """Whether :func:`decode_linear` runs products with ``x`` as one launch: at most eight rows, on a GPU."""
+    """Whether :func:`decode_linear` may run products with ``x`` as one launch: at most eight rows, on a GPU."""
     return x.ndim > 0 and x.size <= DECODED_ROWS * x.shape[-1] and launches_dominate(x.queue)
 
 
@@ -87,7 +87,7 @@ def decode_linear(
 ) -> Tensor:  # fmt: skip
     """``activation(y) + residual`` for ``y = norm(x) w' + bias``; with a gate ``activation(norm(x) gate' + gate_bias) * y + residual``.
 
-    For up to eight rows of x on GPUs this is one launch; otherwise the ops run one by one. There is no gradient.
+    Up to eight rows of x on a GPU are one launch if a kernel supports all parts; otherwise the ops run one by one. There is no gradient.
 
     - **weight**, **gate**: matrices (out, in); with ``kind``, packed bytes of ``rows`` rows, as in :func:`quantized_linear`.
     - **norm**: ``rms`` or ``layer`` over the last axis of x, with **norm_weight**, **norm_bias** and **eps**.

@@ -1,8 +1,8 @@
 """Pending matrix products and convolutions, and the ops that are fused into their kernels.
 
-``matmul``, ``affine`` and ``conv2d`` return a :class:`PendingProduct`. An op that can be fused into their kernels returns a
-:class:`Followed`: a scale factor, a bias, a residual, an activation, a cast, in this order. When a value is read, the longest chain
-of such ops without referenced intermediate results becomes one launch. A referenced result is computed first; the next op is a new launch.
+Where deferring pays, ``matmul``, ``affine`` and ``conv2d`` return a tensor of a :class:`PendingProduct`. An op that its kernel can apply
+returns a tensor of a :class:`Followed`: a scale factor, a bias, a residual, an activation, a cast, in this order. When a value is read,
+these ops run in the kernel of the product, if no tensor refers to an intermediate result. Otherwise that result is computed first.
 """
 
 from __future__ import annotations
@@ -141,14 +141,14 @@ class Followed(_Waiting):
         return made
 
     def product(self) -> PendingProduct | None:
-        """Return the product at the start of the chain; ``None`` if a tensor refers to it or to an intermediate value."""
+        """Return the product at the start of the chain; ``None`` if it or an intermediate value is computed or referenced."""
         first: Any = self.of
         while type(first) is Followed and first.skippable():
             first = first.of
         return first if type(first) is PendingProduct and first.skippable() else None
 
     def settled(self, x: Tensor, values: Sequence[Any]) -> Tensor:
-        """Return ``x`` itself or, if an op over ``values`` needs the underlying product as well, ``x`` as a formula."""
+        """Return ``x`` or, if it is no longer pending or an op over ``values`` needs the underlying product as well, its formula."""
         first: Any = self.of
         while type(first) is Followed:
             first = first.of
@@ -275,7 +275,7 @@ _matmul, _affine, _conv2d = (planned(call.__name__, call) for call in (matmul_wi
 
 
 def _fusable_operands(*tensors: Any) -> bool:
-    """Whether the operands are non-empty tensors of one float dtype on one OpenCL queue; the op handles all other cases itself."""
+    """Whether the operands are non-empty tensors of one float dtype on one OpenCL queue; operands after the first may be ``None``."""
     first = tensors[0]
     return isinstance(first, Tensor) and first.dtype in FLOATS and not isinstance(first.queue, CPUQueue) and all([
         t is None or (isinstance(t, Tensor) and t.dtype is first.dtype and t.queue is first.queue and t.size) for t in tensors

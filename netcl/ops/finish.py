@@ -1,8 +1,7 @@
 """The epilogue of product and convolution kernels: the ops applied to a sum before it is stored.
 
-``activation(scale * sum + bias + residual)``, in the requested dtype, equals the result of separate ops bit for bit: every step is
-rounded separately, also in 16-bit dtypes, and activations use the formulas of their rows. If a driver's scalar and vector ``exp``
-differ (PoCL), an epilogue of single values may differ in the last bit.
+The result is ``activation(scale * sum + bias + residual)`` in the requested dtype, rounded as by separate ops. Activations use the
+formulas of their rows. If a driver's scalar and vector ``exp`` differ (PoCL), the last bit may differ from that of separate ops.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Softmax and row norms as formulas and folds, for the NumPy backend and for deferral in compiled functions.
 
-Functions ``*_rows`` are the formulas. They take ``r``, which evaluates them: :class:`ArrayRows` at once, on arrays; :class:`_Rows` in
-the generated kernel of a compiled function. Each entry of :data:`FUSED` defers an op. It returns ``None`` for a call that is not over
-rows; the op's own kernel then runs and raises its errors.
+The formulas take ``r``, which evaluates them: :class:`ArrayRows` at once, on arrays; :class:`_Rows` in the generated kernel of a
+compiled function. Each entry of :data:`FUSED` defers an op. It returns ``None`` for a call that it cannot defer; the op's own kernel
+then runs and raises its errors.
 """
 
 from __future__ import annotations
@@ -214,7 +214,7 @@ def _planned_op(name: str) -> Callable[..., Any]:
 
 
 def deferred_expand(x: Tensor, shape: tuple[int, ...]) -> Tensor | None:
-    """Return ``x`` repeated to ``shape`` as a deferred tensor whose readers load ``x``; ``None`` if that is not worthwhile."""
+    """Return ``x`` repeated to ``shape`` as a deferred tensor whose readers load ``x``; ``None`` if that cannot be done or does not pay."""
     real = DTYPES[x.dtype].c_compute
     wanted = deferral.mode is not None or lazy_graph.worth_deferring(x.queue, shape)
     if not wanted or not fusable(x.queue, shape, real, DTYPES[x.dtype], (x,)):

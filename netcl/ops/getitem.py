@@ -1,7 +1,7 @@
 """``x[...]`` and ``x[...] = value`` with NumPy's indices: integers, slices, ``None``, ``...``, integer arrays, boolean masks.
 
-An index is parsed to a :class:`Selection`: strides for the basic part, and at most one gather of rows for all integer arrays and masks
-together. Reading is composed of differentiable ops; writing is in place, and :mod:`netcl.autograd.in_place` records it.
+An index is parsed to a :class:`Selection`: ranges for the basic part, and index arrays, which are read by one gather of rows. Masks
+become index arrays. Reading is composed of differentiable ops; writing is in place, and :mod:`netcl.autograd.in_place` records it.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def _is_integer(item: Any) -> bool:
 
 
 def _spelled(index: Any, ndim: int) -> list[Any]:
-    """Return the items of an index, one per axis or new axis: the ellipsis expanded, missing slices added."""
+    """Return the items of an index, with the ellipsis expanded and missing slices added."""
     items = list(index) if isinstance(index, tuple) else [index]
     used = sum(_axes_of(item) for item in items if item is not None and item is not Ellipsis)
     dots = [i for i, item in enumerate(items) if item is Ellipsis]

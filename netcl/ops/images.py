@@ -1,6 +1,6 @@
 """Images ``(batch, channels, height, width)`` and signals ``(batch, channels, length)``, the inputs of ops over windows.
 
-A signal is an image of height 1, so one-dimensional ops are two-dimensional ones.
+Signals become images of height 1, so that one-dimensional ops can use two-dimensional ones.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Gathering and adding by index. Sums are deterministic: no atomics; values for the same index are added in order.
+"""Gathering and adding by index. Sums are deterministic: they use no atomics.
 
 An index out of range in a list or an array, or with the NumPy backend, raises ``IndexError`` at once. Indices in a device tensor are
-not read by the host, which would wait for the device. Kernels skip invalid indices (reads give zeros, additions do nothing) and
-set a flag, which :func:`check_indices` turns into the error. With ``NETCL_DEBUG`` of 1 or more every op checks right away.
+checked without waiting for the device. Kernels skip invalid indices (reads give zeros, additions do nothing) and set a flag, which
+:func:`check_indices` turns into the error. With ``NETCL_DEBUG`` of 1 or more, these ops check the flag right away.
 """
 
 from __future__ import annotations
@@ -176,7 +176,7 @@ def index_select(x: Tensor, axis: int, index: Tensor) -> Tensor:
 
 
 def add_rows(name: str, out: Tensor, index: Tensor, src: Tensor, outer: int, n: int, inner: int, skipped: int = -1) -> Tensor:
-    """Compute ``out[o, index[l]] += src[o, l]`` for rows, in place, and return ``out``; values for the same index are added in order."""
+    """Compute ``out[o, index[l]] += src[o, l]`` for rows, in place, and return ``out``; rows with the index ``skipped`` are not added."""
     if out.array is not None:
         return _add_numpy(out, index.array.reshape(-1), src, outer, n, inner, skipped)  # type: ignore[union-attr]
     if not src.size or not n:
@@ -214,7 +214,7 @@ def _add_sorted(out: Tensor, keys: Tensor, src: Tensor, outer: int, count: int, 
 
 
 def _add_numpy(out: Tensor, index: np.ndarray, src: Tensor, outer: int, n: int, inner: int, skipped: int) -> Tensor:
-    """Add rows of ``src`` to ``out`` by index, in place, with ``reduceat``: ``np.add.at`` is ten times slower. Returns ``out``."""
+    """Add rows of ``src`` to ``out`` by index, in place, with ``reduceat``, which is faster than ``np.add.at``. Returns ``out``."""
     row = dtypes.DTYPES[out.dtype]
     wide = launch.decoded(out).reshape(outer, n, inner).copy()
     values = launch.decoded(src).reshape(outer, index.size, inner)
@@ -300,7 +300,7 @@ def _embedding_grad_vjp(F, g, index, x_dtype, padding_idx):
     ],
 )
 def embedding_grad(x: Tensor, index: Tensor, count: int, padding_idx: int | None = None) -> Tensor:
-    """Compute the gradient of ``embedding``: the rows of ``x`` summed by index into ``count`` rows."""
+    """Compute the gradient of ``embedding``: the rows of ``x`` summed by index into ``count`` rows; row ``padding_idx`` stays 0."""
     (x,) = launch.as_tensors("embedding_grad", x)
     index = indices("embedding_grad", index, x, count)
     out = Tensor.zeros((count, x.shape[-1]), x.dtype, queue=x.queue)

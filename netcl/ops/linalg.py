@@ -1,7 +1,7 @@
-"""Linear algebra of batches of matrices, under the names of ``torch.linalg`` prefixed with ``linalg_``.
+"""Linear algebra of batches of matrices: functions of ``torch.linalg`` with the prefix ``linalg_``, and older names of torch.
 
 Decompositions are computed on the host, by NumPy's LAPACK in float64, and rounded to the dtype of the input: they wait for the
-device. Their gradients are products and further decompositions, so they can be differentiated again.
+device. Most gradients are composed of ops and can be differentiated again.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ LeastSquares = namedtuple("LeastSquares", "solution residuals rank singular_valu
 def on_host(inputs: str, *, vjp: Callable[..., Any] | None, ref: Callable[..., Any] | None, takes: str = "float", **columns: Any) -> Any:
     """Return a decorator that registers a function of arrays as an op on the host; ``inputs`` lists the names of its tensors.
 
-    ``takes="float"``: inputs must be floats and are widened to float64; float results get the dtype of the first input. ``"matrix"`` and
-    ``"square"`` also check the shape of the first input; ``"any"`` passes values unchanged. Named tuples of results are kept.
+    ``takes="float"``: inputs must be floats and are widened to float64. ``"matrix"`` and ``"square"`` also check the shape of the first
+    input; ``"any"`` passes values unchanged. Float results get the dtype of the first input. Named tuples of results are kept.
     """
     names = tuple(inputs.split())
 
@@ -231,7 +231,7 @@ def linalg_matrix_rank(A, *, atol=None, rtol=None, hermitian=False):
 
 @composite(ref=lambda A, B: (np.linalg.lstsq(A, B)[0],), samples=[S((5, 3), (5, 2)), S((4, 2), (4,))], amp="float", tol=8)
 def linalg_lstsq(F: Any, A: Tensor, B: Tensor, rcond: float | None = None, *, driver: str | None = None) -> LeastSquares:
-    """Return the X that minimizes ``|A X - B|^2`` (the shortest of several), residuals, rank, singular values; empty where torch's are."""
+    """Return X of the least ``|A X - B|^2`` (the shortest of several), residuals, rank and singular values; some may be empty."""
     A, B = launch.as_tensors("linalg_lstsq", A, B)
     columns = F.unsqueeze(B, -1) if _as_columns(A, B) else B
     found, rank = F.matmul(F.linalg_pinv(A, rtol=rcond), columns), F.linalg_matrix_rank(A, rtol=rcond)
@@ -423,10 +423,10 @@ made_of("linalg_matrix_norm", _matrix_norm, lambda A, ord="fro", axis=(-2, -1), 
         axis=(0, 2), keepdims=True),
         S((2, 3, 4), ord=-math.inf), S((3, 4), ord=2), **_NORM_OPTIONS, errors=[(S((3, 4), ord=3),
         r"\[linalg_matrix_norm\] ord must be fro, nuc, inf")],
-        doc="A norm of matrices: fro, nuc, inf, -inf, 1, -1, 2 or -2; nuc and 2 by singular values, on the host.")  # fmt: skip
+        doc="A norm of matrices: fro, nuc, inf, -inf, 1, -1, 2 or -2. nuc, 2 and -2 are computed on the host.")  # fmt: skip
 made_of("linalg_norm", _norm, lambda A, ord=None, axis=None: np.linalg.norm(A, ord, axis), S((3, 4)), S((3, 4), ord=math.inf),
         S((2, 3), ord=1, axis=1), **_NORM_OPTIONS, errors=[(S((3,), ord="fro"), r"\[linalg_norm\] ord='fro' requires matrices")],
-        doc="A norm of vectors, or of matrices if two axes are named or A has two; by default the 2-norm of all elements.")  # fmt: skip
+        doc="A norm of vectors, by default the 2-norm; of matrices if ``ord`` is given and two axes are named or A has two.")  # fmt: skip
 
 
 # ---- powers and products

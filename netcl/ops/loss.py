@@ -1,7 +1,6 @@
-"""Loss functions. ``reduction`` is ``mean``, ``sum`` or ``none``; torch's names with ``_loss`` are aliases.
+"""Loss functions. ``reduction`` is ``mean``, ``sum`` or ``none``, for ``kl_div`` also ``batchmean``. Some have torch's names as aliases.
 
-Labels are checked before anything is computed: on the host if they came from there (a small tensor keeps its host values), else by
-reading them back.
+Class labels are checked on the host: by the values that a small tensor keeps from there, else by reading them back.
 """
 
 from __future__ import annotations
@@ -145,7 +144,7 @@ def cross_entropy(
     """Softmax and negative log-likelihood combined: ``-log(softmax(x)[target])``.
 
     Logits ``(N, C, ...)``. Targets of shape ``(N,)`` or ``(N, ...)`` are class numbers of any dtype, targets of the logits' shape
-    are probabilities. ``mean`` divides by the total weight of the labels that are not ignored.
+    are probabilities. ``mean`` divides by the total weight of the labels that are not ignored, or by the number of rows of probabilities.
     """
     _check_reduction("cross_entropy", reduction)
     x, target, weight = launch.as_tensors("cross_entropy", x, target, weight)

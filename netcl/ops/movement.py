@@ -1,7 +1,6 @@
-"""Ops that move elements and compute nothing. Reshaping shares memory; all other ops copy strided blocks (:mod:`netcl.ops.views`).
+"""Ops that move elements. Reshaping shares memory; most other ops copy strided blocks. Some results are views (:mod:`netcl.ops.views`).
 
-A few ops have a gradient of their own (reshape, expand, repeat, the strided slice and its transpose, permutation, joining,
-splitting, rolling, triangles); the other ops are composed of these.
+Some ops have a gradient of their own; the others are composed of these.
 """
 
 from __future__ import annotations
@@ -227,7 +226,7 @@ def _expanded_sizes(x: Any, shape: SizesArgument, more: tuple[int, ...]) -> tupl
     deferred=lambda x, shape, *more: fused_rows.deferred_expand(*_expanded_sizes(x, shape, more)),
 )
 def expand(x: Tensor, shape: SizesArgument, *more: int) -> Tensor:
-    """Repeat along axes of size one and along new leading axes; -1 keeps a size. The result is a view and cannot be written in place."""
+    """Repeat along axes of size one and along new leading axes; -1 keeps a size. The result is a view, read-only if elements repeat."""
     x, sizes = _expanded_sizes(x, shape, more)
     return take_block(x, sizes, 0, broadcast_strides(x.shape, sizes))
 

@@ -1,8 +1,7 @@
-"""Normalization: batch, layer, RMS, group and instance norm.
+"""Layer, RMS, group and instance norm, and functions that batch norm (:mod:`netcl.ops.batch_norm`) shares with them.
 
-Layer, RMS, group and instance norm are one op, ``row_norm``: every row of contiguous elements has its own statistics.
-Batch norm shares statistics over a channel. Forward ops return their statistics besides the result; gradient ops take
-these statistics, have their own kernels, and can be differentiated again.
+These norms are one op, ``row_norm``: every row of contiguous elements has its own statistics. It returns the statistics besides the
+result; the gradient ops take them and can be differentiated again.
 """
 
 from __future__ import annotations
@@ -313,7 +312,7 @@ def shaped(F: Any, gradients: Sequence[Any], shapes: Sequence[tuple[int, ...] | 
 
 
 def through_statistics(F: Any, d_x: Any, g_mean: Any, g_rstd: Any, x: Any, mean: Any, rstd: Any, view: View, centered: bool) -> Any:
-    """Return ``d_x`` plus the part that flows through the statistics; ``g_mean`` and ``g_rstd`` exist only in second derivatives."""
+    """Return ``d_x`` plus the part that flows through the statistics; ``g_mean`` and ``g_rstd`` may be ``None``."""
     scale = 1 / max(view.shared, 1)
     if g_mean is not None and centered:
         flow = F.mul(F.reshape(g_mean, view.stats), scale)
@@ -368,7 +367,7 @@ def row_norm(
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Normalize rows: the last ``axes`` axes, or with ``groups`` the groups of channels of ``(N, C, ...)``.
 
-    Returns the result, the means and one over the standard deviations; ``centered=False`` subtracts no mean.
+    Returns the result, the means and one over the standard deviations; ``centered=False`` takes the means to be 0.
     """
     x, weight, bias = launch.as_tensors("row_norm", x, weight, bias)
     _check_row_norm("row_norm", x, weight, bias, axes, groups)
@@ -416,7 +415,7 @@ def row_norm_grads(
     upstream: Tensor, x: Tensor, weight: Tensor | None, mean: Tensor, rstd: Tensor, *, axes: int = 1, groups: int = 0,
     centered: bool = True,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """Compute all gradients of :func:`row_norm` in one pass: input, weight, bias."""
+    """Compute all gradients of :func:`row_norm`: input, weight, bias."""
     upstream, x, weight, mean, rstd = launch.as_tensors("row_norm_grads", upstream, x, weight, mean, rstd)
     _check_row_norm("row_norm_grads", x, weight, None, axes, groups)
     shape = x.shape[1:2] if groups else x.shape[x.ndim - axes :]

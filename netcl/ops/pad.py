@@ -120,7 +120,7 @@ def _pad_ref(x, padding, mode="constant", value=0.0):
     ],
 )
 def pad(x: Tensor, padding: Sequence[int], mode: str = "constant", value: float = 0.0) -> Tensor:
-    """Add elements at the ends of axes or, with negative numbers, remove them.
+    """Add elements at the ends of axes or, with negative numbers in ``constant`` mode, remove them.
 
     ``padding`` is ``(before, after)`` of the last axis, then of the axis before it, and so on, as in torch. ``mode`` is
     ``constant``, ``reflect``, ``replicate`` or ``circular``.

@@ -1,8 +1,7 @@
-"""The pointwise ops, one row each.
+"""Pointwise ops: rows with formulas, and ops built on such rows.
 
-The eager kernel, the NumPy backend, the JIT and the gradient are generated from the formula of a row. Large arguments must not
-overflow, and NaN must stay NaN. Both branches of ``WHERE`` must be finite even where the other is taken, because second
-derivatives evaluate both.
+Eager and fused kernels, the NumPy backend and gradients are generated from the formulas of a row. Intermediate values should not
+overflow for large arguments. Both branches of ``WHERE`` should be finite, because second derivatives evaluate both.
 """
 
 from __future__ import annotations
@@ -157,7 +156,7 @@ binary("logaddexp", "MAX(v0, v1) + LOG1P(e)", "g * WHERE(d >= 0, 1, e) / (1 + e)
        doc="log(exp(a) + exp(b)) without overflow.")  # fmt: skip
 binary("xlogy", "WHERE(AND(v0 == 0, v1 == v1), 0, v0 * LOG(v1))", "g * WHERE(AND(v0 == 0, v1 <= 0), 0, LOG(v1))", "g * v0 / v1",
        lambda a, b: np.where((a == 0) & ~np.isnan(b), 0, a * np.log(b)), amp="float", domain=(0.3, 3.0),
-       doc="a * log(b), 0 where a is 0.")  # fmt: skip
+       doc="a * log(b), 0 where a is 0 and b is not NaN.")  # fmt: skip
 
 # ---- rounding: flat almost everywhere, so the gradient is 0
 unary("floor", "FLOOR(v0)", "0", np.floor, onnx="Floor", doc="Largest integer not above x.")
@@ -190,7 +189,7 @@ binary("fmin", "WHERE(f, v0, v1)", "WHERE(f, g, 0)", "WHERE(f, 0, g)", np.fmin, 
        doc="The smaller of two; a number wins over NaN.")  # fmt: skip
 binary("copysign", "COPYSIGN(v0, v1)", "g * SIGN(v0) * SIGN(out)", "0", np.copysign, kinks=(0.0,), doc="|a| with the sign of b.")
 binary("heaviside", "WHERE(v0 == 0, v1, WHERE(v0 > 0, 1, 0))", None, None,
-       lambda a, b: np.where(a == 0, b, np.where(a > 0, 1.0, 0.0)), doc="0 where a is negative, 1 where positive, else b.")  # fmt: skip
+       lambda a, b: np.where(a == 0, b, np.where(a > 0, 1.0, 0.0)), doc="1 where a is positive, b where a is 0, else 0.")  # fmt: skip
 unary("nan_to_num_values", "WHERE(ISNAN(v0), nan, WHERE(ISINF(v0), WHERE(v0 > 0, posinf, neginf), v0))",
       "WHERE(ISFINITE(v0), g, 0)", lambda x, nan, posinf, neginf: np.nan_to_num(x, nan=nan, posinf=posinf, neginf=neginf),
       params={"nan": 0.0, "posinf": 1e30, "neginf": -1e30}, doc="x with numbers in place of NaN and infinities.")  # fmt: skip
@@ -289,7 +288,7 @@ def _clamp_form(min: Any, max: Any) -> tuple[str, Mapping[str, float]]:
     return ("clamp_both" if len(given) == 2 else f"clamp_{next(iter(given))}"), given
 
 
-register(Choice("gelu", (_GELU, _GELU_TANH), {"approximate": "none"}, _gelu_form, 'x * P(N(0, 1) <= x); approximate="tanh" is faster.'))
+register(Choice("gelu", (_GELU, _GELU_TANH), {"approximate": "none"}, _gelu_form, 'x * P(N(0, 1) <= x); approximate="tanh" uses tanh.'))
 register(Choice("clamp", (_CLAMP_BOTH, _CLAMP_MIN, _CLAMP_MAX, *_BOUNDS), {"min": None, "max": None}, _clamp_form,
                 "x clamped between min and max: numbers, tensors or None."))  # fmt: skip
 alias("swish", "silu")
@@ -318,7 +317,7 @@ def _reference_cast(x: np.ndarray, dtype: str) -> np.ndarray:
              S((33,), dtype="uint8", dtypes="int32", low=0, high=200), S((9,), dtype="bool", dtypes="int64", high=2)],
     errors=[(S((3,), dtype="complex64"), r"\[cast\] unknown dtype; dtype='complex64'")])  # fmt: skip
 def cast(x: Tensor, dtype: str, *, out: Tensor | None = None) -> Tensor:
-    """Convert x to another dtype; returns x itself if it has that dtype. Floats are truncated to integers; anything but 0 is true."""
+    """Convert x to a dtype; returns x if it has that dtype and ``out`` is not given. Floats are truncated to integers; nonzero is true."""
     name = dtypes.lookup(dtype, "cast").name
     x = operand("cast", x)
     if out is None and x.dtype == name:
@@ -427,7 +426,7 @@ def _binary_vjp(F: Any, g: Any, a: Any, b: Any, expr: str) -> Any:
 
 
 def _bitop(name: str, function: str, ref: Callable[..., Any], doc: str, high: int = 9, truths: bool = True) -> None:
-    """Register a bitwise op on two integers, or with ``truths`` on two bools; its samples are below ``high``."""
+    """Register a bitwise op on two integers, with ``truths`` also on two bools; its samples are below ``high``."""
     row = Pointwise(name, f"{function}(v0, v1)", (None, None), ref, accepts="any" if truths else "number")
 
     def call(a: Tensor, b: Tensor, *, out: Tensor | None = None) -> Tensor:

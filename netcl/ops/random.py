@@ -1,6 +1,6 @@
-"""Random numbers, counter-based: a value depends on the seed and its position, not on the device or the work-group size.
+"""Random numbers, counter-based: random bits depend on the seed and their position, not on the device or the work-group size.
 
-Every queue has a stream of its own, whose seed and counter are stored on its device; :func:`manual_seed` restarts all streams. The
+Every queue has a stream of its own, whose seed and counter are stored on its device; :func:`manual_seed` restarts these streams. The
 NumPy backend draws the same numbers as OpenCL devices, up to the rounding of ``log``, ``sin`` and ``cos``.
 """
 
@@ -390,7 +390,7 @@ def keep_mask(shape: SizesArgument = (), p: float = 0.5, *, queue: Any = None) -
     ],
 )
 def masked_scale(x: Tensor, mask: Tensor, scale: float) -> Tensor:
-    """Return ``x * scale`` where the uint8 ``mask`` is not 0, else 0: dropout and its gradient."""
+    """Return ``x * scale`` where ``mask`` (uint8 or bool) is not 0, else 0: dropout and its gradient."""
     x, mask = launch.as_tensors("masked_scale", x, mask)
     launch.check_dtype("masked_scale", x)
     launch.check_dtype("masked_scale", mask, ("uint8", "bool"), "mask")

@@ -18,7 +18,7 @@ from netcl.ops.pointwise import cast
 
 
 def _spots(values: np.ndarray, size: int, linear: bool, border: bool, align: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return for each coordinate the pixel before it, the weight of the pixel after it, and ``d(pixel position) / d(coordinate)``."""
+    """Return the pixel before each coordinate, the weight of the next, and d(position) / d(coordinate); for nearest, that pixel and 0."""
     at = (values + 1) / 2 * (size - 1) if align else ((values + 1) * size - 1) / 2
     slope = np.full(at.shape, (size - 1) / 2 if align else size / 2, at.dtype)
     if border:

@@ -1,4 +1,4 @@
-"""Running extremes, windows, counts, and scatters that combine values. Ops computed on the host by NumPy state this."""
+"""Running extremes, windows, counts, searches, and scatters that combine values. Ops computed on the host by NumPy state this."""
 
 from __future__ import annotations
 

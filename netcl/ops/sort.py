@@ -1,4 +1,4 @@
-"""Sorting on the device: stable, with NaN as the largest value, as in NumPy and torch."""
+"""Sorting: stable; NaN counts as the largest value, as in NumPy and torch."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def _sort_kernel(queue: Any, name: str, dtype: str) -> Any:
 
 
 def _sort_keys(x: Tensor, descending: bool = False) -> Tensor:
-    """Return unsigned keys that sort like the values of ``x``: stored as int64 for dtypes of 8 bytes, else as int32."""
+    """Return unsigned keys that sort like ``x``, or in reverse if ``descending``: int64 for dtypes of 8 bytes, else int32."""
     keys = Tensor.empty(x.shape, "int64" if dtypes.DTYPES[x.dtype].itemsize == 8 else "int32", queue=x.queue)
     _sort_kernel(x.queue, "make_keys", x.dtype)(x.queue, x.size, launch.LOCAL_1D, x, keys, x.size, int(descending))
     return keys
@@ -183,7 +183,7 @@ def topk(F: Any, x: Tensor, k: int, axis: int = -1, largest: bool = True, sorted
     errors=[(S((3,), (2,), dtypes=("int64", "float32"), high=5), r"\[isin\] x and values must have the same dtype; x=int64")],
 )
 def isin(x: Tensor, values: Tensor, invert: bool = False) -> Tensor:
-    """Return, for every element of ``x``, whether the element is among ``values``; NaN never is."""
+    """Return, for every element of ``x``, whether it is among ``values`` (NaN never is); ``invert`` negates the result."""
     x, values = launch.as_tensors("isin", x, values)
     if x.dtype != values.dtype:
         raise ShapeError(message("isin", "x and values must have the same dtype", "cast one first", x=x.dtype, values=values.dtype))

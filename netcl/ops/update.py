@@ -1,9 +1,9 @@
-"""Ops over many tensors at once: parameter updates and norms over all gradients, in few launches.
+"""Functions over many tensors at once: parameter updates and norms over all gradients, in few launches.
 
 A :class:`Rule` is the formula of one element in the expression language, from which the kernel and the NumPy form are
-generated. :func:`apply` runs a rule over lists of tensors. The buffers of a batch (as many as the device takes as kernel
-arguments) go into one launch; a small table on the device maps work-groups to elements of tensors. Numbers are kernel
-arguments, so a new learning rate needs no compilation.
+generated. :func:`apply` runs a rule over lists of tensors. The buffers of a batch (up to 64 tensors, if the device
+takes as many kernel arguments) go into one launch; a small table on the device maps work-groups to elements of tensors. Scalars are
+kernel arguments, so a new learning rate needs no compilation.
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ def _device_spread(queue: Any, total: int) -> BlockSpread:
 
 
 def slots_for(queue: Any, roles: int, count: int) -> int:
-    """Return how many tensors a launch takes: the smallest of :data:`SLOTS` that holds ``count`` within the limit of kernel arguments."""
+    """Return how many tensors a launch takes: the first of :data:`SLOTS` that holds ``count``, else the last, within the device's limit."""
     device = program.state(queue).device
     most = max(1, (int(device.max_parameter_size) - RESERVED) // (8 * roles))
     return min(next((size for size in SLOTS if size >= count), SLOTS[-1]), most)
@@ -240,7 +240,7 @@ def rule_source(
 def _word_macros(
     rule: Rule, of: Mapping[str, dtypes.DType], given: Sequence[dtypes.DType], compute: str, slots: int, lines: Sequence[str]
 ) -> dict[str, str]:
-    """Return the text that replaces each macro word of ``update.cl``."""
+    """Return the texts that replace the macro words of the kernel file, except ``AHEAD``."""
     kinds = {name: f"__global {'' if name in rule.writes else 'const '}{of[name].c_storage}*" for name in rule.tensors}
     cases = [f"case {slot}: {' '.join(f't_{name} = {name}_{slot};' for name in kinds)} break;" for slot in range(slots)]
     cases[-1] = cases[-1].replace(f"case {slots - 1}:", "default:")

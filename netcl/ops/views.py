@@ -1,7 +1,7 @@
 """Views: slices and transpositions are copies, which this module keeps consistent with the tensor they were taken from.
 
-A :class:`Place` holds the position of a view in the memory of its base. A write to a view also writes the base. After a write to the
-base, views that hold a copy become deferred tensors, which are copied again at their next use. Reading costs nothing extra.
+A :class:`Place` holds the position of a view in the memory of its base. A write to a view writes its base. After a write to the base,
+views that hold a copy become deferred tensors, which are copied again at their next use.
 """
 
 from __future__ import annotations
@@ -329,7 +329,7 @@ def write_into(t: Tensor, values: Tensor, strides: Sequence[int] | None = None) 
 
 
 def publish(t: Tensor) -> None:
-    """Copy the values of the view ``t`` to its base, after the memory of ``t`` has been written."""
+    """Record that the memory of ``t`` has been written; if ``t`` is a view with a copy, write its values to its base."""
     if is_copy(t):
         own = Tensor(t.realize(), t.shape, t.dtype, t.context, t.queue, t.lease)
         write_into(t, own)

@@ -1,7 +1,7 @@
-"""Attention in tiles: scores are computed and discarded block by block, so the full score matrix is never stored.
+"""Attention in tiles: kernels compute and discard scores block by block instead of storing the full score matrix.
 
-Forward keeps the log-sum-exp of each row; backward recomputes the scores from it. Three kernel files serve all devices:
-``cpu.cl`` (a vector lane per query), ``simt.cl`` (a work-group per block of queries) and ``mma.cl`` (matrix units of NVIDIA GPUs).
+Forward keeps the log-sum-exp of each row; backward recomputes the scores from it. The kernels are in ``cpu.cl`` (a vector lane per
+query), ``simt.cl`` (a work-group per block of queries) and ``mma.cl`` (matrix units of NVIDIA GPUs).
 """
 
 from __future__ import annotations
@@ -200,7 +200,7 @@ class _AttentionCall(NamedTuple):
 
 
 def quad_macros(dtype: str) -> dict[str, str]:
-    """Return the macros by which ``simt.cl`` loads and stores four elements at once."""
+    """Return the macros by which ``simt.cl`` loads and, except for 16-bit dtypes, stores four elements at once."""
     read = {"X_QUAD(p)": launch.QUADS.get(dtype, "(*(__global const real4*)(p))")}
     return read if dtype in HALVES else {**read, "X_QUAD_STORE(p, v)": "(*(__global real4*)(p) = (v))"}
 
@@ -348,7 +348,7 @@ def scaled_dot_product_attention(
     ``mask`` (torch's ``attn_mask``) broadcasts to ``(..., N, M)``: true where a key takes part, or numbers added to the scores.
     ``scale`` is ``1 / sqrt(D)`` by default.
     ``causal`` (torch's ``is_causal``) lets query i attend to keys up to i. k and v may have fewer heads than q (grouped queries). A query
-    without keys gives 0. With ``dropout_p`` the matrix of probabilities is stored; without it, no matrix of that size is.
+    with all keys masked gives 0. With ``dropout_p``, and for gradients of ``mask``, the matrix of probabilities is stored.
 
     >>> from netcl import ops
     >>> ops.scaled_dot_product_attention([[1.0]], [[1.0]], [[7.0]]).tolist()

@@ -33,7 +33,7 @@ def round_positions(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _turn_heads(q, groups, size, lengths, frequencies, query_norm, key_norm, eps):
-    """Normalize the heads of queries and keys in a projection, then rotate them by their positions."""
+    """Normalize the heads of queries and keys in a projection, then rotate them by their positions; ``None`` skips a step."""
     heads = np.moveaxis(q.reshape(*q.shape[:2], -1, size), 2, 1).astype(np.float64)
     for weight, part in ((query_norm, np.s_[:, : -2 * groups]), (key_norm, np.s_[:, -2 * groups : -groups])):
         if weight is not None:
@@ -198,7 +198,7 @@ def cached_attention(
       **value_scales** ``(batch, kv_heads, positions, 1)``: a position is rounded when it is written, but the call that
       writes it uses the exact values.
     - **lengths**: ``(batch,)`` integers, the number of filled positions of each sequence; read on the device, so that a compiled step
-      works for every length. Positions beyond the end of the cache are not written; the caller must not exceed it.
+      works for every length. The new positions must fit into the cache.
     - **query_norm**, **key_norm**, **frequencies**: heads of a projection are normalized by an RMS norm with these weights and **eps** and
       rotated by :func:`rope` at the positions that ``lengths`` gives, two elements per frequency.
     - **window**: how many positions a query sees, itself included; 0 for all. **softcap**: ``c * tanh(score / c)`` for the scores.

@@ -1,4 +1,4 @@
-"""Attention with a stored score matrix: the NumPy backend (by blocks of queries), and gradients of gradients."""
+"""Attention with a stored score matrix: the NumPy backend (by blocks of queries), gradients of masks, and second derivatives."""
 
 from __future__ import annotations
 

@@ -74,7 +74,7 @@ NO_MASK = Mask(None, 0, (0, 0, 0, 0), (1, 1, 1, 1))
 
 
 def mask_of(op: str, mask: Tensor | None, q: Tensor, sizes: HeadSizes) -> Mask:
-    """Return ``mask`` with its strides; raises ``ShapeError`` if ``mask`` does not broadcast to the scores."""
+    """Return ``mask`` with its strides; raises if ``mask`` does not broadcast to the scores or is neither bool nor floats."""
     if mask is None:
         return NO_MASK
     launch.check_dtype(op, mask, ("bool", *launch.FLOATS), "mask")

@@ -45,7 +45,7 @@ def _convolve(name: str, x: Any, w: Any, bias: Any, options: tuple[Any, ...], re
 
 
 def conv2d_with(x: Tensor, w: Tensor, extras: Extras, g: Geometry, kept: bool = False) -> Tensor:
-    """Return the result of :func:`conv2d` with the ops of ``extras`` applied, from one kernel; OpenCL devices only.
+    """Return the result of :func:`conv2d` with the ops of ``extras`` as its epilogue; OpenCL devices only.
 
     ``kept``: ``w`` is a constant of a recording.
     """
@@ -148,7 +148,7 @@ def conv2d_relu(
     x: Tensor, w: Tensor, bias: Tensor | None = None, *, stride: Pair = 1, padding: Padding = 0, dilation: Pair = 1, groups: int = 1,
     pad: Padding | None = None,
 ) -> Tensor:  # fmt: skip
-    """``relu(conv2d(x, w, bias, ...))`` in one kernel."""
+    """``relu(conv2d(x, w, bias, ...))`` as one op."""
     return _convolve("conv2d_relu", x, w, bias, _conv_options(stride, padding, dilation, groups, pad), relu=True)
 
 
@@ -224,7 +224,7 @@ def conv2d_weight_grad(
 ) -> Tensor:
     """Compute the gradient of :func:`conv2d` with respect to weights of height and width ``kernel``.
 
-    Sums run in an order that depends only on the sizes and the device: two runs agree bit for bit.
+    Sums have a fixed order: two runs with the same kernel agree bit for bit.
     """
     name = "conv2d_weight_grad"
     dy, x = _conv_tensors(name, dy=dy, x=x)

@@ -5,8 +5,8 @@ With the windows of all images side by side, ``cols`` of ``(channels x taps, ima
     y = w cols,    dw = dy cols',    dx = fold(w' dy),
 
 where ``y`` and ``dy`` have their filters outermost, so a copy permutes the axes. Large images, and gradients of few weights, use one
-product per image instead; then a 1 x 1 kernel needs no columns at all. Columns repeat a pixel once per window that contains it.
-Writing and reading columns pays only where products run on matrix units and the other convolution kernels do not.
+product per image instead; then a 1 x 1 kernel without stride and padding needs no columns. Columns repeat a pixel once per window that
+contains it. By default they are used for float32 on NVIDIA's matrix units, where a model expects a gain.
 """
 
 from __future__ import annotations
@@ -158,8 +158,8 @@ def columns_product(job: Job) -> gemm.Matmul:
 def _apart(job: Job) -> bool:
     """Whether every image is a separate product, so that no axes are permuted.
 
-    True if the pixels of an image fill the tiles of products; for weight gradients, if the gradients of all images are smaller than the
-    copy with permuted axes.
+    True if the pixels of an image fill the tiles of products, except in a forward pass with a bias; for weight gradients, if those of all
+    images are smaller than the copy with permuted axes.
     """
     g, pixels = job.g, job.g.oh * job.g.ow
     if job.kind == WEIGHT_GRAD:

@@ -14,7 +14,7 @@ from netcl.ops.pointwise import cast
 
 
 def widened(run: Callable[..., None]) -> Callable[..., None]:
-    """Return an algorithm for every dtype, made from one that supports only the accumulation type.
+    """Return an algorithm that also supports float16 and bfloat16, made from one that supports only the accumulation type.
 
     Inputs of float16 and bfloat16 are cast before the launch. Results are rounded when they are stored or, for weight gradients, by a
     further cast.

@@ -1,4 +1,4 @@
-"""Sizes of a two-dimensional convolution, derived from the arguments of a call and checked once."""
+"""Sizes of a two-dimensional convolution, derived from the arguments of a call, which are checked."""
 
 from __future__ import annotations
 

@@ -72,7 +72,7 @@ class Job(NamedTuple):
         return math.prod(self.g.w_shape) * self.g.n * self.g.oh * self.g.ow
 
     def is_few(self, units: int) -> bool:
-        """Whether the results are too few for one tile per compute unit; false for weight gradients, whose kernels all split their sums."""
+        """Whether the results are too few for one tile per compute unit; false for weight gradients."""
         return self.kind != WEIGHT_GRAD and self.pixels * self.filters * self.classes * self.g.groups < FEW_RESULTS * units
 
     @property
@@ -86,7 +86,7 @@ class Job(NamedTuple):
         return dtypes.sum_dtype(self.dtype)
 
     def variant(self, config: KernelConfig) -> KernelVariant:
-        """Return the configuration's variant, or CONV2D_NAIVE for groups of one or two filters, which would leave tiles mostly empty."""
+        """Return the configuration's variant, or CONV2D_NAIVE for groups of one or two filters unless ``form`` is tiles."""
         return KernelVariant.CONV2D_NAIVE if self.filters <= THIN and config.extra.get("form") != "tiles" else config.variant
 
     @property
@@ -111,5 +111,5 @@ class ConvOperands(NamedTuple):
         return self.weight if self.bias is None else self.bias, self.result if self.residual is None else self.residual, self.result
 
     def room(self, *shape: int, dtype: str) -> Tensor:
-        """Allocate scratch memory for values that one launch writes and another reads."""
+        """Allocate scratch memory."""
         return Tensor.empty(shape, dtype, queue=self.result.queue)

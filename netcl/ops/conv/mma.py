@@ -1,7 +1,8 @@
 """Convolutions of 16-bit tensors on NVIDIA's matrix units (``mma.cl``): when to use them, tiles, and splits of the sum.
 
-The first launch puts the channels of every pixel side by side and packs the weights. The second is the convolution: a product whose
-right operand is gathered while it is copied to local memory. A weight gradient is summed in parts, which a last launch adds and rounds.
+A first launch puts the channels of every pixel side by side and packs the weights, if the pass reads weights. The convolution is a
+product whose right operand is gathered while it is copied to local memory. A weight gradient is summed in parts, which a last launch
+adds and rounds.
 """
 
 from __future__ import annotations

@@ -172,7 +172,7 @@ def _tap_span(g: Geometry) -> tuple[int, int]:
 def _form(job: Job, config: KernelConfig, width: int) -> str:
     """Return how a weight gradient is computed, ``rows`` (weights.cl) or ``panel``, by configuration or vector size; else an empty string.
 
-    Narrow vectors touch one cache line per pixel, a power of two apart: those lines evict each other, and a packed panel is faster.
+    Narrow vectors touch one cache line per pixel. Lines that are a power of two apart evict each other, so a packed panel is faster.
     """
     if job.kind != WEIGHT_GRAD:
         return ""

@@ -1,4 +1,4 @@
-"""Matrix products: ``matmul`` and the ops built on it. The kernels are chosen in :mod:`netcl.ops.matmul.gemm`."""
+"""Matrix products: ``matmul``, ``linear`` and related ops. The kernels are chosen in :mod:`netcl.ops.matmul.gemm`."""
 
 from __future__ import annotations
 
@@ -134,8 +134,8 @@ def _matmul_ref(a, b, transpose_a=False, transpose_b=False):
 def matmul(a: Tensor, b: Tensor, *, transpose_a: bool = False, transpose_b: bool = False) -> Tensor:
     """The matrix product of the last two axes; batch axes broadcast, vectors are rows on the left and columns on the right.
 
-    ``transpose_a`` and ``transpose_b`` multiply by the transposed operand without copying it. float16 and bfloat16 are summed in
-    float32, integers exactly (modulo their width).
+    ``transpose_a`` and ``transpose_b`` multiply by the transposed operand. float16 and bfloat16 are summed in float32, integers
+    exactly (modulo their width).
 
     >>> matmul(Tensor.ones((2, 3)), Tensor.ones((3, 4))).shape
     (2, 4)
@@ -149,7 +149,7 @@ def matmul(a: Tensor, b: Tensor, *, transpose_a: bool = False, transpose_b: bool
 
 
 def matmul_with(a: Tensor, b: Tensor, extras: Extras, transpose_a: bool, transpose_b: bool) -> Tensor:
-    """Return the result of :func:`matmul` with the ops of ``extras`` applied, from one kernel; OpenCL devices only."""
+    """Return the result of :func:`matmul` with the ops of ``extras`` as its epilogue; OpenCL devices only."""
     left, right, shape, result = _product_shapes(a.shape, b.shape, transpose_a, transpose_b)
     if 0 in shape:
         return Tensor.empty(result, extras.finish.stored, queue=a.queue)
@@ -218,7 +218,7 @@ def _launch_affine(x: Any, w: Any, bias: Any, activation: str | None) -> Tensor:
 
 
 def affine_with(x: Tensor, w: Tensor, extras: Extras) -> Tensor:
-    """Return ``x w'`` with the ops of ``extras`` applied, from one kernel; OpenCL devices only."""
+    """Return ``x w'`` with the ops of ``extras`` as its epilogue; OpenCL devices only."""
     shape, rows = (*x.shape[:-1], w.shape[0]), math.prod(x.shape[:-1])
     if 0 in shape:
         return Tensor.empty(shape, extras.finish.stored, queue=x.queue)
@@ -289,7 +289,7 @@ _PLAIN_ACTIVATIONS: dict[str, Callable[[Any], Any]] = {
     errors=_LINEAR_ERRORS[:0],
 )
 def affine_activated(x: Tensor, w: Tensor, bias: Tensor | None = None, *, activation: str) -> Tensor:
-    """``linear`` with an activation, in one kernel; the result is kept for backward."""
+    """``linear`` with an activation, as one op; the result is kept for backward."""
     return _launch_affine(x, w, bias, activation)
 
 
@@ -307,7 +307,7 @@ def affine_activated(x: Tensor, w: Tensor, bias: Tensor | None = None, *, activa
 def linear(F: Any, x: Tensor, w: Tensor, bias: Tensor | None = None, activation: str | None = None) -> Tensor:
     """``activation(x w' + bias)`` over the last axis of ``x``; ``w`` is ``(out_features, in_features)``, as in torch.
 
-    ``activation`` is one of ``relu``, ``tanh``, ``sigmoid``, ``silu`` and ``gelu``, computed in the same kernel.
+    ``activation`` is ``None`` or one of ``relu``, ``tanh``, ``sigmoid``, ``silu`` and ``gelu``.
     """
     if activation is None:
         return F.affine(x, w, bias)

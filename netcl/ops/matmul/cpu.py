@@ -71,7 +71,7 @@ def _group_rows(p: Matmul, tile: _Tile, panels: int, profile: DeviceProfile) -> 
 
 
 def _panels(queue: Any, p: Matmul, config: KernelConfig, profile: DeviceProfile, t: Operands) -> None:
-    """Multiply with B packed into local memory; A is packed first if it is transposed and large, or has a narrower dtype.
+    """Multiply with B packed into local memory; A is packed first if it is transposed and large, or of another dtype and read often.
 
     If the result gives fewer groups than cores, k is split: its parts are batches of a product whose results are added.
     """
@@ -139,7 +139,7 @@ def _panel_kernel(queue: Any, p: Matmul, tile: _Tile, **macros: int) -> Any:
 
 
 def _cpu_splits(p: Matmul, tiles: int, profile: DeviceProfile) -> int:
-    """Return into how many equal parts k is split so that every core gets a register tile."""
+    """Return into how many equal parts k is split so that, if possible, every core gets a register tile."""
     wanted = min(-(-profile.max_compute_units // max(1, tiles)), p.k // gemm.SPLIT_DEPTH)
     return 1 if p.batches > 1 else next((n for n in range(wanted, 1, -1) if p.k % n == 0), 1)
 

@@ -1,4 +1,4 @@
-"""Einstein's summation, reduced to permutations, sums and matrix products."""
+"""Einstein's summation, reduced to permutations, sums, and elementwise and matrix products."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Launches matrix products: which kernel, with which tiles, over which work-groups.
 
 The selector gives a configuration; :func:`product_algorithm` finds the algorithm that runs it. A configuration may name a *tier* in
-``extra["tier"]``: ``cpu`` (kernels for CPUs), ``simt`` (kernels for every GPU) or the name of a vendor's algorithm.
+``extra["tier"]``: ``cpu`` (kernels for CPUs), ``simt`` (kernels for every GPU) or the name of an algorithm.
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ class Operands(NamedTuple):
 
     @property
     def end(self) -> tuple[Tensor, Tensor, Tensor]:
-        """The last tensors of every kernel: bias, residual and result. The result stands in for a missing tensor."""
+        """The tensors of an epilogue: bias, residual and result. The result stands in for a missing tensor."""
         return self.out if self.bias is None else self.bias, self.out if self.residual is None else self.residual, self.out
 
     def sums(self, count: int) -> Tensor:
@@ -346,7 +346,7 @@ def portable_cost(p: Matmul, profile: DeviceProfile) -> float:
 
 
 def _working_block(p: Matmul, config: KernelConfig, profile: DeviceProfile) -> Block:
-    """Return the configuration's block, adjusted so that the device allows its work-group and one buffer fits in local memory."""
+    """Return the configuration's block, adjusted, if possible, so that the device allows its work-group and local memory holds a buffer."""
     bm, bn, bk, per_item = config.tile_m, config.tile_n, config.tile_k, config.work_per_thread
     rows, slices = config.extra.get("rows_per_item") or per_item, config.extra.get("slices") or 1
     if config.extra.get("form") == "slices":

@@ -1,10 +1,10 @@
 """Products on the matrix units of NVIDIA GPUs from compute capability 8.0, by ``mma.sync`` (mma.cl): a separate tier.
 
-16-bit operands are multiplied directly and summed in float32. float32 operands are split into two TF32 values, whose three
-products are summed per slice of 32 terms and added in float32: within four times the error of a plain float32 sum, and below it from a
-few hundred terms on. With ``set_matmul_precision("medium")`` operands are rounded to TF32 instead.
+16-bit operands of one dtype are multiplied directly and summed in float32. float32 operands are split into two TF32 values, whose
+three products are summed per slice of 32 terms and added in float32: within four times the error of a plain float32 sum, and below it
+from a few hundred terms on. With ``set_matmul_precision("medium")`` operands are rounded to TF32 instead.
 
-Kernels copy 16 bytes at a time. An operand whose rows are not aligned to that, or whose dtype differs from the other's, is copied first
+Kernels copy 16 bytes at a time. An operand whose rows are not aligned to that, or that the units take in another dtype, is copied first
 (pad.cl). The cost model includes this copy, so small products of that kind use the portable kernels.
 """
 

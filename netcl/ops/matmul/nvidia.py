@@ -1,9 +1,8 @@
 """Decides whether the matrix units of NVIDIA GPUs may be used. ``NETCL_MATRIX_UNITS=0`` disables them.
 
 The units are used through inline PTX (ptx.cl), which is not part of OpenCL C. A device uses a tier built on them only if its compute
-capability allows it and the tier is *trusted*: once per context and dtype, the driver has built the tier's kernels and a product
-of odd sizes was correct. Otherwise the portable kernels run.
-An algorithm's ``when`` calls :func:`capable`, which is cheap; its ``probe`` calls :func:`trusted`.
+capability allows it and the tier is *trusted*: the driver has built the tier's kernels and a small test was correct. Otherwise other
+kernels run. An algorithm's ``when`` calls :func:`capable`, which is cheap; its ``probe`` calls :func:`trusted` or :func:`verdict`.
 """
 
 from __future__ import annotations

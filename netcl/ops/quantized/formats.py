@@ -4,9 +4,9 @@ A block of a quantized kind holds unsigned codes of 32 or 256 weights and the fa
 
     weight = (d * scale) * (code - offset) + minimum        minimum = m, or -(m * lower) where groups have their own scales
 
-``d`` and ``m`` are float16 and one per block; ``scale`` and ``lower`` are small integers and one per group. :func:`split_blocks` returns
-the :class:`Parts` of blocks and :func:`join_blocks` is its inverse; only these two depend on the bit layout. The values are bit-equal to
-those of the ``gguf`` package, and so are the blocks of kinds that this package can quantize.
+``d`` and ``m`` are float16 and one per block; ``scale`` and ``lower`` are small integers and one per group. IQ4 kinds have values of
+:data:`CODEBOOK` in place of ``code - offset``. :func:`split_blocks` returns the :class:`Parts` of blocks; :func:`join_blocks` is its
+inverse. The values are bit-equal to those of the ``gguf`` package, and so are the blocks of kinds that it can quantize.
 """
 
 from __future__ import annotations
@@ -224,10 +224,10 @@ def _units(codes: np.ndarray, kind: Kind) -> np.ndarray:
 
 
 def quantize(array: Any, kind: str | Kind) -> np.ndarray:
-    """Return the blocks of an array as uint8, (..., bytes of a row). The last axis must hold whole blocks; values must be finite.
+    """Return the blocks of an array as uint8, (..., bytes of a row). The last axis must hold whole blocks.
 
-    Q4_0, Q4_1, Q5_0, Q5_1 and Q8_0 round as GGUF's reference does. The other kinds try several scales for each group and use
-    the one with the smallest weighted squared error.
+    F32, F16 and BF16 are casts; other kinds require finite values. Q4_0, Q4_1, Q5_0, Q5_1 and Q8_0 round as GGUF's reference does. The
+    others try several scales for each group and use the one with the smallest weighted squared error.
     """
     row = kind_of(kind)
     x = np.asarray(array)
@@ -271,7 +271,7 @@ def _half(d: np.ndarray) -> np.ndarray:
 
 
 def _round_blocks(x: np.ndarray, kind: Kind) -> Parts:
-    """Return the parts of blocks, rounded as GGUF's reference does: the extreme value of a block determines its scale."""
+    """Return the parts of blocks, rounded as GGUF's reference does: the extreme values of a block determine its scale."""
     levels, m = (1 << kind.bits) - 1, None
     if kind.name == "Q8_0":
         d = np.abs(x).max(axis=1, keepdims=True) / np.float32(127)

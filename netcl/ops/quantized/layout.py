@@ -1,11 +1,11 @@
 """The device layout of packed weights: strips of 16 rows. The layout is lossless; :func:`unpack_strips` restores the blocks of GGUF.
 
-A record is one block of each row of a strip (32 columns of F16 and BF16), field by field, with the rows of a field side by side::
+A record holds one block of each row of a strip, or 32 values of F16 and BF16: the fields of its kind, each with rows side by side::
 
     half d[16], half m[16], uchar scales[groups][16], uchar lower[groups][16], uint words[block / 32][words of 32 codes][16]
 
 A word holds the low or high bits of codes that lie four apart, so that a shift and a mask extract four codes of a row (codes.cl).
-For 4-bit codes, the second and third of these four are exchanged. CPUs load 16 or 4 rows as a vector, portable kernels 4;
+For 4-bit codes, the second and third of these four are exchanged. CPUs load 4 to 16 rows as a vector, portable GPU kernels 4;
 matrix units load two rows and a quarter of the columns per lane.
 Scales of 6 bits take a byte: Q4_K has 148 bytes per 256 weights instead of 144. Codes of Q8_0 are signed.
 """
@@ -42,7 +42,7 @@ def record_size(kind: Kind) -> tuple[int, int]:
 
 
 def device_bytes(kind: Kind, shape: tuple[int, int], op: str = "quantized_linear") -> int:
-    """Return the bytes of packed weights, with rows padded to whole strips. Raises ``ShapeError`` unless columns are whole records."""
+    """Return the bytes of packed weights, with rows padded to whole strips. Raises ``ShapeError`` for F32 and partial records."""
     step, size = record_size(kind)
     if shape[1] % step or kind.name == "F32":
         what = f"the columns of {kind.name} must be a multiple of {step}" if shape[1] % step else "packed weights must not be F32"

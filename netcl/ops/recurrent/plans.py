@@ -71,7 +71,7 @@ class Layer(NamedTuple):
         return {FORWARD_PART: self.width, PROJECT: self.hidden, BACK_PROJECT: self.width}.get(part, GATES[self.kind] * self.hidden)
 
     def launched(self, count: int) -> Iterator[tuple[int, int, int]]:
-        """Yield part, first step and end step of each launch, ``count`` steps each. The step after the last computes h0's gradient."""
+        """Yield part, first step and end step of each launch of up to ``count`` steps; backward has a further step for a given h0."""
         last = self.steps + (self.backward and self.flags & INITIAL > 0)
         for start in range(0, last, count):
             for part in self.parts:
@@ -81,7 +81,7 @@ class Layer(NamedTuple):
 
 
 class LayerOperands(NamedTuple):
-    """Weights by part, and the other arguments of the kernels in entry.cl, in order; the last is :func:`late_flag`."""
+    """Weights by part, and the other tensors that the kernels in entry.cl take, in order; the last is :func:`late_flag`."""
 
     weights: Mapping[int, Tensor]
     rest: tuple[Tensor, ...]
@@ -188,7 +188,7 @@ def _cpu(queue: Any, layer: Layer, profile: Any, t: LayerOperands, whole: bool) 
 
 
 def _suits_whole(layer: Layer, config: KernelConfig, profile: Any) -> bool:
-    """Whether a core runs all steps of its rows in one launch: not with a projection, which needs two kernels, or with large weights."""
+    """Whether a core runs all steps of its rows in one launch: not with a projection; with a named tier or small enough weights."""
     if layer.width != layer.hidden:
         return False
     size = GATES[layer.kind] * layer.hidden * layer.width * DTYPES[layer.dtype].itemsize
@@ -237,7 +237,7 @@ def _block(layer: Layer, part: int, profile: Any, extra: Mapping[str, Any], core
 
 
 def _persistent_block(layer: Layer, config: KernelConfig, profile: Any) -> _Block | None:
-    """Return a division into groups that run concurrently, at most one per compute unit, and hold their weights; ``None`` if impossible."""
+    """Return a division into groups that run concurrently, at most one per compute unit, and hold their weights; ``None`` if unsuitable."""
     if layer.width != layer.hidden or layer.dtype != "float32" or layer.steps < 2:
         return None
     (part,) = layer.parts
@@ -291,7 +291,7 @@ def _trusted(queue: Any, layer: Layer, config: KernelConfig) -> bool:
 
 
 def _waits_right(queue: Any, profile: Any) -> bool:
-    """Whether a small layer over all compute units equals NumPy's result, and no group timed out."""
+    """Whether a small layer over all compute units agrees with NumPy's result, and no group timed out."""
     hidden, rows = 32, 8 * max(1, profile.max_compute_units // 4)
     layer, rng = Layer("lstm", 4, rows, hidden, hidden, "float32"), np.random.default_rng(0)
     gx, weight = (rng.standard_normal(shape, np.float32) for shape in ((4, rows, 4 * hidden), (4 * hidden, hidden)))
