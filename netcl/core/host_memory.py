@@ -76,7 +76,7 @@ def _address_space() -> float:
 
 
 def _control_group() -> float:
-    """Return the bytes left to this process's control groups (version 2); file caches count as free."""
+    """Return the bytes left to this process's control groups (version 2); inactive file caches count as free."""
     path = next((line[3:] for line in _text("/proc/self/cgroup").splitlines() if line.startswith("0::")), None)
     found = [math.inf]
     for folder in () if path is None else (Path(path), *Path(path).parents):
