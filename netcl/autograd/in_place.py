@@ -164,7 +164,7 @@ def _rebase_family(x: Tensor, place: views.Place, history: views.SharedHistory, 
 
 
 def recorded_setitem(x: Tensor, index: Any, value: Any) -> Tensor:
-    """Run ``x[index] = value`` and return ``x``; if it is recorded, gradients flow to ``value`` and, for other elements, to the old ``x``."""
+    """Run ``x[index] = value`` and return ``x``; if recorded, gradients flow to ``value`` and, for other elements, to the old ``x``."""
     _check_target("setitem", x, (value,), {})
     if isinstance(value, Tensor) and views.is_copy(value) and value.writes is x.writes and _is_item(x, index, value):
         return x  # x[index] += y: the write to the view has already changed x

@@ -47,7 +47,7 @@ def apply_op(name: str, *args: Any, **kwargs: Any) -> Any:
 
 
 def _torchs_words(row: Any, parameters: Mapping[str, Any]) -> dict[str, str]:
-    """Map torch's parameter names of an op to netcl's; those of ``max`` and ``min`` only for inputs, as their ``dim`` differs from ``axis``."""
+    """Map torch's parameter names to netcl's; for ``max`` and ``min`` only those of inputs, as their ``dim`` is not ``axis``."""
     words = {} if row.name in ("max", "min") else {theirs: ours for theirs, ours in TORCHS_WORDS if ours in parameters}
     words |= dict(zip(("input", "other"), row.inputs[row.name in ("where", "searchsorted") :], strict=False))  # their input is the second
     words |= {name: name for name, (rows, _) in EXTRAS.items() if row.name in rows}
@@ -214,7 +214,7 @@ def _linked(row: Op, forward: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def learns(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-    """Whether a call must be recorded: gradients are enabled, and a tensor among the arguments, or in a list or tuple there, requires one."""
+    """Whether a call must be recorded: gradients are enabled, and a tensor in the arguments (or in a list or tuple) requires one."""
     for x in (*args, *kwargs.values()) if kwargs else args:
         if isinstance(x, Tensor):
             if x._learns:

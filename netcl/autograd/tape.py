@@ -264,7 +264,7 @@ def after_backward(callback: Callable[[], None]) -> None:
 
 
 def expect_backward(owner: object, failed: Callable[[BaseException], None]) -> None:
-    """Call ``failed``, a method of ``owner``, with the error of each later backward of this thread that fails; both are referenced weakly."""
+    """Call ``failed``, a method of ``owner``, with the error of each backward of this thread that fails; both are referenced weakly."""
     modes.expecting[id(owner)] = weakref.WeakMethod(failed)
 
 
@@ -624,7 +624,7 @@ def is_grad_enabled() -> bool:
 
 
 def get_current_tape() -> Tape | None:
-    """Return the tape that lists the nodes of this thread, set by ``with Tape()`` or :func:`set_current_tape`; ``None`` if there is none."""
+    """Return the tape that lists the nodes of this thread, set by ``with Tape()`` or :func:`set_current_tape`, or ``None``."""
     return modes.tape
 
 

@@ -37,8 +37,8 @@ class Arena:
     """A best-fit allocator over segments: a request takes the last released buffer if its size is equal, else the smallest free range.
 
     If none is large enough, the arena releases entirely free segments, the largest first, and allocates one segment in their place.
-    ``create`` and ``part_of`` allocate a buffer and a sub-buffer from the driver; ``resized`` receives the number of bytes allocated (or, negative, released). A segment that
-    replaces others is not larger than ``limit``, unless the request itself is.
+    ``create`` and ``part_of`` allocate a buffer and a sub-buffer from the driver; ``resized`` receives the number of bytes allocated (or,
+    negative, released). A segment that replaces others is not larger than ``limit``, unless the request itself is.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
 """A command list takes the place of a queue and collects commands instead of enqueuing them.
 
 An op allocates memory and enqueues kernels, fills and copies. On tensors of a command list, the same code appends these commands to the
-list, over memory that has no address yet. :mod:`netcl.engine.plan` turns the list into a plan for later calls with operands of the same shapes and dtypes.
+list, over memory that has no address yet. :mod:`netcl.engine.plan` turns the list into a plan for operands of the same shapes and dtypes.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class PlannedMemory:
 
 
 class Launch(NamedTuple):
-    """A planned launch of a kernel. ``args``: numbers, local memory, constants, memory of the plan (``At``), numbers of a run (``Given``)."""
+    """A planned launch. ``args``: numbers, local memory, constants, memory of the plan (``At``), numbers of a run (``Given``)."""
 
     kernel: Any
     sizes: tuple[int, ...]
@@ -82,7 +82,7 @@ class HostStep(NamedTuple):
 
 
 class PlanningState:
-    """The state of a command list: that of its queue, but the backend is the list, its plans are separate, and drawing random numbers raises."""
+    """The state of a command list: that of its queue, but the backend is the list, plans are separate, and random numbers raise."""
 
     def __init__(self, state: Any, commands: CommandList):
         self._state, self.context, self.backend = state, state.context, commands

@@ -124,7 +124,7 @@ class OpenCLBackend:
     def send(
         self, array: Any, stored: np.ndarray, dtype: dtypes.DType, async_copy: bool | None, use_pinned: bool | None, share: bool
     ) -> Transfer:
-        """Copy ``stored``, which may share memory with the user's ``array``, to the device; ``share`` uses it in place where memory is shared."""
+        """Copy ``stored``, which may share memory with the user's ``array``, to the device; ``share`` uses it in place where it can."""
         if self.integrated and stored.nbytes and (share or not use_pinned):
             return self._in_place(array, stored, share)
         handle = self.pool.allocate(stored.nbytes, what=f"{stored.shape} {dtype.name}")
