@@ -609,10 +609,7 @@ class set_detect_anomaly(_Setting):
 
 
 class detect_anomaly(set_detect_anomaly):
-    """A context manager that raises if a recorded op returns, or has a gradient with, NaN or Inf: ``with detect_anomaly(): ...``.
-
-    The error names the op, its call site and the first bad index. The checks are slow.
-    """
+    """A context manager that raises, with op and call site, if a recorded op or its gradient has NaN or Inf: ``with detect_anomaly():``."""
 
     def __init__(self) -> None:
         super().__init__(True)

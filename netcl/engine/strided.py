@@ -91,7 +91,7 @@ def widen(copy: Copy, most: int = 16) -> Copy:
 
 
 def widen_rows(x: Tensor, y: Tensor, inner: int) -> tuple[int, int]:
-    """Return the widest element, up to 16 bytes, that fits rows of ``inner`` elements and their alignment: its bytes, and the number per row."""
+    """Return the widest element, up to 16 bytes, for rows of ``inner`` elements and their alignment: its bytes, and the number per row."""
     itemsize = wide = dtypes.DTYPES[x.dtype].itemsize
     while inner * itemsize % (2 * wide) == 0 and 2 * wide <= alignment(x, y):
         wide *= 2
