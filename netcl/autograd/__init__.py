@@ -1,4 +1,4 @@
-"""The ops of ``netcl.ops`` as functions that are recorded for gradients, the backward pass, and user-defined functions.
+"""Gradients: functions that run and record the ops of ``netcl.ops``, the backward pass, and user-defined functions.
 
 ``import netcl.autograd as ag``.
 """

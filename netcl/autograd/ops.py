@@ -1,4 +1,4 @@
-"""Functions that run an op and record it if gradients need it. Generated from the table of ops; typed in ``ops.pyi``."""
+"""Functions that run an op and record it if gradients need it. Most are generated from the table of ops; typed in ``ops.pyi``."""
 
 from __future__ import annotations
 

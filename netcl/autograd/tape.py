@@ -528,7 +528,7 @@ def grad(
 ) -> tuple[Tensor | None, ...]:
     """Return the gradients of ``outputs`` with respect to ``inputs``; does not change ``.grad`` of leaves.
 
-    ``create_graph=True`` records the gradients themselves. For an unused input, it raises or, if ``allow_unused``, returns ``None``.
+    ``create_graph=True`` records the gradients themselves. An unused input raises or, with ``allow_unused=True``, gives ``None``.
     """
     outs, ins = _listed("outputs", outputs), _listed("inputs", inputs)
     given = [None] * len(outs) if grad_outputs is None else _listed("grad_outputs", grad_outputs, type(None))

@@ -143,7 +143,7 @@ def score(profile: ExtendedDeviceProfile) -> tuple[int, float]:
 
 
 class DeviceManager:
-    """Finds devices and returns their handles; all selectors of a physical device return the same handle, with one context and queue.
+    """Finds devices and returns their handles; all names of a physical device give the same handle, with one context and queue.
 
     >>> DeviceManager().default("cpu").device_name
     'NumPy'
@@ -192,7 +192,7 @@ class DeviceManager:
         return capabilities.device_type(dev)
 
     def default(self, device: Any = "auto", strict: bool = False) -> DeviceHandle | None:
-        """Return the handle of a device; ``None`` if there is no such device, but raises if ``NETCL_DEVICE`` names none.
+        """Return the handle of a device; ``None`` if there is no such device. ``"auto"`` raises if ``NETCL_DEVICE`` names none.
 
         ``device`` is one of: ``"auto"`` (``NETCL_DEVICE`` if set, else the best OpenCL device, else NumPy), ``"cpu"`` (NumPy),
         ``"gpu"`` (if there is none: the best OpenCL device and a warning, or ``None`` if ``strict``), ``"cl"``, ``"cl:cpu"``, ``"gpu:1"``,

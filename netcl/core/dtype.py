@@ -1,7 +1,7 @@
 """The dtype table: how a value is stored, how kernels load and store it, and in which type they compute.
 
 Half and bfloat16 are *storage* formats on every device: ``vload_half`` is core OpenCL and bfloat16 is a shift, so
-neither needs ``cl_khr_fp16``. Kernels compute in float32; only matrix units take them as operands.
+neither needs ``cl_khr_fp16``. Kernels convert them to float32, except for matrix units, which take them as operands.
 """
 
 from __future__ import annotations

@@ -291,7 +291,7 @@ class KernelSelector:
         self._renew()
 
     def select(self, op: str, shapes: Sequence[Sequence[int]], profile: DeviceProfile | None = None, dtype: str = "float32") -> Any:
-        """Return the kernel for ``op`` on operands of ``shapes``; ``None`` for an op without a policy and a matching registered kernel."""
+        """Return the kernel for ``op`` on operands of ``shapes``; ``None`` if it has neither a policy nor a matching registered kernel."""
         shapes = tuple(tuple(shape) for shape in shapes)
         if op not in RULES:
             return self._find_registered(op, shapes, self._profile(profile))

@@ -1,6 +1,6 @@
 """Tensor: a contiguous block of memory on a device, with shape, dtype and gradient.
 
-Every tensor is contiguous: ``reshape`` shares the buffer, and a slice or a transposition is a copy that :mod:`netcl.ops.views` keeps
+Every tensor is contiguous: ``reshape`` mostly shares the buffer, and a slice or a transposition is a copy that :mod:`netcl.ops.views` keeps
 in step with its base. Operators and other ops are called through :mod:`netcl.core.hooks`; they are defined in upper layers.
 
 A tensor may be *deferred*: its shape and dtype are known, but its values are computed by ``source`` when :meth:`Tensor.realize` is

@@ -42,7 +42,7 @@ QUADS = {
 def as_tensors(op: str, *values: Any) -> list[Any]:
     """Convert values to Tensors on the queue of the first Tensor (else the active device); ``None`` stays ``None``.
 
-    Python numbers take the first tensor's dtype, except bool, and floats only a float dtype. Raises ``DeviceError`` for several devices.
+    Python numbers take the first tensor's dtype, unless that is bool, or only the number is a float. Tensors of different devices raise.
     """
     queue = getattr(values[0], "queue", None) if values else None
     if queue is None and values and values[0] is None:

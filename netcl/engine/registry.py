@@ -4,7 +4,7 @@ Five kinds of rows: :class:`Pointwise` (one expression per element), :class:`Cho
 (map, combine, finish), :class:`Op` (its own Python function) and :class:`Composite` (a function of other ops). Eager kernels, the NumPy
 backend, the JIT, gradients, autocast, tests, the self-test and the documentation all read the same row.
 
-The language of expressions is Python and OpenCL C at once: ``+ - * /``, unary minus, one comparison at a time, numbers,
+Expressions consist of ``+ - * /``, unary minus, one comparison at a time, numbers, names,
 and the upper-case functions of :data:`netcl.engine.functions.FORMULA_FUNCTIONS`.
 """
 

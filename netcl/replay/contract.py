@@ -443,7 +443,7 @@ class Contract:
     def changed(self, by_itself: bool = False) -> str:
         """Return the name of a value that no longer fits its guard; empty if none. ``by_itself`` skips tensors that the function sets.
 
-        This runs before every replay: mostly loops over identities, with a call only where one differs.
+        This runs before every replay, so most of it is plain loops over identities.
         """
         for entry in self._mappings:
             holder, name, value, label = entry

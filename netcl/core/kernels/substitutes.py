@@ -31,7 +31,7 @@ _LONGS = f"long {_OVERLOADED} netcl_long(int x) {{ return as_long((int2)(x, x >>
 
 @lru_cache(maxsize=1)
 def _half_functions() -> str:
-    """Return OpenCL C for ``vload_half`` and ``vstore_half`` of widths 1 to 16, with macros that replace the driver's."""
+    """Return OpenCL C for ``vload_half`` and ``vstore_half`` of 1, 2, 4, 8 and 16 lanes, with macros that replace the driver's."""
     lines = []
     for n in ("", "2", "4", "8", "16"):
         f, u = f"float{n}", f"uint{n}"
