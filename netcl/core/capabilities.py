@@ -1,4 +1,4 @@
-"""Properties of a device, read once from the driver into a frozen profile.
+"""Properties of a device, read from the driver into a frozen profile.
 
 ``has_fp16`` tells whether the driver lists half precision, ``half_arithmetic`` whether a test kernel computed correctly in it. NVIDIA's
 driver does not list ``cl_khr_fp16``, but computes in half precision.

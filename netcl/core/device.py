@@ -68,10 +68,10 @@ class CPUQueue:
         self.netcl = QueueState(self)
 
     def finish(self) -> None:
-        """Do nothing: no work is ever pending."""
+        """Do nothing: NumPy calls are complete when they return."""
 
     def flush(self) -> None:
-        """Do nothing: no work is ever pending."""
+        """Do nothing: NumPy calls are complete when they return."""
 
     def __repr__(self) -> str:
         return f"CPUQueue({self.name!r})"

@@ -1,6 +1,6 @@
 """Estimates how much memory this process may still allocate: address-space limit, control group, free memory of the machine.
 
-CPU runtimes allocate from the process. PoCL aborts it when its own small allocations fail, so pools check the available memory first.
+CPU runtimes allocate from the process. PoCL aborts it when its own small allocations fail, so pools of CPUs check for free memory first.
 """
 
 from __future__ import annotations
