@@ -194,9 +194,10 @@ class DeviceManager:
     def default(self, device: Any = "auto", strict: bool = False) -> DeviceHandle | None:
         """Return the handle of a device; ``None`` if there is no such device. ``"auto"`` raises if ``NETCL_DEVICE`` names none.
 
-        ``device`` is one of: ``"auto"`` (``NETCL_DEVICE`` if set, else the best OpenCL device, else NumPy), ``"cpu"`` (NumPy),
-        ``"gpu"`` (if there is none: the best OpenCL device and a warning, or ``None`` if ``strict``), ``"cl"``, ``"cl:cpu"``, ``"gpu:1"``,
-        ``"0:1"`` (platform:device), a number, part of a name, a callable that takes the profile, a ``cl.Device``, a queue or a handle.
+        - ``"auto"``: ``NETCL_DEVICE`` if set, else the best OpenCL device, else NumPy.
+        - ``"gpu"``: if there is none, the best OpenCL device and, once, a warning; ``None`` if ``strict``.
+        - ``"cpu"`` (NumPy), ``"cl"`` (the best OpenCL device), ``"cl:cpu"``, ``"gpu:1"``, ``"0:1"`` (platform:device), or a number.
+        - Part of a name, a callable that takes the profile, a ``cl.Device``, a queue, a tensor or a handle.
         """
         if isinstance(device, DeviceHandle):
             return device

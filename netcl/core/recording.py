@@ -1,9 +1,8 @@
 """The functions by which netcl reports to a recorder while a step is recorded.
 
-A recorder observes launches, transfers and allocations. The functions here report other work, among it
-:func:`again` (numbers and work that every replay must repeat), :func:`requires` (facts that the recorded launches depend on) and
-:func:`check_each_run` (values that the host validates). ``netcl.replay`` implements a recorder; without an active recorder
-these calls cost almost nothing.
+A recorder observes launches, transfers and allocations. The functions here report other work. :func:`again` reports numbers and work that
+every replay must repeat, :func:`requires` facts that recorded launches depend on, :func:`check_each_run` values that the host validates.
+``netcl.replay`` implements a recorder; without an active recorder these calls cost almost nothing.
 """
 
 from __future__ import annotations
