@@ -1,4 +1,4 @@
-"""Gradients: every op of ``netcl.ops`` under the same name, recorded; the tape and its backward pass; user-defined functions.
+"""Gradients: functions that run and record the ops of ``netcl.ops``, the backward pass, and user-defined functions.
 
 ``import netcl.autograd as ag``.
 """
@@ -48,7 +48,7 @@ __all__ = [
 
 
 def tensor(data: Any, dtype: str | None = None, *, requires_grad: bool = False, device: Any = None, queue: Any = None) -> Tensor:
-    """Return a tensor of host values on the active (or the given) device."""
+    """Copy values, or those of a tensor, to a new tensor on the given device or queue; the default is the active device."""
     if isinstance(data, Tensor):
         data = data.to_host()
     if queue is None and device is None:
@@ -62,7 +62,7 @@ AutogradPrimitive = Pointwise
 
 
 def register_primitive(primitive: AutogradPrimitive) -> Callable[..., Tensor]:
-    """Add an op to the table and return its differentiable function; eager kernel, NumPy form, gradient and tests derive from the row.
+    """Add a pointwise op to the table and return its differentiable function; the formulas in ``primitive`` define kernel and gradient.
 
     >>> import netcl.autograd as ag
     >>> from netcl.ops import unregister
@@ -88,7 +88,7 @@ _CALLED_BY_CORE: dict[str, _Function] = {
 
 
 def find(name: str) -> _Function | None:
-    """Return the function that core calls by this name: an op with its gradient, or a function of the tape; ``None`` if unknown."""
+    """Return the function that core calls by this name: an op, or another function of autograd or views; ``None`` if unknown."""
     return _CALLED_BY_CORE.get(name) or _twins.find_twin(name)
 
 

@@ -30,7 +30,7 @@ def _check_order(op: str, norm_type: Any) -> float:
 
 
 def _host_norm(devices: Sequence[Sequence[Tensor]], order: float) -> float:
-    """Return the total norm over several devices; all device norms are enqueued before the first is read."""
+    """Return the total norm of tensors, given per device; all device norms are enqueued before the first is read."""
     norms = [total.item() for total in [update.norm_of_all(tensors, order)[0] for tensors in devices]]
     if len(norms) == 1:
         return float(norms[0])

@@ -1,9 +1,8 @@
 """``jit_compile``: fuses the ops of a function into few kernels, forwards and backwards.
 
-The function runs as written, but its ops return deferred values (:class:`TraceNode`) instead of launching. Its results are computed in
-as few kernels as possible. Formulas, broadcasting, casts, folds of innermost axes, softmax and row norms are fused. Any other op computes
-its inputs and runs by itself; a value that Python reads is computed at that point. The result equals that of the plain function.
-Kernels are cached by their operations, not by sizes or numbers, in memory and on disk.
+The function runs as written, but formulas, broadcasting, casts, folds of innermost axes, softmax and row norms are deferred where possible
+(:class:`TraceNode`). Results are computed at the end of the call, in few kernels; other values when Python or an op that is not deferred
+reads them.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from netcl.replay.graph import tensors_in
 
 
 class TracingContext:
-    """A context manager that defers ops: ``with TracingContext() as trace:``; ``trace.nodes`` lists them in call order.
+    """A context manager that defers ops that can be fused: ``with TracingContext() as trace:``; ``trace.nodes`` lists them in order.
 
     On exit, the values that are still referenced are computed.
 
@@ -59,7 +58,7 @@ class TracingContext:
 
 @dataclass
 class CompiledGraph:
-    """A traced call: its ops in order, and the sources of the kernels it launched forwards and backwards."""
+    """A traced call: its deferred ops in order, and the sources of the fused kernels that it launched forwards and backwards."""
 
     ops: list[str] = field(default_factory=list)
     forward: list[str] = field(default_factory=list)
@@ -67,7 +66,7 @@ class CompiledGraph:
 
     @property
     def kernels(self) -> int:
-        """The number of fused kernels that one call launches."""
+        """The number of fused kernels that the call launched."""
         return len(self.forward) + len(self.backward)
 
     def __str__(self) -> str:
@@ -110,7 +109,7 @@ class CompiledFunction:
         return self if instance is None or bind is None else CompiledFunction(bind(instance, owner), self.fast_math)
 
     def graph(self, *args: Any, **kwargs: Any) -> CompiledGraph:
-        """Call the function, and backward if an argument requires a gradient; returns the ops and kernels."""
+        """Call the function, and backward if a result and an argument require gradients; returns the deferred ops and fused kernels."""
         found = CompiledGraph()
         before, deferral.trace = deferral.trace, []
         nodes: list[TraceNode] = deferral.trace
@@ -128,14 +127,14 @@ class CompiledFunction:
         return found
 
     def source(self, *args: Any, **kwargs: Any) -> str:
-        """Return the sources of the kernels for a call with these arguments: forward, and backward if an argument requires gradients."""
+        """Return the sources of the kernels in :meth:`graph` of a call with these arguments."""
         return str(self.graph(*args, **kwargs))
 
 
 def jit_compile(fn: Callable[..., Any] | None = None, fast_math: bool = False) -> Any:
     """Fuse the ops of a function, forwards and backwards: ``@jit_compile`` or ``jit_compile(fast_math=True)(fn)``.
 
-    ``fast_math`` builds its kernels with ``-cl-fast-relaxed-math``: divisions and roots are faster, NaN and Inf are not reliable.
+    ``fast_math`` builds its kernels with ``-cl-fast-relaxed-math``: divisions and roots may be faster, NaN and Inf are not reliable.
 
     >>> import netcl.autograd as ag
     >>> @ag.jit_compile
@@ -154,7 +153,7 @@ def jit_compile(fn: Callable[..., Any] | None = None, fast_math: bool = False) -
 class TrainingGraphCompiler:
     """Computes a loss and its gradients in fused kernels: ``loss, gradients = TrainingGraphCompiler(loss_function, parameters)(x, y)``.
 
-    It returns one gradient per parameter and does not change ``.grad``; ``compile(x, y)`` returns the ops and kernels of a step.
+    It returns a gradient, or ``None``, per parameter and does not change ``.grad``; ``compile(x, y)`` returns the kernels of a step.
     """
 
     def __init__(self, function: Callable[..., Tensor], parameters: Sequence[Tensor], fast_math: bool = False):
@@ -166,7 +165,7 @@ class TrainingGraphCompiler:
         return loss.detach(), run_backward([loss], [None], wanted=self.parameters)
 
     def compile(self, *args: Any, **kwargs: Any) -> CompiledGraph:
-        """Run one step and return its ops and kernels."""
+        """Run one step and return its kernels; ``ops`` of the result is empty."""
         found = CompiledGraph()
         with _showing_texts(found.forward):
             loss = self.function(*args, **kwargs)

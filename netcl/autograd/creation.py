@@ -1,7 +1,7 @@
 """torch's functions that are not ops: factories, predicates about tensors, global settings.
 
-They are available at the root of the package, ``netcl.eye(3)``. ``device=``, ``dtype=`` and ``requires_grad=`` are torch's;
-``layout=``, ``pin_memory=``, ``memory_format=`` and ``non_blocking=`` are accepted and ignored.
+They are available at the root of the package, ``netcl.eye(3)``. Functions with ``**options`` ignore torch's ``layout=``,
+``pin_memory=``, ``memory_format=`` and ``non_blocking=``.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def _filled(make: Callable[..., Tensor], size: tuple[Any, ...], dtype: Any, opti
 
 
 def empty(*size: Any, dtype: Any = None, **options: Any) -> Tensor:
-    """Return an uninitialized tensor; arguments as those of :func:`zeros`."""
+    """Return an uninitialized tensor; arguments as those of :func:`zeros`, but a dtype after a tuple must be a string."""
     *sizes, dtype = size if len(size) == 2 and isinstance(size[1], str) else (*size, dtype)
     shape = _given_sizes(tuple(sizes), options)
     queue, grad = _placement(options)
@@ -131,7 +131,7 @@ def normal(mean: Any = 0.0, std: Any = 1.0, size: Any = None, *, dtype: Any = No
 
 
 def arange(start: Any, end: Any = None, step: Any = 1, dtype: Any = None, **options: Any) -> Tensor:
-    """Return ``start, start + step, ...`` below ``end``; integers give int64, floats float32."""
+    """Return ``start, start + step, ...`` up to but not including ``end``; integers give int64, floats float32."""
     end = options.pop("stop", end)
     queue, grad = _placement(options)
     return Tensor.arange(start, end, step, dtype, queue=queue).requires_grad_(grad)

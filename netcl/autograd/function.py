@@ -28,7 +28,7 @@ class Context:
         self.needs_input_grad: tuple[bool, ...] = ()
 
     def save_for_backward(self, *tensors: Any) -> None:
-        """Keep tensors until backward has used them."""
+        """Keep tensors for backward, which reads them as ``saved_tensors``."""
         self.saved_tensors = tensors
 
 
@@ -58,12 +58,12 @@ class Function:
 
     @staticmethod
     def backward(ctx: Context, *gradients: Any) -> Any:
-        """Return one gradient, or ``None``, per argument of ``forward``."""
+        """Return one gradient, or ``None``, per positional argument of ``forward``."""
         raise NotImplementedError(message("Function", "backward must be defined by the subclass"))
 
     @classmethod
     def apply(cls, *args: Any, **kwargs: Any) -> Any:
-        """Run ``forward``, record the call and return the result."""
+        """Run ``forward``, record the call if an argument requires a gradient, and return the result."""
         ctx = Context()
         ctx.needs_input_grad = tuple(isinstance(x, Tensor) and x.requires_grad for x in args)
         with no_grad():
@@ -91,7 +91,7 @@ def _function_rule(cls: type[Function]) -> Callable[..., Sequence[Any]]:
 
 
 def checkpoint(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Return the result of ``function`` without saving tensors for its gradient; backward runs the function again.
+    """Return the result of ``function`` without saving intermediate tensors for its gradient; backward runs the function again.
 
     The second run uses the state of the random generator and of ``autocast`` that the first run had.
     """

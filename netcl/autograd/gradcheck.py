@@ -1,4 +1,4 @@
-"""Compares gradients with finite differences along random directions, in float64 if the device has it."""
+"""Compares gradients with finite differences along random directions."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def gradcheck(
     function: Callable[..., Any], inputs: Sequence[Any], *, eps: float | None = None, rtol: float | None = None, atol: float | None = None,
     directions: int = 3, seed: int = 0, raise_exception: bool = True,
 ) -> bool:  # fmt: skip
-    """Return true if the gradients of ``function`` agree with central differences; raises (or returns false) otherwise.
+    """Return true if the gradients of ``function`` (of its first result) agree with central differences; raises or returns false otherwise.
 
     Compares inner products for ``directions`` random pairs ``v`` and ``w``: ``<w, J v>`` by differences of step ``eps``, ``<J' w, v>`` by
     the tape. Inputs that require grad are checked one at a time, so that the error names the wrong one. Pass float64 tensors where the
@@ -65,7 +65,7 @@ def _first(out: Any) -> Tensor:
 
 
 def gradgradcheck(function: Callable[..., Any], inputs: Sequence[Any], **options: Any) -> bool:
-    """Return true if second derivatives agree with finite differences: :func:`gradcheck` of the gradient of ``function``."""
+    """Return true if second derivatives agree with finite differences: :func:`gradcheck` of the squared norm of a gradient."""
     with enable_grad():
         sample = _first(function(*inputs))
     weights = Tensor.from_host(sample.queue, np.random.default_rng(1).standard_normal(sample.shape), sample.dtype)

@@ -1,6 +1,6 @@
 """Recorded in-place writes: ``x += y``, ``x.exp_()``, ``x[i] = value``, on tensors and on views of them.
 
-A recorded write runs the op, copies the result into the memory of the tensor, and gives the tensor the history of the result. A write to
+A recorded write changes the memory of the tensor and gives the tensor the history of the result. A write to
 a view also gives its base a history: the old base with the result in one place. The other views of the base get new histories.
 """
 
@@ -164,7 +164,7 @@ def _rebase_family(x: Tensor, place: views.Place, history: views.SharedHistory, 
 
 
 def recorded_setitem(x: Tensor, index: Any, value: Any) -> Tensor:
-    """Record and run ``x[index] = value``, and return ``x``: gradients flow to ``value`` and, for other elements, to the old ``x``."""
+    """Run ``x[index] = value`` and return ``x``; if recorded, gradients flow to ``value`` and, for other elements, to the old ``x``."""
     _check_target("setitem", x, (value,), {})
     if isinstance(value, Tensor) and views.is_copy(value) and value.writes is x.writes and _is_item(x, index, value):
         return x  # x[index] += y: the write to the view has already changed x

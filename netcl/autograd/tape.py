@@ -1,7 +1,7 @@
 """The tape: the graph of recorded ops, and backward over it.
 
-A result refers to the :class:`Node` that made it (``grad_fn``). A node refers to the nodes and leaves of its inputs, and to input
-tensors only if the gradient formula reads them. Thus only memory that backward needs is kept, and backward releases it node by node.
+A result refers to the :class:`Node` that made it (``grad_fn``). A node refers to the nodes and leaves of its inputs, and to the values
+that its gradient formula reads. Backward releases these node by node, unless the graph is retained.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class Node:
         self.fusing = deferral.mode  # backward uses the deferral mode of forward
 
     def attach(self, outputs: Sequence[Any]) -> None:
-        """Make this node the ``grad_fn`` of the outputs."""
+        """Make this node the ``grad_fn`` of the floating-point outputs."""
         self.outputs = seen = []
         for index, out in enumerate(outputs):
             seen.append(make_like((out.shape, out.dtype)))
@@ -211,7 +211,7 @@ def _stand_ins(node: Node, kept: Any) -> Any:
 
 
 def changing_history(tensor: Tensor) -> None:
-    """Raise on an unrecorded write to a tensor that a recorded op computed."""
+    """Raise on an unrecorded write to the result of a recorded op, while gradients are enabled and backward may still use the op."""
     if grad_mode.get() and tensor.grad_fn.rule is not None:
         what = "cannot overwrite its result by from_host, write or out=: they are not recorded, and gradients would ignore the change"
         remedy = "use copy_() or x[...] = values, which are recorded, or do it inside no_grad()"
@@ -264,7 +264,7 @@ def after_backward(callback: Callable[[], None]) -> None:
 
 
 def expect_backward(owner: object, failed: Callable[[BaseException], None]) -> None:
-    """Call ``failed``, a method of ``owner``, with the error of every later backward of this thread; both are referenced weakly."""
+    """Call ``failed``, a method of ``owner``, with the error of each backward of this thread that fails; both are referenced weakly."""
     modes.expecting[id(owner)] = weakref.WeakMethod(failed)
 
 
@@ -398,7 +398,7 @@ class _Walk:
                 self.send(edge, gradient if fits else _fit(self.F, gradient, wanted))
 
     def finish(self) -> None:
-        """Compute deferred gradients together, after the tensors kept for backward were released."""
+        """Compute the deferred gradients together."""
         lazy_graph.compute([*(leaf.grad for leaf in self.leaves), *self.found.values()])
 
     def captured(self) -> list[Tensor | None]:
@@ -428,7 +428,7 @@ def _edge_key(edge: tuple[Any, int]) -> tuple[int, int]:
 
 
 def _memory_owner(t: Tensor) -> Any:
-    """Return the object that owns a tensor's memory; for a deferred tensor, its source."""
+    """Return the object that owns a tensor's memory; for a tensor with a source, the source."""
     if t.source is not None:
         return t.source
     return (t.pool_handle or t.buffer) if t.array is None else memory_of(t.array)
@@ -526,9 +526,9 @@ def grad(
     retain_graph: bool | None = None,
     allow_unused: bool = False,
 ) -> tuple[Tensor | None, ...]:
-    """Return the gradients of ``outputs`` with respect to ``inputs``; does not change any ``.grad``.
+    """Return the gradients of ``outputs`` with respect to ``inputs``; does not change ``.grad`` of leaves.
 
-    ``create_graph=True`` records the gradients themselves, so that they can be differentiated again.
+    ``create_graph=True`` records the gradients themselves. An unused input raises or, with ``allow_unused=True``, gives ``None``.
     """
     outs, ins = _listed("outputs", outputs), _listed("inputs", inputs)
     given = [None] * len(outs) if grad_outputs is None else _listed("grad_outputs", grad_outputs, type(None))
@@ -603,13 +603,13 @@ class enable_grad(set_grad_enabled):
 
 
 class set_detect_anomaly(_Setting):
-    """A context manager that checks every value and gradient for NaN and Inf, which is slow: ``with set_detect_anomaly(flag): ...``."""
+    """A context manager that checks recorded ops for NaN and Inf if its flag is true: ``with set_detect_anomaly(flag): ...``."""
 
     variable = anomaly_mode
 
 
 class detect_anomaly(set_detect_anomaly):
-    """A context manager that raises on NaN or Inf and names op, call site and first bad index: ``with detect_anomaly(): ...``."""
+    """A context manager that raises, with op and call site, if a recorded op or its gradient has NaN or Inf: ``with detect_anomaly():``."""
 
     def __init__(self) -> None:
         super().__init__(True)
@@ -621,7 +621,7 @@ def is_grad_enabled() -> bool:
 
 
 def get_current_tape() -> Tape | None:
-    """Return the tape of the innermost ``with Tape()`` of this thread; ``None`` outside of one."""
+    """Return the tape that lists the nodes of this thread, set by ``with Tape()`` or :func:`set_current_tape`, or ``None``."""
     return modes.tape
 
 
@@ -631,7 +631,7 @@ def set_current_tape(tape: Tape | None) -> None:
 
 
 def debug_tape(tape: Tape) -> str:
-    """Describe the recorded ops of a tape, one line each: number, op, shapes of the inputs, shapes of the outputs."""
+    """Describe the recorded ops of a tape, one line each: number, op, shapes of the inputs that require grad, shapes of the outputs."""
     rows = []
     for i, node in enumerate(tape.nodes):
         ins = ", ".join(str(like.shape) for like in node.likes if like is not None)

@@ -1,7 +1,7 @@
 """An allocator for large device buffers: it splits driver segments into sub-buffers of any size and merges released neighbors.
 
 A free list per size keeps the peak of every size, and the sizes of a training step peak at different times. Segments that serve all sizes
-need little more memory than the peak of the whole step.
+need less: about the peak of the whole step.
 """
 
 from __future__ import annotations
@@ -34,12 +34,11 @@ class Segment(NamedTuple):
 
 
 class Arena:
-    """A best-fit allocator over segments: a request takes the smallest free range that holds it.
+    """A best-fit allocator over segments: a request takes the last released buffer if its size is equal, else the smallest free range.
 
     If none is large enough, the arena releases entirely free segments, the largest first, and allocates one segment in their place.
-    Memory thus grows only by the missing bytes, and not at all after the first steps of a program. ``create`` and ``part_of`` allocate a
-    buffer and a sub-buffer from the driver; ``resized`` receives the number of bytes allocated (or, negative, released). A segment that
-    replaces others is not larger than ``limit``, unless the request itself is.
+    ``create`` and ``part_of`` allocate a buffer and a sub-buffer from the driver; ``resized`` receives the number of bytes allocated (or,
+    negative, released). A segment that replaces others is not larger than ``limit``, unless the request itself is.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Properties of a device, read once from the driver into a frozen profile.
+"""Properties of a device, read from the driver into a frozen profile.
 
 ``has_fp16`` tells whether the driver lists half precision, ``half_arithmetic`` whether a test kernel computed correctly in it. NVIDIA's
 driver does not list ``cl_khr_fp16``, but computes in half precision.
@@ -20,7 +20,7 @@ SMALL_LOCAL_MEMORY = 16 * 1024  # the minimum of OpenCL 1.0, too small for usefu
 
 @dataclass(frozen=True)
 class DeviceProfile:
-    """The properties and limits of a device; created by :func:`device_profile`.
+    """The properties and limits of a device; created by :func:`device_profile` or :func:`numpy_profile`.
 
     >>> from netcl.core.capabilities import numpy_profile
     >>> numpy_profile().device_type
@@ -55,7 +55,7 @@ class DeviceProfile:
 
     @property
     def supports_fp16(self) -> bool:
-        """Whether the driver lists ``cl_khr_fp16``; the same as ``has_fp16``."""
+        """Another name for ``has_fp16``."""
         return self.has_fp16
 
     @property
@@ -65,7 +65,7 @@ class DeviceProfile:
 
     @property
     def vector_registers(self) -> int:
-        """The number of vector registers of a CPU: 16 with AVX2 (8 lanes), 32 with NEON and AVX-512."""
+        """The assumed number of vector registers of a CPU: 16 for 8 lanes (AVX2), else 32 (NEON, AVX-512)."""
         return 16 if self.lanes == 8 else 32
 
     @property
@@ -108,10 +108,7 @@ def _extension_facts(extensions: tuple[str, ...]) -> dict[str, bool]:
 
 
 def device_profile(cl_device: Any) -> DeviceProfile:
-    """Return the profile of a device, with all properties read from the driver.
-
-    ``cl_device`` is a ``cl.Device``; a property that an old driver does not know counts as a missing feature.
-    """
+    """Return the profile of a ``cl.Device``, read from the driver; a property that the driver does not know gets a default."""
     extensions = tuple(sorted(set(cl_device.extensions.split())))
 
     def number(attribute: str, default: int = 0) -> int:

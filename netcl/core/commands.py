@@ -1,7 +1,7 @@
 """A command list takes the place of a queue and collects commands instead of enqueuing them.
 
 An op allocates memory and enqueues kernels, fills and copies. On tensors of a command list, the same code appends these commands to the
-list, over memory that has no address yet. :mod:`netcl.engine.plan` turns the list into a plan for all tensors of these types.
+list, over memory that has no address yet. :mod:`netcl.engine.plan` turns the list into a plan for operands of the same shapes and dtypes.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def constant(tensor: Any) -> Any:
 
 
 class NotPlannable(Exception):
-    """Raised when an op does something that a plan cannot repeat: it reads or uploads values, or uses state of the queue."""
+    """Raised when an op does something that a plan cannot repeat, such as reading or uploading values, or drawing random numbers."""
 
 
 class PlannedMemory:
@@ -47,7 +47,7 @@ class PlannedMemory:
 
 
 class Launch(NamedTuple):
-    """A kernel with its sizes. ``args``: numbers, local memory, constants, memory of the plan (``At``), numbers of a run (``Given``)."""
+    """A planned launch. ``args``: numbers, local memory, constants, memory of the plan (``At``), numbers of a run (``Given``)."""
 
     kernel: Any
     sizes: tuple[int, ...]
@@ -82,7 +82,7 @@ class HostStep(NamedTuple):
 
 
 class PlanningState:
-    """The state of a command list: that of its queue, but the backend is the list, there are no plans, and drawing numbers raises."""
+    """The state of a command list: that of its queue, but the backend is the list, plans are separate, and random numbers raise."""
 
     def __init__(self, state: Any, commands: CommandList):
         self._state, self.context, self.backend = state, state.context, commands
@@ -99,7 +99,7 @@ class PlanningState:
 class CommandList:
     """The commands of an op, in order. While an op is planned, the list replaces both the queue of the operands and its backend.
 
-    ``noted`` holds the operands that the op reports as changed in place.
+    ``noted`` holds the indices of the operands that the op reports as changed in place.
     """
 
     def __init__(self, queue: Any, pool: Any, operands: int):

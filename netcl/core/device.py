@@ -1,4 +1,4 @@
-"""Devices: discovery, ranking, one context and queue per physical device, and the active device of a thread.
+"""Devices: discovery, ranking, their contexts and queues, and the active device of a thread.
 
 >>> from netcl.core.device import device
 >>> with device("cpu") as dev:
@@ -68,10 +68,10 @@ class CPUQueue:
         self.netcl = QueueState(self)
 
     def finish(self) -> None:
-        """Do nothing: no work is ever pending."""
+        """Do nothing: NumPy calls are complete when they return."""
 
     def flush(self) -> None:
-        """Do nothing: no work is ever pending."""
+        """Do nothing: NumPy calls are complete when they return."""
 
     def __repr__(self) -> str:
         return f"CPUQueue({self.name!r})"
@@ -135,7 +135,7 @@ class Found:
 
 
 def score(profile: ExtendedDeviceProfile) -> tuple[int, float]:
-    """Return rank and estimated speed, by which devices are compared; a device with a negative rank is chosen only by name."""
+    """Return rank and estimated speed, by which devices are compared. ``auto`` never selects a device with a negative rank."""
     if not profile.available:
         return -2, 0.0
     rank = next(rank for _, rank, matches in RANKS if matches(profile))
@@ -143,7 +143,7 @@ def score(profile: ExtendedDeviceProfile) -> tuple[int, float]:
 
 
 class DeviceManager:
-    """Finds devices and returns one handle, with one context and queue, per physical device.
+    """Finds devices and returns their handles; all names of a physical device give the same handle, with one context and queue.
 
     >>> DeviceManager().default("cpu").device_name
     'NumPy'
@@ -162,7 +162,7 @@ class DeviceManager:
         self._numpy = DeviceHandle("NumPy", "NumPy", "cpu", "cpu", None, CPUQueue())
 
     def discover(self) -> list[tuple[Any, Any]]:
-        """List every (platform, device) pair that the driver reports and the environment does not filter out; empty without pyopencl."""
+        """List platform and device of each device that the environment does not filter out; empty without pyopencl."""
         return [(found.platform, found.device) for found in self.found()]
 
     @property
@@ -192,11 +192,12 @@ class DeviceManager:
         return capabilities.device_type(dev)
 
     def default(self, device: Any = "auto", strict: bool = False) -> DeviceHandle | None:
-        """Return the handle of a device; ``None`` if there is no such device.
+        """Return the handle of a device; ``None`` if there is no such device. ``"auto"`` raises if ``NETCL_DEVICE`` names none.
 
-        ``device`` is one of: ``"auto"`` (``NETCL_DEVICE`` if set, else the best OpenCL device, else NumPy), ``"cpu"`` (NumPy),
-        ``"gpu"`` (if there is none: the best OpenCL device and a warning, or ``None`` if ``strict``), ``"cl"``, ``"cl:cpu"``, ``"gpu:1"``,
-        ``"0:1"`` (platform:device), a number, part of a name, a callable that takes the profile, a ``cl.Device``, a queue or a handle.
+        - ``"auto"``: ``NETCL_DEVICE`` if set, else the best OpenCL device, else NumPy.
+        - ``"gpu"``: if there is none, the best OpenCL device and, once, a warning; ``None`` if ``strict``.
+        - ``"cpu"`` (NumPy), ``"cl"`` (the best OpenCL device), ``"cl:cpu"``, ``"gpu:1"``, ``"0:1"`` (platform:device), or a number.
+        - Part of a name, a callable that takes the profile, a ``cl.Device``, a queue, a tensor or a handle.
         """
         if isinstance(device, DeviceHandle):
             return device

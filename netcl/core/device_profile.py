@@ -1,6 +1,6 @@
-"""Tables that map a device to its vendor and family, and that list every driver quirk netcl knows.
+"""Tables that map a device to its vendor and family, and that list driver quirks.
 
-A row matches when each of its patterns is found (any case) in the profile. To support a new device or quirk, add a row.
+A row matches a profile if all of its non-empty fields do; patterns ignore case. To support a new device or quirk, add a row.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from netcl.core.capabilities import DeviceProfile
 
 @dataclass(frozen=True)
 class DeviceFamily:
-    """A pattern for devices, with their brand and family; the first entry of the table that matches a device applies."""
+    """A pattern for devices, with their brand and family; without a compute capability, the first matching entry applies."""
 
     brand: str
     family: str
@@ -121,7 +121,7 @@ class ExtendedDeviceProfile(DeviceProfile):
 
     @property
     def is_simulator(self) -> bool:
-        """Whether the device checks kernels instead of running them fast (Oclgrind, FPGA emulation)."""
+        """Whether the device is Oclgrind or an FPGA emulation."""
         return self.family in ("simulator", "fpga-emulator")
 
     @property

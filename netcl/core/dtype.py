@@ -1,7 +1,7 @@
 """The dtype table: how a value is stored, how kernels load and store it, and in which type they compute.
 
 Half and bfloat16 are *storage* formats on every device: ``vload_half`` is core OpenCL and bfloat16 is a shift, so
-neither needs ``cl_khr_fp16``; arithmetic on them happens in float32.
+neither needs ``cl_khr_fp16``. Kernels convert them to float32, except for matrix units, which take them as operands.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ def lookup(given: str | DTypeLike | DType, op: str = "dtype") -> DType:
 
 
 def named(given: object) -> DType | None:
-    """Return the entry of a dtype; ``None`` if the argument does not name one (a device, for instance)."""
+    """Return the entry of a dtype; ``None`` for other strings and objects. A NumPy dtype or a type that netcl does not know raises."""
     if isinstance(given, str):
         return _ROWS_BY_NAME.get(given)
     return lookup(given) if isinstance(given, DType | np.dtype | type) else None
@@ -156,20 +156,20 @@ _PROMOTED = {(a, b): _promoted(a, b) for a in DTYPES.values() for b in DTYPES.va
 
 
 def promote(a: DType, b: DType) -> DType:
-    """Return the dtype of ``a op b`` by torch's rules.
+    """Return the dtype of ``a op b``.
 
-    Floats: the higher rank, and float32 for float16 with bfloat16. Integers: NumPy's rule; uint64 with a signed dtype gives float64.
+    With a float: the higher rank, and float32 for float16 with bfloat16. Else NumPy's rule: uint64 with a signed dtype gives float64.
     """
     return _PROMOTED[a, b]
 
 
 def sum_dtype(dtype: str) -> str:
-    """Return the dtype of sums, statistics and optimizer state over values of ``dtype``."""
+    """Return the dtype that stores the compute type of ``dtype``: float32 for float16, int32 for uint8."""
     return STORED[DTYPES[dtype].c_compute]
 
 
 def encode(array: np.ndarray, dtype: DType) -> np.ndarray:
-    """Convert host values to the storage of ``dtype``; rounds to nearest even."""
+    """Convert host values to the storage of ``dtype``; conversions to floats round to nearest even."""
     if dtype is not _BFLOAT16:
         return array if array.dtype == dtype.storage else _cast(array, dtype.storage)
     if array.dtype.name == "bfloat16":
@@ -180,7 +180,7 @@ def encode(array: np.ndarray, dtype: DType) -> np.ndarray:
 
 
 def _cast(array: np.ndarray, kind: np.dtype) -> np.ndarray:
-    """Convert values to another dtype. Overflow gives infinity, as on a device, also under ``np.seterr(all="raise")``."""
+    """Convert values to another dtype. Overflow of floats gives infinity, as on a device, also under ``np.seterr(all="raise")``."""
     try:
         return array.astype(kind, copy=False)
     except FloatingPointError:

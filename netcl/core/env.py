@@ -121,7 +121,7 @@ VARIABLES: dict[str, Variable] = {row.name: row for row in _VARIABLE_ROWS}
 
 
 def value(name: str) -> Any:
-    """Return the parsed value of a NETCL_* variable; raises an error that names the variable and its legal values."""
+    """Return the parsed value of a NETCL_* variable or of its default; an illegal value raises ``EnvironmentVariableError``."""
     row = VARIABLES[name]
     text = os.environ.get(name, row.default)
     try:
@@ -132,7 +132,7 @@ def value(name: str) -> Any:
 
 
 def raw(name: str) -> str | None:
-    """Return the unparsed value of a variable, ``None`` if unset. For ``netcl env`` and for variables of other projects."""
+    """Return the unparsed value of any variable; ``None`` if unset."""
     return os.environ.get(name)
 
 
@@ -147,7 +147,7 @@ def choose_device(selector: str) -> None:
 
 
 def cache_dir() -> Path | None:
-    """Return the folder for compiled kernels and measurements, created if necessary; ``None`` if it is not writable."""
+    """Return the folder for compiled kernels and measurements, created if necessary; ``None`` if it cannot be created or written to."""
     folder = value("NETCL_CACHE_DIR") or user_cache_path("netcl")
     try:
         folder.mkdir(parents=True, exist_ok=True)

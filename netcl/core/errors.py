@@ -1,4 +1,4 @@
-"""The exceptions that netcl raises and the common form of their messages.
+"""The exception classes of netcl and the common form of their messages.
 
 ``[op] what is wrong; name=value, name=value; remedy``
 """
@@ -44,7 +44,7 @@ class DtypeError(TypeError):
 
 
 class DeviceError(RuntimeError):
-    """Raised when a device does not exist, tensors are on different devices, or a device lacks a feature."""
+    """Raised when a device does not exist, tensors are on different devices, a device lacks a feature, or a driver call fails."""
 
 
 class OutOfMemoryError(MemoryError):
@@ -56,7 +56,7 @@ class KernelBuildError(RuntimeError):
 
 
 class AutogradError(RuntimeError):
-    """Raised when gradients would be wrong, for instance because a saved tensor was modified in place."""
+    """Raised when gradients would be wrong or cannot be computed, for instance because a saved tensor was modified in place."""
 
 
 class EnvironmentVariableError(ValueError):

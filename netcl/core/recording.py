@@ -1,9 +1,8 @@
 """The functions by which netcl reports to a recorder while a step is recorded.
 
-A recorder observes launches, transfers and allocations. The functions here report the work of the host:
-:func:`again` (numbers and work that every replay must repeat), :func:`requires` (facts that the recorded launches depend on) and
-:func:`check_each_run` (values that the host validates first). ``netcl.replay`` implements the recorder; without an active recorder
-these calls cost almost nothing.
+A recorder observes launches, transfers and allocations. The functions here report other work. :func:`again` reports numbers and work that
+every replay must repeat, :func:`requires` facts that recorded launches depend on, :func:`check_each_run` values that the host validates.
+``netcl.replay`` implements a recorder; without an active recorder these calls cost almost nothing.
 """
 
 from __future__ import annotations
@@ -95,13 +94,13 @@ def again(function: Callable[[], Any], undo: Callable[[], None] | None = None) -
 
 
 def requires(fact: Callable[[], Any]) -> None:
-    """Make replays depend on a fact: if ``fact()`` later returns a different value, the step is recorded again."""
+    """Make replays of a compiled function depend on a fact: if ``fact()`` later returns a different value, it is recorded again."""
     if active.recorder is not None:
         active.recorder.requires(fact)
 
 
 def leaf(tensor: Any) -> None:
-    """Report that the gradient of a tensor is set to ``None``; a replay ends with the ``.grad`` that the recorded run ended with."""
+    """Report that the step changes ``.grad`` of a tensor; a replay ends with the ``.grad`` that the recorded run ended with."""
     if active.recorder is not None:
         active.recorder.leaf(tensor)
 
@@ -118,7 +117,7 @@ def host_work(what: str) -> None:
 
 
 def check_each_run(tensor: Any, function: Callable[[Any], None]) -> None:
-    """Call ``function(tensor)`` now and before every replay; it validates the values and raises on failure."""
+    """Call ``function(tensor)`` now and before replays of the step being recorded; it validates the values and raises on failure."""
     if active.recorder is None:
         function(tensor)
     else:

@@ -1,4 +1,4 @@
-"""Installs packages of the operating system: an OpenCL runtime where pip has none, and the tools of ``make test``.
+"""Installs packages of the operating system: an OpenCL runtime, Python's ``venv``, and the tools of ``make test``.
 
 The Makefile, CI and ``netcl doctor --fix`` share it. It imports only the standard library, because it is also a program that runs before
 anything is installed: ``python -I netcl/core/system_packages.py venv``.
@@ -32,7 +32,7 @@ def package_manager() -> str:
 
 
 def package_command(purpose: str) -> str:
-    """Return the command that installs the packages of a purpose (``runtime``, ``venv``); empty if the package manager is unknown."""
+    """Return the command that installs the packages of a purpose (``runtime``, ``venv``); empty if none is known."""
     program = package_manager()
     packages = MANAGERS[program][1].get(purpose, ()) if program else ()
     verb = "-S" if program == "pacman" else "install"

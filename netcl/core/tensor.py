@@ -1,7 +1,7 @@
 """Tensor: a contiguous block of memory on a device, with shape, dtype and gradient.
 
-Every tensor is contiguous: ``reshape`` shares the buffer, and a slice or a transposition is a copy that :mod:`netcl.ops.views` keeps
-in step with its base. Operators and methods are calls through :mod:`netcl.core.hooks`; the ops are defined in upper layers.
+Every tensor is contiguous: ``reshape`` mostly shares the buffer, and a slice or a transposition is a copy that :mod:`netcl.ops.views` keeps
+in step with its base. Operators and other ops are called through :mod:`netcl.core.hooks`; they are defined in upper layers.
 
 A tensor may be *deferred*: its shape and dtype are known, but its values are computed by ``source`` when :meth:`Tensor.realize` is
 called. Plans realize their operands. Reading ``buffer``, ``array`` or ``pool_handle`` realizes the tensor too.
@@ -95,7 +95,7 @@ def _make_from_host(
     """Copy host values to a device: ``Tensor.from_host(queue, array)``, or ``Tensor.from_host(array)`` on the active one.
 
     Without ``dtype``, float64 and Python floats become float32; integers, bool, float32, float16 and bfloat16 keep their dtype. The array
-    may be changed as soon as the call returns. ``share=True`` uses the array's memory instead of a copy, on devices that can.
+    may be changed as soon as the call returns, unless ``share=True`` uses its memory instead of a copy, on devices that can.
     ``async_copy`` does not wait for the copy, ``use_pinned`` copies through page-locked memory; ``persistent`` as in :meth:`empty`.
     """
     if array is None or isinstance(array, str):
@@ -296,7 +296,7 @@ class Tensor(TensorMethods):
     @classmethod
     def arange(cls, start: float, stop: float | None = None, step: float = 1, dtype: str | None = None, *, queue: Any = None,
                device: Any = None) -> Tensor:  # fmt: skip
-        """Create ``start, start + step, ...`` below ``stop``; integers give int64, floats float32."""
+        """Create ``start, start + step, ...`` up to but not including ``stop``; integers give int64, floats float32."""
         start, stop = (0, start) if stop is None else (start, stop)
         if step == 0:
             raise ShapeError(message("arange", "step must not be 0", start=start, stop=stop))
@@ -634,7 +634,7 @@ def duplicate(x: Tensor) -> Tensor:
 
 
 def stand_on(tensor: Any, other: Any) -> None:
-    """Give ``tensor`` the memory, shape, dtype and device of ``other``; the object itself, which optimizers hold, stays the same."""
+    """Give ``tensor`` the memory (of a view: a copy), shape, dtype and device of ``other``; the object itself stays the same."""
     if other.place is not None and other.place.strides is not None:
         other = duplicate(other)  # a part of a base: memory of its own
     other.realize()

@@ -1,1 +1,1 @@
-"""The engine that runs rows of the op table: operands, plans, generated kernels, deferred values. It knows no particular op."""
+"""The engine that runs rows of the op table: operands, plans, generated kernels, deferred values."""

@@ -1,7 +1,7 @@
 """The table of kernel algorithms, read by selection, the tuner, the tests and the docs.
 
 An :class:`Algorithm` is one way to compute an op, added to :data:`ALGORITHMS` by the module beside its ``.cl`` file. Selection depends
-only on sizes, dtypes, the configuration and the device's profile, and on a probe for kernels that drivers may reject.
+on sizes, dtypes, the configuration, the device and settings such as the precision; kernels that drivers may reject have a probe.
 A :class:`Family` is an op whose algorithms a tuner measures: the tuner takes :meth:`Family.configurations`, rejects those whose result is
 further from :meth:`Family.reference` than :meth:`Family.tolerance`, and gives the fastest to the kernel selector.
 """
@@ -81,7 +81,8 @@ def add(family: str, *columns: Any, **more: Any) -> Algorithm:
 def choose_algorithm(family: str, queue: Any, problem: Any, config: KernelConfig, profile: Any) -> Algorithm | None:
     """Return the algorithm for a problem: the one that the configuration names, else the cheapest; ``None`` if none applies.
 
-    An algorithm that computed wrong results on this device (:mod:`netcl.profiling.quarantine`) is replaced by another of the family.
+    An algorithm that computed wrong results on this device (:mod:`netcl.profiling.quarantine`) is replaced by another of the family;
+    raises if there is none.
     """
     meant, tier = [a for a in ALGORITHMS[family] if a.answers(config, profile)], config.extra.get("tier")
     if not meant:
@@ -142,7 +143,7 @@ class Family:
         return Problem(self.op, sizes, dtypes.lookup(dtype, self.op).name, chosen, profile)
 
     def problem_class(self, problem: Problem) -> tuple[Any, ...]:
-        """Return the key of problems that share a measurement: sizes (and batch) rounded to powers of two, the dtype, the flags."""
+        """Return the key of problems that share a measurement: sizes (the first ones rounded to powers of two), dtype, flags."""
         rounded = {**problem.flags, **({"batches": _nearest_power(problem.flags["batches"])} if "batches" in problem.flags else {})}
         flags = [f"{name}={value}".replace(" ", "") for name, value in sorted(rounded.items())]
         sizes = (*map(_nearest_power, problem.shape[: self.rounded]), *problem.shape[self.rounded :])
@@ -166,7 +167,7 @@ class Family:
         return planned(f"{problem.key} by {config!r}", partial(self.case(problem).run, config))(*operands)
 
     def reference(self, problem: Problem, *operands: Tensor) -> np.ndarray:
-        """Return the exact result, computed by NumPy in float64."""
+        """Return the result computed by NumPy in float64."""
         return self.case(problem).exact(*(np.asarray(t.to_host(), np.float64) for t in operands))
 
     def tolerance(self, problem: Problem, *operands: Tensor) -> float:

@@ -1,8 +1,8 @@
 """Calls of ops that are Python functions: operands -> key -> plan -> run.
 
 The key holds the op, the shapes and dtypes of its tensors and its other arguments. A new key gets a plan: the op's function runs on a
-command list. Later calls look the plan up and run it. The function runs directly on the NumPy backend, and for arguments that give no
-key (arrays, lists of numbers).
+command list. Later calls look the plan up and run it. The function runs directly on the NumPy backend, for arguments that give no
+key (arrays), and if it does what a plan cannot repeat.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Deferral:
 
     def __init__(self) -> None:
         self.alone = self.followed = self._calls = 0
-        self.plan: Any = None  # number of eager calls
+        self.plan: Any = None  # of the eager calls
 
     def waits(self) -> bool:
         """Count a call of this key and return whether to defer it; always ``True`` in a recording, because two recordings must be equal."""
@@ -116,8 +116,8 @@ def planned(
 ) -> Any:
     """Wrap the function of an op so that calls with the same key share a cached plan. ``name`` is the op's row or its name.
 
-    ``deferred`` takes the same arguments and returns the result as deferred values, or ``None``. It is called for the first call of each
-    key, inside ``ag.jit_compile`` for every call, and for every call for which ``waits(*args)`` is true.
+    ``deferred`` takes the same arguments and returns the result as deferred values, or ``None``. It is called
+    inside ``ag.jit_compile``, if ``waits(*args)`` is true, and for the first calls of a key; later ones as its :class:`Deferral` decides.
     """
     selector = get_kernel_selector()
 

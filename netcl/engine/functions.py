@@ -1,7 +1,7 @@
 """The table of functions that expressions may call, in OpenCL C and in NumPy; read by the registry and the code generator.
 
 The OpenCL C form uses ``real``, a scalar or a vector of the compute type, and ``mask``, the type of a comparison of two ``real``.
-One definition thus serves scalars, vectors, floats and integers.
+One definition thus serves scalars and vectors.
 """
 
 from __future__ import annotations

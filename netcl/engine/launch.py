@@ -42,7 +42,7 @@ QUADS = {
 def as_tensors(op: str, *values: Any) -> list[Any]:
     """Convert values to Tensors on the queue of the first Tensor (else the active device); ``None`` stays ``None``.
 
-    Python numbers take the first tensor's dtype if it can hold them. Raises ``DeviceError`` for tensors of different devices.
+    Python numbers take the first tensor's dtype, unless that is bool, or only the number is a float. Tensors of different devices raise.
     """
     queue = getattr(values[0], "queue", None) if values else None
     if queue is None and values and values[0] is None:
@@ -136,7 +136,7 @@ def ahead(queue: Any) -> tuple[int, int] | None:
 
 
 def exponential(queue: Any, real: str, lanes: int) -> tuple[dict[str, str], str]:
-    """Return the macro ``EXP_BELOW(x)`` and its source for vectors of ``lanes``; both are empty where the built-in exp is as fast."""
+    """Return the macro ``EXP_BELOW(x)`` and its source for float vectors of ``lanes`` on PoCL's CPUs; both are empty otherwise."""
     if real != "float" or lanes == 1 or not on_cpu_device(queue) or profile_of(queue).brand != "pocl":
         return {}, ""
     vector = f"float{lanes} __attribute__((overloadable)) exp_below(const float{lanes} x) {{\n{exp_below(f'float{lanes}', f'int{lanes}')}}}"
@@ -214,7 +214,7 @@ def _host_value(value: Any) -> Any:
 
 
 def decoded(x: Tensor) -> np.ndarray:
-    """Return the values of a NumPy tensor in its compute type; may share the tensor's memory."""
+    """Return the values of a NumPy tensor, 16-bit floats as float32; may share the tensor's memory."""
     row = dtypes.DTYPES[x.dtype]
     values = dtypes.decode(x.array, row)  # type: ignore[arg-type]
     return values.astype(np.float32) if row.name == "float16" else values

@@ -1,11 +1,11 @@
-"""The lazy graph: ops that have not run. A chain of them becomes one kernel when a value is needed.
+"""The lazy graph: ops that have not run. Chains of them become few kernels when a value is needed.
 
 A :class:`TraceNode` is one pending op: a formula per element (``map``), a fold of the innermost axes (``fold``) or a sum over all other
-axes (``columns``). Accessing the memory of a tensor over a node computes the node, the nodes it depends on, and nodes that share
+axes (``columns``). Accessing the memory of a tensor over a node computes the node, the nodes it depends on, and some that share
 work with it. :mod:`netcl.engine.fused_kernel` makes the kernels.
 
 Eager code defers formulas over large tensors (``NETCL_FUSION=0`` turns this off). Inside :func:`fusing` (``ag.jit_compile``) formulas,
-folds and normalizations of every size are deferred.
+folds and normalizations are deferred whatever their size.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class TraceNode(PendingNode):
     __slots__ = ()
 
     def compute(self, wanted: Sequence[PendingNode] = ()) -> Tensor:
-        """Compute the node, the nodes that share its work and those of ``wanted`` that read the same inputs; returns the node's tensor."""
+        """Compute the node and, if one kernel can, nodes that share its work and ``wanted`` ones with its inputs; returns its tensor."""
         with lock:
             if self.made is None:
                 roots = gather_roots(self, wanted)
@@ -291,7 +291,7 @@ def _operands(values: Sequence[Any], shape: tuple[int, ...], real: str) -> tuple
 
 
 def _eager_operands(values: Sequence[Any], shape: tuple[int, ...], real: str) -> tuple[Any, ...]:
-    """Return the operands of an op outside of ``ag.jit_compile``: pending nodes of the result's shape, everything else as tensors."""
+    """Return the operands of an op outside of ``ag.jit_compile``: pending nodes that can be fused, everything else unchanged."""
     found: list[Any] = []
     for x in values:
         node = x.source if isinstance(x, Tensor) else None
@@ -409,7 +409,7 @@ class _Eager:
 
 
 def worth_deferring(queue: Any, shape: tuple[int, ...], per_unit: float = CHAINED) -> bool:
-    """Whether to defer an eager op of this shape: from NETCL_FUSION elements; a GPU by default needs ``per_unit`` times that per unit."""
+    """Whether to defer an eager op: it has NETCL_FUSION elements or more, on GPUs by default ``per_unit`` times that per compute unit."""
     least = _Eager.least
     if not least or isinstance(queue, CPUQueue):
         return False

@@ -1,7 +1,4 @@
-"""Kernels that compute formulas per element: broadcasting, layout, launch sizes, and the plan of one such kernel.
-
-Everything that depends only on dtypes and shapes is decided here, once per signature.
-"""
+"""Kernels that compute formulas per element: broadcasting, layout, launch sizes, and the plan of one such kernel."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from netcl.core.backend import lifecycle
 
 
 class Mode(NamedTuple):
-    """The settings of ``ag.jit_compile``: whether folds are deferred too, and whether kernels are built with fast math."""
+    """The settings of fusing code, such as ``ag.jit_compile``: whether folds are deferred too, and whether kernels use fast math."""
 
     rows: bool = True
     fast_math: bool = False

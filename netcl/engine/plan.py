@@ -1,6 +1,6 @@
 """Plans: the launches of a call over numbered memory.
 
-A plan is made from a :class:`~netcl.core.commands.CommandList`, that is, from the types of the operands and the other arguments of a call.
+A plan is made from a :class:`~netcl.core.commands.CommandList`. It depends on shapes and dtypes of the operands and on other arguments.
 :meth:`Plan.run` leases memory for results and temporaries and enqueues the commands.
 """
 
@@ -225,7 +225,7 @@ def _without_numbers(launch: Callable[..., None]) -> Callable[..., None]:
 
 
 def _any_launch(command: Launch) -> Callable[..., None]:
-    """Return the function of a launch whose kernel's buffers do not all precede its numbers."""
+    """Return the function of a launch that cannot be a :class:`Sized`."""
     return lambda queue, memory, numbers: command.kernel(queue, command.sizes, command.local, *_with_numbers(memory[1::2], numbers))
 
 

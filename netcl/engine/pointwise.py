@@ -249,10 +249,10 @@ def _vjp_operands(row: Pointwise, wanted: tuple[bool, ...]) -> tuple[Body, tuple
 def run_vjp(
     row: Pointwise, g: Tensor, out: Tensor | None, values: Sequence[Any], params: Mapping[str, Any], wanted: Sequence[bool]
 ) -> list[Tensor | None]:
-    """Compute gradients of the wanted inputs in one kernel, each with the shape of ``g`` and its input's dtype; others are ``None``.
+    """Compute gradients of the wanted float inputs, each with the shape of ``g`` and its input's dtype; others are ``None``.
 
-    For tensors that the row does not keep (``row.saved_for(i)``), any object with ``dtype`` will do. A gradient equal to ``g`` is the
-    same tensor, so gradients must not be changed in place.
+    For tensors that the row does not keep (``row.saved_for(i)``), any object with ``dtype`` will do. A gradient may be ``g``
+    itself, so gradients must not be changed in place.
     """
     grads: list[Tensor | None] = [None] * row.arity
     rest: list[bool] = []

@@ -1,7 +1,7 @@
 """Runs reduction rows: determines the axes and launches the fold, or folds with NumPy.
 
-The axes of a fold are merged to (rows, count, inner); where kept and folded axes alternate, the innermost run is folded
-first. Sums of floats are kept in float32 (float64 for float64) in blocks, whatever the storage dtype.
+The axes of a fold are merged to (rows, length, inner); where kept and folded axes alternate, the innermost run is folded
+first. Devices compute folds of 16-bit floats in float32.
 """
 
 from __future__ import annotations
@@ -152,10 +152,7 @@ class FoldLayout(NamedTuple):
 
 
 def fold_layout(shape: Shape3, dtype: str, profile: DeviceProfile) -> FoldLayout:
-    """Choose the kernel of a fold by its sizes: sequential, one work-group per row, or slices and a second stage.
-
-    CPUs split rows into slices, unless a kernel was registered or measured: then that one is used.
-    """
+    """Choose the kernel of a fold by its sizes, and into how many slices it is split; several slices need a second stage."""
     config = get_kernel_selector().select("reduction", ((shape.length,),), profile, dtype)
     cpu = profile.device_type == "cpu"
     wide = (CPU_WIDTH if cpu else 4) if config.use_vectorization else 1
@@ -384,7 +381,7 @@ def _neutral(row: Reduction, compute: str) -> float:
 
 
 def _combine_numpy(row: Reduction, x: np.ndarray, axes: tuple[int, ...], compute: str) -> np.ndarray:
-    """Return a fold computed by NumPy, with its axes kept: by a ufunc if ``combine`` is one (sums in float64), else by halving."""
+    """Return a fold computed by NumPy, with its axes kept: by a ufunc if ``combine`` is one (float32 sums in float64), else by halving."""
     ufunc = UFUNCS.get(row.combine)
     if ufunc is not None:
         wide = np.float64 if compute == "float" and ufunc in (np.add, np.multiply) else None
@@ -479,7 +476,7 @@ def fold_innermost(row: Reduction, x: Tensor, axes: int, keepdims: bool, params:
 
 
 def _over_all_axes(row: Reduction, x: Tensor, keepdims: bool, params: Sequence[float], target: str, real: str) -> Tensor | None:
-    """Reduce all axes: the innermost in the kernel of the pending values, the others in a second step; ``None`` if that is slower."""
+    """Reduce all axes: the innermost in the kernel of the pending values, the others in a second step; ``None`` if that does not pay."""
     count = x.size // x.shape[-1]
     if not busy(x.queue, count, x.shape[-1]) or row.params:
         return None

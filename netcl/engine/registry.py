@@ -1,10 +1,10 @@
-"""The op table: one row per op. A row is data and imports no device and no tape.
+"""The op table: one row per op.
 
-Four kinds of rows: :class:`Pointwise` (one expression per element), :class:`Reduction` (map, combine, finish),
-:class:`Op` (its own Python function) and :class:`Composite` (a function of other ops). Eager kernels, the NumPy backend,
-the JIT, gradients, autocast, tests, the self-test and the documentation all read the same row.
+Five kinds of rows: :class:`Pointwise` (one expression per element), :class:`Choice` (one of several pointwise rows), :class:`Reduction`
+(map, combine, finish), :class:`Op` (its own Python function) and :class:`Composite` (a function of other ops). Eager kernels, the NumPy
+backend, the JIT, gradients, autocast, tests, the self-test and the documentation all read the same row.
 
-The language of expressions is Python and OpenCL C at once: ``+ - * /``, unary minus, one comparison at a time, numbers,
+Expressions consist of ``+ - * /``, unary minus, one comparison at a time, numbers, names,
 and the upper-case functions of :data:`netcl.engine.functions.FORMULA_FUNCTIONS`.
 """
 
@@ -128,7 +128,7 @@ class Pointwise:
     """An op that is one expression per element of its broadcast inputs.
 
     ``fwd`` is an expression in ``v0``, ``v1``.., the parameters and the names of ``let``; each ``vjp`` may also read ``g`` and
-    ``out``; ``None``: the input has no gradient. ``result``: dtype of the result for integer inputs, derived from
+    ``out``; ``None``: the input has no gradient. ``result``: the rule for the dtype of the result, derived from
     the formula if empty. ``accepts``: ``any``, ``number`` (no bool) or ``float``. ``method``: the op is also a method of
     ``Tensor``, with an in-place form; ops that are methods in torch do not need it. ``onnx``: the ONNX operator as a call
     whose attributes are parameters of the op, ``LeakyRelu(alpha=negative_slope)``; a row without one is exported by its
@@ -183,7 +183,7 @@ class Pointwise:
 
     @cached_property
     def promoting(self) -> tuple[int, ...]:
-        """The inputs whose dtype decides the result's: those used as numbers, not only as conditions."""
+        """The inputs whose dtype decides the result's: those used as numbers, not only as conditions; all if there are none."""
         used = set().union(*[_number_names(parse(text)) for text in (self.fwd, *self.let.values())])
         return tuple([i for i in range(self.arity) if f"v{i}" in used]) or tuple(range(self.arity))
 
@@ -437,7 +437,7 @@ def call_vjp(row: Op | Reduction, F: Any, g: Any, out: Any, inputs: Sequence[Any
 class Composite:
     """An op made of other ops: ``call(F, ...)`` over ``F``, which is ``netcl.ops`` or ``netcl.autograd``. Made by :func:`composite`.
 
-    It has no kernel and no gradient of its own; autocast applies to the ops it calls.
+    It has no kernel and no gradient of its own; autocast applies to the ops it calls, unless ``amp`` is ``"float"``.
     """
 
     name: str
@@ -527,8 +527,8 @@ def op(
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Return a decorator that registers a function as an op. ``vjp=None`` declares that it has no gradient.
 
-    Tensor inputs are the parameters annotated with ``Tensor``, unless ``inputs`` names them. ``ref="numpy"``: the op on the NumPy
-    backend in float64 is the reference, which is itself tested against golden data.
+    Tensor inputs are the parameters annotated with ``Tensor`` (without any, those without a default), unless ``inputs`` names them.
+    ``ref="numpy"``: the op on the NumPy backend in float64 is the reference, which is itself tested against golden data.
     """
 
     def add(call: Callable[..., Any]) -> Callable[..., Any]:
@@ -564,7 +564,7 @@ def composite(
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Return a decorator that registers a function ``f(F, x, ...)`` over other ops as an op.
 
-    Tensor inputs are the parameters annotated with ``Tensor``, unless ``inputs`` names them.
+    Tensor inputs are the parameters annotated with ``Tensor`` (without any, those without a default), unless ``inputs`` names them.
 
     >>> from netcl.engine.registry import composite, unregister
     >>> @composite(ref=lambda x: x - x.mean())

@@ -1,8 +1,8 @@
 """Kernels over rows: pointwise formulas and folds over the innermost axes in one kernel.
 
 A row is read in *passes*. Pass 0 computes the values that need no fold and the folds over them, and stores the results that are complete.
-The next pass reads the row again, from cache, and uses the folds. A work-item of a CPU processes several rows in vector lanes; on a GPU
-a work-item processes a short row, and a work-group a longer one.
+The next pass reads the row again and uses the folds. On a CPU, a work-item processes one or more rows, in vectors; on a GPU, a work-item
+processes a short row, and a work-group a longer one.
 """
 
 from __future__ import annotations

@@ -41,10 +41,10 @@ class Spread(NamedTuple):
 
 
 def row_spread(cpu: bool, most: int, n: int, wide: bool, quads: bool = False) -> Spread:
-    """Distribute rows: a work-item of a CPU processes several rows, in vectors; a GPU uses a work-item per short row, else a work-group.
+    """Distribute rows: a CPU's work-item processes one or more rows, in vectors; a GPU uses a work-item per short row, else a work-group.
 
     ``most`` is the largest work-group, ``n`` the length of a row; ``wide``: the elements have 8 bytes. ``quads``: every run of a row
-    begins at a multiple of four elements, so a GPU reads four at a time and keeps them in registers.
+    begins at a multiple of four elements, so a GPU reads long rows four at a time and may keep them in registers.
     """
     if cpu:
         return Spread(1, 1, 8 if wide else 16, max(1, ITEM_WORK // max(n, 1)))
@@ -105,7 +105,7 @@ def channel_spread(queue: Any, n: int, wide: bool, quads: bool = False) -> Sprea
 def vector_macros(operands: Mapping[str, str], real: str, vec: int, streams: bool = False) -> dict[str, str]:
     """Return the macros ``X_VLOAD(p, i)``, ``X_VSTORE(p, i, v)`` and ``X_VSTREAM(p, i, v)`` of each operand: vectors of ``vec`` ``real``.
 
-    ``X_VSTREAM`` bypasses the caches if ``streams``; use ``X_VSTORE`` for values that are read again soon.
+    ``X_VSTREAM`` may bypass the caches if ``streams``; use ``X_VSTORE`` for values that are read again soon.
     """
     macros = {}
     for name, dtype in operands.items():

@@ -69,7 +69,7 @@ class PendingNode(CountedSource):
         return f"<{self.name}: {self.shape} {self.dtype}{'' if self.made is None else ', computed'}>"
 
     def compute(self, wanted: Sequence[PendingNode] = ()) -> Tensor:
-        """Compute the node, the nodes that share its work and those of ``wanted`` that read the same inputs; returns the node's tensor."""
+        """Compute the node and, if one kernel can, nodes that share its work and ``wanted`` ones with its inputs; returns its tensor."""
         raise NotImplementedError
 
     def finish(self, made: Tensor) -> None:
@@ -78,7 +78,7 @@ class PendingNode(CountedSource):
 
 
 def storage_key(x: Tensor) -> tuple[Any, ...]:
-    """Return a key that is equal for two tensors over the same memory with the same shape."""
+    """Return a key that is equal only for tensors over the same memory with the same shape."""
     owner = x.source if x.source is not None else (x.pool_handle or x.buffer) if x.array is None else x.array
     return id(owner), x.shape
 
@@ -137,7 +137,7 @@ class _Gathering:
 
 
 def gather_roots(root: PendingNode, wanted: Sequence[PendingNode] = ()) -> list[PendingNode]:
-    """Return the roots of a kernel: a node, live nodes that share pending work with it, and requested nodes that read the same inputs."""
+    """Return the roots of a kernel: a node and, if they fit, live nodes that share its pending work and ``wanted`` ones with its inputs."""
     if not wanted and not root.users and all(len(node.users) == 1 for node in nodes_below(root)[:-1]):
         return [root]  # a chain without other users
     region = _Gathering(root)

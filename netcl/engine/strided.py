@@ -1,7 +1,7 @@
 """Copies between strided blocks of two tensors; used by permute, slicing, cat, pad, flip, expand and repeat.
 
 A block is an offset and one stride per axis, in elements; strides may be 0 (broadcast) or negative (reversed). Axes are
-merged, elements are widened up to 16 bytes, and the few remaining shapes have one kernel each; the dtype does not matter.
+merged, elements are widened up to 16 bytes, and the few remaining shapes have one kernel each; of the dtype, only the size matters.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def widen(copy: Copy, most: int = 16) -> Copy:
 
 
 def widen_rows(x: Tensor, y: Tensor, inner: int) -> tuple[int, int]:
-    """Return the widest element, up to 16 bytes, that divides rows of ``inner`` elements: its size in bytes, and the number per row."""
+    """Return the widest element, up to 16 bytes, for rows of ``inner`` elements and their alignment: its bytes, and the number per row."""
     itemsize = wide = dtypes.DTYPES[x.dtype].itemsize
     while inner * itemsize % (2 * wide) == 0 and 2 * wide <= alignment(x, y):
         wide *= 2
@@ -205,7 +205,7 @@ def _transposition(queue: Any, copy: Copy) -> _Launch | None:
 
 
 def alignment(*tensors: Tensor) -> int:
-    """Return the common alignment in bytes, at most 16: 16 for memory of pools, possibly less for a caller's array (``share=True``)."""
+    """Return the common alignment in bytes, at most 16: that of the host arrays of tensors with a ``host_ref``, else 16."""
     if all([t.host_ref is None for t in tensors]):
         return 16
     addresses = [t.host_ref.__array_interface__["data"][0] for t in tensors if t.host_ref is not None]

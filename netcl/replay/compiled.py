@@ -1,8 +1,8 @@
-"""Records a step once and replays it without its Python code: ``netcl.compile`` and ``capture_graph``.
+"""Records a step and replays it without its Python code: ``netcl.compile`` and ``capture_graph``.
 
-The first call runs eagerly: programs are built, state is created. The second and third call are recorded. If both recordings are equal,
-later calls replay them. If they differ, or if the function reads or calls something that no guard covers (:mod:`netcl.replay.contract`),
-it is refused: from then on it runs eagerly, and one warning names the cause.
+The first call runs eagerly: programs are built, state is created. Later calls are recorded until two recordings in a row are equal, then
+replayed. If commands differ, or if the function reads or calls something that no guard covers (:mod:`netcl.replay.contract`), it is
+refused: it runs eagerly, and a warning names the cause.
 
 Guards are compared at every call: shapes, settings of modules, which gradients exist, the memory of parameters, the contract. Several
 recordings are kept, one for each key, state and contract.
@@ -97,7 +97,7 @@ class _Call:
         return ("object", id(arg))
 
     def _tensor_key(self, t: Tensor) -> tuple[Any, ...]:
-        """Return a key: the identity of a tensor that requires grad or is on NumPy; else shape, dtype and the argument it aliases."""
+        """Return a tensor's key: its identity if it requires grad or is on NumPy, else shape, dtype, and queue or aliased argument."""
         if t.requires_grad or t.context is None:
             self.objects.append(t)
             return ("object", id(t), t.backend)
@@ -240,8 +240,8 @@ class _Case:
 class CompiledFunction:
     """A function that is recorded and replayed; made by :func:`compile` and :func:`capture_graph`.
 
-    Call it like the function itself. ``graphs`` are the recordings, ``refused`` lists the reasons for calls that are not replayed. Results
-    are fresh tensors; tensors that the function leaves behind (gradients, attributes) are overwritten by each replay.
+    Call it like the function itself. ``graphs`` are the recordings, ``refused`` lists the reasons for calls that are not replayed. Computed
+    results are fresh tensors; tensors that the function leaves behind (gradients, attributes) are overwritten by each replay.
     """
 
     def __init__(self, function: Callable[..., Any], strict: bool = False, fuse: bool = False):
@@ -554,8 +554,8 @@ def compile(function: Callable[..., Any] | None = None, *, fuse: bool = False) -
     A training step is a function of its batch that does everything from forward to ``opt.step()``; learning rates, schedulers, counters
     and random numbers advance as in eager code. A function that reads something no guard covers, or whose two recordings differ, is
     refused with one warning that names the cause, and runs eagerly from then on. On the NumPy backend nothing is recorded. Arrays among the
-    arguments become tensors. A module is compiled for evaluation: without gradients, with ``fuse=True``, and with its batch norms folded
-    into the layers before them. Values that depend only on weights are computed once, and again after a weight was written.
+    arguments become tensors. A module in evaluation mode runs without gradients, with ``fuse=True``, and with batch norms folded into the
+    layers before them where possible. Values that depend only on weights are usually kept, and computed again after a weight was written.
 
     ``fuse=True`` also fuses small tensors, and row-wise reductions (softmax, norms) with the ops around them: fewer launches, a little more
     memory, and sums that may be rounded differently.
@@ -581,8 +581,8 @@ def capture_graph(function: Callable[..., Any] | None = None, *, inputs: Sequenc
     >>> graph.replay([netcl.full((2,), 4.0)]).tolist()  # doctest: +SKIP
     [16.0, 16.0]
 
-    Values that depend only on tensors other than the inputs, such as packed weights, are computed once, and again after one of these
-    tensors was written. Blocks that share ``kept`` share equal results.
+    Values that depend only on tensors other than the inputs, such as packed weights, are usually kept, and computed again after one of
+    these tensors was written. Blocks that share ``kept`` share equal results.
     """
     return _captured_block(inputs, KeptValues() if kept is None else kept) if function is None else CompiledFunction(function, strict=True)
 

@@ -5,8 +5,8 @@ small arrays, objects of the user's classes, functions, and objects of netcl. :c
 and compares it before every replay. A value or a call of any other kind is a ``problem`` with a name, and the function is not replayed.
 
 :mod:`netcl.replay.names` lists the names; no control flow is followed. An attribute of a value without a name (an item, a result, a local
-variable) is guarded in every object that the function can reach. Nothing here runs the user's code: attributes are looked up in
-``__dict__`` and in classes, never through ``__getattr__`` or properties.
+variable) is guarded in every object that the function can reach. Attributes of the user's objects are looked up in
+``__dict__`` and in classes, not through ``__getattr__`` or properties.
 """
 
 from __future__ import annotations
@@ -443,7 +443,7 @@ class Contract:
     def changed(self, by_itself: bool = False) -> str:
         """Return the name of a value that no longer fits its guard; empty if none. ``by_itself`` skips tensors that the function sets.
 
-        This runs before every replay: plain loops over identities, with a call only where one differs.
+        This runs before every replay, so most of it is plain loops over identities.
         """
         for entry in self._mappings:
             holder, name, value, label = entry
@@ -576,7 +576,7 @@ def _tensor_kind(value: Any) -> Any:
 
 
 def tensors_of(values: Iterable[Any]) -> list[Tensor]:
-    """Return the tensors that objects and functions of netcl hold: parameters, buffers, the state of an optimizer."""
+    """Return the tensors in values: alone, in containers, in closures, and in objects of netcl, such as the state of an optimizer."""
     waiting, seen, found = list(values), set(), []
     while waiting:
         value = waiting.pop()

@@ -1,4 +1,4 @@
-"""Runs commands of a recorded step that compute the same at every replay only once, and keeps their results.
+"""Runs the constant commands of a recorded step once and keeps their results.
 
 These are the commands that depend only on constants and on tensors from outside that no command writes, such as packed or reordered
 weights. They run again after such a tensor was written. Recordings that share a :class:`KeptValues` also share equal results.

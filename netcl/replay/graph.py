@@ -44,8 +44,7 @@ class Graph:
     """A recorded step that can be replayed.
 
     ``nodes`` are its commands, ``values`` the memory they use, ``inputs`` the values that a replay rebinds, ``planned_bytes`` the size of
-    the memory that values inside a replay share. ``replay(inputs)`` runs it on tensors of the same shapes and dtypes and returns the result
-    of the step in fresh tensors, without waiting for the device.
+    the memory that values inside a replay share. ``replay(inputs)`` runs it on tensors of the same shapes and dtypes.
     """
 
     def __init__(self) -> None:
@@ -211,7 +210,7 @@ class Graph:
     # ---- running it
 
     def replay(self, inputs: Sequence[Tensor] = ()) -> Any:
-        """Run the step on these inputs; returns the result in fresh tensors, without waiting for the device.
+        """Run the step on these inputs; returns its result, computed values in fresh tensors, without waiting for the commands.
 
         Tensors that the step left behind (gradients, attributes) are overwritten in place.
         """

@@ -1,6 +1,6 @@
 """Values that a guard can compare, and calls that a replay may omit. All others are reported by name.
 
-Nothing here runs the user's code: classes are inspected, never ``__getattr__`` or properties.
+Objects are inspected by ``type`` and ``__dict__``, because the user's classes may override ``__class__`` and ``__getattr__``.
 """
 
 from __future__ import annotations

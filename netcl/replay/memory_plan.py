@@ -72,7 +72,7 @@ def share(
 ) -> list[MemoryBlock]:
     """Place values that are used only inside a step in memory blocks; returns the new blocks.
 
-    The largest value is placed first, each in the smallest block that is free during its lifetime.
+    Larger values are placed first. Each takes the smallest block with room during its lifetime; existing blocks are preferred.
 
     ``size_of`` gives the allocated size of a value, since pools round up; ``there`` are existing blocks. If memory ``cuts`` into
     sub-buffers, new blocks grow up to ``most`` bytes.

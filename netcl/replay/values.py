@@ -49,8 +49,8 @@ class Value:
 class CommandNode:
     """One enqueued command: a ``launch`` (kernel, sizes, arguments), a ``fill``, a ``copy`` or an ``upload``.
 
-    ``args`` are values, numbers (:class:`~netcl.core.recording.Number` if a replay computes them again) or local memory; in transfers
-    the values come first. ``reads`` and ``writes`` are the values among them.
+    ``args`` are values, numbers (:class:`~netcl.core.recording.Number` if a replay computes them again), arrays or local memory; in
+    transfers the values come first. ``reads`` and ``writes`` are the values among them.
     """
 
     kind: str

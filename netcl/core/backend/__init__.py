@@ -1,1 +1,1 @@
-"""Backends that store tensor bytes and copy them: one module for NumPy, one for OpenCL."""
+"""Backends that store and copy tensors, on NumPy and on OpenCL, and the handling of fork, interrupts and exit."""

@@ -52,7 +52,7 @@ def check_shared(array: Any, stored: np.ndarray) -> None:
 
 
 class CPUBackend:
-    """Stores tensors as NumPy arrays; every method is a NumPy call.
+    """Stores tensors as NumPy arrays.
 
     >>> be = CPUBackend()
     >>> be.from_shape((2, 2), dtype="float32").tolist()
@@ -62,7 +62,7 @@ class CPUBackend:
     name = "cpu"
 
     def from_host(self, array: Any, dtype: str | None = None, share: bool = False) -> np.ndarray:
-        """Return the stored form of ``array``: a copy, unless ``share`` requests the caller's own memory."""
+        """Return the stored form of ``array``; it may share the caller's memory only if ``share``."""
         stored, _ = storage_of(array, dtype)
         return stored if share or not np.may_share_memory(stored, array) else stored.copy()
 
@@ -71,7 +71,7 @@ class CPUBackend:
         return np.zeros(shape, dtypes.lookup(dtype, "from_shape").storage)
 
     def to_host(self, storage: np.ndarray, shape: tuple[int, ...], dtype: str) -> np.ndarray:
-        """Return the values; for all dtypes but bfloat16 this is the stored array itself."""
+        """Return the values; for all dtypes but bfloat16, they share the memory of ``storage``."""
         return dtypes.decode(storage, dtypes.lookup(dtype)).reshape(shape)
 
     def to_host_async(self, storage: np.ndarray, shape: tuple[int, ...], dtype: str) -> HostCopy:
@@ -82,7 +82,7 @@ class CPUBackend:
         """Do nothing: NumPy calls have finished when they return."""
 
     def reshape(self, storage: np.ndarray, shape: tuple[int, ...], dtype: str = "float32") -> np.ndarray:
-        """Return ``storage`` in another shape, without a copy."""
+        """Return ``storage`` in another shape; a contiguous array is not copied."""
         del dtype
         if math.prod(shape) != storage.size:
             raise ShapeError(message("reshape", "the new shape must have as many elements as the tensor", size=storage.size, shape=shape))

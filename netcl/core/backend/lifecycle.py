@@ -2,7 +2,7 @@
 
 Interrupts: Python runs a signal handler only between bytecodes, so a main thread that waits inside a driver does not run
 it. The C-level handler, however, writes to the wake-up file at once. A watcher thread reads that file and exits with status
-130 if the main thread has not returned to Python within the grace time. Code that must end in an orderly way uses
+130 if the main thread has not returned to Python within the grace time, or at a second Ctrl-C. Code that must end in an orderly way uses
 :func:`finishing_first`, which turns the first interrupt into an event.
 """
 
@@ -50,7 +50,7 @@ _finishing: _Finishing | None = None  # the last block, also after it has ended
 
 
 def install_handlers() -> None:
-    """Install the handlers for exit, fork and interrupts, once per process; the first backend calls this."""
+    """Install the handlers for exit, fork and, in the main thread, interrupts; only the first call in a process has an effect."""
     global _installed
     with _install_lock:
         if _installed:
@@ -64,9 +64,9 @@ def install_handlers() -> None:
 
 
 def interruptible_finish(queue: Any, timeout: float = 30.0) -> bool:
-    """Call ``queue.finish()`` in a worker thread, polled every 10 ms so that Ctrl-C is handled meanwhile.
+    """Wait for a queue at most ``timeout`` seconds, polled every 10 ms so that Ctrl-C is handled; returns whether it has finished.
 
-    Returns whether the queue is done; ``False`` after ``timeout`` seconds. An error of the queue is raised here.
+    A worker thread calls ``queue.finish()``; its driver error is raised here. If no thread can start (at exit), an event is polled.
     """
     failed: list[BaseException] = []
 
@@ -143,7 +143,7 @@ def finishing_first() -> Iterator[Stop]:
 
 
 def _finish_all() -> None:
-    """At exit, wait for queued work. After a Ctrl-C, wait only for the rest of the grace time, then exit."""
+    """At exit, wait for queued work; after a Ctrl-C, exit with 130 if a queue does not finish in the rest of the grace time."""
     if platforms.forked_child:
         return
     _stop_daemons()

@@ -1,7 +1,7 @@
-"""OpenCL transfers: asynchronous, pinned and zero-copy, on one in-order queue.
+"""OpenCL transfers over one queue: asynchronous, pinned and zero-copy.
 
-On discrete devices, values are copied to page-locked staging memory, and the copy to the device is enqueued. On devices that share the
-host's memory, the driver copies the values once, into memory that kernels use directly; ``use_pinned=True`` stages them there too. The
+By default, values for discrete devices are copied to page-locked staging memory, and the copy to the device is enqueued. On devices that
+share the host's memory, the driver copies them into memory that kernels use directly; ``use_pinned=True`` stages them there too. The
 user's array is never aliased without ``share=True``.
 """
 
@@ -114,14 +114,17 @@ class OpenCLBackend:
     def from_host(
         self, array: Any, dtype: str | None = None, async_copy: bool | None = None, use_pinned: bool | None = None, share: bool = False
     ) -> Transfer:
-        """Copy values to new memory of the device. ``async_copy`` and ``use_pinned`` default to NETCL_ASYNC_H2D and NETCL_PINNED_H2D."""
+        """Copy values to new memory of the device. ``async_copy`` and ``use_pinned`` default to NETCL_ASYNC_H2D and NETCL_PINNED_H2D.
+
+        On devices that share the host's memory, the default of ``use_pinned`` is false.
+        """
         stored, wanted = storage_of(array, dtype)
         return self.send(array, stored, wanted, async_copy, use_pinned, share)
 
     def send(
         self, array: Any, stored: np.ndarray, dtype: dtypes.DType, async_copy: bool | None, use_pinned: bool | None, share: bool
     ) -> Transfer:
-        """Copy ``stored``, which may share memory with the user's ``array``, to the device; with ``share``, use it in place."""
+        """Copy ``stored``, which may share memory with the user's ``array``, to the device; ``share`` uses it in place where it can."""
         if self.integrated and stored.nbytes and (share or not use_pinned):
             return self._in_place(array, stored, share)
         handle = self.pool.allocate(stored.nbytes, what=f"{stored.shape} {dtype.name}")
@@ -251,7 +254,7 @@ class OpenCLBackend:
         return handle
 
     def wait(self, pending: Any = None) -> None:
-        """Wait for an event, for a pending copy, or (``None``) for the whole queue; Ctrl-C is handled meanwhile."""
+        """Wait for an event or a pending copy; with ``None``, for the whole queue, and handle Ctrl-C meanwhile."""
         if pending is not None:
             pending.wait()
         else:

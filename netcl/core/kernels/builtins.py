@@ -1,7 +1,7 @@
 """Declarations of OpenCL's built-in functions, for a driver that otherwise parses all of them for every program.
 
 PoCL includes Clang's ``opencl-c.h`` (900 KB) in every program; parsing it takes most of the build time. A program that defines the
-header's guard and declares only the functions that it calls compiles to the same code much faster.
+header's guard and declares only the functions that it calls compiles much faster.
 """
 
 from __future__ import annotations

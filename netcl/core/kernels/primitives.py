@@ -86,7 +86,7 @@ class KernelSpec:
         return f"{head}__kernel void {self.name}({', '.join(self.params)}) {{\n  {self.body.strip()}\n}}\n"
 
     def build(self, where: Any) -> BuiltKernel:
-        """Return the kernel compiled for a context, a queue or a device handle; the binary is cached in memory and on disk."""
+        """Return the kernel compiled for a context, a queue or a device handle; the program is cached."""
         context = getattr(where, "context", where)
         if context is None:
             platforms.opencl()  # raises if pyopencl is missing
@@ -112,9 +112,9 @@ def _defines_a_macro(src: str) -> bool:
 class BuiltKernel:
     """A compiled kernel: call it, or ``run`` it, with Tensors, buffers and Python numbers.
 
-    A local size of ``None`` selects a measured one (``netcl.profiling.local_sizes``) or else a safe one; a local size that does not
-    divide the global size is reduced to one that does, since a hand-written kernel need not guard its edge. With a tuner, the first
-    launch of a global size measures the candidates.
+    A local size of ``None`` selects a measured one (``netcl.profiling.local_sizes``) or else a safe one. A local size that does not
+    divide the global size is reduced to one that does, unless the kernel is ``guarded``. With a tuner, the first launch of a global size
+    measures the candidates, unless a step is being recorded.
     """
 
     def __init__(self, spec: KernelSpec, kernel: program.Kernel):
@@ -123,7 +123,7 @@ class BuiltKernel:
         self.name = spec.name
 
     def run(self, queue: Any, global_size: program.LaunchSize, local_size: program.LaunchSize | None, *args: Any) -> Any:
-        """Enqueue on ``queue``; returns the event."""
+        """Enqueue on ``queue``; returns the event, or ``None`` if a global size is 0."""
         queue = getattr(queue, "queue", queue)
         for arg in args:
             if hasattr(arg, "host_ref"):
@@ -176,8 +176,7 @@ def largest_divisor(n: int, limit: int) -> int:
 class WorkGroupTuner:
     """Chooses a local size that a device allows, and rounds a global size up to a multiple of it.
 
-    At the first launch of a size (rounded to a power of two), kernels of a :class:`PrimitiveBuilder` measure the :meth:`candidates`.
-    The fastest is kept in memory and in the tuning store.
+    Kernels of a :class:`PrimitiveBuilder` measure the :meth:`candidates` at the first launch of a size, see :class:`BuiltKernel`.
     """
 
     max_local: int = 256
@@ -199,7 +198,7 @@ class WorkGroupTuner:
 
 
 def check_expression(expression: str, arity: int, op: str = "elementwise") -> None:
-    """Raise unless the text is an arithmetic expression over ``v0 .. v{arity-1}``, the macros and OpenCL's math functions."""
+    """Raise for other names than ``v0 .. v{arity-1}``, the macros and math functions, for comments, and for unbalanced parentheses."""
     known = {f"v{i}" for i in range(arity)} | set(MACRO_NAMES) | _FUNCTIONS
     hidden = _COMMENT_OR_DIGRAPH.search(expression)
     if hidden:

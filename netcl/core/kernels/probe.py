@@ -1,7 +1,7 @@
 """Builds and launches a program in a child process first, for drivers whose compiler can abort the process.
 
 Mesa's rusticl generates code at the first launch, and LLVM aborts the process on an instruction it cannot select (22.3.6 on aarch64: every
-load of halves). If the child process aborts, the program is rejected and the reason is cached.
+load of halves). If the child process ends or hangs, the program is rejected and the reason is cached.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class CompilerAbort(KernelBuildError):
 
 
 def is_fragile(device: Any) -> bool:
-    """Whether the device's compiler aborts the process on programs that it cannot compile."""
+    """Whether the device's compiler may abort the process on programs that it cannot compile; false inside the child process."""
     return not _is_child and "rusticl" in device.platform.name.lower()
 
 
@@ -81,7 +81,7 @@ _lock = threading.Lock()
 
 
 def check_compiles(device: Any, key: str, source: str, options: tuple[str, ...]) -> None:
-    """Raise :class:`CompilerAbort` if building or launching a program aborts a child process; an abort is remembered under ``key``."""
+    """Raise :class:`CompilerAbort` if building or launching a program ends or hangs a child process; this is remembered under ``key``."""
     place = device.platform.name, device.name
     with _lock:
         if key not in _known_aborts:

@@ -1,8 +1,8 @@
 """Builds every OpenCL program and launches every kernel.
 
 Programs are cached per context in memory; the store for compiled binaries and the observers of launches (capture,
-profiling) are entries of :mod:`netcl.core.hooks`. Kernel objects carry their arguments in the driver and are therefore
-never shared between threads.
+profiling) are entries of :mod:`netcl.core.hooks`. Kernel objects carry their arguments in the driver, so eager launches use
+one per thread.
 """
 
 from __future__ import annotations
@@ -244,7 +244,7 @@ class Program:
             raise KernelBuildError(message("kernel", what, has=self._built.get_info(cl.program_info.KERNEL_NAMES))) from None
 
     def after_first_launch(self, event: Any) -> None:
-        """Store the binary after ``event``, unless it is already stored: PoCL compiles work-group functions at the first launch."""
+        """Store the binary after ``event``, if that is still to be done: PoCL compiles work-group functions at the first launch."""
         if "compiles_at_launch" in self.state.quirks:
             compiling()  # drops those that are complete
             _first_launches.append((self.number, _kernel_names(self.source), event))
@@ -258,7 +258,7 @@ class _Own:
     """A thread's kernel object of the driver. Arguments stay set in it, so unchanged numbers are not set again.
 
     ``numbers`` are the numbers that are set, if known. ``set_memory`` and ``set_numbers`` are pyopencl's own faster setters; if
-    ``set_numbers`` is ``None``, because an argument type is unknown, use ``set_args``.
+    ``set_numbers`` is ``None``, use ``set_args``.
     """
 
     __slots__ = ("kernel", "lenders", "numbers", "set_memory", "set_numbers")
@@ -285,8 +285,8 @@ def _wait_before_more(lenders: list[Any], queue: Any, event: Any) -> None:
 class Kernel:
     """A callable kernel: ``kernel(queue, global_size, local_size, *arguments)``.
 
-    Arguments are Tensors, buffers, local memory or Python numbers. The global size is rounded up to a multiple of the local size, so
-    the kernel must check its element count.
+    Arguments are Tensors, buffers, local memory or Python numbers. The global size is rounded up to a multiple of a given local
+    size, so the kernel must check its element count.
     """
 
     def __init__(self, program: Program, name: str):
@@ -396,7 +396,7 @@ class Kernel:
         own.numbers = numbers
 
     def sized(self, sizes: tuple[int, ...], local: tuple[int, ...] | None, numbers: tuple[Any, ...]) -> Sized | None:
-        """Return this kernel with the sizes of a :class:`Launch` and fixed numbers; ``None`` if its buffers do not precede its numbers."""
+        """Return this kernel with the sizes of a launch and fixed numbers; ``None`` unless its arguments are typed, buffers first."""
         usable = self._in_front and self._own().set_numbers is not None
         return Sized(self, sizes, local, numbers) if usable else None
 
@@ -501,7 +501,7 @@ class Kernel:
         return sizes, local
 
     def clamp(self, local: tuple[int, ...]) -> tuple[int, ...]:
-        """Return a local size whose longest side is halved until device and kernel allow it."""
+        """Return a local size that device and kernel allow: sides are limited, then the longest is halved as often as needed."""
         limit = self.max_work_group
         if len(local) == 1 and local[0] <= limit:
             return local
@@ -559,7 +559,7 @@ class Prepared:
     """A launch with its own kernel object, whose arguments stay set: ``call()`` only enqueues. Replays consist of these.
 
     It is made from the arguments of a launch observer. ``set(index, value)`` changes an argument for later launches. If ``answers``,
-    ``call()`` returns a status instead of raising; on a status other than 0, ``observed()`` raises the error.
+    ``call()`` returns a status instead of raising; on a status other than 0, ``observed()`` launches again or raises the error.
     """
 
     __slots__ = ("_object", "_set_number", "answers", "call", "kernel", "local", "queue", "sizes")

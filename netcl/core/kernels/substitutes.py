@@ -15,7 +15,7 @@ _HALF_CALL = re.compile(r"\bv(?:load|store)a?_half")
 
 
 def substituted(source: str) -> str:
-    """Return ``source`` with its half conversions and casts to long replaced; compiler errors still refer to its own line numbers."""
+    """Return ``source`` with loads and stores of half and scalar casts to long replaced; compiler errors refer to its own line numbers."""
     if _HALF_CALL.search(source):
         source = f"{_half_functions()}#line 1\n{source}"
     if _LONG_CAST.search(source):
@@ -31,7 +31,7 @@ _LONGS = f"long {_OVERLOADED} netcl_long(int x) {{ return as_long((int2)(x, x >>
 
 @lru_cache(maxsize=1)
 def _half_functions() -> str:
-    """Return OpenCL C for ``vload_half`` and ``vstore_half`` of all widths, with macros that replace the driver's."""
+    """Return OpenCL C for ``vload_half`` and ``vstore_half`` of 1, 2, 4, 8 and 16 lanes, with macros that replace the driver's."""
     lines = []
     for n in ("", "2", "4", "8", "16"):
         f, u = f"float{n}", f"uint{n}"
