@@ -97,7 +97,7 @@ class QuantizedLinear(_PackedLayer):
 
 
 def decoded_linear(x: Tensor, linear: Any, norm: Any = None, gate: Any = None, activation: str = "", residual: Any = None) -> Tensor:
-    """Compute ``linear`` of a few rows in one launch, with an optional norm before it and gate, activation or residual after it."""
+    """Compute ``linear`` of a few rows by one op, with an optional norm before it and gate, activation or residual after it."""
     packs: Any = {"kind": linear.kind, "rows": linear.out_features, "activations": linear.activations} if hasattr(linear, "kind") else {}
     kind = "" if norm is None else "rms" if type(norm) is RMSNorm else "layer"
     eps = EPSILON[x.dtype] if norm is None or norm.eps is None else norm.eps
@@ -143,10 +143,10 @@ class QuantizedEmbedding(_PackedLayer):
 def quantize_model(
     model: ModelT, bits: int = 4, group: int = 32, *, kind: str = "", embeddings: bool = False, activations: str = "auto"
 ) -> ModelT:
-    """Replace the linear layers of a model, and with ``embeddings`` its embeddings, by packed ones, in place; returns the model.
+    """Replace the ``Linear`` layers inside a model, and with ``embeddings`` its ``Embedding``, by packed ones, in place; returns the model.
 
     4 bits are Q4_0 and 8 bits Q8_0, both with a scale for each ``group`` of 32; ``kind`` names another block type of GGUF. Layers whose
-    rows are not whole blocks and layers that share their weights are not changed; a warning names them.
+    rows are not whole blocks and layers that share their weights are not changed; a warning lists them.
 
     >>> import netcl
     >>> from netcl import nn

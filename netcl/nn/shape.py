@@ -1,4 +1,4 @@
-"""Layers that move or repeat values and have no parameters."""
+"""Layers without parameters that reshape, rearrange or resize their input."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ class PackedSequence(NamedTuple):
     unsorted_indices: Tensor | None = None
 
     def to(self, *args: Any, **kwargs: Any) -> PackedSequence:
-        """Return the sequences on another device, or of another dtype."""
+        """Return the sequences with ``data`` on another device, or of another dtype; the indices stay where they are."""
         return self._replace(data=self.data.to(*args, **kwargs))
 
     def lengths(self) -> np.ndarray:
