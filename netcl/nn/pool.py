@@ -76,7 +76,7 @@ AdaptiveMaxPool1d, AdaptiveMaxPool2d, AdaptiveMaxPool3d = _pools(
 )  # fmt: skip
 LPPool1d, LPPool2d, LPPool3d = _pools(
     "LPPool", "norm_type: float, kernel_size: Sizes, stride: Sizes | None = None, ceil_mode: bool = False",
-    "norm_type, kernel_size, stride, ceil_mode", "``sum(x^p)^(1/p)`` of each window of {of}, ``p`` being **norm_type**; 0 for negative sums.",
+    "norm_type, kernel_size, stride, ceil_mode", "``max(0, sum(x^p))^(1/p)`` of each window of {of}, ``p`` being **norm_type**.",
 )  # fmt: skip
 
 

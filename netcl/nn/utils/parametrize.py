@@ -76,8 +76,7 @@ class ParametrizationList(ModuleList):
 def register_parametrization(module: Any, tensor_name: str, parametrization: Any, *, unsafe: bool = False) -> Any:
     """Replace a parameter by the result of a module: ``module.weight`` is ``parametrization(module.parametrizations.weight.original)``.
 
-    ``parametrization.right_inverse``, if there is one, computes ``original`` from the current value. A further parametrization of the
-    same parameter is applied to the result of the earlier ones; its ``right_inverse`` is not called.
+    The ``right_inverse`` of the first parametrization, if it has one, computes ``original``; further ones apply to the result.
 
     >>> from netcl import nn
     >>> class Symmetric(nn.Module):
