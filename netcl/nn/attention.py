@@ -469,7 +469,7 @@ def multi_head_attention_forward(
     k_proj_weight: Tensor | None = None, v_proj_weight: Tensor | None = None, static_k: Tensor | None = None,
     static_v: Tensor | None = None, average_attn_weights: bool = True, is_causal: bool = False,
 ) -> tuple[Tensor, Any]:  # fmt: skip
-    """Run :class:`MultiheadAttention` with given parameters on inputs ``(positions, batch, width)``; returns what it returns."""
+    """Run :class:`MultiheadAttention` with given parameters on inputs ``(positions, batch, width)``; returns a pair, as its forward."""
     if static_k is not None or static_v is not None:
         raise ValueError(message("multi_head_attention_forward", "static_k and static_v must be None", "use scaled_dot_product_attention"))
     if query.shape[-1] != embed_dim_to_check:

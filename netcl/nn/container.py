@@ -256,7 +256,7 @@ class ParameterDict(_Parameters, _Mapping):
 
 
 class Identity(Module):
-    """Returns its input; constructor arguments are ignored, so that it can replace any layer.
+    """Returns its input; constructor arguments are ignored, so that it can replace a layer with one input.
 
     >>> from netcl import nn
     >>> nn.Identity(54, unused=True)([1.0]).tolist()

@@ -139,7 +139,7 @@ def orthogonal_(tensor: Tensor, gain: float = 1.0) -> Tensor:
 
 @_drawing
 def sparse_(tensor: Tensor, sparsity: float, std: float = 0.01) -> Tensor:
-    """Fill a matrix with normal values; a fraction ``sparsity`` of each column is zero."""
+    """Fill a matrix with normal values; at least a fraction ``sparsity`` of each column is zero."""
     if tensor.ndim != 2:
         raise ShapeError(message("sparse_", "the tensor must be a matrix", shape=tensor.shape))
     values = std * _random_values("normal", tensor)

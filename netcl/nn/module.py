@@ -410,7 +410,7 @@ class Module(metaclass=_Constructed):
         return self
 
     def cuda(self: M, device: Any = None) -> M:
-        """Move to the first GPU, or to ``device``; returns the module."""
+        """Move to ``device``, by default ``"gpu"``; returns the module."""
         return self.to("gpu" if device is None else device)
 
     def cpu(self: M) -> M:

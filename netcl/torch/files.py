@@ -1,7 +1,7 @@
 """``torch.save``, ``torch.load`` and ``torch.serialization``, without Python's pickle module.
 
 State dicts and nested tensors or plain values become files that PyTorch reads. A whole module becomes a file of ``netcl.save``: its
-class name, constructor arguments and weights; the classes that load it must be known, as :func:`load` says.
+class name, constructor arguments and weights; loading it requires its classes, see :func:`load`.
 """
 
 from __future__ import annotations

@@ -112,7 +112,7 @@ def to_image(inpt: Any) -> Tensor:
 
 
 def to_pil_image(pic: Any, mode: str | None = None) -> Any:
-    """Convert a tensor (channels, height, width) or an array (height, width, channels) to a PIL image; floats are 0..1 (not for ``F``)."""
+    """Convert a tensor (C, H, W) or an array (H, W, C) to a PIL image; floats are taken as 0..1 unless ``mode`` is ``F``."""
     array = np.moveaxis(pic.to_host(), 0, -1) if isinstance(pic, Tensor) and pic.ndim == 3 else np.asarray(pic)
     if array.ndim not in (2, 3) or (array.ndim == 3 and array.shape[2] > 4):
         raise ValueError(message("to_pil_image", "pic must have 2 or 3 axes and at most 4 channels", shape=np.shape(pic)))
