@@ -1,4 +1,4 @@
-"""Modules that contain modules."""
+"""Containers of modules or parameters, modules that combine others, and :class:`Identity`."""
 
 from __future__ import annotations
 

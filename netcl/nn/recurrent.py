@@ -1,6 +1,6 @@
 """Recurrent networks, with torch's weights: ``weight_ih_l0``, ``weight_hh_l0``, ``bias_ih_l0``, ``bias_hh_l0``, ``..._reverse``.
 
-The input is projected for all time steps at once; the op ``recurrent`` runs the steps of one direction of one layer.
+Layers project their input for all time steps at once; the op ``recurrent`` then runs the steps of one direction.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Adam and AdamW."""
+"""Adam, AdamW and AdamW8bit."""
 
 from __future__ import annotations
 

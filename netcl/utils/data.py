@@ -1,4 +1,4 @@
-"""Names of ``torch.utils.data`` over :mod:`netcl.data`; loaders and ``default_collate`` return tensors.
+"""Names of ``torch.utils.data`` over :mod:`netcl.data`; loaders and ``default_collate`` convert arrays to tensors.
 
 By default, a loader's batches are on the active device, and its order follows :func:`netcl.manual_seed`.
 """
