@@ -103,8 +103,8 @@ class GradScaler:
     def step(self, optimizer: Any, params: Iterable[Tensor] | None = None, max_norm: float | None = None) -> Tensor | None:
         """Take an optimizer's step with unscaled gradients, unless one of them is not finite.
 
-        ``max_norm`` clips the gradients inside the step and returns their norm, as ``optimizer.step(max_norm)`` does. Optimizers
-        with ``skips_on_device`` decide on the device; for others the host waits, and ``None`` is returned if the step is skipped.
+        ``max_norm`` clips the gradients inside the step and returns their norm, as ``optimizer.step(max_norm)`` does. With one
+        device and ``optimizer.skips_on_device`` the device decides; else the host waits, and ``None`` is returned for a skipped step.
         """
         options = {} if max_norm is None else {"max_norm": max_norm}
         if not self._is_enabled():

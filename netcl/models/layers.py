@@ -49,8 +49,8 @@ def make_norm_layer(config: ModelConfig, width: int | None = None) -> Module:
 class SelfAttention(Module):
     """Self-attention with grouped queries, optional biases, norms of queries and keys, rotary positions, windows and soft-capped scores.
 
-    Parameters: ``q_proj``, ``k_proj``, ``v_proj``, ``o_proj``, and ``q_norm``, ``k_norm`` where the architecture has them. After
-    ``merge()``, ``qkv_proj`` replaces the first three.
+    Parameters: ``q_proj``, ``k_proj``, ``v_proj``, ``o_proj``, and ``q_norm``, ``k_norm`` where the architecture has them. If
+    ``merge()`` returns True, ``qkv_proj`` replaces the first three.
     """
 
     q_proj: Any

@@ -274,7 +274,7 @@ class CausalSelfAttention(_Causal):
 
     - **n_embd**: width of the input and the output.
     - **n_head**: number of heads; each has width ``n_embd / n_head``.
-    - **bias**: whether projections have one. **dropout**: its probability for attention weights and the result.
+    - **bias**: whether projections have one. **dropout**: its probability for the result and, without a cache, attention weights.
 
     Shapes: ``x`` ``(batch, positions, n_embd)`` in and out. Parameters: ``c_attn`` (queries, keys and values in one) and ``c_proj``.
     With a :class:`KVCache`, ``x`` holds only the new positions; ``layer`` is the number of this layer in the cache.
@@ -304,7 +304,7 @@ class RotaryAttention(_Causal):
 
     - **n_embd**, **n_head**: width and number of heads.
     - **n_kv_head**: number of heads of keys and values, each shared by ``n_head / n_kv_head`` heads of queries; by default ``n_head``.
-    - **bias**: whether projections have one. **dropout**: its probability for attention weights and the result.
+    - **bias**, **dropout**: as in :class:`CausalSelfAttention`.
     - **base**: pair ``i`` of a head of size ``d`` rotates by ``base ** (-2 i / d)`` radians per position.
 
     Shapes: ``x`` ``(batch, positions, n_embd)`` in and out. Parameters: ``q_proj``, ``k_proj``, ``v_proj``, ``o_proj``.

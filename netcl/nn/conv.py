@@ -86,8 +86,8 @@ class _Conv(_Convolution):
 class Conv1d(_Conv):
     """A convolution of signals: ``y[n, f, i] = b[f] + sum over c, k of w[f, c, k] x[n, c, i * stride + k * dilation - padding]``.
 
-    - **in_channels**, **out_channels**, **kernel_size**, **stride**, **padding** (a number, ``"same"`` or ``"valid"``), **dilation**,
-      **groups**, **bias**, **padding_mode** (``zeros``, ``reflect``, ``replicate``, ``circular``): as in torch; ``"same"`` is symmetric.
+    - **in_channels**, **out_channels**, **kernel_size**, **stride**, **padding** (a number, ``"valid"``, or ``"same"`` if both sides
+      are equal), **dilation**, **groups**, **bias**, **padding_mode** (``zeros``, ``reflect``, ``replicate``, ``circular``): as in torch.
     - **pad**: another name of ``padding``.
 
     Shapes: ``x`` ``(N, in_channels, L)``, ``y`` ``(N, out_channels, L')``, ``weight``

@@ -587,8 +587,8 @@ class ReduceLROnPlateau(Described):
     """Multiplies the learning rate by ``factor`` when a metric has not improved for more than ``patience`` steps.
 
     ``mode`` is ``"min"`` if smaller values are better, else ``"max"``. ``threshold`` is the least improvement that counts: a fraction of
-    the best value, or with ``threshold_mode="abs"`` a difference. After a reduction ``cooldown`` steps are not counted. No rate goes
-    below ``min_lr``, and changes of at most ``eps`` are not made.
+    the best value, or with ``threshold_mode="abs"`` a difference. After a reduction ``cooldown`` steps are not counted. No rate is
+    lowered below ``min_lr``, and changes of at most ``eps`` are not made.
 
     >>> from netcl.core.tensor import Tensor
     >>> from netcl.optim import SGD
