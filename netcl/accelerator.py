@@ -1,4 +1,4 @@
-"""The names of ``torch.accelerator``, for the OpenCL device that netcl selects by default.
+"""Functions of ``torch.accelerator``, for OpenCL devices.
 
 >>> from netcl import accelerator
 >>> accelerator.is_available() == (accelerator.current_accelerator() is not None)

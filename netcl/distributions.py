@@ -1,4 +1,4 @@
-"""Probability distributions with torch's names and methods. Parameters are not checked: ``validate_args`` has no effect.
+"""Probability distributions under torch's names. Values of parameters are not checked: ``validate_args`` has no effect.
 
 >>> import netcl
 >>> from netcl.distributions import Categorical

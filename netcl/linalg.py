@@ -20,7 +20,7 @@ from netcl.ops import names
 
 
 def eig(A: Any) -> Any:
-    """Raise ``DtypeError``: eigenvalues of matrices that are not symmetric are complex, and there is no complex dtype."""
+    """Raise ``DtypeError``: eigenvalues of matrices that are not symmetric may be complex, and there is no complex dtype."""
     remedy = "use linalg.eigh for symmetric matrices, or numpy.linalg.eig(A.numpy())"
     raise DtypeError(message("linalg.eig", "complex eigenvalues are not supported: there is no complex dtype", remedy))
 

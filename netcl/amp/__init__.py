@@ -1,4 +1,4 @@
-"""Mixed precision: half precision where it is faster, float32 where range matters, and loss scaling for float16 gradients."""
+"""Mixed precision: half precision for products and convolutions, float32 where range matters, loss scaling for float16 gradients."""
 
 from netcl.amp.autocast import autocast, get_autocast_dtype, is_autocast_enabled, master_param, maybe_cast_tensor, supports_fp16
 from netcl.amp.grad_scaler import GradScaler

@@ -1,8 +1,8 @@
 """autocast: a block in which ops run in half precision if the ``amp`` column of their row allows it.
 
 ``half`` rows (products, convolutions, attention) get float16 or bfloat16 inputs, ``float`` rows (exponentials, losses, long
-sums) get float32, ``keep`` rows keep the dtype of their inputs. Parameters stay float32: the tape records each cast, so their
-gradients are float32 and optimizers are not affected.
+sums) get float32, ``keep`` rows keep the dtype of their inputs. float64 is never cast. Parameters keep their dtype: the tape records
+each cast, so their gradients have it, too, and optimizers are not affected.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class _Cast(NamedTuple):
 
 
 class _AutocastBlock(NamedTuple):
-    """An ``autocast`` block: its dtype (``None``: off), the block around it, and the casts that all blocks of a step share."""
+    """An ``autocast`` block: its dtype (``None``: off), the block around it, and the casts that nested blocks share."""
 
     dtype: str | None
     outer: Any
@@ -56,8 +56,8 @@ class autocast(ContextDecorator):
     asyncio task has its own. Use it for the forward pass only: backward uses the recorded dtypes. ``float16`` needs a
     :class:`~netcl.amp.grad_scaler.GradScaler`; ``bfloat16`` has the range of float32 and does not.
 
-    Every device stores half values. A device without half arithmetic computes in float32; a warning reports this once per
-    process.
+    Every device stores half values. A device without half arithmetic computes in float32; for float16, a warning reports this once
+    per process.
 
     >>> from netcl import autograd as ag
     >>> a = Tensor.ones((2, 3), requires_grad=True)
@@ -128,7 +128,7 @@ def maybe_cast_tensor(tensor: Tensor, dtype: str | None = None) -> Tensor:
 
 
 def master_param(parameter: Tensor) -> Tensor:
-    """Return the float32 tensor that an optimizer should change: the parameter, or a float32 copy of a half parameter.
+    """Return the tensor that an optimizer should change: a float32 copy of a half parameter, else the parameter itself.
 
     >>> w = Tensor.ones(2, requires_grad=True)
     >>> master_param(w) is w, master_param(w.to("float16")).dtype
@@ -145,7 +145,7 @@ def master_param(parameter: Tensor) -> Tensor:
 
 
 def cast_arguments(policy: Literal["half", "float"], args: Sequence[Any], kwargs: Any) -> tuple[Sequence[Any], dict[str, Any]]:
-    """Return the arguments of an op with float tensors cast to the dtype of the block (policy ``half``) or to float32 (``float``)."""
+    """Return an op's arguments, cast by :func:`cast_recorded` to the dtype of the block (policy ``half``) or to float32 (``float``)."""
     half = get_autocast_dtype()
     if half is None:  # a block that is off
         return args, kwargs
@@ -162,7 +162,7 @@ def _fitted_dtype(value: Any, wanted: str) -> Any:
 
 
 def cast_recorded(tensor: Tensor, wanted: str) -> Tensor:
-    """Convert a tensor to another float dtype by a recorded op. float64 is an explicit choice and is not converted."""
+    """Convert a half or float32 tensor to another float dtype by a recorded op; float64 and integers are returned unchanged."""
     if tensor.dtype == wanted or tensor.dtype == "float64" or not dtypes.DTYPES[tensor.dtype].is_float:
         return tensor
     if wanted == "float16" and not _warned:
@@ -173,7 +173,7 @@ def cast_recorded(tensor: Tensor, wanted: str) -> Tensor:
 
 
 def _cast_parameter(parameter: Tensor, wanted: str) -> Tensor:
-    """Cast a parameter once per step. A cached cast is valid until the parameter is written or its graph is used by backward.
+    """Cast a parameter. The cast is cached until the parameter is written or backward uses the cast.
 
     A replay repeats the casts of its own recording and no others.
     """

@@ -1,7 +1,7 @@
 """GradScaler: scales the loss so that gradients fit the range of float16, and adapts the scale.
 
-The scale, the number of good steps and the result of the gradient check stay on the device. With one device and an optimizer of
-netcl the device also decides whether to skip a step, so the host does not wait. Otherwise :meth:`GradScaler.step` reads the result.
+The scale, the number of good steps and the result of the gradient check stay on the device. With one device and an optimizer with
+``skips_on_device``, the device also decides whether to skip a step. Otherwise :meth:`GradScaler.step` waits for the result.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class GradScaler:
       number of steps do not change.
     - **enabled**: ``False`` makes every method act without a scale.
 
-    One pass checks all gradients, and its result stays on the device. Reading ``scale`` or
+    One pass per device checks its gradients, and the result stays there. Reading ``scale`` or
     ``state_dict()`` waits for the device; a training loop need not read them.
 
     >>> from netcl.optim import SGD
@@ -103,8 +103,8 @@ class GradScaler:
     def step(self, optimizer: Any, params: Iterable[Tensor] | None = None, max_norm: float | None = None) -> Tensor | None:
         """Take an optimizer's step with unscaled gradients, unless one of them is not finite.
 
-        ``max_norm`` clips the gradients inside the step and returns their norm, as ``optimizer.step(max_norm)`` does. Optimizers
-        of netcl decide on the device; for others the host waits for the check, and ``None`` is returned if the step is skipped.
+        ``max_norm`` clips the gradients inside the step and returns their norm, as ``optimizer.step(max_norm)`` does. With one
+        device and ``optimizer.skips_on_device`` the device decides; else the host waits, and ``None`` is returned for a skipped step.
         """
         options = {} if max_norm is None else {"max_norm": max_norm}
         if not self._is_enabled():
@@ -156,7 +156,7 @@ class GradScaler:
 
     @property
     def found_inf(self) -> Tensor | None:
-        """1 if the last check found a gradient that is not finite, else 0: a 0-d tensor on the device; ``None`` before a check."""
+        """1 if a check since :meth:`update` found a gradient that is not finite, else 0: a 0-d device tensor; ``None`` without a check."""
         return next(iter(self._found.values()), None)
 
     def state_dict(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Language models, and encoders of texts and images: loaded from Hugging Face folders and GGUF files, saved to both.
+"""Language models, and encoders of texts and images, in Hugging Face folders; decoders also in GGUF files.
 
 >>> import netcl.models
 >>> sorted(netcl.models.ARCHITECTURES)[:4]

@@ -34,7 +34,7 @@ _UNSUPPORTED = ("modules_to_save", "lora_bias", "layer_replication", "alora_invo
 
 
 class LoRALinear(Module):
-    """A frozen layer, ``Linear`` or ``QuantizedLinear``, and an adapter: ``y = base(x) + alpha / rank * x A^T B^T``; ``B`` starts as zeros.
+    """A ``Linear`` or ``QuantizedLinear`` with an adapter: ``y = base(x) + alpha / rank * x A^T B^T``; ``B`` starts as zeros.
 
     With ``dora`` the rows of ``W + alpha / rank * B A``, ``W`` being the base's weights, are scaled to norms ``lora_magnitude_vector``,
     which are learned and start as those of ``W``. Parameters: ``lora_A`` ``(rank, in_features)``, ``lora_B`` ``(out_features, rank)``.
@@ -202,7 +202,7 @@ def _joined_factors(model: Module, rows: Mapping[str, slice]) -> tuple[dict[str,
 def load_adapter(model: ModelT, folder: str | os.PathLike[str]) -> ModelT:
     """Add the adapters of a folder in PEFT's layout (LoRA or DoRA) to a model, in place; return the model.
 
-    Everything but the adapters is frozen. Unsupported settings that would change the result raise an error.
+    Everything but the adapters is frozen. Settings of PEFT that are known to change the result but are not supported raise.
     """
     place = Path(folder)
     config, tensors = read_object(place / _CONFIG, "load_adapter"), load_safetensors(place / _TENSORS)

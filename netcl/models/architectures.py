@@ -1,4 +1,4 @@
-"""The table of architectures: maps the configuration, weight names and GGUF keys of each to those of netcl.
+"""The table of architectures: maps the configuration of each, and its weight names in both file formats, to those of netcl.
 
 A row names a weight of a file as ``name`` or ``name op op``: ops are applied to the weight in order. ``T`` transposes, ``q k v`` and
 ``gate up`` take parts of fused rows, ``e`` takes one expert, ``rq rk`` undo llama.cpp's order of rotary pairs, ``+1`` adds one to the
@@ -128,7 +128,7 @@ T5: _Names = {"shared": "shared", "lm_head": "lm_head", **_t5_side("encoder"), *
 
 @dataclass(frozen=True)
 class Architecture:
-    """A model type: names, default sliding-window layers (``windows``), config keys by common name (``keys``), fixed ``settings``."""
+    """A model type: names, default sliding-window layers (``windows``), config keys by common name (``keys``), other ``settings``."""
 
     hf_class: str
     names: _Names

@@ -1,4 +1,4 @@
-"""The configuration of a transformer, read from the ``config.json`` of a Hugging Face folder."""
+"""The configuration of a transformer, read from a ``config.json`` of Hugging Face."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MOST_ELEMENTS = 1 << 31  # of any size in a configuration
 
 
 def whole_number(config: Mapping[str, Any], *keys: str, default: int | None = None, least: int = 1) -> int:
-    """Return the value of the first of ``keys`` in a configuration, or ``default``; raises unless it is a whole number >= ``least``."""
+    """Return the value of the first of ``keys`` in a configuration, or ``default``; raises unless ``least <= value < 2**31``."""
     name, found = next(((key, config[key]) for key in keys if config.get(key) is not None), (keys[0], default))
     if not isinstance(found, int) or isinstance(found, bool) or not least <= found < MOST_ELEMENTS:
         raise refusal("config", f"{name} must be a whole number from {least} to {MOST_ELEMENTS - 1}", given=repr(found))

@@ -1,4 +1,4 @@
-"""The decoder of all causal language models, and its text generation."""
+"""The decoder-only language model of :mod:`netcl.models`, and its text generation."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class CausalLM(Module):
     by ``new_cache()``) the ids are only the new ones. ``positions``, of shape ``(length,)`` or ``(batch, length)``, replace the positions
     that follow from the cache. ``documents``, of shape ``(batch, length)``, has document numbers; attention stays inside a document.
 
-    With ``checkpointing = True`` a training step keeps only the inputs of the layers and recomputes the rest in backward.
+    With ``checkpointing = True`` a training step keeps only the input of each layer and recomputes the rest of the layer in backward.
     """
 
     def __init__(self, config: ModelConfig):
@@ -117,7 +117,7 @@ class CausalLM(Module):
     def merge_projections(self) -> CausalLM:
         """Compute queries, keys and values with one matrix product per layer, where weights allow it; return the model.
 
-        This saves launches per token. Afterwards the model is for inference only: it cannot be saved, and adapters cannot be added.
+        This saves launches per token. A merged model is for inference only: it cannot be saved, and adapters cannot be added.
         """
         self.merged = True in [layer.self_attn.merge() for layer in self.layers] or self.merged
         self.__dict__.pop("_decoding", None)  # compiled steps
@@ -166,10 +166,10 @@ class CausalLM(Module):
         - **repetition_penalty**: above 1, tokens of the prompt and the new text get less likely, as in transformers. **presence_penalty**,
           **frequency_penalty**: subtracted from the logits of tokens in the new text, once or once per occurrence, as in OpenAI's API.
         - **seed**: makes random choices repeatable; without one they follow ``netcl.manual_seed``.
-        - **stop**: strings that end the text; they are not part of it.
+        - **stop**: strings that end the text. A returned text ends before them; returned ids include them.
         - **stream**: return an iterator over pieces of the text (or single ids) as they are generated; for one prompt.
         - **draft**: a smaller model with the same vocabulary that proposes ``draft_tokens`` tokens at a time; this model judges them in one
-          pass. The distribution of texts stays that of this model. For one prompt.
+          pass. The distribution of texts stays that of this model. For one prompt, without penalties.
         - **prompt_cache**: a file that keeps the keys and values of the prompt for later calls, also of other processes. It is written if
           it does not exist or the prompt continues the stored one. A file of other weights raises an error. For one prompt.
         """
@@ -256,7 +256,7 @@ class CausalLM(Module):
                 return
 
     def _pieces(self, ids: list[int], stops: tuple[str, ...], write: Callable[..., Iterator[np.ndarray]]) -> Iterator[str]:
-        """Yield the text that ``write`` generates: whole characters only, and no text that may become part of a stop string."""
+        """Yield the text that ``write`` generates in pieces, as :class:`TextStream` decodes it, and at the end what it held back."""
         stream, ends = TextStream(self.tokenizer, ids, stops), {*self.end_tokens(), *self.tokenizer.end_tokens}
         for tokens in write([ids]):
             if int(tokens[0]) in ends:
@@ -270,7 +270,7 @@ class CausalLM(Module):
 
 
 class TextStream:
-    """Decodes the tokens after a prompt piece by piece: whole characters only, and no text that may become part of a stop string."""
+    """Decodes the tokens after a prompt piece by piece; holds back incomplete characters and beginnings of stop strings."""
 
     def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int], stops: Sequence[str] = ()):
         self.stopped = False
@@ -302,7 +302,7 @@ class TextStream:
 
 
 def _held_back(text: str, stops: Sequence[str]) -> int:
-    """Return how many characters at the end of a text may change or become part of a stop string."""
+    """Return how many characters at the end of a text to hold back: incomplete ones, else those that begin a stop string."""
     if text.endswith("\N{REPLACEMENT CHARACTER}"):  # of a character whose bytes are not all there
         return len(text) - len(text.rstrip("\N{REPLACEMENT CHARACTER}"))
     beginnings = (n for word in stops for n in range(1, len(word)) if text.endswith(word[:n]))

@@ -110,7 +110,7 @@ class Encoder(Module):
         return ag.add(x, types)
 
     def pooled(self, states: Tensor, ids: Tensor | None = None) -> Tensor:
-        """Return one vector per input: the (projected) state of the first position or, for CLIP's texts, of the end token."""
+        """Return a vector per input, from the state of the first position or, for CLIP's texts, of the end token."""
         if self.config.pooling == "end":
             if ids is None:
                 raise ValueError(message("pooled", "ids are required to find the end of each text", "pass ids="))

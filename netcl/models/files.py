@@ -59,11 +59,11 @@ def load(path: str | os.PathLike[str], device: Any = "auto", dtype: str | None =
 
     - **path**: a folder with ``config.json`` and safetensors, or a ``.gguf`` file.
     - **device**: where the weights go. **dtype**: their dtype there, by default float32. Quantized matrices of GGUF files stay packed
-      in memory, unless a dtype is given.
+      in memory if their shapes allow it and no dtype is given.
     - **bits**: 4 or 8 quantize the linear layers, as :func:`netcl.quantize` does.
-    - **context**: the most positions that ``generate`` uses; by default, and at most, the model's own context.
+    - **context**: the most positions that ``generate`` of a decoder uses; by default, and at most, the model's own context.
     - **device_map**: a device for each layer of a decoder too large for one device; the rest goes to ``device``. A layer on ``cpu`` stays
-      in the host's memory and is computed there by NumPy; an OpenCL CPU device computes it faster.
+      in the host's memory and is computed there by NumPy; an OpenCL CPU device is usually faster.
     - **cache_dtype**: ``int8`` keeps the keys and values of decoded positions in int8.
     """
     source = _opened(path)

@@ -1,4 +1,4 @@
-"""Hugging Face folders: ``config.json``, safetensors in one file or several, generation settings, tokenizer, chat template."""
+"""Hugging Face folders: ``config.json``, safetensors in one file or several, generation settings."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class HubFolder:
             self._open(name)
 
     def _shards(self) -> list[str]:
-        """Return the names of the files with tensors; raises if an index names files outside of this folder."""
+        """Return the names of the files with tensors; raises if there are none, or if an index names files outside of this folder."""
         if not (self.path / _SHARD_INDEX).is_file():
             if not (self.path / "model.safetensors").is_file():
                 remedy = "convert other formats with save_pretrained(..., safe_serialization=True)"

@@ -175,7 +175,7 @@ class GGUFFile:
         return np.frombuffer(self._map, np.uint8, place.nbytes, place.start)
 
     def read(self, name: str) -> np.ndarray:
-        """Return a tensor's values: F32, F16 and integers as views of the file, other types as float32."""
+        """Return a tensor's values: F32, F16, float64 and integers as views of the file, other types as float32."""
         place = self.tensors[name]
         plain = {"F32": "<f4", "F16": "<f2"}.get(place.kind, place.kind if place.kind in _NUMBER_TYPES.values() else None)
         if plain is not None:
@@ -268,7 +268,7 @@ def write_gguf(path: str | os.PathLike[str], metadata: Mapping[str, Any], tensor
 
 
 def storage_kind(name: str, shape: tuple[int, ...], kind: str) -> Kind:
-    """Return the type of a tensor in a file of ``kind``: vectors, norms and routers are F32, rows that are not whole blocks F16."""
+    """Return the type of a tensor in a file of ``kind``: vectors, norms, routers and positions F32, rows of partial blocks F16."""
     if len(shape) < 2 or "norm" in name or "ffn_gate_inp" in name or "position_embd" in name:
         return kind_of("F32")
     wanted = kind_of(kind, "gguf")

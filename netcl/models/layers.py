@@ -1,4 +1,4 @@
-"""The layers that all transformers of :mod:`netcl.models` are made of."""
+"""The layers that the transformers of :mod:`netcl.models` have in common."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ def make_norm_layer(config: ModelConfig, width: int | None = None) -> Module:
 class SelfAttention(Module):
     """Self-attention with grouped queries, optional biases, norms of queries and keys, rotary positions, windows and soft-capped scores.
 
-    Parameters: ``q_proj``, ``k_proj``, ``v_proj``, ``o_proj``, and ``q_norm``, ``k_norm`` where the architecture has them. After
-    ``merge()``, ``qkv_proj`` replaces the first three.
+    Parameters: ``q_proj``, ``k_proj``, ``v_proj``, ``o_proj``, and ``q_norm``, ``k_norm`` where the architecture has them. If
+    ``merge()`` returns True, ``qkv_proj`` replaces the first three.
     """
 
     q_proj: Any
@@ -192,7 +192,7 @@ class FeedForwardNetwork(Module):
 class MixtureOfExperts(Module):
     """A layer of expert networks: those with the highest router scores process a token; results are added, weighted by the scores.
 
-    The choice of experts is read on the host, and only chosen experts run.
+    The choice of experts is read on the host; only the chosen ones run, and ``shared_expert``, if there is one, for every token.
     """
 
     def __init__(self, config: ModelConfig, experts: Experts):

@@ -21,7 +21,7 @@ _FLOATS = ("float16", "float32", "float64", "bfloat16")
 
 
 def model_hash(model: Any) -> str:
-    """Return the SHA-256 of a model's configuration and weights. It is computed again only after a weight was written."""
+    """Return the SHA-256 of a model's configuration and weights; cached until a weight is written or replaced."""
     tensors = [*model.named_parameters(), *model.named_buffers()]
     stamp = [(name, t.dtype, writes_of(t), writes_of(t).last) for name, t in tensors]
     kept = model.__dict__.setdefault("_hash", Recomputed())

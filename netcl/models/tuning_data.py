@@ -123,7 +123,7 @@ def pack_documents(documents: Sequence[Document], length: int) -> tuple[np.ndarr
 
     Inputs ``(blocks, 3, length)``: ids, document numbers (0 for padding), positions in the document. Targets ``(blocks, length)``: the id
     that follows, or :data:`IGNORED_TARGET`. A longer document is cut: into several documents if all its tokens are
-    learned, else after ``length`` tokens. Parts without a learned token are dropped.
+    learned, else after ``length`` tokens. Parts without a learned token after their first are dropped.
     """
     pieces: list[Document] = []
     for ids, learned in documents:

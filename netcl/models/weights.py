@@ -99,7 +99,7 @@ _SPELLINGS = (("", ""), ("transformer.", ""), ("", "bert."), ("", "roberta."), (
 
 
 def fill(model: Any, source: WeightSource, names: Mapping[str, str], ignored: Iterable[str], pack: bool = False) -> None:
-    """Load every parameter of a model; missing and unexpected tensors raise an error. With ``pack``, quantized matrices stay packed."""
+    """Load every parameter of a model; missing tensors, and unexpected ones not ``ignored``, raise. ``pack`` keeps matrices packed."""
     shapes, parameters = source.shapes, dict(model.named_parameters())
     trials = [{name: _located(name, names, *spelling) for name in parameters} for spelling in _SPELLINGS]
     origins = min(trials, key=lambda trial: len({origin.name for origin in trial.values()} - set(shapes)))

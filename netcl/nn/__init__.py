@@ -1,4 +1,4 @@
-"""Neural networks: modules with parameters, under torch's names and in torch's layouts."""
+"""Neural networks: layers and models. Those that torch also has are under its names, and their weights in its layouts."""
 
 from __future__ import annotations
 

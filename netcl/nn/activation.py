@@ -1,6 +1,6 @@
-"""Activations as modules: elementwise functions, and softmax along an axis. Most are made from an op and take the settings of that op.
+"""Activations as modules: elementwise functions, gates and softmax. Most are made from an op and take the settings of that op.
 
-``inplace`` is accepted as in torch and changes nothing: results always have memory of their own.
+``inplace`` is accepted where torch has it, and ignored.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Attention layers: every position combines values of others, weighted by ``softmax(q k^T / sqrt(d) + mask)``, per head."""
+"""Attention layers, ``softmax(q k^T / sqrt(d) + mask) v`` per head, and the cache of keys and values of a decoder."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class KVCache(Module):
     """The cached keys and values of a decoder, per layer, so that a step computes only the new positions.
 
     - **layers**: how many attention layers share the cache.
-    - **capacity**: the most positions, allocated at once; exceeding it raises an error. By default the memory doubles when it is full.
+    - **capacity**: the most positions, allocated at once; more raise an error. By default the memory grows, at least to twice its size.
     - **dtype**: ``int8`` keeps keys and values rounded to int8, with a float32 scale for each head and position. By default they keep the
       dtype of the model.
 
@@ -274,7 +274,7 @@ class CausalSelfAttention(_Causal):
 
     - **n_embd**: width of the input and the output.
     - **n_head**: number of heads; each has width ``n_embd / n_head``.
-    - **bias**: whether projections have one. **dropout**: its probability for attention weights and the result.
+    - **bias**: whether projections have one. **dropout**: its probability for the result and, without a cache, attention weights.
 
     Shapes: ``x`` ``(batch, positions, n_embd)`` in and out. Parameters: ``c_attn`` (queries, keys and values in one) and ``c_proj``.
     With a :class:`KVCache`, ``x`` holds only the new positions; ``layer`` is the number of this layer in the cache.
@@ -304,8 +304,8 @@ class RotaryAttention(_Causal):
 
     - **n_embd**, **n_head**: width and number of heads.
     - **n_kv_head**: number of heads of keys and values, each shared by ``n_head / n_kv_head`` heads of queries; by default ``n_head``.
-    - **bias**: whether projections have one. **dropout**: its probability for attention weights and the result.
-    - **base**: the longest wavelength is ``2 pi base`` positions.
+    - **bias**, **dropout**: as in :class:`CausalSelfAttention`.
+    - **base**: pair ``i`` of a head of size ``d`` rotates by ``base ** (-2 i / d)`` radians per position.
 
     Shapes: ``x`` ``(batch, positions, n_embd)`` in and out. Parameters: ``q_proj``, ``k_proj``, ``v_proj``, ``o_proj``.
 
@@ -346,7 +346,7 @@ class MultiheadAttention(Module):
     - **batch_first**: whether inputs are ``(batch, positions, width)``; by default ``(positions, batch, width)``.
 
     Returns the result and, if ``need_weights``, the attention weights (their mean over the heads, unless
-    ``average_attn_weights=False``); without them no matrix of weights is stored. ``attn_mask`` ``(L, S)`` or ``(N * heads, L, S)`` and
+    ``average_attn_weights=False``), else ``None``. ``attn_mask`` ``(L, S)`` or ``(N * heads, L, S)`` and
     ``key_padding_mask`` ``(N, S)``: bool with True where attention is *not* allowed, or floats that are added. ``is_causal`` applies
     a causal mask in addition to the given masks and, unlike in torch, does not require ``attn_mask``. Parameters: ``in_proj_weight``
     (or ``q_proj_weight``, ``k_proj_weight``, ``v_proj_weight`` if the widths differ), ``in_proj_bias``, ``out_proj``.
@@ -379,7 +379,7 @@ class MultiheadAttention(Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Reinitialize the parameters: Xavier for the input projections, zeros for biases."""
+        """Reinitialize all but ``out_proj.weight``: Xavier for input projections, ``bias_k`` and ``bias_v``, zeros for other biases."""
         for _, parameter in self.named_parameters(recurse=False):
             fill = {1: init.zeros_, 2: init.xavier_uniform_, 3: init.xavier_normal_}[parameter.ndim]
             fill(parameter)
@@ -429,7 +429,7 @@ class MultiheadAttention(Module):
         return [split_heads(ag.linear(x, w, b), self.num_heads) for x, w, b in zip((query, key, value), weights, biases, strict=True)]
 
     def _lengthened(self, k: Tensor, v: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Append the learned and the zero key and value, to which every query may attend; return keys, values and mask."""
+        """Append the learned and the zero key and value, if any, which no mask excludes; return keys, values and mask."""
         batch, heads, length, size = k.shape
         ends: list[list[Tensor]] = [[k], [v]]
         for parts, learned in zip(ends, (self.bias_k, self.bias_v), strict=True):
@@ -469,7 +469,7 @@ def multi_head_attention_forward(
     k_proj_weight: Tensor | None = None, v_proj_weight: Tensor | None = None, static_k: Tensor | None = None,
     static_v: Tensor | None = None, average_attn_weights: bool = True, is_causal: bool = False,
 ) -> tuple[Tensor, Any]:  # fmt: skip
-    """Run :class:`MultiheadAttention` with given weights on inputs ``(positions, batch, width)``; returns the result and the weights."""
+    """Run :class:`MultiheadAttention` with given parameters on inputs ``(positions, batch, width)``; returns a pair, as its forward."""
     if static_k is not None or static_v is not None:
         raise ValueError(message("multi_head_attention_forward", "static_k and static_v must be None", "use scaled_dot_product_attention"))
     if query.shape[-1] != embed_dim_to_check:

@@ -1,4 +1,4 @@
-"""Functions composed of ops, under torch's names, and the layers that are made from these functions."""
+"""Functions under torch's names that call one or several ops, and layers made from such functions."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def hardshrink(input: Tensor, lambd: float = 0.5) -> Tensor:
 
 
 def softshrink(input: Tensor, lambd: float = 0.5) -> Tensor:
-    """Shrink ``x`` toward 0 by ``lambd``; smaller values become 0."""
+    """Shrink ``x`` toward 0 by ``lambd``; values with ``|x| <= lambd`` become 0."""
     return ag.sub(input, ag.clamp(input, min=-lambd, max=lambd))
 
 

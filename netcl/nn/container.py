@@ -1,4 +1,4 @@
-"""Modules that contain modules."""
+"""Containers of modules or parameters, modules that combine others, and :class:`Identity`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from netcl.nn.parameter import Parameter
 
 
 class _Container(Module):
-    """Base class of containers; their constructor arguments are always their current modules."""
+    """Base class of containers; their current entries are arguments of the constructor that rebuilds them."""
 
     _holds_arguments = True
     _kept = "module"  # the role of its entries
@@ -77,7 +77,7 @@ class _Ordered(_Container):
         self._changed_names.add("")
 
     def append(self, module: Module) -> Any:
-        """Add a module at the end; returns the container."""
+        """Add an entry at the end; returns the container."""
         self._put(str(len(self)), module)
         return self
 
@@ -158,7 +158,7 @@ class ModuleList(_Ordered):
 
 
 class _Parameters(_Container):
-    """Base class of parameter containers; tensors and numbers are converted to parameters."""
+    """Base class of parameter containers; values other than persistent leaf tensors are converted to parameters."""
 
     _kept = "parameter"
 
@@ -256,7 +256,7 @@ class ParameterDict(_Parameters, _Mapping):
 
 
 class Identity(Module):
-    """Returns its input; constructor arguments are ignored, so that it can replace any layer.
+    """Returns its input; constructor arguments are ignored, so that it can replace a layer with one input.
 
     >>> from netcl import nn
     >>> nn.Identity(54, unused=True)([1.0]).tolist()

@@ -45,7 +45,7 @@ class _Convolution(Module):
         self.reset_parameters()
 
     def _padding(self, padding: Any) -> tuple[int, ...]:
-        """Convert the padding to numbers; ``"same"`` pads both sides equally and raises where that is impossible."""
+        """Convert the padding to numbers; ``"same"`` raises unless the stride is 1 and both sides get equal padding."""
         if padding == "valid":
             return (0,) * self.axes
         if padding != "same":
@@ -86,8 +86,8 @@ class _Conv(_Convolution):
 class Conv1d(_Conv):
     """A convolution of signals: ``y[n, f, i] = b[f] + sum over c, k of w[f, c, k] x[n, c, i * stride + k * dilation - padding]``.
 
-    - **in_channels**, **out_channels**, **kernel_size**, **stride**, **padding** (a number, ``"same"`` or ``"valid"``), **dilation**,
-      **groups**, **bias**, **padding_mode** (``zeros``, ``reflect``, ``replicate``, ``circular``): as in torch.
+    - **in_channels**, **out_channels**, **kernel_size**, **stride**, **padding** (a number, ``"valid"``, or ``"same"`` if both sides
+      are equal), **dilation**, **groups**, **bias**, **padding_mode** (``zeros``, ``reflect``, ``replicate``, ``circular``): as in torch.
     - **pad**: another name of ``padding``.
 
     Shapes: ``x`` ``(N, in_channels, L)``, ``y`` ``(N, out_channels, L')``, ``weight``
@@ -109,7 +109,7 @@ class Conv2d(_Conv):
     """A convolution of images: ``y[n, f] = b[f] + sum over c of w[f, c] * x[n, c]``, ``*`` being cross-correlation.
 
     - **in_channels**, **out_channels**, **kernel_size**, **stride**, **padding** (numbers or pairs, or ``"same"``, ``"valid"``),
-      **dilation**, **groups**, **bias**, **padding_mode** (``zeros``, ``reflect``, ``replicate``, ``circular``): as in torch.
+      **dilation**, **groups**, **bias**, **padding_mode**: as in :class:`Conv1d`.
     - **pad**: another name of ``padding``.
 
     Shapes: ``x`` ``(N, in_channels, H, W)``, ``y`` ``(N, out_channels, H', W')``,

@@ -1,4 +1,4 @@
-"""Connectionist temporal classification (Graves et al. 2006): the loss of label sequences that are shorter than the input."""
+"""Connectionist temporal classification (Graves et al. 2006): the loss of label sequences without a known alignment to the input."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def ctc_loss(log_probs: Tensor, targets: Tensor, input_lengths: Any, target_leng
 
 
 def _padded_targets(targets: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """Return the labels as rows of one length, padded with zeros."""
+    """Return the labels as int64 rows ``(N, S)``; a vector is split by ``counts``, and shorter rows are padded with zeros."""
     if targets.ndim == 2:
         return targets.astype(np.int64)
     if targets.ndim != 1 or targets.size < counts.sum():

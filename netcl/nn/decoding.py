@@ -1,4 +1,4 @@
-"""Text generation with decoders: prompts in a few passes, then token by token with a cache and a compiled step.
+"""Text generation with decoders: passes over the prompts, then steps of a few tokens with a cache, compiled if possible.
 
 A decoder is a module with ``states(ids, cache)``, ``head(states)`` and ``new_cache(capacity)``, such as :class:`netcl.nn.GPT` and
 :class:`netcl.models.CausalLM`. A decoder whose work depends on more than shapes (on the length so far, or on values read on the
@@ -35,7 +35,7 @@ class Sampling(NamedTuple):
       **min_p**: among tokens with at least this fraction of the highest probability.
     - **repetition_penalty**: logits of tokens in the prompt or the generated text are divided by it if positive, else multiplied.
     - **presence_penalty**, **frequency_penalty**: subtracted from the logits of generated tokens, once or once per occurrence.
-    - For :meth:`choose`, all may be float tensors ``(batch, 1)`` with a value per row; use ``top_k`` 1 instead of temperature 0 then.
+    - :meth:`choose` also takes float tensors ``(batch, 1)``, a value per row; ``top_k`` must then be one, and 1 replaces temperature 0.
     """
 
     temperature: Any = 1.0
@@ -135,7 +135,7 @@ def token_counts(prompts: Sequence[Sequence[int]], vocabulary: int) -> np.ndarra
 
 
 class _DecodingStep(NamedTuple):
-    """The cache of a batch, the compiled step over it, and the counts of tokens that the step keeps for penalties."""
+    """The cache of a batch, the step over it, compiled if the model is replayable, and the counts of tokens for penalties, if any."""
 
     cache: KVCache
     run: Callable[..., Tensor]
@@ -162,7 +162,7 @@ def _make_step(model: Any, batch: int, cache: KVCache, sampling: Sampling | None
 
 @contextmanager
 def _step_for(model: Any, role: str, batch: int, room: int, sampling: Sampling | None = None) -> Iterator[_DecodingStep]:
-    """Provide an empty cache for ``room`` positions and a compiled step on it, which returns tokens, or logits without ``sampling``.
+    """Provide an empty cache for ``room`` positions and a step on it, which returns tokens, or logits without ``sampling``.
 
     Both are reused from an earlier block with the same ``role``, if it has ended, its settings match and its cache is large enough.
     """
@@ -257,7 +257,7 @@ def prompt_logits(model: Any, ids: np.ndarray, lengths: Sequence[int], cache: KV
 class Speculator:
     """Generates text with a draft model, which proposes tokens one by one; the model then judges all of them in one pass.
 
-    The text has the distribution of the model alone; with temperature 0 the texts are equal. Both models must have the same vocabulary.
+    Up to rounding, the text has the distribution of the model alone. Penalties are ignored. Both models must have the same vocabulary.
     """
 
     def __init__(self, model: Any, draft: Any, sampling: Sampling, draw: Callable[[int], np.ndarray], proposals: int = 4):
@@ -296,7 +296,7 @@ class Speculator:
         return [*proposed, self._chosen(wanted[-1])]
 
     def tokens(self, prompt: Sequence[int], most: int, file: Any = None) -> Iterator[np.ndarray]:
-        """Yield the next tokens after a prompt, each as an array ``(1,)``, at most ``most`` times."""
+        """Yield the next tokens after a prompt, each as an array ``(1,)``, at most ``most`` times; ``most`` must be at least 1."""
         (model, draft), room = self._models, len(prompt) + most + self.proposals
         with _step_for(model, "judge", 1, room) as judge, _step_for(draft, "draft", 1, room) as propose:
             self._steps = [judge, propose]

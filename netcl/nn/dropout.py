@@ -1,4 +1,4 @@
-"""Dropout: random zeros in training, the identity in evaluation."""
+"""Dropout: random elements or channels are dropped in training; the identity in evaluation."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def _alpha(input: Tensor, p: float, training: bool, channels: bool) -> Tensor:
 
 
 def alpha_dropout(input: Tensor, p: float = 0.5, training: bool = False, inplace: bool = False) -> Tensor:
-    """Apply dropout for SELU: dropped elements become the negative limit of SELU, then mean and variance are restored."""
+    """In training, apply dropout for SELU: dropped elements become the negative limit of SELU, then mean and variance are restored."""
     return _alpha(input, p, training, channels=False)
 
 

@@ -20,7 +20,7 @@ from netcl.nn.parameter import Parameter, empty
 
 def embedding(input: Tensor, weight: Tensor, padding_idx: int | None = None, max_norm: float | None = None, norm_type: float = 2.0,
               scale_grad_by_freq: bool = False, sparse: bool = False) -> Tensor:  # fmt: skip
-    """Return ``weight[input]``; ``max_norm`` first shortens the used vectors in place. Gradients are dense; ``sparse`` is ignored."""
+    """Return ``weight[input]``; ``max_norm`` first shortens used vectors of a larger norm in place. ``sparse`` is ignored."""
     if max_norm is not None:
         _limit_norms(weight, input, max_norm, norm_type)
     found = ag.embedding(input, weight, padding_idx=padding_idx)

@@ -1,7 +1,7 @@
-"""Modules from data: every registered class can be written as JSON (``config_of``) and rebuilt from it (``build``).
+"""Modules as data: ``config_of`` describes a module of a registered class as data for JSON, ``build`` makes a module from it.
 
-A row is ``{"type": name, "args": [...] or {...}}``; arguments that are modules are rows themselves. Only registered
-names are allowed, so a file can create layers and nothing else.
+A row is ``{"type": name, "args": [...] or {...}}``, with optional ``kwargs`` and replaced ``children``; modules are rows in it, too.
+Only registered names are allowed, so that a file can call only registered constructors.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def registered() -> list[str]:
 
 
 class UnknownLayerError(ValueError):
-    """Raised for a row, the description of a layer, whose ``type`` is not registered."""
+    """Raised for a name that is not registered, such as the ``type`` of a row."""
 
 
 def constructor_of(name: Any) -> Callable[..., Any]:
@@ -109,7 +109,7 @@ def config_of(module: Any) -> LayerRow:
 
 
 def _encode(value: Any, where: str) -> Any:
-    """Return a constructor argument as data for JSON; raises ``TypeError`` if it has no such form."""
+    """Return a constructor argument as data for JSON; raises if it has no such form."""
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, list | tuple):
@@ -146,7 +146,7 @@ def build(config: Mapping[str, Any], queue: Any = None) -> Any:
 
 
 def build_sequential(queue: Any, config: Sequence[Mapping[str, Any]] | Mapping[str, Any]) -> Any:
-    """Return a ``Sequential`` of the layers that ``config`` describes, on a queue or handle (``None``: the active device).
+    """Return a ``Sequential`` of the rows ``config``, on a queue or handle (``None``: the active device); one row gives its own module.
 
     >>> from netcl import nn
     >>> rows = [{"type": "Linear", "args": {"in_features": 4, "out_features": 8}}, {"type": "ReLU"}, {"type": "Linear", "args": [8, 2]}]

@@ -1,7 +1,7 @@
-"""The functions of ``torch.nn.functional`` under torch's names: ``import netcl.nn.functional as F``.
+"""Functions of ``torch.nn.functional`` under torch's names: ``import netcl.nn.functional as F``.
 
 Most are ops of :mod:`netcl.autograd`, all of which can be called here; :data:`RENAMED` lists those with another name in torch.
-Functions with torch's signature, or of several ops, are in the modules of :data:`COMPOSED`.
+Most functions with a signature of their own, or of several ops, are in the modules of :data:`COMPOSED`.
 """
 
 from __future__ import annotations

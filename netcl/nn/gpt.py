@@ -117,8 +117,8 @@ class GPT(Module):
         - **temperature**: the divisor of the logits; 0 always chooses the most likely token.
         - **top_k**: choose among this many of the most likely tokens. **top_p**: among the fewest that have this total probability.
         - **eos_token**: a sequence ends with this token and is then padded with it; generation stops when all sequences have ended.
-        - **use_cache**: whether to compute only new positions; it does not change the tokens. Beyond ``block_size`` the window slides and
-          every token recomputes the whole window.
+        - **use_cache**: whether to compute only new positions. Beyond ``block_size`` the window slides, and every token recomputes the
+          whole window.
 
         Random choices come from the device's generator, so ``netcl.manual_seed`` repeats them.
         """

@@ -51,7 +51,7 @@ def call(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 class _Passage:
-    """One call of a module with backward hooks; the hooks run when the gradients of the inputs are known."""
+    """One call of a module with backward hooks; the hooks run when the gradients of inputs, or else those of outputs, are known."""
 
     def __init__(self, module: Any, hooks: list[Callable[..., Any]]):
         self.module, self.hooks = module, hooks

@@ -1,7 +1,7 @@
 """Initialization of parameters, under torch's names: ``init.kaiming_uniform_(layer.weight)``.
 
-Each function overwrites a tensor in place and returns it. Numbers come from the device's counter-based generator, so
-``netcl.manual_seed`` makes them repeatable; they are equal on all devices.
+Functions whose name ends with ``_`` overwrite tensors in place; all but ``layer_`` return theirs. Random numbers come from ``generator=``
+or else the counter-based generator of the tensor's device, which ``netcl.manual_seed`` seeds.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _skips = threading.local()
 
 @contextmanager
 def skipped() -> Iterator[None]:
-    """Disable initialization in this thread inside the block: for models whose weights are loaded right after."""
+    """Make all functions but ``eye_`` and ``dirac_`` leave tensors unchanged in this thread inside the block: weights are loaded next."""
     before, _skips.skipped = getattr(_skips, "skipped", False), True
     try:
         yield
@@ -125,7 +125,7 @@ def trunc_normal_(tensor: Tensor, mean: float = 0.0, std: float = 1.0, a: float 
 
 @_drawing
 def orthogonal_(tensor: Tensor, gain: float = 1.0) -> Tensor:
-    """Fill with a random matrix whose rows (or columns, if there are more rows) are orthonormal; trailing axes are flattened."""
+    """Fill with ``gain`` times a random matrix with orthonormal rows (columns, if there are more rows); trailing axes are flattened."""
     if tensor.ndim < 2:
         raise ShapeError(message("orthogonal_", "the tensor must have at least two dimensions", shape=tensor.shape))
     if tensor.size == 0:
@@ -139,7 +139,7 @@ def orthogonal_(tensor: Tensor, gain: float = 1.0) -> Tensor:
 
 @_drawing
 def sparse_(tensor: Tensor, sparsity: float, std: float = 0.01) -> Tensor:
-    """Fill a matrix with normal values; a fraction ``sparsity`` of each column is zero."""
+    """Fill a matrix with normal values; at least a fraction ``sparsity`` of each column is zero."""
     if tensor.ndim != 2:
         raise ShapeError(message("sparse_", "the tensor must be a matrix", shape=tensor.shape))
     values = std * _random_values("normal", tensor)

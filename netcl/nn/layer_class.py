@@ -21,8 +21,8 @@ def layer_class(scope: dict[str, Any], head: str, call: str, doc: str, example: 
     """Return the class of a layer, in the module whose ``globals()`` is ``scope``.
 
     - **head**: the name and the parameters of the constructor; without parameters the constructor is that of ``base``.
-    - **call**: the expression that ``forward`` returns. Names other than parameters and ``training`` are inputs of ``forward``. Parameters
-      that are not used are accepted and ignored.
+    - **call**: the expression that ``forward`` returns. Names other than parameters, ``training``, modules and called
+      functions are inputs of ``forward``. Parameters that neither the expression nor ``base`` uses are ignored.
     - **doc**: the documentation; **example** and **gives** are its doctest.
     """
     name, _, parameters = head.removesuffix("()").partition("(")

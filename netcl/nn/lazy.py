@@ -1,4 +1,4 @@
-"""Lazy layers: they infer the number of input features from the first input and then become the actual layer.
+"""Lazy layers: they infer the number of input features from the first input, or a loaded state dict, and become the actual layer.
 
 >>> from netcl import nn, zeros
 >>> layer = nn.LazyLinear(3)

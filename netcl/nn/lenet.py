@@ -1,4 +1,4 @@
-"""LeNet-5, the first convolutional network that read digits (LeCun et al. 1998), with ReLU and max pooling."""
+"""LeNet-5 (LeCun et al. 1998), a convolutional network for digits, with ReLU and max pooling."""
 
 from __future__ import annotations
 

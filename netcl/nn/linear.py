@@ -1,4 +1,4 @@
-"""Linear layers."""
+"""Linear and bilinear layers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Losses as modules. ``reduction`` is ``mean``, ``sum`` or ``none`` everywhere."""
+"""Losses as modules, and :class:`CosineSimilarity`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class _Reducing(type(Module)):  # type: ignore[misc]
 
 
 class Loss(Module, metaclass=_Reducing):
-    """Base class of losses; ``reduction`` is ``mean``, ``sum`` or ``none``."""
+    """Base class of losses; ``reduction`` is ``mean``, ``sum`` or ``none``, for :class:`KLDivLoss` also ``batchmean``."""
 
     WEIGHTS = ("weight", "pos_weight")  # settings that are kept as buffers
     weight: Tensor | None
@@ -43,7 +43,7 @@ class Loss(Module, metaclass=_Reducing):
         self.reduction = reduction
 
     def keep_weight(self, name: str, weight: Any) -> None:
-        """Register ``weight`` as buffer ``name``, which is part of the state dict."""
+        """Register ``weight`` as buffer ``name``, which is part of the state dict unless it is ``None``."""
         if weight is not None and not isinstance(weight, Tensor):
             weight = Tensor.from_host(here(), weight, "float32")
         self.register_buffer(name, weight)
@@ -55,7 +55,7 @@ CrossEntropyLoss = _layer(
     "ag.cross_entropy(logits, target, weight=weight, ignore_index=ignore_index, reduction=reduction, label_smoothing=label_smoothing)",
     "Softmax and negative log-likelihood in one: ``-log(exp(x[y]) / sum over c of exp(x[c]))``.\n\n"
     "- **weight**: one factor per class.\n- **ignore_index**: targets of this class are ignored.\n"
-    "- **reduction**: ``mean`` divides by the total weight of the targets.\n"
+    "- **reduction**: ``mean`` divides by the total weight of the class indices, or the number of rows of probabilities.\n"
     "- **label_smoothing**: how much of the target is spread over all classes.\n\n"
     "Shapes: logits ``(N, C)`` or ``(N, C, ...)``; targets ``(N,)`` or ``(N, ...)`` are class indices of any dtype, targets of the\n"
     "logits' shape are probabilities.", "round(nn.CrossEntropyLoss()([[0.0, 0.0]], [1]).item(), 4)", "0.6931",

@@ -31,7 +31,7 @@ _SETTINGS = (bool, int, float, str, type(None), FunctionType, BuiltinFunctionTyp
 
 
 def _is_setting(value: Any) -> bool:
-    """Whether a value is immutable and neither a tensor nor a module."""
+    """Whether a value is a number, a string, ``None``, a function or a type, or a tuple of such values."""
     return all(map(_is_setting, value)) if type(value) is tuple else isinstance(value, _SETTINGS)
 
 
@@ -147,7 +147,7 @@ class Module(metaclass=_Constructed):
             recorder.depends(self, settings, list(self._roles), (vars(self), self._module_hooks))
 
     def _on_device(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Convert arrays and lists of numbers to tensors, on the device of the first tensor argument, else on the module's."""
+        """Convert arrays, floats and lists of numbers to tensors, on the device of the first tensor argument, else on the module's."""
         queue = next((x.queue for x in args if isinstance(x, Tensor)), None) or self.queue
 
         def holds_numbers(x: Any) -> bool:
@@ -266,11 +266,11 @@ class Module(metaclass=_Constructed):
                     yield dotted_name(path, name), tensor
 
     def named_parameters(self, prefix: str = "", recurse: bool = True) -> Iterator[tuple[str, Tensor]]:
-        """Yield every parameter once, with its dotted name, in the order of registration."""
+        """Yield every parameter once, with its dotted name: those of a module before those of the modules inside it."""
         return self._walk_tensors("parameter", prefix=prefix, recurse=recurse)
 
     def parameters(self, recurse: bool = True) -> NextList[Tensor]:
-        """List every parameter once, in the order of registration; the list also supports ``next``."""
+        """List every parameter once, in the order of :meth:`named_parameters`; the list also supports ``next``."""
         return NextList(tensor for _, tensor in self.named_parameters(recurse=recurse))
 
     def named_buffers(self, prefix: str = "", recurse: bool = True) -> Iterator[tuple[str, Tensor]]:
@@ -296,8 +296,8 @@ class Module(metaclass=_Constructed):
     def load_state_dict(self, state: Mapping[str, Any], strict: bool = True, assign: bool = False) -> IncompatibleKeys:
         """Overwrite parameters and buffers with the values of a state dict: tensors, NumPy arrays or torch tensors.
 
-        Everything is checked before anything is changed: names (with ``strict=False`` the mismatches are returned), shapes
-        and dtypes. Values are converted to the dtypes of the module; ``assign=True`` shares the memory of given tensors instead.
+        Names (with ``strict=False`` the mismatches are returned), shapes and dtypes are checked before values are written.
+        Values are converted to the dtypes of the module; ``assign=True`` shares the memory of given tensors instead.
 
         >>> from netcl import nn
         >>> layer = nn.Linear(2, 1)
@@ -410,7 +410,7 @@ class Module(metaclass=_Constructed):
         return self
 
     def cuda(self: M, device: Any = None) -> M:
-        """Move to the first GPU, or to ``device``; returns the module."""
+        """Move to ``device``, by default ``"gpu"``; returns the module."""
         return self.to("gpu" if device is None else device)
 
     def cpu(self: M) -> M:
@@ -435,7 +435,7 @@ class Module(metaclass=_Constructed):
 
     @_Computed
     def queue(self) -> Any:
-        """The queue of the module's tensors; that of the active device if there are no tensors."""
+        """The queue of the module's first tensor; that of the active device if there are no tensors."""
         tensor = next((t for _, t in self._walk_tensors("parameter", "buffer", "scratch")), None)
         return here() if tensor is None else tensor.queue
 
@@ -484,7 +484,7 @@ class Module(metaclass=_Constructed):
         return positional, named
 
     def _changed_children(self) -> Iterator[tuple[str, Module | None]]:
-        """Return the paths and modules that were replaced after construction; ``None`` for a module that was removed."""
+        """Return the paths and modules that were set after construction; ``None`` for a module that was removed."""
         return self._changed_inside({id(module) for module in _modules_in(list(self._made_from.values()))})
 
     def _changed_inside(self, given: set[int]) -> Iterator[tuple[str, Module | None]]:
@@ -520,7 +520,7 @@ class Module(metaclass=_Constructed):
         return notebook.html_table(f"{type(self).__name__}, {count:,} parameters", ("name", "layer", "settings", "parameters"), rows)
 
     def flops(self, args: tuple[Any, ...], output: Any) -> int:
-        """Return the number of floating-point operations of one call, two per multiply-add; containers return 0."""
+        """Return the floating-point operations of one call without the modules inside, two per multiply-add; 0 unless overridden."""
         del args, output
         return 0
 

@@ -38,8 +38,8 @@ class placed:
     """Context manager: modules constructed inside create their parameters on ``queue`` and in ``dtype``.
 
     ``queue`` is a queue, a handle or anything :class:`netcl.device` takes; ``None`` changes nothing. ``max_bytes`` limits
-    the memory of parameters and buffers together, for model descriptions that come from a file. ``blank`` skips the initial values of
-    parameters that are loaded next.
+    the memory of tensors made by :func:`empty` and :func:`full`, for model descriptions that come from a file. ``blank`` skips uniform
+    and normal initial values, for parameters that are loaded next.
 
     >>> from netcl import nn
     >>> with nn.parameter.placed("cpu", dtype="float16"):
@@ -107,7 +107,7 @@ def here() -> Any:
 
 
 def draws_values() -> bool:
-    """Whether a running constructor draws initial values: not inside ``placed(blank=True)``."""
+    """Whether a running constructor draws uniform and normal initial values: not inside ``placed(blank=True)``."""
     return not _here.blank
 
 
@@ -182,6 +182,6 @@ def empty(shape: Sequence[int], requires_grad: bool = True) -> Tensor:
 
 
 def full(shape: Sequence[int], value: float, dtype: str | None = None) -> Tensor:
-    """Create a buffer filled with ``value`` in the place of the running constructor."""
+    """Create a tensor filled with ``value`` in the place of the running constructor; it requires no gradient."""
     _spend(shape, dtype or _here.dtype)
     return Tensor.full(tuple(shape), value, dtype or _here.dtype, queue=here(), persistent=True)

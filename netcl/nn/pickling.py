@@ -1,6 +1,6 @@
 """Support for Python's pickle: a module's attributes, with host values in place of tensors.
 
-netcl reads no pickles; this is for programs that send modules to other processes. Restored tensors are on the active device.
+For programs that send modules to other processes. Restored tensors are on the device where a constructor would create them.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from netcl.nn.parameter import here
 
 
 class Recomputed(dict[Any, Any]):
-    """Values that a module derives from its attributes, such as compiled steps. Copies and pickles of the module start without them."""
+    """Values that a module derives from its attributes, such as compiled steps. Deep copies and pickles of a module start without them."""
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Recomputed:
         return Recomputed()

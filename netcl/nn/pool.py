@@ -1,4 +1,4 @@
-"""Pooling layers for signals, images and volumes; :func:`_pools` makes the three of one kind. ``pad`` is an alias of ``padding``."""
+"""Pooling layers for signals, images and volumes. In max and average pools, ``pad`` is an alias of ``padding``."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ MaxPool1d, MaxPool2d, MaxPool3d = _pools(
     "MaxPool", f"{_KERNEL}, dilation: Sizes = 1, return_indices: bool = False, ceil_mode: bool = False, {_PAD}",
     "kernel_size, stride, padding, dilation, ceil_mode, return_indices",
     f"The largest value of each window of {{of}}; padding counts as ``-inf``.\n\n- {_WINDOWS}, **dilation**, {_PLACES},\n  **ceil_mode**: "
-    "numbers, or one per axis, as in torch.", base=_Windowed,
+    "as in torch; sizes are one number, or one per axis.", base=_Windowed,
 )  # fmt: skip
 _MEAN = f"Means of windows of {{of}}.\n\n- {_WINDOWS}, **ceil_mode**, **count_include_pad**,\n  **divisor_override** (not 1d): as in torch."
 _AVERAGE = f"{_KERNEL}, ceil_mode: bool = False, count_include_pad: bool = True"
@@ -76,7 +76,7 @@ AdaptiveMaxPool1d, AdaptiveMaxPool2d, AdaptiveMaxPool3d = _pools(
 )  # fmt: skip
 LPPool1d, LPPool2d, LPPool3d = _pools(
     "LPPool", "norm_type: float, kernel_size: Sizes, stride: Sizes | None = None, ceil_mode: bool = False",
-    "norm_type, kernel_size, stride, ceil_mode", "The p-norm of each window of {of}, ``p`` being **norm_type**.",
+    "norm_type, kernel_size, stride, ceil_mode", "``max(0, sum(x^p))^(1/p)`` of each window of {of}, ``p`` being **norm_type**.",
 )  # fmt: skip
 
 

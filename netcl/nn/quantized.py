@@ -66,9 +66,9 @@ class _PackedLayer(Module):
 class QuantizedLinear(_PackedLayer):
     """An affine map of the last axis with packed weights: ``y = x W^T + b``.
 
-    - **in_features**, **out_features**: sizes of the last axis of ``x`` and ``y``; ``in_features`` must be a multiple of the block size.
+    - **in_features**, **out_features**: sizes of the last axis of ``x`` and ``y``; ``in_features`` is a multiple of the block and of 32.
     - **bias**: whether there is a ``b``, which is a parameter. The weights are a buffer: they have no gradient and start as zeros.
-    - **kind**: a block type of GGUF, for instance ``Q4_0``, ``Q8_0``, ``Q4_K``, ``F16``.
+    - **kind**: a block type of GGUF other than F32, for instance ``Q4_0``, ``Q8_0``, ``Q4_K``, ``F16``.
     - **activations**: ``float``, ``int8`` or ``auto``, as in :func:`netcl.ops.quantized_linear`.
 
     Shapes: ``x`` ``(..., in_features)``, ``y`` ``(..., out_features)``.
@@ -97,7 +97,7 @@ class QuantizedLinear(_PackedLayer):
 
 
 def decoded_linear(x: Tensor, linear: Any, norm: Any = None, gate: Any = None, activation: str = "", residual: Any = None) -> Tensor:
-    """Compute ``linear`` of a few rows in one launch, with an optional norm before it and gate, activation or residual after it."""
+    """Compute ``linear`` of a few rows by one op, with an optional norm before it and gate, activation or residual after it."""
     packs: Any = {"kind": linear.kind, "rows": linear.out_features, "activations": linear.activations} if hasattr(linear, "kind") else {}
     kind = "" if norm is None else "rms" if type(norm) is RMSNorm else "layer"
     eps = EPSILON[x.dtype] if norm is None or norm.eps is None else norm.eps
@@ -122,8 +122,8 @@ def decodable(owner: Module, *layers: Any) -> bool:
 class QuantizedEmbedding(_PackedLayer):
     """A table of packed vectors: ``y = weight[index]``, without a gradient.
 
-    - **num_embeddings**, **embedding_dim**: how many vectors there are, and their length, a multiple of the block size.
-    - **kind**: a block type of GGUF. **result**: the dtype of ``y``.
+    - **num_embeddings**, **embedding_dim**: how many vectors there are, and their length, a multiple of the block size and of 32.
+    - **kind**: a block type of GGUF other than F32. **result**: the dtype of ``y``.
 
     Shapes: ``index`` of any shape, ``y`` ``(*index.shape, embedding_dim)``.
 
@@ -143,10 +143,10 @@ class QuantizedEmbedding(_PackedLayer):
 def quantize_model(
     model: ModelT, bits: int = 4, group: int = 32, *, kind: str = "", embeddings: bool = False, activations: str = "auto"
 ) -> ModelT:
-    """Replace the linear layers of a model, and with ``embeddings`` its embeddings, by packed ones, in place; returns the model.
+    """Replace the ``Linear`` layers inside a model, and with ``embeddings`` its ``Embedding``, by packed ones, in place; returns the model.
 
     4 bits are Q4_0 and 8 bits Q8_0, both with a scale for each ``group`` of 32; ``kind`` names another block type of GGUF. Layers whose
-    rows are not whole blocks and layers that share their weights are not changed; a warning names them.
+    rows are not multiples of the block and of 32, and layers that share their weights are not changed; a warning lists them.
 
     >>> import netcl
     >>> from netcl import nn

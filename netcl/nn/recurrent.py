@@ -1,6 +1,6 @@
 """Recurrent networks, with torch's weights: ``weight_ih_l0``, ``weight_hh_l0``, ``bias_ih_l0``, ``bias_hh_l0``, ``..._reverse``.
 
-The input is projected for all time steps at once; the op ``recurrent`` runs the steps of one direction of one layer.
+Layers project their input for all time steps at once; the op ``recurrent`` then runs the steps of one direction.
 """
 
 from __future__ import annotations
@@ -157,7 +157,7 @@ class RNN(_Recurrent):
       (between layers), **bidirectional**: as in torch.
 
     Shapes: ``x`` ``(time, batch, input_size)``, or ``(batch, time, input_size)`` with ``batch_first``, or without a batch. Returns
-    ``output`` ``(time, batch, directions * hidden_size)`` and ``h_n`` ``(num_layers * directions, batch, hidden_size)``.
+    ``output``, laid out as ``x``, of width ``directions * hidden_size``, and ``h_n`` ``(num_layers * directions, batch, hidden_size)``.
 
     >>> from netcl import nn, zeros
     >>> output, h = nn.RNN(3, 5, num_layers=2)(zeros((7, 2, 3)))

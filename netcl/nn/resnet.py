@@ -1,4 +1,4 @@
-"""Residual networks (He et al. 2016), with torchvision's layout and names, so that its weights load unchanged."""
+"""Residual networks (He et al. 2016), by default with torchvision's layout and names, so that its weights load."""
 
 from __future__ import annotations
 
@@ -91,8 +91,8 @@ class ResNet(Module):
     - **block**: :class:`BasicBlock` or :class:`Bottleneck`. **layers**: how many blocks each stage has.
     - **num_classes**: width of the output. **in_channels**: channels of the input.
     - **stem**: ``imagenet`` (7 x 7, stride 2, then pooling) or ``cifar`` (3 x 3, stride 1, no pooling: for images of about 32 x 32).
-    - **width**: channels of the first stage. **groups**, **width_per_group**: of the bottlenecks.
-    - **zero_init_residual**: start every block as the identity.
+    - **width**: channels of the stem. **groups**, **width_per_group**: of the bottlenecks.
+    - **zero_init_residual**: whether the last norm of every block starts with weights of 0, so that its branch gives 0.
     - **replace_stride_with_dilation**: three flags: whether each of the last three stages dilates instead of halving the image.
 
     Shapes: ``(N, in_channels, H, W)`` becomes ``(N, num_classes)``.

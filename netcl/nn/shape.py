@@ -1,4 +1,4 @@
-"""Layers that move or repeat values and have no parameters."""
+"""Layers without parameters that reshape, rearrange or resize their input."""
 
 from __future__ import annotations
 
@@ -50,13 +50,13 @@ class Unflatten(Module):
 
 
 class Upsample(Module):
-    """Resizes images by repeated pixels or linear interpolation.
+    """Resizes signals, images or volumes, by repeated pixels unless another ``mode`` is given.
 
-    - **size**: height and width of the result; or **scale_factor**: the ratio of the new size to the old size.
-    - **mode**: ``nearest`` or ``bilinear``.
-    - **align_corners**: whether the corners keep their values (``bilinear``).
+    - **size**: the size of the result; or **scale_factor**: the ratio of the new size to the old size.
+    - **mode**: as in ``netcl.interpolate``: ``nearest``, ``nearest-exact``, ``area``, ``linear``, ``bilinear``, ``bicubic``, ``trilinear``.
+    - **align_corners**: whether corners keep their values (``linear``, ``bilinear``, ``bicubic``, ``trilinear``).
 
-    Shapes: ``(N, C, H, W)`` becomes ``(N, C, H', W')``.
+    Shapes: ``(N, C, L)``, ``(N, C, H, W)`` or ``(N, C, D, H, W)`` in and out.
 
     >>> from netcl import nn, zeros
     >>> nn.Upsample(scale_factor=2)(zeros((1, 3, 4, 4))).shape

@@ -1,4 +1,4 @@
-"""The table of ``module.summary(input_shape)``."""
+"""The table of ``module.summary(input_shape)``, and a context manager for evaluation mode."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ class TransformerEncoderLayer(_TransformerLayer):
     branches instead.
 
     - **d_model**, **nhead**, **dim_feedforward**: width, heads, width between the linear layers.
-    - **dropout**: after the attention and inside and after the feed-forward network.
+    - **dropout**: of the attention weights, after the attention, and inside and after the feed-forward network.
     - **activation**: ``relu``, ``gelu``, another name or a function.
     - **layer_norm_eps**, **batch_first**, **norm_first**, **bias**: as in torch.
 

@@ -1,4 +1,4 @@
-"""Functions of volumes ``(batch, channels, depth, height, width)`` and max pooling with indices, composed of image ops."""
+"""Convolutions and pools of volumes ``(batch, channels, depth, height, width)``, and other pools and unpools, composed of ops."""
 
 from __future__ import annotations
 
@@ -178,7 +178,7 @@ def _lp(axes: int, of: str, mean: Callable[..., Tensor]) -> Callable[..., Tensor
         total = ag.mul(mean(ag.pow(input, norm_type), kernel_size, stride, ceil_mode=ceil_mode), float(count))
         return ag.pow(ag.relu(total), 1.0 / norm_type)
 
-    pool.__name__, pool.__doc__ = f"lp_pool{axes}d", f"Return the p-norm of each window of {of}; ``p`` is ``norm_type``."
+    pool.__name__, pool.__doc__ = f"lp_pool{axes}d", f"Return ``max(0, sum(x^p))^(1/p)`` of each window of {of}; ``p`` is ``norm_type``."
     return pool
 
 

@@ -1,4 +1,4 @@
-"""Inference with ONNX models: sessions with the interface of onnxruntime, on OpenCL devices."""
+"""Inference with ONNX models: sessions with an interface like onnxruntime's, on OpenCL devices or NumPy."""
 
 from netcl.onnx.session import GraphOptimizationLevel, InferenceSession, IOBinding, NodeArg, SessionOptions, get_available_providers
 

@@ -1,8 +1,8 @@
 """Rewrites of a graph for inference: constant folding, and fusion of the chains that exporters write for one op.
 
 A fusion is a formula over operators: ``x * Sigmoid(x)``. Equal names stand for the same value, numbers for scalar weights, names in
-capitals for any scalar weight. Sums and products match in both orders, so do maxima and minima. A chain is fused if nothing else reads
-the values inside of it.
+capitals for any scalar weight. Sums and products match in both orders, so do maxima and minima. A chain is fused only if nothing else
+reads the values inside of it.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class ChainMatch(NamedTuple):
 
 
 def rewritten(body: GraphBody) -> tuple[GraphBody, Counter[str]]:
-    """Return a graph that computes the same results with fewer nodes, and how often each rewrite was applied."""
+    """Return the graph with constants folded and chains fused, and how often each rewrite was applied."""
     done: Counter[str] = Counter()
     for node in body.nodes:
         for name, inner in node.attributes.items():
@@ -231,7 +231,7 @@ def _fused_norm(chains: _Chains, found: ChainMatch, root: OnnxNode) -> OnnxNode 
 
 
 def _run_norm(node: OnnxNode, x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
-    """Run a norm: over trailing axes with one op, over other axes by its formula."""
+    """Run a norm: with one op if it is over trailing axes and the weights have their shape, else by its formula."""
     axes = sorted(axis % x.ndim for axis in node["axes"])
     shape = x.shape[axes[0] :]
     if len(axes) == len(shape) and all(t is None or t.shape == shape for t in (weight, bias)):

@@ -1,7 +1,7 @@
-"""``InferenceSession``: an ONNX file on an OpenCL device, with the interface of onnxruntime's class.
+"""``InferenceSession``: an ONNX file on a device, with an interface like that of onnxruntime's class.
 
-The first run with a set of input shapes is eager, the second is recorded, later ones are replayed. Control flow over computed values
-stays eager; control flow over an input number gets a recording per value.
+On OpenCL, the first run with a set of input shapes is eager, the second is recorded, later ones are replayed. Models that cannot be
+recorded, such as those with control flow over computed values, stay eager. Control flow over an input number gets a recording per value.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class SessionOptions:
 
 
 def get_available_providers() -> list[str]:
-    """Return the providers of this machine, the fastest first: OpenCL if there is a device, and NumPy on the CPU."""
+    """Return the providers of this machine: OpenCL if the default device is one, then NumPy on the CPU."""
     device = manager.default("auto")
     return [_ON_NUMPY] if device is None or isinstance(device.queue, CPUQueue) else [_ON_OPENCL, _ON_NUMPY]
 
@@ -120,8 +120,8 @@ class SessionModel(OnnxModel):
 class InferenceSession:
     """A model in an ONNX file, or in bytes, ready to run.
 
-    ``device`` is a selector as in ``netcl devices``; ``"auto"`` with ``providers=["CPUExecutionProvider"]`` is NumPy. Threads may share a
-    session: runs take turns. A write to a weight takes effect in runs that start after the write. ``rewrites`` counts the rewrites
+    ``device`` is a selector as in ``netcl devices``; ``"auto"`` is NumPy if ``providers`` begins with ``CPUExecutionProvider``. Threads may
+    share a session: runs take turns. A write to a weight takes effect in runs that start after the write. ``rewrites`` counts the rewrites
     by name, ``model`` is the module.
     """
 
@@ -237,7 +237,7 @@ class InferenceSession:
         return x.to(queue) if isinstance(x, Tensor) else Tensor.from_host(queue, numbers(x), held)
 
     def array(self, name: str, x: Any) -> Any:
-        """Return an output as an array of the declared dtype, or as a list of arrays."""
+        """Return an output as an array of the declared dtype, a sequence as a list of arrays, and ``None`` as it is."""
         if not isinstance(x, Tensor):
             return x if x is None else [part.to_host() for part in x]
         return x.to_host().astype(self._outputs[name].dtype or x.dtype, copy=False)

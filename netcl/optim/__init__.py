@@ -1,7 +1,7 @@
 """Optimizers, learning-rate schedules, gradient clipping, averages of weights.
 
-All parameters of a model are updated in few launches. Options of an update are kernel arguments, so
-changing them needs no compilation. State has torch's layout: the ``state_dict`` of a torch optimizer can be loaded.
+Most optimizers update all parameters of a model in few launches. Numbers such as the learning rate are kernel arguments, so changing
+them needs no compilation. Optimizers that torch also has load the ``state_dict`` of torch's.
 """
 
 import sys

@@ -33,7 +33,7 @@ class Formula:
     - **tensors**: the tensors of a parameter's state: the name in ``lines``, mapped to the name in the state dict.
     - **lines**: assignments in order; ``new_x`` is written to the tensor ``x``.
     - **numbers**: assignments over the options and ``age``, the steps taken before this one. The host computes them for every step, or
-      the device if ``age`` is only there.
+      the device if it counts the steps.
     """
 
     options: Mapping[str, Any]
@@ -45,8 +45,8 @@ class Formula:
 class FormulaOptimizer(Optimizer):
     """An optimizer whose step is a :class:`Formula` over the options of its group.
 
-    Options are numbers in the formula under their names. Further names: ``sign`` (-1 to maximize), ``decay`` (weight decay added to the
-    gradient), ``keep`` (decoupled weight decay), ``beta1``, ``take1 = 1 - beta1``, ``log_beta1``, and the same for the second beta.
+    Options are numbers in the formula under their names, elements of tuples as ``beta1``, ``eta2``; :func:`option_readers` adds others:
+    ``sign`` (-1 to maximize), ``decay`` (weight decay added to the gradient), ``keep`` (decoupled weight decay), ``take1 = 1 - beta1``.
     """
 
     formula: ClassVar[Formula]
@@ -229,7 +229,7 @@ class Adadelta(FormulaOptimizer):
 class Lion(FormulaOptimizer):
     """The Lion optimizer: ``p -= lr * (sign(beta1 * m + (1 - beta1) * g) + weight_decay * p)``, then ``m = beta2 * m + (1 - beta2) * g``.
 
-    Every element moves by ``lr``, so learning rates are 3 to 10 times smaller than Adam's, and weight decays larger by the same factor
+    Without weight decay nearly every element moves by ``lr``. The authors use 3 to 10 times smaller rates than for Adam, and larger decays
     (Chen et al. 2023, "Symbolic Discovery of Optimization Algorithms").
     """
 

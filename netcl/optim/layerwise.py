@@ -29,7 +29,7 @@ class LayerwiseOptimizer(FormulaOptimizer):
     ``formula`` computes a ``direction`` per element, :meth:`refine` changes it per tensor, and ``move`` applies it. In ``move``, ``g``
     is the refined direction and ``factor`` the number that :meth:`refine` returns with it.
 
-    The directions of all parameters are computed together, the moves one parameter at a time.
+    The directions of many parameters are computed together, the moves one parameter at a time.
     """
 
     formula = Formula({}, {}, _SCALED)
@@ -90,7 +90,7 @@ def _norms(*tensors: Tensor) -> list[Tensor]:
 
 
 class LARS(LayerwiseOptimizer):
-    """:class:`SGD` with a learning rate per tensor: ``lr * trust_coefficient * |p| / (|g| + weight_decay * |p|)`` (You et al. 2017).
+    """:class:`SGD` with a learning rate per tensor: ``lr * trust_coefficient * |p| / (|g| + weight_decay * |p| + eps)`` (You et al. 2017).
 
     Tensors whose norm, or whose gradient's norm, is 0 have the learning rate ``lr``.
     """
@@ -109,7 +109,7 @@ class LARS(LayerwiseOptimizer):
 
 
 class LAMB(LayerwiseOptimizer):
-    """:class:`Adam` whose update of each tensor has the norm ``lr * |p|`` (You et al. 2020); for large batches."""
+    """:class:`Adam` whose update of each tensor is scaled to the norm ``lr * |p|`` unless either is 0 (You et al. 2020)."""
 
     formula = Formula(
         {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-6, "weight_decay": 0.0},
@@ -128,7 +128,7 @@ class Muon(LayerwiseOptimizer):
     """Updates matrices by their momentum, made nearly orthogonal by ``ns_steps`` Newton-Schulz iterations (Jordan et al. 2024).
 
     For matrices only: use :class:`AdamW` for biases, norms and embeddings. ``adjust_lr_fn`` is ``"original"`` (also ``None``) or
-    ``"match_rms_adamw"``, as in torch. Iterations run in float32; torch's run in bfloat16, so results differ within bfloat16's rounding.
+    ``"match_rms_adamw"``, as in torch. Iterations run in float32 (float64 for such parameters), those of torch in bfloat16.
     """
 
     formula = Formula(

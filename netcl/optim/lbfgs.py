@@ -1,4 +1,4 @@
-"""L-BFGS: a quasi-Newton method for whole batches, with a line search."""
+"""L-BFGS: a quasi-Newton method for whole batches, with an optional line search."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ class Point(NamedTuple):
 class LBFGS(Optimizer):
     """Moves along an approximate Newton direction, computed from the last ``history_size`` changes of parameters and gradients.
 
-    ``step(closure)`` calls ``closure``, which computes the loss and its gradients, up to ``max_eval`` times (a quarter more than
-    ``max_iter``, unless given). ``line_search_fn="strong_wolfe"`` chooses step lengths; by default they are ``lr`` (less at first).
-    There is one group of parameters, on one device. The host reads losses and slopes.
+    ``step(closure)`` runs up to ``max_iter`` iterations and begins none after ``max_eval`` calls (by default a quarter more). ``closure``
+    computes the loss and its gradients. ``line_search_fn="strong_wolfe"`` chooses step lengths; by default they are ``lr``, at most that
+    in the first iteration. There is one group of parameters, on one device. The host reads losses and slopes.
 
     >>> w = Tensor.from_host([3.0, -2.0], requires_grad=True)
     >>> opt = LBFGS([w], line_search_fn="strong_wolfe")
@@ -203,7 +203,7 @@ def _loaded(p: Tensor, name: str, value: Any) -> Any:
 
 
 def _cubic(a: Point, b: Point, bounds: tuple[float, float] | None = None) -> float:
-    """Return the minimum of the cubic through two points and their slopes, clipped to ``bounds``; if none exists, their middle.
+    """Return the minimum of the cubic through two points and their slopes, clipped to ``bounds``; if none exists, the middle of the bounds.
 
     See Nocedal & Wright, equation 3.59.
     """

@@ -20,7 +20,7 @@ from netcl.core.tensor import Tensor, duplicate
 from netcl.ops import update
 
 Group = dict[str, Any]
-#: Switches of torch's implementation that have no effect here; they are dropped when a torch state is loaded.
+#: Switches of torch's implementation; they are dropped when a torch state is loaded.
 TORCH_SWITCHES = frozenset({"foreach", "fused", "capturable", "differentiable", "param_names"})
 
 #: Keys a group may have besides an optimizer's options; any other raises as a misspelled option.
@@ -189,8 +189,8 @@ class Optimizer:
     ) -> Any:  # fmt: skip
         """Update every parameter that has a gradient; returns ``None`` unless ``closure`` or ``max_norm`` is given.
 
-        If the driver fails, nothing has changed and the step can be repeated. For several groups, or more tensors than one launch takes,
-        the error says whether a part of the update was done.
+        If the driver fails before the first launch, nothing has changed and the step can be repeated. If it fails later, the error says
+        that a part of the update was done.
 
         ``step(closure)`` first calls the function with gradients enabled, and returns its result, the loss, as in torch.
 

@@ -1,7 +1,6 @@
-"""Learning-rate schedules: a scheduler takes the optimizer and sets ``lr`` of its groups at every :meth:`Scheduler.step`.
+"""Learning-rate schedules: a scheduler takes the optimizer and changes ``lr`` of its groups in ``step``.
 
-The numbers are torch's, bit for bit where its schedulers are recursive: each new rate is computed from the group's current
-one, so that several schedulers may act on one optimizer.
+As in torch, many schedulers compute a new rate from the group's current one, so that several may act on one optimizer.
 """
 
 from __future__ import annotations
@@ -55,7 +54,7 @@ class Described:
         return self._last_lr
 
     def state_dict(self) -> dict[str, Any]:
-        """Return everything but the optimizer and functions: numbers, strings and lists of them."""
+        """Return everything but the optimizer and functions: numbers, strings, and lists and dicts of them."""
         return {key: value for key, value in vars(self).items() if key not in self._not_saved}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
@@ -560,7 +559,7 @@ class ChainedScheduler(_Several):
 
 
 class SequentialLR(_Several):
-    """One scheduler after the other: each begins at its milestone, from the initial learning rate."""
+    """One scheduler after the other: each begins at its milestone by :meth:`Scheduler.restart`, most from the initial learning rate."""
 
     def __init__(self, optimizer: Optimizer, schedulers: Sequence[Scheduler], milestones: Sequence[int], last_epoch: int = -1):
         if not schedulers or len(milestones) != len(schedulers) - 1:
@@ -588,8 +587,8 @@ class ReduceLROnPlateau(Described):
     """Multiplies the learning rate by ``factor`` when a metric has not improved for more than ``patience`` steps.
 
     ``mode`` is ``"min"`` if smaller values are better, else ``"max"``. ``threshold`` is the least improvement that counts: a fraction of
-    the best value, or with ``threshold_mode="abs"`` a difference. After a reduction ``cooldown`` steps are not counted. No rate goes
-    below ``min_lr``, and changes smaller than ``eps`` are not made.
+    the best value, or with ``threshold_mode="abs"`` a difference. After a reduction ``cooldown`` steps are not counted. No rate is
+    lowered below ``min_lr``, and changes of at most ``eps`` are not made.
 
     >>> from netcl.core.tensor import Tensor
     >>> from netcl.optim import SGD

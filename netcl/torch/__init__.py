@@ -2,7 +2,7 @@
 
 Importing this package changes nothing. :func:`install` puts modules named ``torch`` and ``torchvision`` into ``sys.modules``,
 :func:`uninstall` removes them, :func:`run` does both around a script. ``"cuda"`` is the best OpenCL device (``NETCL_DEVICE`` chooses
-another), ``"cpu"`` the NumPy backend; tensors that name no device are on the CPU, as in torch.
+another), ``"cpu"`` the NumPy backend; tensors that name no device are on the CPU unless ``device`` is given.
 """
 
 from __future__ import annotations

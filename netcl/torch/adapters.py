@@ -1,4 +1,4 @@
-"""Names that torch and netcl share, with torch's arguments: tensor classes, autocast, GradScaler, compile."""
+"""Names of torch with arguments that netcl lacks: tensor classes, autocast, GradScaler, compile, checkpoint, ONNX export."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from netcl.torch import files
 
 
 class TensorClass(type):
-    """Metaclass of ``torch.Tensor``, ``torch.LongTensor``, ...: instances are tensors of one dtype, made from sizes or values."""
+    """Metaclass of ``torch.Tensor``, ``torch.LongTensor``, ...: instances are tensors of one or any dtype, made from sizes or values."""
 
     dtype: str | None
 

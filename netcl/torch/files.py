@@ -1,7 +1,7 @@
-"""``torch.save``, ``torch.load`` and ``torch.serialization``, without pickle.
+"""``torch.save``, ``torch.load`` and ``torch.serialization``, without Python's pickle module.
 
 State dicts and nested tensors or plain values become files that PyTorch reads. A whole module becomes a file of ``netcl.save``: its
-class name, constructor arguments and weights; loading it requires its classes, as ``torch.load(weights_only=True)`` does.
+class name, constructor arguments and weights; loading it requires its classes, see :func:`load`.
 """
 
 from __future__ import annotations
@@ -77,9 +77,9 @@ def _saved_on(f: str | os.PathLike[str]) -> str:
 
 
 def load(f: Any, map_location: Any = None, pickle_module: Any = None, *, weights_only: bool | None = None, **options: Any) -> Any:
-    """``torch.load`` of a path or a file. Tensors are on ``map_location``, by default where they were saved.
+    """``torch.load`` of a path or a file. Tensors are on ``map_location``; by default on "cuda" if all were, else on "cpu".
 
-    The classes of a whole module must be in :func:`safe_globals`, or ``weights_only=False`` finds them among the imported modules.
+    Unregistered classes of a whole module must be in :func:`safe_globals`, or ``weights_only=False`` finds them in imported modules.
     """
     if not isinstance(f, str | os.PathLike):
         with tempfile.TemporaryDirectory() as folder:

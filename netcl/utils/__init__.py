@@ -1,4 +1,4 @@
-"""The names of ``torch.utils``: ``netcl.utils.data``."""
+"""The part of ``torch.utils`` that netcl has: ``netcl.utils.data``."""
 
 from netcl.utils import data
 

@@ -1,6 +1,6 @@
-"""The names of ``torch.utils.data`` over :mod:`netcl.data`; loaders and ``default_collate`` return tensors.
+"""Names of ``torch.utils.data`` over :mod:`netcl.data`; loaders and ``default_collate`` convert arrays to tensors.
 
-A loader's batches are on the active device, and its order follows :func:`netcl.manual_seed` unless a generator is given.
+By default, a loader's batches are on the active device, and its order follows :func:`netcl.manual_seed`.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class TensorDataset(data.TensorDataset):
 
 
 class DataLoader(data.DataLoader):
-    """:class:`netcl.data.DataLoader` with torch's arguments, whose batches are tensors on the active device.
+    """:class:`netcl.data.DataLoader` with torch's arguments, whose batches are tensors, by default on the active device.
 
     >>> x, y = next(iter(DataLoader(TensorDataset([[1.0], [2.0]], [0, 1]), batch_size=2)))
     >>> x.shape, y.tolist()

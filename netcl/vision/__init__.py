@@ -1,4 +1,4 @@
-"""torchvision's image datasets, transforms, grids and models, by its names. Images that are not tensors need Pillow (extra ``vision``)."""
+"""Image datasets, transforms, grids and models under torchvision's names. PIL images and image files need Pillow (extra ``vision``)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``torchvision.datasets`` by their names, over existing files: nothing is downloaded, and files are read as untrusted input."""
+"""Datasets of ``torchvision.datasets`` by their names: nothing is downloaded, and files are read as untrusted input."""
 
 from __future__ import annotations
 
@@ -255,7 +255,7 @@ _ALLOWED = {name: Allowed(name, _Described) for name in ("numpy.core.multiarray.
 
 
 def _unpacked(path: Path) -> dict[str, Any]:
-    """Return the dictionary in a file of CIFAR's Python version, read by a pickle interpreter that can only build containers."""
+    """Return the dictionary in a file of CIFAR's Python version, read by an interpreter that runs no code of it."""
     try:
         made, _ = opcodes.run_program(regular(path, "CIFAR").read_bytes(), _ALLOWED, lambda reference: None)
     except Refused as error:

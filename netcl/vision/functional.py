@@ -1,7 +1,7 @@
-"""``torchvision.transforms.functional`` by its names: functions of one image, a PIL image or a tensor ``(..., channels, height, width)``.
+"""Functions of ``torchvision.transforms.functional``, for a PIL image or a tensor ``(..., channels, height, width)``.
 
-PIL images are changed by Pillow, tensors on the host by NumPy, with torchvision's results in both cases. Results of tensors are on
-the tensor's device; new tensors are on the NumPy backend, and a loader moves whole batches.
+Most use Pillow for PIL images and NumPy on the host for tensors, and follow torchvision's definitions. Results of tensors are on the
+tensor's device; tensors made from other images are on the NumPy backend, and a loader moves whole batches.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ def to_image(inpt: Any) -> Tensor:
 
 
 def to_pil_image(pic: Any, mode: str | None = None) -> Any:
-    """Convert a tensor (channels, height, width) or an array (height, width, channels) to a PIL image; floats are taken as 0..1."""
+    """Convert a tensor (C, H, W) or an array (H, W, C) to a PIL image; floats are taken as 0..1 unless ``mode`` is ``F``."""
     array = np.moveaxis(pic.to_host(), 0, -1) if isinstance(pic, Tensor) and pic.ndim == 3 else np.asarray(pic)
     if array.ndim not in (2, 3) or (array.ndim == 3 and array.shape[2] > 4):
         raise ValueError(message("to_pil_image", "pic must have 2 or 3 axes and at most 4 channels", shape=np.shape(pic)))
@@ -188,7 +188,7 @@ def as_pair(size: Any) -> list[Any]:
 def resize(
     img: Any, size: Any, interpolation: Any = InterpolationMode.BILINEAR, max_size: int | None = None, antialias: bool | None = True
 ) -> Any:
-    """Resize to ``[height, width]``, or so that the shorter side is ``size`` and the longer one at most ``max_size``."""
+    """Resize to ``[height, width]``, or the shorter side to ``size``; less if the longer one would exceed ``max_size``."""
     _, height, width = get_dimensions(img)
     sizes: list[Any] = [size] if isinstance(size, int | np.integer) else list(size)
     if len(sizes) == 1:
@@ -357,7 +357,7 @@ def _sampled(x: np.ndarray, matrix: np.ndarray, out: tuple[int, ...], mode: str,
 
 
 def _gray(x: np.ndarray) -> np.ndarray:
-    return x if x.shape[-3] == 1 else sum(x[..., [c], :, :] * share for c, share in enumerate(_GRAY)).astype(x.dtype)
+    return x if x.shape[-3] == 1 else np.asarray(sum(x[..., [c], :, :] * share for c, share in enumerate(_GRAY))).astype(x.dtype)
 
 
 def rgb_to_grayscale(img: Any, num_output_channels: int = 1) -> Any:

@@ -1,4 +1,4 @@
-"""``torchvision.ops`` by its names: boxes ``(x1, y1, x2, y2)``, non-maximum suppression, and layers of the models."""
+"""Functions and layers of ``torchvision.ops``: boxes ``(x1, y1, x2, y2)``, non-maximum suppression, and layers of the models."""
 
 from __future__ import annotations
 

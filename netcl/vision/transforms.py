@@ -1,4 +1,4 @@
-"""``torchvision.transforms`` and ``torchvision.transforms.v2`` by their names, for PIL images and tensors.
+"""Transforms of ``torchvision.transforms`` and ``torchvision.transforms.v2``, for PIL images and tensors.
 
 Called with several values, ``transform(image, label)``, a transform changes the first and returns all. In a loader, random numbers are
 drawn per batch and do not depend on the number of workers. Elsewhere they follow :func:`netcl.manual_seed`.
@@ -311,7 +311,7 @@ class GaussianBlur(Transform):
 
 
 class ImageClassification(Transform):
-    """Torchvision's preprocessing: resize, crop the center (unless ``crop_size`` is ``None``), convert to a normalized tensor."""
+    """Torchvision's preprocessing: resize and crop the center (unless the size is ``None``), convert to a normalized tensor."""
 
     def __init__(
         self, *, crop_size: int | None, resize_size: int | None = 256, mean: Sequence[float] = (0.485, 0.456, 0.406),

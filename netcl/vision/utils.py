@@ -1,4 +1,4 @@
-"""``torchvision.utils`` by its names: grids of images, and image files."""
+"""Functions of ``torchvision.utils``: grids of images, and image files."""
 
 from __future__ import annotations
 

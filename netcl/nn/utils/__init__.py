@@ -1,4 +1,4 @@
-"""The functions of ``torch.nn.utils``: gradient clipping, parameters as one vector, normalized weights, sequences."""
+"""Functions of ``torch.nn.utils``: gradient clipping, parameters as one vector, normalized weights, sequences."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ def weight_norm(module: Module, name: str = "weight", dim: int | None = 0) -> Mo
 
 
 def spectral_norm(module: Module, name: str = "weight", n_power_iterations: int = 1, eps: float = 1e-12, dim: int | None = None) -> Module:
-    """Replace a parameter by ``parametrizations.weight.original`` divided by its largest singular value. Returns the module."""
+    """Replace a parameter by ``parametrizations.weight.original`` divided by its estimated largest singular value. Returns the module."""
     return register_parametrization(module, name, spectral_form(module, name, n_power_iterations, eps, dim))
 
 

@@ -76,7 +76,7 @@ class ParametrizationList(ModuleList):
 def register_parametrization(module: Any, tensor_name: str, parametrization: Any, *, unsafe: bool = False) -> Any:
     """Replace a parameter by the result of a module: ``module.weight`` is ``parametrization(module.parametrizations.weight.original)``.
 
-    ``parametrization.right_inverse``, if there is one, computes ``original`` from the current value.
+    The ``right_inverse`` of the first parametrization, if it has one, computes ``original``; further ones apply to the result.
 
     >>> from netcl import nn
     >>> class Symmetric(nn.Module):
@@ -125,7 +125,7 @@ def remove_parametrizations(module: Any, tensor_name: str, leave_parametrized: b
 
 
 class WeightNorm(Module):
-    """Computes ``g * v / |v|``; norms are per slice along ``dim``, or of the whole tensor with ``dim=None``."""
+    """Computes ``g * v / |v|``; norms are per slice along ``dim``, or of the whole tensor if ``dim`` is ``None`` or -1."""
 
     def __init__(self, dim: int | None = 0):
         super().__init__()
@@ -212,7 +212,7 @@ class SpectralNorm(Module):
         return self.divided(weight, self._u, self._v, self.training)
 
     def divided(self, weight: Tensor, u: Tensor, v: Tensor, training: bool) -> Tensor:
-        """Return the weight divided by its largest singular value; ``training`` first refines ``u`` and ``v`` in place."""
+        """Return the weight divided by an estimate of its largest singular value; ``training`` first refines ``u`` and ``v`` in place."""
         matrix = self._matrix(weight)
         with ag.no_grad():
             for _ in range(self.n_power_iterations if training else 0):

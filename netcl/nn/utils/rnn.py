@@ -17,7 +17,7 @@ class PackedSequence(NamedTuple):
     """The steps of sequences in the order of time, the longest sequence first.
 
     - **data**: ``(steps of all sequences, *)``. **batch_sizes**: the number of sequences at each time step; on the host.
-    - **sorted_indices**, **unsorted_indices**: the order of the sequences by length, and its inverse.
+    - **sorted_indices**, **unsorted_indices**: the order of the sequences by length, and its inverse; ``None`` if given sorted.
     """
 
     data: Tensor
@@ -26,7 +26,7 @@ class PackedSequence(NamedTuple):
     unsorted_indices: Tensor | None = None
 
     def to(self, *args: Any, **kwargs: Any) -> PackedSequence:
-        """Return the sequences on another device, or of another dtype."""
+        """Return the sequences with ``data`` on another device, or of another dtype; the indices stay where they are."""
         return self._replace(data=self.data.to(*args, **kwargs))
 
     def lengths(self) -> np.ndarray:

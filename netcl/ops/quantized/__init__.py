@@ -56,7 +56,7 @@ def _linear_vjp(F, g, x_shape, weight, bias_shape, kind, needs):
 
 def _packed_sample(x: tuple[int, ...], rows: int, kind: str, biased: bool = False, **more: Any) -> Any:
     values = np.random.default_rng(rows).uniform(-1, 1, (rows, x[-1])).astype(np.float32)
-    packed = pack_strips(quantize(values, kind), kind, values.shape)
+    packed = pack_strips(quantize(values, kind), kind, (rows, x[-1]))
     return S(x, packed, (rows,) if biased else None, kind=kind, rows=rows, **{"activations": "float", **more})
 
 

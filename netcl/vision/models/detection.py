@@ -63,8 +63,8 @@ def default_boxes(sizes: Sequence[Sequence[int]]) -> np.ndarray:
 class SSD(nn.Module):
     """Single shot multibox detector for 300 x 300 pixels. Images of other sizes are resized; boxes are in pixels of the original image.
 
-    In evaluation, ``model(images)`` returns a dictionary of ``boxes`` (x1, y1, x2, y2), ``scores`` and ``labels`` per image. In training,
-    ``model(images, targets)`` returns the losses ``bbox_regression`` and ``classification``. ``images`` is a batch or a
+    In evaluation, ``model(images)`` returns a list with a dictionary per image: ``boxes`` (x1, y1, x2, y2), ``scores`` and ``labels``.
+    In training, ``model(images, targets)`` returns the losses ``bbox_regression`` and ``classification``. ``images`` is a batch or a
     list of images ``(3, H, W)`` with values from 0 to 1; ``targets`` a list of dictionaries of ``boxes`` and ``labels``. Class 0 is
     the background.
     """
