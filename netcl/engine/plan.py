@@ -259,7 +259,7 @@ def _result(commands: CommandList, x: Any) -> PlannedResult:
     if x is None:
         return -1, (), ""
     if type(x) is not Tensor or x.source is not None or type(x.memory) is not PlannedMemory or x.memory.commands is not commands:
-        raise NotPlannable("a result must be in memory of the call")
+        raise NotPlannable(f"a result must be a tensor in memory of an operand or of the op itself, got {type(x).__name__}")
     if x.memory.index < commands.operands and x is not commands.given[x.memory.index]:
         raise NotPlannable("a result cannot be a view of an operand")
     return x.memory.index, x.shape, x.dtype

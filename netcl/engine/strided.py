@@ -1,7 +1,7 @@
 """Copies between strided blocks of two tensors; used by permute, slicing, cat, pad, flip, expand and repeat.
 
-A block is an offset and one stride per axis, in elements; strides may be 0 (broadcast) or negative (reversed). Axes are
-merged, elements are widened up to 16 bytes, and the few remaining shapes have one kernel each; of the dtype, only the size matters.
+A block is an offset and one stride per axis, in elements; strides may be 0 (broadcast) or negative (reversed). Axes are merged
+and elements widened up to 16 bytes; then device, number of axes and layout select a kernel. Kernels depend on the element size alone.
 """
 
 from __future__ import annotations

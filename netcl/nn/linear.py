@@ -16,10 +16,10 @@ class Linear(Module):
     """An affine map of the last axis: ``y = x W^T + b``.
 
     - **in_features**, **out_features**: sizes of the last axis of ``x`` and ``y``.
-    - **bias**: whether there is a ``b``.
+    - **bias**: whether to add ``b``; otherwise ``bias`` is ``None``.
 
     Shapes: ``x`` ``(..., in_features)``, ``y`` ``(..., out_features)``, ``weight`` ``(out_features, in_features)``,
-    ``bias`` ``(out_features,)``. Both start uniform in ``[-b, b]``, ``b = 1 / sqrt(in_features)``.
+    ``bias`` ``(out_features,)``. Weight and bias start uniform in ``[-k, k]``, ``k = 1 / sqrt(in_features)``.
 
     >>> from netcl import nn
     >>> nn.Linear(4, 2)([[1.0, 2.0, 3.0, 4.0]]).shape

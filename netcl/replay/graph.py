@@ -210,9 +210,9 @@ class Graph:
     # ---- running it
 
     def replay(self, inputs: Sequence[Tensor] = ()) -> Any:
-        """Run the step on these inputs; returns its result, computed values in fresh tensors, without waiting for the commands.
+        """Replay the step on ``inputs`` and return its result, without waiting for the device; computed results are new tensors.
 
-        Tensors that the step left behind (gradients, attributes) are overwritten in place.
+        Tensors that the recorded step stored elsewhere (gradients, attributes) are overwritten in place.
         """
         self._check_inputs(inputs)
         return self.run(inputs)

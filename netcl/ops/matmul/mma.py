@@ -83,7 +83,7 @@ class _Side(NamedTuple):
         return self.dtype == dtype and (p.placed or p.aligned) and not any(value % each for value in (self.width, *self.strides))
 
     def padded(self, p: Matmul, dtype: str) -> tuple[_Side, int, int]:
-        """Return the side with lines padded to multiples of 16 bytes, its number of stacks along the inner batch axis, and its size."""
+        """Return the side with padded lines, its number of matrices along the inner batch axis (1 if broadcast), and its size in elements."""
         wide = _round_up(self.width, 16 // DTYPES[dtype].itemsize)
         size = self.lines * wide
         outer, inner = (count if step else 1 for count, step in zip(p.batch, self.strides, strict=True))
@@ -110,14 +110,9 @@ def unit_dtype(p: Matmul) -> str | None:
 
 
 def mma_cost(p: Matmul, tile: Tile, units: int, dtype: str) -> float:
-    """Estimate the time as :func:`gemm.cost` does, plus :func:`copy_cost`."""
-    return gemm.cost(p, tile, units) + copy_cost(p, units, dtype)
-
-
-def copy_cost(p: Matmul, units: int, dtype: str) -> float:
-    """Estimate the time to copy operands that are not aligned or have another dtype."""
+    """Estimate the time as :func:`gemm.cost` does, plus the time to copy operands that are not aligned or have another dtype."""
     copied = [side for side in operand_sides(p) if not side.ready(p, dtype)]
-    return sum(gemm.ADDING + gemm.PER_PART * p.batches * side.lines * side.width / units for side in copied)
+    return gemm.cost(p, tile, units) + sum(gemm.ADDING + gemm.PER_PART * p.batches * side.lines * side.width / units for side in copied)
 
 
 def choices(p: Matmul, units: int, dtype: str) -> Iterator[Tile]:

@@ -1,10 +1,9 @@
-"""Products by wgmma, the instructions of compute capability 9.0 that multiply matrices in local memory: a separate tier.
+"""Matrix products with wgmma, the matrix instructions of compute capability 9.0.
 
-16-bit operands are multiplied directly. float32 operands are split into two TF32 values, whose three products are summed per slice
-of 32 and added in float32: the error is below that of a plain float32 sum from a few hundred terms on.
+16-bit operands are multiplied directly. Each float32 operand is split into a high and a low TF32 part; all products of parts but low x
+low are summed over slices of 32 along k, and the slices in float32. From a few hundred terms on, a plain float32 sum has a larger error.
 
-The kernels (wgmma.cl) copy 16 bytes at a time, so rows and batches of both operands must start at multiples of 16 bytes. One operand
-that does not is copied first (pad.cl).
+The kernels (wgmma.cl) copy 16 bytes at a time, so rows and batches of both operands must start at multiples of 16 bytes.
 """
 
 from __future__ import annotations
@@ -75,9 +74,7 @@ def takes(p: Matmul) -> bool:
     """Whether the kernels should compute a product, by dtypes and alignment. With precision "medium", float32 is faster in the mma tier."""
     if (p.a == "float32" and get_matmul_precision() == "medium") or not p.a == p.b == mma.unit_dtype(p):
         return False
-    copied = [side for side in mma.operand_sides(p) if not side.ready(p, p.a)]
-    largest = max(p.m * p.n, *(side.lines * (side.width + 8) for side in copied), 0)
-    return p.placed and len(copied) <= 1 and p.batches * largest < 2**31
+    return all(side.ready(p, p.a) for side in mma.operand_sides(p)) and p.placed and p.batches * p.m * p.n < 2**31
 
 
 def best_tile(p: Matmul, units: int, config: KernelConfig | None = None) -> tuple[WarpGroupTile, float]:
@@ -90,7 +87,7 @@ def best_tile(p: Matmul, units: int, config: KernelConfig | None = None) -> tupl
     splits = (extra["splits"],) if "splits" in extra else None
     found = [tile._replace(splits=parts) for tile in tiles for parts in splits or gemm.useful_splits(p, tile, units)]
     costs = [gemm.cost(p, _priced(p, tile), units) + _BEGIN for tile in found]
-    return found[costs.index(min(costs))], min(costs) + mma.copy_cost(p, units, p.a)
+    return found[costs.index(min(costs))], min(costs)
 
 
 def _priced(p: Matmul, tile: WarpGroupTile) -> WarpGroupTile:
@@ -139,10 +136,9 @@ def run(queue: Any, p: Matmul, t: Operands, tile: WarpGroupTile | None = None, *
     if inner.c in HALVES:
         macros["PAIR(low, high)"] = f"pair_{inner.c}(low, high)"
     kernel = gemm.compiled(queue, "reads.cl ptx.cl wgmma.cl", "gemm_wgmma", inner, text=instructions(p, tile), **macros | named)
-    (a, b), (left, right), _ = mma.written_out(queue, p, p.a, t)
-    numbers = (*p.sizes(), a.width, b.width, inner.has_bias, p.batch[1], *a.strides, *b.strides, p.batches, tile.splits)
+    numbers = (*p.sizes(), p.lda, p.ldb, inner.has_bias, *p.strides(), p.batches, tile.splits)
     groups = min(gemm.groups_of(p, tile.m, tile.n) * tile.splits, units)
-    gemm.in_parts(queue, p, tile.splits, kernel, groups * ITEMS, ITEMS, left, right, numbers, t)
+    gemm.in_parts(queue, p, tile.splits, kernel, groups * ITEMS, ITEMS, t.a, t.b, numbers, t)
 
 
 def _width(p: Matmul) -> int:
@@ -155,8 +151,7 @@ def _wgmma(queue: Any, p: Matmul, config: KernelConfig, profile: DeviceProfile, 
 
 
 algorithms.add(
-    "matmul", "wgmma", "wgmma.cl ptx.cl pad.cl",
-    "products that are large by the cost model; the rows of at least one operand begin at multiples of 16 bytes",
+    "matmul", "wgmma", "wgmma.cl ptx.cl", "products whose rows begin at multiples of 16 bytes, large by the cost model",
     "cases_h200.json: matmul 4096", _wgmma, device="gpu", tiers=(WGMMA_TIER,), variants=gemm.VARIANTS,
     needs="NVIDIA, compute capability 9.0",
     when=lambda p, config, profile: nvidia.capable(profile, CAPABILITY, CAPABILITY) and takes(p),
