@@ -83,7 +83,7 @@ class _Side(NamedTuple):
         return self.dtype == dtype and (p.placed or p.aligned) and not any(value % each for value in (self.width, *self.strides))
 
     def padded(self, p: Matmul, dtype: str) -> tuple[_Side, int, int]:
-        """Return the side with padded lines, the number of its matrices along the inner batch axis (1 if broadcast), and its element count."""
+        """Return the side with padded lines, its number of matrices along the inner batch axis (1 if broadcast), and its element count."""
         wide = _round_up(self.width, 16 // DTYPES[dtype].itemsize)
         size = self.lines * wide
         outer, inner = (count if step else 1 for count, step in zip(p.batch, self.strides, strict=True))
