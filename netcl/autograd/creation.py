@@ -105,17 +105,17 @@ def randint(low: int, high: Any = None, size: Any = None, *, dtype: Any = "int64
     size = options.pop("shape", size)
     if size is None and high is not None and not isinstance(high, int | np.integer):
         high, size = None, high
-    queue, _ = _placement(options)
+    queue, grad = _placement(options)
     row = dtypes.lookup(dtype or "int64", "randint")
     made = twin("randint")(low, high, () if size is None else tuple(np.atleast_1d(size).tolist()), dtype="int64", queue=queue)
-    return made.to(row.name)
+    return made.to(row.name).requires_grad_(grad)
 
 
 @with_generator
 def randperm(n: int, *, dtype: Any = "int64", **options: Any) -> Tensor:
     """Return the numbers from 0 to n - 1 in random order; ``device=`` or ``queue=`` selects the device."""
-    queue, _ = _placement(options)
-    return twin("argsort")(twin("rand")((n,), queue=queue)).to(dtype)
+    queue, grad = _placement(options)
+    return twin("argsort")(twin("rand")((n,), queue=queue)).to(dtype).requires_grad_(grad)
 
 
 @with_generator
@@ -258,7 +258,7 @@ CREATION_FUNCTIONS: dict[str, Callable[..., Any]] = {
     **{name: _host_factory(name, *how) for name, how in _ON_HOST.items()},
     **{f"{f.__name__}_like": _like_function(f.__name__, f) for f in (empty, full, ones, rand, randn, zeros)},
     "randint_like": with_generator(
-        lambda input, low, high=None, **options: randint(low, high, input.shape, **_beside(input, options)).to(input.dtype)
+        lambda input, low, high=None, **options: randint(low, high, input.shape, **{"dtype": input.dtype, **_beside(input, options)})
     ),
     "asarray": as_tensor,
     "bernoulli": with_generator(lambda input: twin("bernoulli")(input)),
