@@ -254,7 +254,22 @@ def test_sequences_pack_and_unpack(device):
     assert [x.tolist() for x in rnn.unpack_sequence(packed)] == [x.tolist() for x in parts]
     assert rnn.pad_sequence(parts, padding_side="left").to_host()[:, 2, 0].tolist() == [0, 0, 0, 1]
     assert rnn.invert_permutation(netcl.tensor([2, 0, 1])).tolist() == [1, 2, 0]
-    assert packed.to("float16").data.dtype == "float16"
+    half = packed.to("float16")
+    assert half.data.dtype == "float16" and half.sorted_indices.dtype == packed.sorted_indices.dtype == "int64"
+
+
+def test_packed_sequences_move_with_their_order(cl_device):
+    layer = nn.GRU(3, 4)
+    parts = [Tensor.from_host(cl_device.queue, np.full((n, 3), n / 4, np.float32)) for n in (2, 4, 1)]
+    packed = nn.utils.rnn.pack_sequence(parts, enforce_sorted=False)
+    there = packed.to("cpu")
+    assert {t.device.backend for t in there} == {"cpu"} and there.to(device=cl_device).sorted_indices.device == cl_device
+    output, final = layer(packed)
+    moved, last = layer.to("cpu")(there)
+    np.testing.assert_allclose(moved.data.to_host(), output.data.to_host(), atol=1e-5)
+    np.testing.assert_allclose(last.to_host(), final.to_host(), atol=1e-5)
+    sorted_before = nn.utils.rnn.pack_sequence(parts[1:])
+    assert sorted_before.to("cpu").sorted_indices is None
 
 
 @pytest.mark.parametrize("kind", [nn.RNN, nn.GRU])
