@@ -946,8 +946,8 @@ def quantized_linear(input: Operand, weight: Operand, bias: Operand | None = Non
     """Compute ``x w' + bias`` with packed weights: ``weight`` holds the bytes of ``rows`` x ``x.shape[-1]`` weights of a GGUF ``kind``.
 
     :class:`netcl.nn.QuantizedLinear` packs weights. ``activations`` selects the arithmetic of products. ``float``: x unchanged, sums in
-    float32 (float64 for float64). ``int8``: every 32 neighbors of x are rounded to int8 with one scale, as in llama.cpp; devices do not
-    round float64. ``auto`` selects ``int8`` on CPUs with instructions for it, if kind and dtype allow it, else ``float``. There is a
+    float32 (float64 for float64). ``int8``: every 32 neighbors of x are rounded to int8 with one scale, as in llama.cpp; OpenCL devices
+    raise for float64. ``auto`` selects ``int8`` on CPUs with instructions for it, if kind and dtype allow it, else ``float``. There is a
     gradient with respect to x and bias, computed in floats, and none with respect to the weights.
     """
 
