@@ -143,6 +143,15 @@ def test_head_sizes(device, depth):
     np.testing.assert_allclose(out.to_host(), want, rtol=2e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("dropout", [0.0, 0.5])
+@pytest.mark.parametrize("mask", [None, np.zeros((3, 0), np.bool_), np.zeros((3, 0), np.float32)], ids=["none", "bool", "float"])
+def test_without_keys_the_result_is_zero(mask, dropout, device):
+    q, k, v = (Tensor.ones((2, n, 8), queue=device.queue, requires_grad=True) for n in (3, 0, 0))
+    out = ag.scaled_dot_product_attention(q, k, v, mask, dropout_p=dropout)
+    out.sum().backward()
+    assert np.array_equal(out.to_host(), np.zeros((2, 3, 8))) and not q.grad.to_host().any() and k.grad.shape == v.grad.shape == (2, 0, 8)
+
+
 def test_dropout_keeps_the_mean(device):
     q = k = Tensor.zeros((64, 8), queue=device.queue)
     v = Tensor.ones((64, 8), queue=device.queue)
