@@ -74,8 +74,8 @@ def _filled(make: Callable[..., Tensor], size: tuple[Any, ...], dtype: Any, opti
 
 
 def empty(*size: Any, dtype: Any = None, **options: Any) -> Tensor:
-    """Return an uninitialized tensor; arguments as those of :func:`zeros`, but a dtype after a tuple must be a string."""
-    *sizes, dtype = size if len(size) == 2 and isinstance(size[1], str) else (*size, dtype)
+    """Return an uninitialized tensor; arguments as those of :func:`zeros`."""
+    *sizes, dtype = size if len(size) == 2 and not isinstance(size[1], int | np.integer) else (*size, dtype)
     shape = _given_sizes(tuple(sizes), options)
     queue, grad = _placement(options)
     return Tensor.empty(shape, dtype or dtypes.FLOAT32, queue=queue, requires_grad=grad)
