@@ -182,7 +182,7 @@ LINES = {
     "models": 3215,
     "nn": 6869,
     "onnx": 740,
-    "ops": 27167,
+    "ops": 27178,
     "optim": 2377,
     "profiling": 1353,
     "replay": 2528,

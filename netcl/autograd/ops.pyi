@@ -217,7 +217,8 @@ def cached_attention(query: Operand, key: Operand | None, value: Operand | None,
       **value_scales** ``(batch, kv_heads, positions, 1)``: a position is rounded when it is written, but the call that
       writes it uses the exact values.
     - **lengths**: ``(batch,)`` integers, the number of filled positions of each sequence; read on the device, so that a compiled step
-      works for every length. The new positions must fit into the cache.
+      works for every length. The new positions must fit into the cache. Only the NumPy backend checks this, and any backend if
+      ``lengths`` is not a tensor; otherwise keys and values past the end are neither written nor used.
     - **query_norm**, **key_norm**, **frequencies**: heads of a projection are normalized by an RMS norm with these weights and **eps** and
       rotated by :func:`rope` at the positions that ``lengths`` gives, two elements per frequency.
     - **window**: how many positions a query sees, itself included; 0 for all. **softcap**: ``c * tanh(score / c)`` for the scores.

@@ -205,6 +205,25 @@ def test_a_cache_is_written_behind_its_end_and_read_up_to_it(queue):
     np.testing.assert_array_equal(values.to_host()[0, :, 69:], 0)
 
 
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("new", [1, 3])
+def test_new_positions_must_fit_behind_those_of_the_cache(new, packed, device):
+    def given(*shape):
+        return Tensor.ones(shape, queue=device.queue)
+
+    fresh = (given(2, new, 32), None, None) if packed else (given(2, 4, new, 4), given(2, 2, new, 4), given(2, 2, new, 4))
+    keys, values = (Tensor.zeros((2, 2, 9, 4), queue=device.queue) for _ in range(2))
+    for lengths in (*[[2, 9 - new]] * 4, np.array([9 - new, 0])):
+        assert ops.cached_attention(*fresh, keys, values, lengths).shape[0] == 2
+    full, before = np.array([2, 10 - new]), keys.to_host()
+    for lengths in (full, full.tolist(), *([Tensor.from_host(device.queue, full)] if device.backend == "cpu" else [])):
+        with pytest.raises(
+            ShapeError, match=rf"the {new} new positions must fit into the 9 positions of the cache; lengths=\[2, {10 - new}\]"
+        ):
+            ops.cached_attention(*fresh, keys, values, lengths)
+    np.testing.assert_array_equal(keys.to_host(), before)
+
+
 @pytest.mark.parametrize("cache", [(1, 2, 9, 4), (2, 2, 2, 4), (2, 2, 9), (2, 3, 9, 4)])
 def test_a_packed_projection_must_fit_the_cache(queue, cache):
     """Another batch, more new positions than the cache has, a cache without heads, and heads that do not divide."""
