@@ -156,6 +156,10 @@ def test_tensors_from_sizes(device):
         for name, (tensor, wanted) in made.items():
             assert np.allclose(tensor.to_host(), wanted) and tensor.device == device, name
         assert netcl.zeros_like(netcl.ones(2, dtype="int64")).dtype == "int64" and netcl.ones(1, requires_grad=True).requires_grad
+        for make in (netcl.zeros, netcl.ones, netcl.empty):
+            for dtype in (np.float16, "float16", netcl.float16, np.dtype("float16")):
+                assert make((2, 3), dtype).dtype == "float16" and make((2, 3), dtype).shape == (2, 3)
+            assert make(2, 3).shape == make(np.int64(2), np.int64(3)).shape == (2, 3)
         with pytest.raises(TypeError, match="unexpected keyword argument 'sise'"):
             netcl.rand(2, sise=3)
 

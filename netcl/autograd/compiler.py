@@ -87,6 +87,19 @@ def _showing_texts(texts: list[str]) -> Iterator[None]:
         deferral.shown = before
 
 
+@contextmanager
+def _tracing_forward(found: CompiledGraph) -> Iterator[None]:
+    """Collect the deferred ops and the sources of the fused kernels of a forward pass in ``found``."""
+    before, deferral.trace = deferral.trace, []
+    nodes: list[TraceNode] = deferral.trace
+    try:
+        with _showing_texts(found.forward):
+            yield
+        found.ops = [node.name for node in nodes]
+    finally:
+        deferral.trace = before
+
+
 class CompiledFunction:
     """A function compiled by :func:`jit_compile`; ``source(*args)`` returns the source of its kernels."""
 
@@ -111,14 +124,8 @@ class CompiledFunction:
     def graph(self, *args: Any, **kwargs: Any) -> CompiledGraph:
         """Call the function, and backward if a result and an argument require gradients; returns the deferred ops and fused kernels."""
         found = CompiledGraph()
-        before, deferral.trace = deferral.trace, []
-        nodes: list[TraceNode] = deferral.trace
-        try:
-            with _showing_texts(found.forward):
-                outputs = [t for t in tensors_in(self(*args, **kwargs)) if t.requires_grad]
-            found.ops = [node.name for node in nodes]
-        finally:
-            deferral.trace = before
+        with _tracing_forward(found):
+            outputs = [t for t in tensors_in(self(*args, **kwargs)) if t.requires_grad]
         wanted = [t for t in tensors_in([*args, *kwargs.values()]) if t.requires_grad]
         if outputs and wanted:
             ones = [Tensor.ones(t.shape, t.dtype, queue=t.queue) for t in outputs]
@@ -153,7 +160,7 @@ def jit_compile(fn: Callable[..., Any] | None = None, fast_math: bool = False) -
 class TrainingGraphCompiler:
     """Computes a loss and its gradients in fused kernels: ``loss, gradients = TrainingGraphCompiler(loss_function, parameters)(x, y)``.
 
-    It returns a gradient, or ``None``, per parameter and does not change ``.grad``; ``compile(x, y)`` returns the kernels of a step.
+    It returns a gradient, or ``None``, per parameter and does not change ``.grad``; ``compile(x, y)`` returns a step's ops and kernels.
     """
 
     def __init__(self, function: Callable[..., Tensor], parameters: Sequence[Tensor], fast_math: bool = False):
@@ -165,9 +172,9 @@ class TrainingGraphCompiler:
         return loss.detach(), run_backward([loss], [None], wanted=self.parameters)
 
     def compile(self, *args: Any, **kwargs: Any) -> CompiledGraph:
-        """Run one step and return its kernels; ``ops`` of the result is empty."""
+        """Run one step and return its deferred ops and fused kernels."""
         found = CompiledGraph()
-        with _showing_texts(found.forward):
+        with _tracing_forward(found):
             loss = self.function(*args, **kwargs)
         with _showing_texts(found.backward):
             run_backward([loss], [None], wanted=self.parameters)

@@ -74,8 +74,8 @@ def _filled(make: Callable[..., Tensor], size: tuple[Any, ...], dtype: Any, opti
 
 
 def empty(*size: Any, dtype: Any = None, **options: Any) -> Tensor:
-    """Return an uninitialized tensor; arguments as those of :func:`zeros`, but a dtype after a tuple must be a string."""
-    *sizes, dtype = size if len(size) == 2 and isinstance(size[1], str) else (*size, dtype)
+    """Return an uninitialized tensor; arguments as those of :func:`zeros`."""
+    *sizes, dtype = size if len(size) == 2 and not isinstance(size[1], int | np.integer) else (*size, dtype)
     shape = _given_sizes(tuple(sizes), options)
     queue, grad = _placement(options)
     return Tensor.empty(shape, dtype or dtypes.FLOAT32, queue=queue, requires_grad=grad)
@@ -105,17 +105,17 @@ def randint(low: int, high: Any = None, size: Any = None, *, dtype: Any = "int64
     size = options.pop("shape", size)
     if size is None and high is not None and not isinstance(high, int | np.integer):
         high, size = None, high
-    queue, _ = _placement(options)
+    queue, grad = _placement(options)
     row = dtypes.lookup(dtype or "int64", "randint")
     made = twin("randint")(low, high, () if size is None else tuple(np.atleast_1d(size).tolist()), dtype="int64", queue=queue)
-    return made.to(row.name)
+    return made.to(row.name).requires_grad_(grad)
 
 
 @with_generator
 def randperm(n: int, *, dtype: Any = "int64", **options: Any) -> Tensor:
     """Return the numbers from 0 to n - 1 in random order; ``device=`` or ``queue=`` selects the device."""
-    queue, _ = _placement(options)
-    return twin("argsort")(twin("rand")((n,), queue=queue)).to(dtype)
+    queue, grad = _placement(options)
+    return twin("argsort")(twin("rand")((n,), queue=queue)).to(dtype).requires_grad_(grad)
 
 
 @with_generator
@@ -125,9 +125,14 @@ def normal(mean: Any = 0.0, std: Any = 1.0, size: Any = None, *, dtype: Any = No
     if like is None and size is None:
         raise ShapeError(message("normal", "size must be given if mean and std are numbers", mean=mean, std=std))
     shape = np.broadcast_shapes(*(x.shape for x in (mean, std) if isinstance(x, Tensor))) if like is not None else size
-    options = {"queue": like.queue} if like is not None else options
+    grad = options.pop("requires_grad", False)
+    if like is not None:
+        if options:
+            raise TypeError(message("normal", "options must not be given with tensors", "move the result", given=", ".join(options)))
+        options["queue"] = like.queue
     made: Tensor = randn(shape, dtype=dtype or (dtypes.FLOAT32 if like is None else like.dtype), **options)
-    return made * std + mean
+    made = made * std + mean
+    return made.requires_grad_() if grad else made
 
 
 def arange(start: Any, end: Any = None, step: Any = 1, dtype: Any = None, **options: Any) -> Tensor:
@@ -258,7 +263,7 @@ CREATION_FUNCTIONS: dict[str, Callable[..., Any]] = {
     **{name: _host_factory(name, *how) for name, how in _ON_HOST.items()},
     **{f"{f.__name__}_like": _like_function(f.__name__, f) for f in (empty, full, ones, rand, randn, zeros)},
     "randint_like": with_generator(
-        lambda input, low, high=None, **options: randint(low, high, input.shape, **_beside(input, options)).to(input.dtype)
+        lambda input, low, high=None, **options: randint(low, high, input.shape, **{"dtype": input.dtype, **_beside(input, options)})
     ),
     "asarray": as_tensor,
     "bernoulli": with_generator(lambda input: twin("bernoulli")(input)),

@@ -186,9 +186,7 @@ def _reference(reference: Any) -> tuple[str, str, int]:
         raise Refused('a persistent ID must be of the form ("storage", class, key, location, numel)')
     _, kind, key, _, count = reference[:5]
     if not isinstance(key, str) or not key.isascii() or not key.replace("_", "").isalnum() or not kind.value:
-        raise Refused(
-            f"a storage must have a known dtype and a key of ASCII letters, digits and underscores, got {kind} and {key!r:.80}"
-        )
+        raise Refused(f"a storage must have a known dtype and a key of ASCII letters, digits and underscores, got {kind} and {key!r:.80}")
     _integers([count])
     if len(reference) > 5 and reference[5] is not None:
         raise Refused("a storage must not be a view of another")

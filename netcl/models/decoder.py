@@ -302,8 +302,7 @@ class TextStream:
 
 
 def _held_back(text: str, stops: Sequence[str]) -> int:
-    """Return how many characters at the end of a text to hold back: incomplete ones, else those that begin a stop string."""
-    if text.endswith("\N{REPLACEMENT CHARACTER}"):  # of a character whose bytes are not all there
-        return len(text) - len(text.rstrip("\N{REPLACEMENT CHARACTER}"))
-    beginnings = (n for word in stops for n in range(1, len(word)) if text.endswith(word[:n]))
-    return max(beginnings, default=0)
+    """Return how many characters at the end of a text to hold back: incomplete ones, and those before them that begin a stop string."""
+    whole = text.rstrip("\N{REPLACEMENT CHARACTER}")  # of a character whose bytes are not all there
+    beginnings = (n for word in stops for n in range(1, len(word)) if whole.endswith(word[:n]))
+    return len(text) - len(whole) + max(beginnings, default=0)

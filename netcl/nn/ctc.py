@@ -32,6 +32,8 @@ def ctc_loss(log_probs: Tensor, targets: Tensor, input_lengths: Any, target_leng
     if len(lengths) != x.shape[1] or len(counts) != x.shape[1] or not ((lengths > 0) & (lengths <= x.shape[0])).all():
         what = f"input_lengths must have a number from 1 to {x.shape[0]}, and target_lengths a number, for each sequence"
         raise ShapeError(message("ctc_loss", what, input_lengths=lengths.tolist(), target_lengths=counts.tolist(), sequences=x.shape[1]))
+    if reduction not in ("mean", "sum", "none"):
+        raise ValueError(message("ctc_loss", "reduction must be mean, sum or none", reduction=repr(reduction)))
     loss = _negative_log(x, labels, lengths, counts, blank)
     impossible = ag.gt(loss, -_NEVER / 2)
     loss = ag.where(impossible, 0.0 if zero_infinity else math.inf, loss)

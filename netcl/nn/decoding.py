@@ -35,7 +35,7 @@ class Sampling(NamedTuple):
       **min_p**: among tokens with at least this fraction of the highest probability.
     - **repetition_penalty**: logits of tokens in the prompt or the generated text are divided by it if positive, else multiplied.
     - **presence_penalty**, **frequency_penalty**: subtracted from the logits of generated tokens, once or once per occurrence.
-    - :meth:`choose` also takes float tensors ``(batch, 1)``, a value per row; ``top_k`` must then be one, and 1 replaces temperature 0.
+    - :meth:`choose` also takes float tensors ``(batch, 1)``, a value per row; ``top_k`` 1 replaces temperature 0 in them.
     """
 
     temperature: Any = 1.0
@@ -86,7 +86,7 @@ class Sampling(NamedTuple):
 
     def _chosen(self, logits: Tensor, uniform: Tensor) -> Tensor:
         by_row = isinstance(self.top_k, Tensor)
-        if not by_row and self.temperature == 0:
+        if not by_row and not isinstance(self.temperature, Tensor) and self.temperature == 0:
             return ag.argmax(logits, axis=-1, keepdims=True)
         logits, whole = ag.cast(logits, "float32"), self.top_k is None or by_row
         ranked = ag.sort(logits, axis=-1, descending=True) if whole else ag.topk(logits, min(self.top_k, logits.shape[1]))

@@ -37,9 +37,9 @@ class Loss(Module, metaclass=_Reducing):
         self._reduce(reduction)
 
     def _reduce(self, reduction: str) -> None:
-        if reduction not in ("mean", "sum", "none", "batchmean"):
-            known = "mean, sum, batchmean or none" if isinstance(self, KLDivLoss) else "mean, sum or none"
-            raise ValueError(message(type(self).__name__, f"reduction must be {known}", reduction=repr(reduction)))
+        known = ("mean", "sum", *(("batchmean",) if isinstance(self, KLDivLoss) else ()))
+        if reduction not in (*known, "none"):
+            raise ValueError(message(type(self).__name__, f"reduction must be {', '.join(known)} or none", reduction=repr(reduction)))
         self.reduction = reduction
 
     def keep_weight(self, name: str, weight: Any) -> None:

@@ -175,8 +175,10 @@ def weighted_axis(F: Any, x: Any, axis: int, index: np.ndarray, shares: np.ndarr
         (S((1, 1, 4, 4), size=2, mode="cubic"), r"\[interpolate\] mode must be one of nearest, nearest-exact, .*; mode='cubic'"),
         (S((1, 1, 4, 4), size=2, align_corners=True), r"\[interpolate\] align_corners requires a linear or cubic mode"),
         (S((1, 1, 4, 4), size=2, antialias=True), r"\[interpolate\] antialias requires x with 4 dimensions and mode bilinear or bicubic"),
-        (S((1, 1, 4), size=2, mode="bicubic"), r"\[interpolate\] mode bicubic requires x with 4 dimensions; x.shape=\(1, 1, 4\)"),
-        (S((1, 1, 4, 4, 4), size=2, mode="bilinear"), r"\[interpolate\] mode bilinear requires x with 3 or 4 dimensions"),
+        (S((1, 1, 4), size=2, mode="bicubic"), r"\[interpolate\] mode must be one of .*, area, linear for x with 3 dimensions; mode='"),
+        (S((1, 1, 4), size=2, mode="bilinear"), r"\[interpolate\] mode must be one of .*, area, linear for x with 3 dimensions"),
+        (S((1, 1, 4, 4), size=2, mode="linear"), r"\[interpolate\] mode must be one of .*, bilinear, bicubic for x with 4 dimensions"),
+        (S((1, 1, 4, 4, 4), size=2, mode="bilinear"), r"\[interpolate\] mode must be one of .*, area, trilinear for x with 5 dimensions"),
         (S((1, 1, 4, 4), scale_factor=0.1), r"\[interpolate\] x and the result must not be empty, got 4 and 0; "),
         (S((1, 1, 4, 4), size=(1, 2, 3)), r"\[interpolate\] size must be one number or one per resampled axis"),
     ])  # fmt: skip
@@ -205,9 +207,10 @@ def interpolate(
     if antialias and (mode not in ("bilinear", "bicubic") or ndim != 4):
         what = "antialias requires x with 4 dimensions and mode bilinear or bicubic"
         raise ShapeError(message("interpolate", what, mode=repr(mode), **{"x.shape": x.shape}))
-    needed = {"bicubic": "4", "trilinear": "5", "linear": "3 or 4", "bilinear": "3 or 4"}.get(mode, str(ndim))
-    if str(ndim) not in needed:
-        raise ShapeError(message("interpolate", f"mode {mode} requires x with {needed} dimensions", **{"x.shape": x.shape}))
+    modes = ("nearest", "nearest-exact", "area", *{3: ("linear",), 4: ("bilinear", "bicubic"), 5: ("trilinear",)}[ndim])
+    if mode not in modes:
+        what = f"mode must be one of {', '.join(modes)} for x with {ndim} dimensions"
+        raise ShapeError(message("interpolate", what, mode=repr(mode), **{"x.shape": x.shape}))
     if ndim < 5 and mode in ("nearest", "linear", "bilinear") and not antialias:
         images, wanted, steps = (from_signal(F, x), (1, *outs), (1.0, *steps)) if ndim == 3 else (x, outs, steps)
         kind = "nearest" if mode == "nearest" else "bilinear"

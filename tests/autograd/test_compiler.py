@@ -561,6 +561,7 @@ def test_a_training_graph_gives_loss_and_gradients(device, rng):
     np.testing.assert_allclose(gradient.to_host(), w.grad.to_host(), rtol=1e-5, atol=1e-7)
     graph = compiler.compile(x, y)
     assert graph.forward and graph.backward and graph.kernels == len(graph.forward) + len(graph.backward)
+    assert graph.ops[:2] == ["mul", "tanh"] and graph.ops == ag.jit_compile(compiler.function.function).graph(x, y).ops
 
 
 def test_a_trace_tells_its_ops(device):

@@ -333,8 +333,28 @@ def test_integers_do_not_require_gradients(device):
         Tensor.from_host(device.queue, [1, 2], requires_grad=True)
     with pytest.raises(**expected):
         netcl.tensor([1, 2], requires_grad=True, device=device)
+    integers = Tensor.zeros((2,), "int64", queue=device.queue)
+    for make in (netcl.zeros, netcl.ones, netcl.empty, netcl.eye, netcl.randperm):
+        with pytest.raises(**expected):
+            make(2, dtype="int64", requires_grad=True, device=device)
+    for make in (netcl.zeros_like, netcl.ones_like, netcl.empty_like):
+        with pytest.raises(**expected):
+            make(integers, requires_grad=True)
+    for make, args in ((netcl.randint, (3, (2,))), (netcl.full, ((2,), 3)), (netcl.arange, (3,)), (netcl.tril_indices, (2, 2))):
+        with pytest.raises(**expected):
+            make(*args, requires_grad=True, device=device)
+    with pytest.raises(**expected):
+        netcl.randint_like(integers, 3, requires_grad=True)
     x.requires_grad = False
     assert not x.requires_grad and not x.requires_grad_(False).requires_grad
+
+
+def test_random_integers_of_a_float_dtype_require_gradients(device):
+    options = {"requires_grad": True, "device": device}
+    like = Tensor.zeros((2,), queue=device.queue)
+    made = [netcl.randint(3, (2,), dtype="float32", **options), netcl.randperm(2, dtype="float32", **options)]
+    for x in (*made, netcl.randint_like(like, 3, requires_grad=True)):
+        assert x.requires_grad and x.is_leaf and x.dtype == "float32" and x.shape == (2,) and x.device == device
 
 
 def test_operators_of_bits(device):
@@ -367,3 +387,10 @@ def test_threads_that_come_while_ops_are_loaded_wait_for_them(monkeypatch):
 def test_a_name_that_no_layer_has_is_an_error():
     with pytest.raises(NotImplementedError, match=r"^\[no_such_op\] unknown op: no layer of netcl has a function of this name"):
         hooks.call("no_such_op")
+
+
+def test_normal_honors_its_options():
+    made = netcl.normal(1.0, 2.0, (3,), requires_grad=True)
+    assert made.requires_grad and made.is_leaf
+    with pytest.raises(TypeError, match=r"\[normal\] options must not be given with tensors; given=device; move the result"):
+        netcl.normal(netcl.zeros((3,)), 1.0, device="cpu")

@@ -5,14 +5,17 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
 
+from netcl.core import platforms
 from netcl.core.backend.lifecycle import GRACE_SECONDS
 from netcl.core.backend.opencl import interruptible_finish
+from netcl.core.errors import DeviceError
 from netcl.core.kernels import program
 from netcl.core.tensor import Tensor
 
@@ -136,6 +139,32 @@ def test_finish_within_a_time_limit(cl_device):
     slow(cl_device.queue, 1, None, x, 5_000_000)
     assert interruptible_finish(cl_device.queue, timeout=0.02) is False
     assert interruptible_finish(cl_device.queue, timeout=250) is True
+
+
+class _Marker:
+    """An event whose status is the next of those given, then the last."""
+
+    def __init__(self, *statuses: int):
+        self.statuses = list(statuses)
+
+    @property
+    def command_execution_status(self) -> int:
+        return self.statuses.pop(0) if len(self.statuses) > 1 else self.statuses[0]
+
+
+def test_finish_without_threads_raises_the_drivers_error(cl_device, monkeypatch):
+    def refuse(thread):
+        raise RuntimeError("can't create new thread at interpreter shutdown")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    assert interruptible_finish(cl_device.queue) is True
+    for marker, expected in ((_Marker(3, 2, 0), True), (_Marker(1), False)):
+        monkeypatch.setattr(platforms.opencl(), "enqueue_marker", lambda queue, marker=marker: marker)
+        assert interruptible_finish(cl_device.queue, timeout=0.05) is expected
+    for status, text in ((-5, "OUT_OF_RESOURCES"), (-9999, "status -9999")):
+        monkeypatch.setattr(platforms.opencl(), "enqueue_marker", lambda queue, status=status: _Marker(2, status))
+        with pytest.raises(DeviceError, match=rf"\[finish\] the queue cannot finish: {text}"):
+            interruptible_finish(cl_device.queue)
 
 
 @pytest.mark.fault("program has a SIGINT handler", "its own", "kept")

@@ -55,6 +55,28 @@ def test_streams_are_the_text_in_pieces_and_stop_strings_end_it(model):
     assert _held_back("abc", ("cd", "bcx")) == 2 and _held_back("abc", ()) == 0 and _held_back("a\ufffd\ufffd", ()) == 2
 
 
+class _Bytes:
+    """A tokenizer with one token per byte."""
+
+    def decode(self, ids):
+        return bytes(ids).decode(errors="replace")
+
+
+@pytest.mark.parametrize("stop", ["b\u00e9", "ab\U0001f642c", "b\ufffd"])
+def test_stop_strings_with_characters_of_several_tokens_are_not_streamed(stop):
+    stream, pieces = models.TextStream(_Bytes(), [], [stop]), []
+    for token in f"xa{stop}y".encode():
+        if not stream.stopped:
+            pieces.append(stream.add(token))
+    assert stream.stopped and "".join(pieces) + stream.rest() == "xa"
+
+
+def test_beginnings_of_stop_strings_before_other_characters_are_streamed():
+    stream, text = models.TextStream(_Bytes(), [], ["b\u00e9"]), "xb\u00e8b\U0001f642 b"
+    pieces = [stream.add(token) for token in text.encode()]
+    assert "".join(pieces) == text[:-1] and stream.rest() == "b" and not stream.stopped
+
+
 def test_random_choices_follow_the_seed_and_the_options(model):
     options = {"temperature": 1.5, "seed": 3}
     assert (

@@ -50,6 +50,17 @@ def test_distributions_are_those_of_transformers(case, by_row, queue):
         np.testing.assert_allclose(sampling.probabilities(np.array(GOLDEN["logits"])), wanted, atol=1e-6)
 
 
+@pytest.mark.parametrize("top_k", [None, 3])
+def test_a_temperature_per_row_needs_no_top_k_per_row(top_k, queue, rng):
+    logits, drawn = rng.standard_normal((12, 20)).astype(np.float32), rng.random(12).astype(np.float32)
+    temperatures = np.linspace(0.2, 3.0, 12, dtype=np.float32)
+    given = [Tensor.from_host(queue, a) for a in (logits, drawn)]
+    chosen = Sampling(Tensor.from_host(queue, temperatures[:, None]), top_k).choose(*given).to_host()[:, 0]
+    for row, temperature in enumerate(temperatures):
+        one = [Tensor.from_host(queue, a[row : row + 1]) for a in (logits, drawn)]
+        assert chosen[row] == Sampling(float(temperature), top_k).choose(*one).item()
+
+
 def test_a_repetition_penalty_writes_the_tokens_of_transformers(device, folder_of):
     row, model = GOLDEN["llama"], models.load(folder_of("llama"), device.queue)
     prompt = json.loads((Path(__file__).parent.parent / "golden" / "models.json").read_text(encoding="utf-8"))["llama"]["ids"][0]

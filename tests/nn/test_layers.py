@@ -168,6 +168,12 @@ def test_wrong_shapes_are_told(make, shape, text):
         (lambda: nn.Conv2d(3, 4, 3, padding_mode="mirror"), r"\[Conv2d\] unknown padding_mode; padding_mode='mirror'; known: zeros"),
         (lambda: nn.RNN(3, 4, nonlinearity="gelu"), r"\[RNN\] nonlinearity must be tanh or relu"),
         (lambda: nn.MSELoss("avg"), r"\[MSELoss\] reduction must be mean, sum or none; reduction='avg'"),
+        (lambda: nn.MSELoss("batchmean"), r"\[MSELoss\] reduction must be mean, sum or none; reduction='batchmean'"),
+        (lambda: nn.CTCLoss(reduction="batchmean"), r"\[CTCLoss\] reduction must be mean, sum or none; reduction='batchmean'"),
+        (
+            lambda: nn.SoftMarginLoss(reduction="batchmean"),
+            r"\[SoftMarginLoss\] reduction must be mean, sum or none; reduction='batchmean'",
+        ),
         (lambda: nn.KLDivLoss("avg"), r"\[KLDivLoss\] reduction must be mean, sum, batchmean or none; reduction='avg'"),
         (lambda: nn.Upsample(), r"\[Upsample\] exactly one of size and scale_factor is required"),
         (lambda: nn.ResNet(nn.BasicBlock, [1, 1], 10), r"\[ResNet\] layers must have four numbers"),

@@ -254,7 +254,22 @@ def test_sequences_pack_and_unpack(device):
     assert [x.tolist() for x in rnn.unpack_sequence(packed)] == [x.tolist() for x in parts]
     assert rnn.pad_sequence(parts, padding_side="left").to_host()[:, 2, 0].tolist() == [0, 0, 0, 1]
     assert rnn.invert_permutation(netcl.tensor([2, 0, 1])).tolist() == [1, 2, 0]
-    assert packed.to("float16").data.dtype == "float16"
+    half = packed.to("float16")
+    assert half.data.dtype == "float16" and half.sorted_indices.dtype == packed.sorted_indices.dtype == "int64"
+
+
+def test_packed_sequences_move_with_their_order(cl_device):
+    layer = nn.GRU(3, 4)
+    parts = [Tensor.from_host(cl_device.queue, np.full((n, 3), n / 4, np.float32)) for n in (2, 4, 1)]
+    packed = nn.utils.rnn.pack_sequence(parts, enforce_sorted=False)
+    there = packed.to("cpu")
+    assert {t.device.backend for t in there} == {"cpu"} and there.to(device=cl_device).sorted_indices.device == cl_device
+    output, final = layer(packed)
+    moved, last = layer.to("cpu")(there)
+    np.testing.assert_allclose(moved.data.to_host(), output.data.to_host(), atol=1e-5)
+    np.testing.assert_allclose(last.to_host(), final.to_host(), atol=1e-5)
+    sorted_before = nn.utils.rnn.pack_sequence(parts[1:])
+    assert sorted_before.to("cpu").sorted_indices is None
 
 
 @pytest.mark.parametrize("kind", [nn.RNN, nn.GRU])
@@ -410,3 +425,8 @@ def test_losses_refuse_older_arguments_by_position():
 def test_offsets_of_maxima_are_checked(offsets):
     with pytest.raises(ShapeError, match=r"\[embedding_bag\] offsets must start at 0, not decrease and be at most 3"):
         F.embedding_bag(Tensor.from_host([0, 1, 2]), Tensor.ones((4, 2)), Tensor.from_host(offsets), mode="max")
+
+
+def test_ctc_loss_refuses_an_unknown_reduction():
+    with pytest.raises(ValueError, match=r"\[ctc_loss\] reduction must be mean, sum or none; reduction='most'"):
+        nn.functional.ctc_loss(netcl.zeros((4, 1, 3)), netcl.tensor([[1]]), [4], [1], reduction="most")

@@ -143,6 +143,15 @@ def test_head_sizes(device, depth):
     np.testing.assert_allclose(out.to_host(), want, rtol=2e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("dropout", [0.0, 0.5])
+@pytest.mark.parametrize("mask", [None, np.zeros((3, 0), np.bool_), np.zeros((3, 0), np.float32)], ids=["none", "bool", "float"])
+def test_without_keys_the_result_is_zero(mask, dropout, device):
+    q, k, v = (Tensor.ones((2, n, 8), queue=device.queue, requires_grad=True) for n in (3, 0, 0))
+    out = ag.scaled_dot_product_attention(q, k, v, mask, dropout_p=dropout)
+    out.sum().backward()
+    assert np.array_equal(out.to_host(), np.zeros((2, 3, 8))) and not q.grad.to_host().any() and k.grad.shape == v.grad.shape == (2, 0, 8)
+
+
 def test_dropout_keeps_the_mean(device):
     q = k = Tensor.zeros((64, 8), queue=device.queue)
     v = Tensor.ones((64, 8), queue=device.queue)
@@ -194,6 +203,25 @@ def test_a_cache_is_written_behind_its_end_and_read_up_to_it(queue):
         lengths += new
     np.testing.assert_array_equal(keys.to_host()[1, :, :78], k[1, :, :78])
     np.testing.assert_array_equal(values.to_host()[0, :, 69:], 0)
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("new", [1, 3])
+def test_new_positions_must_fit_behind_those_of_the_cache(new, packed, device):
+    def given(*shape):
+        return Tensor.ones(shape, queue=device.queue)
+
+    fresh = (given(2, new, 32), None, None) if packed else (given(2, 4, new, 4), given(2, 2, new, 4), given(2, 2, new, 4))
+    keys, values = (Tensor.zeros((2, 2, 9, 4), queue=device.queue) for _ in range(2))
+    for lengths in (*[[2, 9 - new]] * 4, np.array([9 - new, 0])):
+        assert ops.cached_attention(*fresh, keys, values, lengths).shape[0] == 2
+    full, before = np.array([2, 10 - new]), keys.to_host()
+    for lengths in (full, full.tolist(), *([Tensor.from_host(device.queue, full)] if device.backend == "cpu" else [])):
+        with pytest.raises(
+            ShapeError, match=rf"the {new} new positions must fit into the 9 positions of the cache; lengths=\[2, {10 - new}\]"
+        ):
+            ops.cached_attention(*fresh, keys, values, lengths)
+    np.testing.assert_array_equal(keys.to_host(), before)
 
 
 @pytest.mark.parametrize("cache", [(1, 2, 9, 4), (2, 2, 2, 4), (2, 2, 9), (2, 3, 9, 4)])

@@ -82,6 +82,17 @@ def test_int8_activations_on_numpy_are_those_of_devices(rng):
     assert far(got, plans.round_activations(x) @ values.T) < 1e-6
 
 
+def test_devices_do_not_round_float64_to_int8(cl_device, rng):
+    if not cl_device.profile.has_fp64:
+        pytest.skip("the device has no float64")
+    packed, _ = weights(rng, "Q4_0", 5, 64)
+    operands = [Tensor.from_host(cl_device.queue, rng.standard_normal((2, 64)), "float64"), Tensor.from_host(cl_device.queue, packed)]
+    with pytest.raises(DtypeError, match=r"int8 activations require x of float32, .*; dtype=float64; use x\.float\(\) or activations="):
+        ops.quantized_linear(*operands, kind="Q4_0", rows=5, activations="int8")
+    plain, auto = (ops.quantized_linear(*operands, kind="Q4_0", rows=5, activations=how).to_host() for how in ("float", "auto"))
+    assert plain.dtype == np.float64 and np.array_equal(plain, auto)
+
+
 def test_devices_without_dot_products_refuse_int8(cl_device, rng, monkeypatch):
     monkeypatch.setattr(plans, "_cpu_instructions", lambda: 0)
     packed, _ = weights(rng, "Q4_0", 5, 96)

@@ -90,13 +90,16 @@ def interruptible_finish(queue: Any, timeout: float = 30.0) -> bool:
 
 
 def _ends_within(queue: Any, seconds: float) -> bool:
-    """Whether a queue finishes within ``seconds``, polled without a thread."""
-    marker = platforms.opencl().enqueue_marker(queue)
+    """Whether a queue finishes within ``seconds``, polled without a thread; raises if its work failed."""
+    cl = platforms.opencl()
+    marker = cl.enqueue_marker(queue)
     queue.flush()
     deadline = time.monotonic() + seconds
-    while marker.command_execution_status > 0 and time.monotonic() < deadline:
+    while (status := marker.command_execution_status) > 0 and time.monotonic() < deadline:
         time.sleep(_POLL_SECONDS)
-    return bool(marker.command_execution_status <= 0)
+    if status < 0:
+        raise DeviceError(message("finish", f"the queue cannot finish: {cl.status_code.to_string(status, 'status %d')}"))
+    return bool(status == 0)
 
 
 class Stop(threading.Event):

@@ -26,8 +26,10 @@ class PackedSequence(NamedTuple):
     unsorted_indices: Tensor | None = None
 
     def to(self, *args: Any, **kwargs: Any) -> PackedSequence:
-        """Return the sequences with ``data`` on another device, or of another dtype; the indices stay where they are."""
-        return self._replace(data=self.data.to(*args, **kwargs))
+        """Return the sequences on another device, or with ``data`` of another dtype; ``batch_sizes`` stays on the host."""
+        data = self.data.to(*args, **kwargs)
+        indices = [None if i is None else i.to(data.queue) for i in (self.sorted_indices, self.unsorted_indices)]
+        return PackedSequence(data, self.batch_sizes, *indices)
 
     def lengths(self) -> np.ndarray:
         """Return the lengths of the sequences, the longest first."""

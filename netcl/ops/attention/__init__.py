@@ -370,7 +370,7 @@ def _with_dropout(F: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, 
         k, v = (_repeated_heads(F, t, sizes.sharing) for t in (k, v))
     scores = F.mul(F.matmul(q, k, transpose_b=True), score_scale(scale, sizes.depth))
     scores = masked(F, scores, mask, causal)
-    if mask is None:
+    if mask is None or not sizes.m:  # without keys, the scores are empty and the result is 0
         return F.matmul(F.dropout(F.softmax(scores, axis=-1), p), v)
     blind = F.eq(F.amax(scores, axis=-1, keepdims=True), -math.inf)  # rows that see no key, whose softmax is NaN
     shares = F.where(blind, 0.0, F.softmax(F.where(blind, 0.0, scores), axis=-1))

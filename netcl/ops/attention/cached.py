@@ -75,6 +75,7 @@ def _cached_ref(q, k, v, keys, values, lengths, key_scales=None, value_scales=No
 def _cached_cpu(q: Any, k: Any, v: Any, keys: Any, values: Any, lengths: Any, *more: Any, eps: float, **options: Any) -> Any:
     """Compute the attention with NumPy and write the new keys and values into the cache."""
     scales = more[:2]
+    _check_room(lengths, q.shape[-2], keys.shape[2])
     if k is None:
         q = _turn_heads(q, keys.shape[1], keys.shape[3], lengths, *more[2:], eps)  # type: ignore[call-arg]
     wide = [None if x is None else np.asarray(x, np.float64) for x in (q, k, v, keys, values)]
@@ -121,6 +122,12 @@ def _check_lengths(q: Tensor, lengths: Tensor) -> None:
     if lengths.shape != q.shape[:1] or lengths.dtype not in ("int32", "int64"):
         what = "lengths must be one integer (int32 or int64) per sequence"
         raise ShapeError(message("cached_attention", what, lengths=lengths.shape, dtype=lengths.dtype, batch=q.shape[0]))
+
+
+def _check_room(lengths: np.ndarray, new: int, positions: int) -> None:
+    if max(lengths, default=0) + new > positions:
+        what, remedy = f"the {new} new positions must fit into the {positions} positions of the cache", "use a larger cache"
+        raise ShapeError(message("cached_attention", what, remedy, lengths=lengths.tolist()))
 
 
 def _check_cache(q: Tensor, k: Tensor, v: Tensor, keys: Tensor, values: Tensor, lengths: Tensor) -> None:
@@ -198,13 +205,15 @@ def cached_attention(
       **value_scales** ``(batch, kv_heads, positions, 1)``: a position is rounded when it is written, but the call that
       writes it uses the exact values.
     - **lengths**: ``(batch,)`` integers, the number of filled positions of each sequence; read on the device, so that a compiled step
-      works for every length. The new positions must fit into the cache.
+      works for every length. The new positions must fit into the cache. Only the NumPy backend checks this, and any backend if
+      ``lengths`` is not a tensor; otherwise keys and values past the end are neither written nor used.
     - **query_norm**, **key_norm**, **frequencies**: heads of a projection are normalized by an RMS norm with these weights and **eps** and
       rotated by :func:`rope` at the positions that ``lengths`` gives, two elements per frequency.
     - **window**: how many positions a query sees, itself included; 0 for all. **softcap**: ``c * tanh(score / c)`` for the scores.
 
     There is no gradient: use :func:`scaled_dot_product_attention` to train.
     """
+    given: object = lengths
     q, k, v, keys, values, lengths, *scales, frequencies, query_norm, key_norm = launch.as_tensors(
         "cached_attention", q, k, v, keys, values, lengths, key_scales, value_scales, frequencies, query_norm, key_norm
     )
@@ -217,6 +226,8 @@ def cached_attention(
         _check_cache(q, k, v, keys, values, lengths)
     _check_scales(keys, values, (scales[0], scales[1]))
     _check_tables(k, keys, frequencies, [query_norm, key_norm])
+    if not isinstance(given, Tensor):
+        _check_room(np.asarray(given), q.shape[-2], keys.shape[2])
     wrote((keys, values, *(scale for scale in scales if scale is not None)))
     options = {"scale": scale, "window": window, "softcap": softcap, "eps": eps}
     tables = (frequencies, query_norm, key_norm)

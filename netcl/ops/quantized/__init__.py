@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from netcl.core.errors import DeviceError, ShapeError, message
+from netcl.core.errors import DeviceError, DtypeError, ShapeError, message
 from netcl.core.tensor import Tensor, with_shape
 from netcl.engine import launch
 from netcl.engine.registry import S, op
@@ -81,8 +81,8 @@ def quantized_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, k
     """Compute ``x w' + bias`` with packed weights: ``weight`` holds the bytes of ``rows`` x ``x.shape[-1]`` weights of a GGUF ``kind``.
 
     :class:`netcl.nn.QuantizedLinear` packs weights. ``activations`` selects the arithmetic of products. ``float``: x unchanged, sums in
-    float32 (float64 for float64). ``int8``: every 32 neighbors of x are rounded to int8 with one scale, as in llama.cpp; devices do not
-    round float64. ``auto`` selects ``int8`` on CPUs with instructions for it, if kind and dtype allow it, else ``float``. There is a
+    float32 (float64 for float64). ``int8``: every 32 neighbors of x are rounded to int8 with one scale, as in llama.cpp; OpenCL devices
+    raise for float64. ``auto`` selects ``int8`` on CPUs with instructions for it, if kind and dtype allow it, else ``float``. There is a
     gradient with respect to x and bias, computed in floats, and none with respect to the weights.
     """
     x, weight, bias = launch.as_tensors("quantized_linear", x, weight, bias)
@@ -92,6 +92,9 @@ def quantized_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, k
         raise ShapeError(message("quantized_linear", f"bias must have shape ({rows},)", **{"bias.shape": bias.shape}))
     if x.array is not None:
         return launch.run_cpu(_linear_cpu, x, weight, bias, kind=kind, rows=rows, activations=activations)
+    if activations == "int8" and x.dtype == "float64":
+        what, remedy = "int8 activations require x of float32, float16 or bfloat16", 'use x.float() or activations="float"'
+        raise DtypeError(message("quantized_linear", what, remedy, dtype=x.dtype))
     if activations == "int8" and not plans.has_dots(x.queue, p.kind):
         what, remedy = "int8 activations require a CPU with dot products of int8", 'use activations="auto"'
         raise DeviceError(message("quantized_linear", what, remedy, device=x.device.device_name))
