@@ -1,7 +1,7 @@
-"""Compiles pending nodes to kernels: a region runs in one launch, or in two if sums over columns must be joined.
+"""Compiles a region, a set of pending nodes, to a kernel. If the region has sums over columns, a second launch adds the partial sums.
 
-The key of a region describes its steps without sizes and numbers, which are arguments of the kernels. A region that is exactly one op with
-kernels of its own is run by those.
+The key of a region describes its steps. Sizes and numbers are arguments of the kernel and not part of the key. If a region is exactly one
+op that has its own kernels, these kernels run instead.
 """
 
 from __future__ import annotations
