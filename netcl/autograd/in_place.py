@@ -120,7 +120,7 @@ def _history_of(x: Tensor) -> Tensor:
 
 
 def _rebase(x: Tensor, old: Tensor, result: Tensor) -> None:
-    """Set ``grad_fn`` of ``x`` and of all tensors over its memory after a write of ``result``. ``old`` stands for ``x`` before the write."""
+    """Set ``grad_fn`` of ``x`` and of all tensors over its memory after a write of ``result``. ``old`` is ``x`` before the write."""
     place = x.place
     history = None if place is None else place.history
     base_learns = history is not None and history.edge is not None
@@ -139,7 +139,7 @@ def _rebase(x: Tensor, old: Tensor, result: Tensor) -> None:
 
 
 def _rebase_family(x: Tensor, place: views.Place, history: views.SharedHistory, result: Tensor) -> None:
-    """After a write to a shared base, record the write to the flattened base, and each tensor over that memory as a new view of it."""
+    """After a write to a shared base, record the write for the flattened base, and record every tensor over it as a new view."""
     whole = (history.size,)
     new = _stand_in(whole, x)
     if place.strides is None:

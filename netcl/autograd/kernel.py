@@ -45,7 +45,7 @@ def kernel(
         body: the body, if it is not the docstring.
         vjp: a body that writes ``d<input>[i]`` from ``g`` (the gradient of ``out``), the inputs and ``out``; ``i`` runs over the elements
             of the inputs. Or one body per input, or a function ``(g, *inputs, **numbers)`` of tensors that returns one gradient per tensor.
-        shape: a function that returns the result's shape from the tensors. Without it, all tensors must have one shape, that of the result.
+        shape: a function that returns the result's shape from the tensors. Without it, all tensors and the result have the same shape.
         cpu: the same function over NumPy arrays, for the NumPy backend.
         check: run the first call under the sanitizer (Oclgrind), if that is installed, and raise if it reports a fault.
         options: build options.

@@ -192,7 +192,7 @@ class DeviceManager:
         return capabilities.device_type(dev)
 
     def default(self, device: Any = "auto", strict: bool = False) -> DeviceHandle | None:
-        """Return the handle of a device; ``None`` if there is no such device. ``"auto"`` raises if ``NETCL_DEVICE`` is not found.
+        """Return a device's handle; ``None`` if there is no such device. ``"auto"`` raises if ``NETCL_DEVICE`` names an unknown device.
 
         - ``"auto"``: ``NETCL_DEVICE`` if set, else the best OpenCL device, else NumPy.
         - ``"gpu"``: the best GPU. Without a GPU, the best OpenCL device and, once, a warning; with ``strict``, ``None``.

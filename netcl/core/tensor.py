@@ -95,7 +95,7 @@ def _make_from_host(
     """Copy host values to a device: ``Tensor.from_host(queue, array)``, or ``Tensor.from_host(array)`` on the active one.
 
     Without ``dtype``, float64 and Python floats become float32; integers, bool, float32, float16 and bfloat16 keep their dtype. The array
-    may be changed as soon as the call returns, unless ``share=True`` uses its memory instead of a copy, on devices that can.
+    may be changed as soon as the call returns, except with ``share=True``: devices that can use host memory then use the array.
     ``async_copy`` does not wait for the copy, ``use_pinned`` copies through page-locked memory; ``persistent`` as in :meth:`empty`.
     """
     if array is None or isinstance(array, str):

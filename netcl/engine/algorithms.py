@@ -125,7 +125,7 @@ class Case(NamedTuple):
 
 @dataclass(frozen=True)
 class Family:
-    """A tuned op. A problem has ``sizes`` sizes. Problems share a measurement if they agree with the first ``rounded`` sizes rounded."""
+    """A tuned op. Problems have ``sizes`` sizes; the first ``rounded`` are rounded to powers of two, so that problems share results."""
 
     op: str
     family: str

@@ -125,7 +125,7 @@ def run(roots: Sequence[PendingNode]) -> None:
 
 
 def _by_itself(node: PendingNode) -> bool:
-    """Whether a node is a formula on an OpenCL queue, outside of ``ag.jit_compile``, whose inputs are all computed."""
+    """Whether a node is a formula with computed inputs, on an OpenCL queue and outside of ``ag.jit_compile``."""
     if node.kind != "map" or node.mode is not None or node.whole is not None or isinstance(node.queue, CPUQueue):
         return False
     return all([not isinstance(x, PendingNode) or x.made is not None for x in node.inputs])

@@ -165,7 +165,7 @@ def _unread(refs: Sequence[weakref.ref[Any]]) -> list[weakref.ref[Any]]:
 
 
 def _shared_values(x: Tensor) -> Any:
-    """Return the object that tensors over the same memory share: the lease, or the array that owns it."""
+    """Return the object that tensors over the same memory share: the lease, or the array that owns the memory."""
     return x.pool_handle if x.array is None else memory_of(x.array)
 
 
@@ -403,13 +403,13 @@ def defer_columns(name: str, body: Body, x: Tensor, axes: int, shape: tuple[int,
 
 
 class _Eager:
-    """Eager fusion defers ops with ``least`` elements or more; 0 means never. Read once, because the environment is as slow as a launch."""
+    """Eager fusion defers ops with ``least`` elements or more; 0 means never. It is read once: the environment is as slow as a launch."""
 
     least = int(env.value("NETCL_FUSION"))
 
 
 def worth_deferring(queue: Any, shape: tuple[int, ...], per_unit: float = CHAINED) -> bool:
-    """Whether an op has enough elements to defer: NETCL_FUSION or, on GPUs by default, ``per_unit`` times that per compute unit."""
+    """Whether an op has enough elements to defer: at least NETCL_FUSION; on GPUs by default, ``per_unit`` times that per compute unit."""
     least = _Eager.least
     if not least or isinstance(queue, CPUQueue):
         return False

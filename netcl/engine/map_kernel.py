@@ -94,7 +94,7 @@ def _layout(walk: Walk, n: int, dtype: str, profile: DeviceProfile, config: Kern
 
 
 def launch_sizes(n: int, inner: int, width: int, profile: DeviceProfile, config: KernelConfig) -> tuple[int, int, int]:
-    """Return elements per work-item, work-items and local size. CPU work-items process long chunks, a few per core; GPU ones a vector."""
+    """Return elements per work-item, work-items and local size. A CPU work-item processes a long chunk, a GPU work-item one vector."""
     rows = n // inner if inner else 0
     if profile.device_type != "cpu":
         return width, rows * -(-inner // width), config.local_size_1d

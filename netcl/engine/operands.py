@@ -21,7 +21,7 @@ SCALARS = (bool, int, float)
 
 
 def operands(op: str, values: Sequence[Any], names: Sequence[str] = ()) -> tuple[Operand, ...]:
-    """Convert arrays and lists to tensors on the first tensor's device. Numbers stay numbers; of numbers alone, the first is converted."""
+    """Convert arrays and lists to tensors on the first tensor's device. Numbers stay; if all values are numbers, convert the first."""
     first = next((x for x in values if isinstance(x, Tensor)), None)
     queue = first.queue if first is not None else None
     made = [_operand(x, queue) for x in values]

@@ -27,7 +27,7 @@ PlannedResult = tuple[int, tuple[int, ...], str]  # index of its memory (-1: the
 
 
 def command_list(queue: Any, tensors: Sequence[Any]) -> CommandList:
-    """Create an empty command list. For each of ``tensors``, ``given`` of the list has a tensor of the same shape, on the list as queue."""
+    """Create an empty command list. Its ``given`` has one tensor for each of ``tensors``: the same shape, but the list as its queue."""
     commands = CommandList(queue, get_persistent_pool(queue), len(tensors))
     places: list[Any] = [PlannedMemory(commands, i, t.nbytes) for i, t in enumerate(tensors)]
     commands.given = [Tensor(place, t.shape, t.dtype, t.context, commands, place) for place, t in zip(places, tensors, strict=True)]

@@ -73,7 +73,7 @@ def folded_shape(shape: tuple[int, ...], axes: Sequence[int], keepdims: bool) ->
 
 
 def runs(shape: tuple[int, ...], axes: Sequence[int]) -> list[tuple[bool, int]]:
-    """Merge neighboring axes that are all folded or all kept to ``(whether they are folded, size)``; axes of size 1 are dropped."""
+    """Merge neighboring axes if all are folded or all are kept. Return ``(folded, size)`` per merged axis; drop axes of size 1."""
     merged: list[tuple[bool, int]] = []
     for a, size in enumerate(shape):
         folded = a in axes
@@ -191,7 +191,7 @@ def _gpu_columns(shape: Shape3, width: int, profile: DeviceProfile, local: int) 
 
 
 def _fold_slices(count: int, outputs: int, wanted: int, least: int) -> int:
-    """Return the slices per fold of ``count`` elements: each has ``least`` elements or more, all ``outputs`` folds about ``wanted``."""
+    """Return how many slices to make of ``count`` elements: each has at least ``least``, and all ``outputs`` folds have about ``wanted``."""
     return max(1, min(-(-wanted // max(outputs, 1)), count // least))
 
 

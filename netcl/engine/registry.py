@@ -401,7 +401,7 @@ class Op(_WithFunction):
 
 @cache
 def _sources(row: Op | Reduction) -> tuple[tuple[str, int, str], ...]:
-    """Return, per argument of ``vjp``, its name, the index of its input or output (or -1), and input, output, shape, dtype or empty."""
+    """Return ``(name, index, kind)`` per ``vjp`` argument: index of an input or output, else -1; input, output, shape, dtype or empty."""
     known = {f"{name}_{what}": (i, what) for i, name in enumerate(row.inputs) for what in ("shape", "dtype")}
     known = {
         **{name: (i, "output") for i, name in enumerate(OUTPUTS)},

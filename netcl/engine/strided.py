@@ -38,7 +38,7 @@ class CopyAxis(NamedTuple):
 
 
 class Copy(NamedTuple):
-    """A copy as data: element size, offsets of the first elements in source and destination, axes from the outermost in."""
+    """A copy as data: element size, offsets of the first elements in source and destination, axes from outermost to innermost."""
 
     itemsize: int
     source: int
@@ -91,7 +91,7 @@ def widen(copy: Copy, most: int = 16) -> Copy:
 
 
 def widen_rows(x: Tensor, y: Tensor, inner: int) -> tuple[int, int]:
-    """Return size in bytes (at most 16) and number per row of the widest aligned elements into which rows of ``inner`` elements divide."""
+    """Return the bytes (at most 16) of the widest aligned element that divides a row of ``inner`` elements, and its number per row."""
     itemsize = wide = dtypes.DTYPES[x.dtype].itemsize
     while inner * itemsize % (2 * wide) == 0 and 2 * wide <= alignment(x, y):
         wide *= 2
@@ -205,7 +205,7 @@ def _transposition(queue: Any, copy: Copy) -> _Launch | None:
 
 
 def alignment(*tensors: Tensor) -> int:
-    """Return the alignment in bytes that all tensors have, at most 16. It is 16 unless a tensor has a ``host_ref``, a host array."""
+    """Return the alignment in bytes that all tensors have, at most 16. It is 16 unless a tensor uses the memory of a host array."""
     if all([t.host_ref is None for t in tensors]):
         return 16
     addresses = [t.host_ref.__array_interface__["data"][0] for t in tensors if t.host_ref is not None]

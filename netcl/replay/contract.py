@@ -1,7 +1,7 @@
 """The contract of a compiled function: the values and calls it may use, and a guard for each of them.
 
-A function may read, by name, in its own code and in the code of every Python function that it names: plain values, tensors, containers and
-small arrays, objects of the user's classes, functions, and objects of netcl. :class:`Contract` finds these values, stores their state,
+A function, and every Python function that it names, may read the following by name: plain values, tensors, containers and small arrays,
+objects of the user's classes, functions, and objects of netcl. :class:`Contract` finds these values, stores their state,
 and compares it before every replay. A value or a call of any other kind is a ``problem`` with a name, and the function is not replayed.
 
 :mod:`netcl.replay.names` lists the names; no control flow is followed. An attribute of a value without a name (an item, a result, a local

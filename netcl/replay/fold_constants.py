@@ -43,7 +43,7 @@ class FoldedCommands:
         self._times: list[int] = []
 
     def take(self, nodes: Sequence[CommandNode], outputs: Collection[Value], kept: KeptValues) -> list[CommandNode]:
-        """Run the constant commands and return the others. If no command reads the results, or they are too large, just return all.
+        """Run the constant commands and return the others. If no command reads the results, or they are too large, run none.
 
         From then on, the results count as values from outside the step.
         """

@@ -148,7 +148,7 @@ class Graph:
                     self._buffers[value] = block.lease.part(at, pool.bucket_of(value.nbytes))
 
     def _renewable(self) -> list[Value]:
-        """Return the results that get new memory at each replay instead of a copy: nothing else uses them but a few launches."""
+        """Return the results that get new memory at each replay instead of a copy: no tensor holds them, only a few launches use them."""
         outputs = {output.value: 0 for output in _outputs(self.result)}
         moved = {value for node in self.nodes if node.kind != "launch" for value in (*node.reads, *node.writes)}
         for node in self.nodes:

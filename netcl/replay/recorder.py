@@ -230,7 +230,7 @@ class Recorder:
         return Output(value, tensor.shape, tensor.dtype, tensor if value.kind == OUTSIDE else None)
 
     def leaves_behind(self, name: str, tensors: Iterable[Tensor]) -> None:
-        """Report that the step has set ``name`` to these tensors. A replay sets nothing, so no tensor may be an argument."""
+        """Report that the step has set ``name`` to these tensors. A replay sets nothing, so no argument may be among them."""
         inputs = {id(value.buffer) for value in self.inputs}
         if any(t.array is None and id(t.buffer) in inputs for t in tensors):
             self.problem = self.problem or f"it leaves an argument behind ({name}), which a replay would not"

@@ -64,7 +64,7 @@ def install_handlers() -> None:
 
 
 def interruptible_finish(queue: Any, timeout: float = 30.0) -> bool:
-    """Wait for a queue at most ``timeout`` seconds, polled every 10 ms so that Ctrl-C is handled; returns whether it has finished.
+    """Wait at most ``timeout`` seconds for a queue and return whether it has finished. Polls every 10 ms, so that Ctrl-C is handled.
 
     A worker thread calls ``queue.finish()``; its driver error is raised here. If no thread can start (at exit), an event is polled.
     """
