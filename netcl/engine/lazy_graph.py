@@ -345,7 +345,7 @@ def _in_space(x: Any, space: Space, dropped: bool) -> Any:
 
 
 def _followed(name: str, values: Sequence[Any], shape: tuple[int, ...], dtype: DType) -> Tensor | None:
-    """Fuse an op into the epilogue of a pending product among its operands, trying the last operand first; ``None`` if none can fuse it."""
+    """Fuse an op into the epilogue of a pending product among its operands, the last such operand first; ``None`` if not possible."""
     for place in reversed(range(len(values))):
         x = values[place]
         if _of_product(x) and x.source.made is None and (made := x.source.joined(name, values, place, shape, dtype)) is not None:

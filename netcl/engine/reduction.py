@@ -191,7 +191,7 @@ def _gpu_columns(shape: Shape3, width: int, profile: DeviceProfile, local: int) 
 
 
 def _fold_slices(count: int, outputs: int, wanted: int, least: int) -> int:
-    """Return how many slices to make of ``count`` elements: each has at least ``least``, and all ``outputs`` folds have about ``wanted``."""
+    """Return how many slices to make of ``count`` elements: each has at least ``least``; all ``outputs`` folds have about ``wanted``."""
     return max(1, min(-(-wanted // max(outputs, 1)), count // least))
 
 

@@ -112,7 +112,7 @@ class _Call:
         return [part for arg in (*self.args, *self.kwargs.values()) for part in _inside(arg)]
 
     def not_recordable(self) -> str:
-        """Return why a call with these arguments cannot be recorded, empty if it can; ``"numpy"`` for a tensor on the NumPy backend."""
+        """Return why these arguments prevent a recording; empty if they do not, ``"numpy"`` if a tensor is on the NumPy backend."""
         for t in self.objects:
             if is_a(t, Tensor) and t.context is None:
                 return "numpy"
