@@ -56,7 +56,7 @@ def clip_grad_norm(parameters: Parameters, max_norm: float, norm_type: float = 2
     """Scale gradients in place so that their total norm is at most ``max_norm``; returns the norm.
 
     Waits for the device, because the norm is a Python number. ``norm_type`` is the order: a positive number or ``math.inf``.
-    A NaN norm makes all gradients NaN. An infinite one makes finite elements 0, others NaN. ``error_if_nonfinite`` raises instead.
+    A NaN norm makes all gradients NaN. An infinite norm makes finite elements 0, others NaN. ``error_if_nonfinite`` raises instead.
 
     >>> w = Tensor.from_host([0.0, 0.0], requires_grad=True)
     >>> w.grad = Tensor.from_host([30.0, 40.0])

@@ -1,8 +1,8 @@
 """``jit_compile``: fuses the ops of a function into few kernels, forwards and backwards.
 
 The function runs as written, but formulas, broadcasting, casts, folds of innermost axes, softmax and row norms are deferred where possible
-(:class:`TraceNode`). Results are computed at the end of the call, in few kernels; other values when Python or an op that is not deferred
-reads them.
+(:class:`TraceNode`). Results are computed at the end of the call, in few kernels. Other values are computed when Python or an op that is
+not deferred reads them.
 """
 
 from __future__ import annotations

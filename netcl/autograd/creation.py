@@ -74,7 +74,7 @@ def _filled(make: Callable[..., Tensor], size: tuple[Any, ...], dtype: Any, opti
 
 
 def empty(*size: Any, dtype: Any = None, **options: Any) -> Tensor:
-    """Return an uninitialized tensor; arguments as those of :func:`zeros`."""
+    """Return an uninitialized tensor. The arguments are those of :func:`zeros`."""
     *sizes, dtype = size if len(size) == 2 and not isinstance(size[1], int | np.integer) else (*size, dtype)
     shape = _given_sizes(tuple(sizes), options)
     queue, grad = _placement(options)

@@ -23,9 +23,9 @@ def gradcheck(
 ) -> bool:  # fmt: skip
     """Return true if the gradients of ``function`` (of its first result) agree with central differences; raises or returns false otherwise.
 
-    Compares inner products for ``directions`` random pairs ``v`` and ``w``: ``<w, J v>`` by differences of step ``eps``, ``<J' w, v>`` by
-    the tape. Inputs that require grad are checked one at a time, so that the error names the wrong one. Pass float64 tensors where the
-    device has them: the default step and tolerances depend on the dtype.
+    For ``directions`` random pairs ``v`` and ``w`` and the Jacobian ``J``, compares ``<w, J v>`` by differences of step ``eps`` with
+    ``<J' w, v>`` by the tape. Inputs that require grad are checked one at a time, so that the error names the wrong one. Pass float64
+    tensors where the device has them: the default step and tolerances depend on the dtype.
     """
     rng = np.random.default_rng(seed)
     for index, x in enumerate(inputs):

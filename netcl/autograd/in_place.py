@@ -1,7 +1,7 @@
 """Recorded in-place writes: ``x += y``, ``x.exp_()``, ``x[i] = value``, on tensors and on views of them.
 
-A recorded write changes the memory of the tensor and gives the tensor the history of the result. A write to
-a view also gives its base a history: the old base with the result in one place. The other views of the base get new histories.
+A recorded write changes the memory of the tensor and sets its ``grad_fn`` to that of the result. A write to a view also sets ``grad_fn``
+of the base, so that gradients flow to the old base and to the result, and ``grad_fn`` of the other views of the base.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def in_place(name: str, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
 
 
 def _check_target(name: str, x: Tensor, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-    """Raise while a model is traced and, outside of ``no_grad()``, for a leaf that requires grad or a view of one, as torch does."""
+    """Raise while a model is traced. As in torch, also raise outside of ``no_grad()`` for a leaf that requires grad or a view of it."""
     if modes.observer is not None:
         raise AutogradError(message(f"{name}_", "cannot write in place while a model is traced", "compute a new tensor", shape=x.shape))
     if not grad_mode.get():
@@ -120,7 +120,7 @@ def _history_of(x: Tensor) -> Tensor:
 
 
 def _rebase(x: Tensor, old: Tensor, result: Tensor) -> None:
-    """Give ``x``, which was ``old`` and now holds ``result``, and all tensors over its memory their new histories."""
+    """Set ``grad_fn`` of ``x`` and of all tensors over its memory after a write of ``result``. ``old`` is ``x`` before the write."""
     place = x.place
     history = None if place is None else place.history
     base_learns = history is not None and history.edge is not None
@@ -139,7 +139,7 @@ def _rebase(x: Tensor, old: Tensor, result: Tensor) -> None:
 
 
 def _rebase_family(x: Tensor, place: views.Place, history: views.SharedHistory, result: Tensor) -> None:
-    """Set new histories after a write to shared memory: the flattened base gets that of the write, each tensor over it that of a view."""
+    """After a write to a shared base, record the write for the flattened base, and record every tensor over it as a new view."""
     whole = (history.size,)
     new = _stand_in(whole, x)
     if place.strides is None:
@@ -164,7 +164,7 @@ def _rebase_family(x: Tensor, place: views.Place, history: views.SharedHistory, 
 
 
 def recorded_setitem(x: Tensor, index: Any, value: Any) -> Tensor:
-    """Run ``x[index] = value`` and return ``x``; if recorded, gradients flow to ``value`` and, for other elements, to the old ``x``."""
+    """Run ``x[index] = value`` and return ``x``. If recorded, gradients flow to ``value`` and, for unwritten elements, to the old ``x``."""
     _check_target("setitem", x, (value,), {})
     if isinstance(value, Tensor) and views.is_copy(value) and value.writes is x.writes and _is_item(x, index, value):
         return x  # x[index] += y: the write to the view has already changed x

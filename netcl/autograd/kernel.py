@@ -45,7 +45,7 @@ def kernel(
         body: the body, if it is not the docstring.
         vjp: a body that writes ``d<input>[i]`` from ``g`` (the gradient of ``out``), the inputs and ``out``; ``i`` runs over the elements
             of the inputs. Or one body per input, or a function ``(g, *inputs, **numbers)`` of tensors that returns one gradient per tensor.
-        shape: the result's shape from the tensors; by default their own, which must then be equal.
+        shape: a function that returns the result's shape from the tensors. Without it, all tensors and the result have the same shape.
         cpu: the same function over NumPy arrays, for the NumPy backend.
         check: run the first call under the sanitizer (Oclgrind), if that is installed, and raise if it reports a fault.
         options: build options.

@@ -47,7 +47,7 @@ def apply_op(name: str, *args: Any, **kwargs: Any) -> Any:
 
 
 def _torchs_words(row: Any, parameters: Mapping[str, Any]) -> dict[str, str]:
-    """Map torch's parameter names to netcl's; for ``max`` and ``min`` only those of inputs, as their ``dim`` is not ``axis``."""
+    """Map torch's parameter names to netcl's. ``max`` and ``min`` map only names of inputs, because ``dim`` is not ``axis`` there."""
     words = {} if row.name in ("max", "min") else {theirs: ours for theirs, ours in TORCHS_WORDS if ours in parameters}
     words |= dict(zip(("input", "other"), row.inputs[row.name in ("where", "searchsorted") :], strict=False))  # their input is the second
     words |= {name: name for name, (rows, _) in EXTRAS.items() if row.name in rows}
@@ -197,7 +197,7 @@ def _make(row: Any, function: Callable[..., Any], words: Mapping[str, str]) -> C
 
 
 def _linked(row: Op, forward: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the function of an op that returns views, each linked to its base; inside backward, results are not linked."""
+    """Wrap ``forward`` of an op that returns views. The wrapper links every result to its base, except inside backward."""
     place, bind = views.LAYOUTS[row.name], _binder(row)
 
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -295,7 +295,7 @@ def _pointwise_rule(node: Node, F: Any, grads: Sequence[Any]) -> list[Any]:
 
 
 def _recorded_again(node: Node, out: Tensor | None, index: int = 0) -> Tensor | None:
-    """Return a saved output (or ``None``) with its history; it is saved without one, to avoid a reference cycle with the node."""
+    """Return a saved output (or ``None``) with ``node`` as its ``grad_fn``; it is saved without ``grad_fn`` to avoid a reference cycle."""
     if out is None:
         return None
     recorded = out.detach()

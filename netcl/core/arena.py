@@ -1,7 +1,7 @@
 """An allocator for large device buffers: it splits driver segments into sub-buffers of any size and merges released neighbors.
 
-A free list per size keeps the peak of every size, and the sizes of a training step peak at different times. Segments that serve all sizes
-need less: about the peak of the whole step.
+A free list per size grows to the peak demand for that size, and the demands of a training step peak at different times. Segments serve
+all sizes, so together they grow only to about the peak demand of the whole step.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ class Segment(NamedTuple):
 
 
 class Arena:
-    """A best-fit allocator over segments: a request takes the last released buffer if its size is equal, else the smallest free range.
+    """A best-fit allocator over segments. A request takes the last released buffer if sizes are equal, else the smallest sufficient range.
 
-    If none is large enough, the arena releases entirely free segments, the largest first, and allocates one segment in their place.
-    ``create`` and ``part_of`` allocate a buffer and a sub-buffer from the driver; ``resized`` receives the number of bytes allocated (or,
-    negative, released). A segment that replaces others is not larger than ``limit``, unless the request itself is.
+    If no range is large enough, the arena releases entirely free segments, the largest first, and allocates one segment in their place.
+    The new segment has at most ``limit`` bytes, unless the request is larger. ``create`` allocates a buffer from the driver, ``part_of`` a
+    sub-buffer. ``resized`` receives the number of bytes allocated, or the negative number of bytes released.
     """
 
     def __init__(
@@ -200,7 +200,7 @@ class Arena:
         return [(address, segment) for address, segment in self._segments.items() if self._begins.get(address) == segment.nbytes]
 
     def _make_room(self, nbytes: int) -> int:
-        """Release entirely free segments that one new segment can replace; return the size of the new one, at least ``nbytes``."""
+        """Release entirely free segments that one new segment can replace; return the size of the new segment, at least ``nbytes``."""
         gone = 0
         for address, segment in sorted(self._whole(), key=lambda pair: -pair[1].nbytes):
             if gone < nbytes and gone + segment.nbytes <= self._limit:

@@ -75,7 +75,7 @@ class DeviceProfile:
 
 
 def device_type(cl_device: Any) -> str:
-    """Return "gpu", "cpu", "accel" or "other"; of several reported types (Oclgrind reports all), the first in this order."""
+    """Return "gpu", "cpu", "accel" or "other": the first in this order if a device reports several types, as Oclgrind's does."""
     bits = int(cl_device.type)
     return next((name for name, bit in TYPE_BITS if bits & bit), "other")
 

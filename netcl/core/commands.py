@@ -27,7 +27,7 @@ class NotPlannable(Exception):
 
 
 class PlannedMemory:
-    """Memory of a plan before it has an address: an operand of the call or, at a higher ``index``, memory that each run leases."""
+    """Memory of a plan, without an address. The operands of the call have the first indices; each run leases memory for higher indices."""
 
     __slots__ = ("commands", "index", "nbytes", "persistent")
     pool = None
@@ -47,7 +47,7 @@ class PlannedMemory:
 
 
 class Launch(NamedTuple):
-    """A planned launch. ``args``: numbers, local memory, constants, memory of the plan (``At``), numbers of a run (``Given``)."""
+    """A planned launch. ``args`` holds numbers, local memory, constants, memory of the plan (``At``) and numbers of a run (``Given``)."""
 
     kernel: Any
     sizes: tuple[int, ...]
@@ -65,7 +65,7 @@ class At:
 
 
 class Given:
-    """An argument of a planned launch: a number of each run, by index. A kernel takes these before its other numbers."""
+    """An argument of a planned launch: the index of a number that each run passes. A kernel takes such numbers before all others."""
 
     __slots__ = ("index",)
 
@@ -82,7 +82,7 @@ class HostStep(NamedTuple):
 
 
 class PlanningState:
-    """The state of a command list: that of its queue, but the backend is the list, plans are separate, and random numbers raise."""
+    """The state of a command list: the queue's state, except that the list is the backend, plans are separate, and random numbers raise."""
 
     def __init__(self, state: Any, commands: CommandList):
         self._state, self.context, self.backend = state, state.context, commands
@@ -97,7 +97,7 @@ class PlanningState:
 
 
 class CommandList:
-    """The commands of an op, in order. While an op is planned, the list replaces both the queue of the operands and its backend.
+    """The commands of an op, in order. While an op is planned, the list replaces the queue of the operands and the backend of that queue.
 
     ``noted`` holds the indices of the operands that the op reports as changed in place.
     """
@@ -174,7 +174,7 @@ class CommandList:
 
 
 class Notes:
-    """The recorder that is active while an op is planned: it adds the reports of ops (:mod:`netcl.core.recording`) to the list."""
+    """The recorder that is active while an op is planned. It adds the reports of ops (:mod:`netcl.core.recording`) to the command list."""
 
     def __init__(self, commands: CommandList):
         self.commands = commands

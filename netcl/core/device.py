@@ -179,7 +179,7 @@ class DeviceManager:
             return list(self._found)
 
     def profile(self, dev: Any) -> ExtendedDeviceProfile:
-        """Return the profile of a ``cl.Device``, read once; ``None`` gives that of the NumPy backend."""
+        """Return the profile of a ``cl.Device``, read once; ``None`` gives the profile of the NumPy backend."""
         try:
             return self._profiles[dev]
         except KeyError:
@@ -192,10 +192,10 @@ class DeviceManager:
         return capabilities.device_type(dev)
 
     def default(self, device: Any = "auto", strict: bool = False) -> DeviceHandle | None:
-        """Return the handle of a device; ``None`` if there is no such device. ``"auto"`` raises if ``NETCL_DEVICE`` names none.
+        """Return a device's handle; ``None`` if there is no such device. ``"auto"`` raises if ``NETCL_DEVICE`` names an unknown device.
 
         - ``"auto"``: ``NETCL_DEVICE`` if set, else the best OpenCL device, else NumPy.
-        - ``"gpu"``: if there is none, the best OpenCL device and, once, a warning; ``None`` if ``strict``.
+        - ``"gpu"``: the best GPU. Without a GPU, the best OpenCL device and, once, a warning; with ``strict``, ``None``.
         - ``"cpu"`` (NumPy), ``"cl"`` (the best OpenCL device), ``"cl:cpu"``, ``"gpu:1"``, ``"0:1"`` (platform:device), or a number.
         - Part of a name, a callable that takes the profile, a ``cl.Device``, a queue, a tensor or a handle.
         """

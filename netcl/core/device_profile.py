@@ -13,7 +13,7 @@ from netcl.core.capabilities import DeviceProfile
 
 @dataclass(frozen=True)
 class DeviceFamily:
-    """A pattern for devices, with their brand and family; without a compute capability, the first matching entry applies."""
+    """A pattern for devices, and their brand and family. A device without a compute capability gets the first matching entry."""
 
     brand: str
     family: str

@@ -158,7 +158,7 @@ _PROMOTED = {(a, b): _promoted(a, b) for a in DTYPES.values() for b in DTYPES.va
 def promote(a: DType, b: DType) -> DType:
     """Return the dtype of ``a op b``.
 
-    With a float: the higher rank, and float32 for float16 with bfloat16. Else NumPy's rule: uint64 with a signed dtype gives float64.
+    A pair with a float gives the higher rank; float16 and bfloat16 give float32. Other pairs follow NumPy: uint64 and int8 give float64.
     """
     return _PROMOTED[a, b]
 

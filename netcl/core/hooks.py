@@ -55,7 +55,7 @@ class Hooks:
         self.settlers: list[Callable[[], None]] = []
 
     def find(self, name: str) -> AnyFunction:
-        """Return the function of autograd called ``name``; raises if there is none. Try ``found`` first: the import here takes a lock."""
+        """Return the function of autograd called ``name``; raises if there is none. Look in ``found`` first: an import takes a lock."""
         function = self.op(name)
         if function is None:
             raise NotImplementedError(f"[{name}] unknown op: no layer of netcl has a function of this name")

@@ -20,7 +20,7 @@ _left = 0  # bytes that may be taken before the limits are read again
 
 
 def reserve(nbytes: int) -> bool:
-    """Whether a buffer of ``nbytes`` can be allocated; if so, count it as allocated. The limits are read at least every 32 MB."""
+    """Whether a buffer of ``nbytes`` can be allocated; if so, count it as allocated. Limits are read again after 32 MB at the latest."""
     global _left
     wanted = nbytes + _EACH
     if _left < wanted:
@@ -51,7 +51,7 @@ class _Heap(ctypes.Structure):
 
 
 def _heap() -> int:
-    """Return the bytes that the C library holds but does not use; small allocations take from these first."""
+    """Return the bytes that the C library holds but does not use; small allocations use these bytes first."""
     with suppress(OSError, AttributeError, TypeError):  # another C library
         asked = ctypes.CDLL(None).mallinfo2
         asked.restype = _Heap

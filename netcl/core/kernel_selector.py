@@ -203,7 +203,7 @@ def fit(config: KernelConfig, profile: DeviceProfile, itemsize: int) -> KernelCo
 
 
 def decide(problem: Problem) -> KernelConfig:
-    """Return the configuration of the first matching rule, with vendor changes if kernels are optimized, reduced to fit the device."""
+    """Return the configuration of the first matching rule, reduced to fit the device. Optimized kernels also get vendor changes."""
     for rule in RULES[problem.op]:
         if rule.when(problem):
             break

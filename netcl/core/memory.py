@@ -49,7 +49,7 @@ class PoolStats:
 class Shelf:
     """The free list of one buffer size. ``append`` and ``pop`` are atomic, so it needs no lock.
 
-    If ``plain``, a released buffer is appended to the list. Otherwise the pool decides: it has a cap, or the buffer is not pooled.
+    If ``plain``, a released buffer is appended to the list. Otherwise the pool decides whether to keep it.
     """
 
     __slots__ = ("bucket", "free", "hits", "made", "plain", "pool")
@@ -201,7 +201,7 @@ class BufferPool:
         return Shelf(self, bucket)
 
     def allocate(self, nbytes: int, flags: Any = None, what: str = "") -> BufferHandle:
-        """Lease a buffer of at least ``nbytes``; not pooled if ``flags`` differ from the pool's. ``what`` names the tensor in an error."""
+        """Lease at least ``nbytes``. A buffer with other ``flags`` than the pool's is not pooled. ``what`` names the tensor in an error."""
         if flags is not None and flags != self._flags:
             return BufferHandle(_Unpooled(None, nbytes, False), self._new(nbytes, flags, what), nbytes)
         try:
@@ -296,7 +296,7 @@ class BufferPool:
 
 
 class _Adopted(Shelf):
-    """The shelf of a buffer that fits no bucket: it is released to the driver, after ``queue`` has finished if one is given."""
+    """The shelf of a buffer that fits no bucket. The buffer is released to the driver, after ``queue`` has finished if that is given."""
 
     __slots__ = ("queue",)
     unfinished: ClassVar[list[Any]] = []
@@ -494,7 +494,7 @@ class PinnedBufferPool:
         return BufferHandle(shelf, mapped, nbytes)
 
     def release(self, handle: BufferHandle, event: Any = None) -> None:
-        """End a lease; the memory is not written again before ``event``, the copy that reads it, is complete."""
+        """End a lease. The pool does not reuse the memory before ``event``, the event of the copy that reads it, is complete."""
         if handle.buffer is not None:
             buffer, handle.buffer = handle.buffer, None
             self._take_back(handle.shelf, buffer, event)
@@ -529,7 +529,7 @@ class PinnedBufferPool:
                 self._evict(self.max_cached_bytes)
 
     def _evict(self, most: int) -> None:
-        """Return free memory to the driver until at most ``most`` bytes are left; unmapping follows the copies in flight on the queue."""
+        """Return free memory to the driver until at most ``most`` bytes are free. The queue unmaps it after the copies enqueued before."""
         for shelf in list(self._shelves.values()):
             while shelf.free and self.stats.bytes_cached > most:
                 shelf.free.popleft()
@@ -602,7 +602,7 @@ def _sub_buffer(buffer: Any, offset: int, nbytes: int) -> Any:
 
 
 def create_zero_copy_buffer(queue: Any, array: np.ndarray) -> Any:
-    """Return a buffer over the memory of ``array`` (USE_HOST_PTR); the caller keeps the array alive and unchanged while it is in use."""
+    """Return a buffer over the memory of ``array`` (USE_HOST_PTR). While the buffer is used, keep the array alive and unchanged."""
     cl = platforms.opencl()
     platforms.check_process()
     if not array.flags.writeable:

@@ -228,7 +228,7 @@ def _read_icd(file: Path) -> str:
 
 
 def _in_folder(folder: Path, known: bool, places: Places) -> Iterator[Runtime]:
-    """Yield the runtimes of a folder of .icd files, one .icd file or one library; ``known``: the loader finds them by itself."""
+    """Yield the runtimes of ``folder``: a folder of .icd files, an .icd file or a library. ``known``: the loader finds them by itself."""
     if folder.is_dir():
         files = sorted(folder.glob("*.icd"))
     else:
@@ -349,7 +349,7 @@ def _fingerprint(runtimes: Sequence[Runtime]) -> str:
 
 
 def _folder_for(key: str) -> Path:
-    """Return the private folder for a set of runtimes; a temporary one, removed at exit, if none can be kept."""
+    """Return the private folder for a set of runtimes in the cache; if that is not writable, a temporary folder, removed at exit."""
     cache = env.cache_dir()
     if cache is not None:
         folder = cache.absolute() / "icd" / key
@@ -383,7 +383,7 @@ def _recorded(folder: Path) -> dict[str, list[str]] | None:
 
 
 def register_runtimes(runtimes: Sequence[Runtime]) -> tuple[Path, list[Runtime]]:
-    """Write the folder of .icd files for runtimes that load, except known ones of wheels; returns it and the runtimes with verdicts."""
+    """Write .icd files for runtimes that load, except wheels that the loader finds itself; return the folder and the checked runtimes."""
     folder = _folder_for(_fingerprint(runtimes))
     left_out = _recorded(folder)
     added = [r for r in runtimes if not r.known]

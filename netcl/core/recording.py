@@ -1,8 +1,8 @@
 """The functions by which netcl reports to a recorder while a step is recorded.
 
 A recorder observes launches, transfers and allocations. The functions here report other work. :func:`again` reports numbers and work that
-every replay must repeat, :func:`requires` facts that recorded launches depend on, :func:`check_each_run` values that the host validates.
-``netcl.replay`` implements a recorder; without an active recorder these calls cost almost nothing.
+every replay must repeat. :func:`requires` reports facts that recorded launches depend on. :func:`check_each_run` reports values that the
+host validates. ``netcl.replay`` implements a recorder; without an active recorder these calls cost almost nothing.
 """
 
 from __future__ import annotations
@@ -81,10 +81,10 @@ def changed(tensors: Iterable[Any]) -> None:
 
 
 def again(function: Callable[[], Any], undo: Callable[[], None] | None = None) -> Any:
-    """Call ``function`` now and, if a step is being recorded, in every replay: counters, schedules, numbers.
+    """Call ``function`` now and, if a step is being recorded, in every replay. Use it for counters, schedules and numbers.
 
-    A number it returns (or numbers, in a list) may be a kernel argument; a replay passes the number of its own call. ``undo`` reverts
-    the effect of the function if the next launch of a replay fails.
+    The number that ``function`` returns, or each number of a list, may be a kernel argument; a replay passes the number of its own call.
+    ``undo`` reverts the effect of ``function`` if the next launch of a replay fails.
 
     >>> again(lambda: 0.5)
     0.5
@@ -94,7 +94,7 @@ def again(function: Callable[[], Any], undo: Callable[[], None] | None = None) -
 
 
 def requires(fact: Callable[[], Any]) -> None:
-    """Make replays of a compiled function depend on a fact: if ``fact()`` later returns a different value, it is recorded again."""
+    """Make replays of a compiled function depend on a fact: if ``fact()`` changes later, the function is recorded again."""
     if active.recorder is not None:
         active.recorder.requires(fact)
 

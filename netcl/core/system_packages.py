@@ -45,7 +45,7 @@ def is_root() -> bool:
 
 
 def prefix(program: str) -> list[str] | None:
-    """Return the words (``sudo -n``, or none) to put before ``program`` to install without a password; ``None`` if one is needed."""
+    """Return the words (``sudo -n``, or none) to put before ``program`` to install without a password; ``None`` if a password is needed."""
     if program == "brew" or is_root():
         return []
     sudo = shutil.which("sudo")

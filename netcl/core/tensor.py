@@ -1,7 +1,7 @@
 """Tensor: a contiguous block of memory on a device, with shape, dtype and gradient.
 
 Every tensor is contiguous: ``reshape`` mostly shares the buffer, and a slice or a transposition is a copy that :mod:`netcl.ops.views` keeps
-in step with its base. Operators and other ops are called through :mod:`netcl.core.hooks`; they are defined in upper layers.
+equal to its base. Operators and other ops are called through :mod:`netcl.core.hooks`; they are defined in upper layers.
 
 A tensor may be *deferred*: its shape and dtype are known, but its values are computed by ``source`` when :meth:`Tensor.realize` is
 called. Plans realize their operands. Reading ``buffer``, ``array`` or ``pool_handle`` realizes the tensor too.
@@ -95,7 +95,7 @@ def _make_from_host(
     """Copy host values to a device: ``Tensor.from_host(queue, array)``, or ``Tensor.from_host(array)`` on the active one.
 
     Without ``dtype``, float64 and Python floats become float32; integers, bool, float32, float16 and bfloat16 keep their dtype. The array
-    may be changed as soon as the call returns, unless ``share=True`` uses its memory instead of a copy, on devices that can.
+    may be changed as soon as the call returns, except with ``share=True``: devices that can use host memory then use the array.
     ``async_copy`` does not wait for the copy, ``use_pinned`` copies through page-locked memory; ``persistent`` as in :meth:`empty`.
     """
     if array is None or isinstance(array, str):
@@ -171,8 +171,8 @@ class Tensor(TensorMethods):
     >>> t.to_host().tolist()
     [[1.0, 2.0], [3.0, 4.0]]
 
-    ``memory`` (an OpenCL buffer or an array; ``None`` while deferred), ``lease``, ``place`` (of a view), ``source`` (of deferred values)
-    and ``writes`` (of the memory) are for netcl itself.
+    Internal attributes: ``memory`` (an OpenCL buffer or an array; ``None`` while deferred), ``lease``, ``place`` (where a view lies in its
+    base), ``source`` (computes deferred values) and ``writes`` (the time of the last write).
     """
 
     buffer: Any
@@ -328,7 +328,7 @@ class Tensor(TensorMethods):
             self.pool_handle.persistent = persistent
 
     def _changing(self) -> None:
-        """Prepare an in-place write. Before a launch, which computes pending readers itself, :func:`wrote` is enough."""
+        """Prepare an in-place write. For a write by a launch, :func:`wrote` is enough: a launch computes the pending readers itself."""
         if self.grad_fn is not None:
             hooks.call("changing_history", self)
         self._compute_readers()
@@ -634,7 +634,7 @@ def duplicate(x: Tensor) -> Tensor:
 
 
 def stand_on(tensor: Any, other: Any) -> None:
-    """Give ``tensor`` the memory (of a view: a copy), shape, dtype and device of ``other``; the object itself stays the same."""
+    """Give ``tensor`` the shape, dtype, device and memory of ``other``; if ``other`` is a slice or transposition, a copy of the memory."""
     if other.place is not None and other.place.strides is not None:
         other = duplicate(other)  # a part of a base: memory of its own
     other.realize()

@@ -60,7 +60,7 @@ class Algorithm:
         return self.tiers or {"cpu": ("cpu",), "gpu": ("simt",)}.get(self.device, ("simt", "cpu"))
 
     def answers(self, config: KernelConfig | None, profile: Any) -> bool:
-        """Whether this algorithm matches the tier (without one, the device's type) and the variant of a configuration."""
+        """Whether this algorithm has the variant of ``config`` and matches the tier of ``config`` or, without a tier, the device's type."""
         tier = config.extra.get("tier") if config else None
         meant = tier in self.names if tier else self.device in ("any", "cpu" if profile.device_type == "cpu" else "gpu")
         return meant and (config is None or not self.variants or config.variant in self.variants)
@@ -115,7 +115,7 @@ def first(problem: Any, profile: Any) -> float:
 
 
 class Case(NamedTuple):
-    """A problem to measure: operand shapes, products per sum, ``run(config, *tensors)``, and the reference ``exact(*arrays)``."""
+    """A problem to measure: operand shapes, number of products in a sum, ``run(config, *tensors)``, and reference ``exact(*arrays)``."""
 
     inputs: tuple[tuple[int, ...], ...]
     depth: int
@@ -125,7 +125,7 @@ class Case(NamedTuple):
 
 @dataclass(frozen=True)
 class Family:
-    """A tuned op. Its problems have ``sizes`` sizes; problems share measurements by rounding the first ``rounded`` to powers of two."""
+    """A tuned op. Problems have ``sizes`` sizes; the first ``rounded`` are rounded to powers of two, so that problems share results."""
 
     op: str
     family: str
@@ -135,7 +135,7 @@ class Family:
     case: Callable[[Problem], Case]
 
     def problem(self, *sizes: int, profile: ExtendedDeviceProfile, dtype: str = "float32", **flags: Any) -> Problem:
-        """Return a problem of this family: ``(M, N, K)`` of a product, ``(N, C, H, W, F, KH, KW)`` of a convolution, and their flags."""
+        """Return a problem of this family. ``sizes`` is ``(M, N, K)`` for a product, ``(N, C, H, W, F, KH, KW)`` for a convolution."""
         chosen = {**self.flags, **{name: value for name, value in flags.items() if name in self.flags}}
         for name, value in chosen.items():
             if isinstance(value, int) and isinstance(self.flags[name], tuple):
@@ -150,7 +150,7 @@ class Family:
         return (self.op, *sizes, problem.dtype, *flags)
 
     def configurations(self, problem: Problem) -> list[KernelConfig]:
-        """Return the candidates of the tuner without duplicates; the first is the choice of the policy."""
+        """Return the tuner's candidates without duplicates. The first candidate is the one that the policy tables choose."""
         found = [kernel_selector.decide(problem)]
         for algorithm in ALGORITHMS[self.family]:
             if algorithm.answers(None, problem.profile):
@@ -171,7 +171,7 @@ class Family:
         return self.case(problem).exact(*(np.asarray(t.to_host(), np.float64) for t in operands))
 
     def tolerance(self, problem: Problem, *operands: Tensor) -> float:
-        """Return the largest allowed error of an element: four times that of a plain sum, more for lower precision and rounded results."""
+        """Return the allowed error of an element: four times that of a plain sum; more if precision is lower or results are rounded."""
         depth, dtype = self.case(problem).depth, problem.dtype
         sums = _ROUNDINGS * _COARSE[kernel_selector.get_matmul_precision()] * 2.0**-23 * (depth + 8)
         largest = 8.0 * math.sqrt(depth)

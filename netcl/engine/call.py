@@ -1,8 +1,8 @@
 """Calls of ops that are Python functions: operands -> key -> plan -> run.
 
 The key holds the op, the shapes and dtypes of its tensors and its other arguments. A new key gets a plan: the op's function runs on a
-command list. Later calls look the plan up and run it. The function runs directly on the NumPy backend, for arguments that give no
-key (arrays), and if it does what a plan cannot repeat.
+command list. Later calls look the plan up and run it. The function runs without a plan on the NumPy backend, for arguments
+that give no key (such as arrays), and if it does something that a plan cannot repeat.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ def planned(
     """Wrap the function of an op so that calls with the same key share a cached plan. ``name`` is the op's row or its name.
 
     ``deferred`` takes the same arguments and returns the result as deferred values, or ``None``. It is called
-    inside ``ag.jit_compile``, if ``waits(*args)`` is true, and for the first calls of a key; later ones as its :class:`Deferral` decides.
+    inside ``ag.jit_compile``, if ``waits(*args)`` is true, and for the first calls of a key. For later calls, a :class:`Deferral` decides.
     """
     selector = get_kernel_selector()
 
@@ -160,7 +160,7 @@ class _UnplannedCall(NamedTuple):
     tensors: list[Tensor]
 
     def made(self, signature: tuple[Any, ...], found: Any) -> Any:
-        """Return the result of the call; its plan or a :class:`Deferral` is cached. ``found`` is the cache entry of its key, if any."""
+        """Return the result of the call; cache its plan or a :class:`Deferral`. ``found`` is the entry cached for ``signature``."""
         plans = plan_cache(self.tensors[0].queue)
         if found is None and self.deferred is not None and deferral.mode is None:
             made = self.deferred(*self.args, **self.kwargs)

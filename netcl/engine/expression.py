@@ -245,7 +245,7 @@ class _Record(ThroughOps):
 
 
 def differentiate(text: str, env: Mapping[str, Any], g: Any, F: Any) -> dict[str, Any]:
-    """Compute gradients of an expression with respect to the tensors of ``env``, by the rows of the functions it calls.
+    """Compute gradients of an expression with respect to the tensors of ``env``, by the gradient formulas of the ops it calls.
 
     A gradient has the shape of ``g`` or of its tensor; it is ``None`` if the expression does not depend on that tensor.
     """

@@ -104,7 +104,7 @@ class FormulaFunction:
     """A function that expressions may call: its forms in C and in NumPy, and the differentiable op that computes it.
 
     ``takes`` and ``gives`` are sorts: ``n`` a number, ``t`` a truth value. ``c_int`` and ``np_int`` are the forms for
-    integers; where they are empty the function needs floats and integers are promoted to float32. ``c_single`` is a form for
+    integers. If they are empty, the function needs floats, and integers are promoted to float32. ``c_single`` is a form for
     float32 that is faster than the driver's.
     """
 
@@ -192,7 +192,7 @@ FORMULA_FUNCTIONS: dict[str, FormulaFunction] = {row.name: row for row in _FUNCT
 
 
 def _bits_test(name: str, order: str) -> str:
-    """Return the C function ``name``, which compares the bits of ``|a|`` with those of infinity by ``order``; fast math cannot break it."""
+    """Return the C function ``name(a)``. It compares the bits of ``|a|`` and infinity by the operator ``order``, also under fast math."""
     return f"""mask {name}(real a) {{
   union {{ real value; mask bits; }} x;
   x.value = a;
@@ -204,8 +204,8 @@ def _bits_test(name: str, order: str) -> str:
 def exp_below(kind: str, bits: str) -> str:
     """Return the body of exp for arguments not far above 0, for a float type ``kind`` and the integer type ``bits`` of the same size.
 
-    Accurate to an ulp, in 16 operations instead of PoCL's 27: no overflow handling, and results below the smallest normal number become
-    0. Adding 1.5 * 2^23 rounds, and leaves the integer in the low bits.
+    The result is accurate to an ulp. The body has 16 operations, PoCL's has 27: overflow is not handled, and results below the smallest
+    normal number become 0. Adding 1.5 * 2^23 rounds the exponent to an integer and leaves that integer in the low bits.
     """
     return f"""#pragma OPENCL FP_CONTRACT ON
   union {{ {kind} value; {bits} bits; }} sum, power;

@@ -1,7 +1,7 @@
-"""Compiles pending nodes to kernels: a region runs in one launch, or in two if sums over columns must be joined.
+"""Compiles a region, a set of pending nodes, to a kernel. If the region has sums over columns, a second launch adds the partial sums.
 
-The key of a region describes its steps without sizes and numbers, which are arguments of the kernels. A region that is exactly one op with
-kernels of its own is run by those.
+The key of a region describes its steps. Sizes and numbers are arguments of the kernel and not part of the key. If a region is exactly one
+op that has its own kernels, these kernels run instead.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ def run(roots: Sequence[PendingNode]) -> None:
 
 
 def _by_itself(node: PendingNode) -> bool:
-    """Whether a node is a formula on an OpenCL queue, outside of ``ag.jit_compile``, whose inputs are all computed."""
+    """Whether a node is a formula with computed inputs, on an OpenCL queue and outside of ``ag.jit_compile``."""
     if node.kind != "map" or node.mode is not None or node.whole is not None or isinstance(node.queue, CPUQueue):
         return False
     return all([not isinstance(x, PendingNode) or x.made is not None for x in node.inputs])

@@ -42,7 +42,7 @@ QUADS = {
 def as_tensors(op: str, *values: Any) -> list[Any]:
     """Convert values to Tensors on the queue of the first Tensor (else the active device); ``None`` stays ``None``.
 
-    Python numbers take the first tensor's dtype, unless that is bool, or only the number is a float. Tensors of different devices raise.
+    A number gets the first tensor's dtype, unless that is bool, or integer while the number is a float. Tensors of different devices raise.
     """
     queue = getattr(values[0], "queue", None) if values else None
     if queue is None and values and values[0] is None:
@@ -110,7 +110,7 @@ def check_double(op: str, queue: Any, names: Iterable[str]) -> None:
 
 
 def index_type(count: int) -> str:
-    """Return the C type of element indices: ``int``, or ``long`` if ``count`` and the surplus work-items may exceed it."""
+    """Return the C type of element indices: ``long`` if ``count`` plus surplus work-items may exceed an ``int``, else ``int``."""
     return "int" if count < 2**31 - 2**20 else "long"
 
 
@@ -174,7 +174,7 @@ def kernel(
 
 
 def without_other_kernels(source: str, name: str) -> str:
-    """Return ``source`` without kernels other than ``name``, which drivers would compile too; all preprocessor directives stay."""
+    """Remove all kernels except ``name`` from ``source``, because drivers would compile them too; preprocessor directives stay."""
     if name not in _KERNEL_SIGNATURE.findall(source):
         return source  # its name is made by a macro
     return _KERNEL_SIGNATURE.sub(lambda found: found[0] if found[1] == name else "".join(_DIRECTIVE.findall(found[0])), source)

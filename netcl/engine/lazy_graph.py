@@ -1,7 +1,7 @@
 """The lazy graph: ops that have not run. Chains of them become few kernels when a value is needed.
 
 A :class:`TraceNode` is one pending op: a formula per element (``map``), a fold of the innermost axes (``fold``) or a sum over all other
-axes (``columns``). Accessing the memory of a tensor over a node computes the node, the nodes it depends on, and some that share
+axes (``columns``). Accessing the memory of a node's tensor computes the node, the nodes it depends on, and some nodes that share
 work with it. :mod:`netcl.engine.fused_kernel` makes the kernels.
 
 Eager code defers formulas over large tensors (``NETCL_FUSION=0`` turns this off). Inside :func:`fusing` (``ag.jit_compile``) formulas,
@@ -45,7 +45,7 @@ class TraceNode(PendingNode):
     __slots__ = ()
 
     def compute(self, wanted: Sequence[PendingNode] = ()) -> Tensor:
-        """Compute the node and, if one kernel can, nodes that share its work and ``wanted`` ones with its inputs; returns its tensor."""
+        """Compute this node and return its tensor. The kernel may also compute nodes that share work, and ``wanted`` nodes."""
         with lock:
             if self.made is None:
                 roots = gather_roots(self, wanted)
@@ -73,7 +73,7 @@ class Product(CountedSource):
     shape: tuple[int, ...]
 
     def settled(self, x: Tensor, values: Sequence[Any]) -> Tensor:
-        """Return ``x``, a result of this product; as a formula if an op over ``values`` also reads the product without its epilogue."""
+        """Return ``x``, a result of this product. It becomes a formula if an op over ``values`` also reads the product without epilogue."""
         return x
 
     def joined(self, name: str, values: Sequence[Any], place: int, shape: tuple[int, ...], dtype: DType) -> Tensor | None:
@@ -106,7 +106,7 @@ class Whole:
 
 
 def as_formulas(form: Callable[[], Any], call: Callable[[], Any], inputs: Sequence[Any]) -> Any:
-    """Return the result of ``form``, an op in formulas and folds; ``call`` is the op itself, which runs if nothing is fused with it."""
+    """Return ``form()``, an op in formulas and folds. If nothing is fused with these, ``call()`` computes the op with its own kernels."""
     if deferral.whole is not None or any(waiting_node(x) is not None for x in inputs):
         return form()
     whole = deferral.whole = Whole(call)
@@ -151,7 +151,7 @@ _PRUNED_FROM = 64  # number of readers of one memory from which dead ones are pr
 
 
 def _note_readers(memory: Any, nodes: Sequence[weakref.ref[Any]]) -> None:
-    """Register nodes as readers of ``memory``, and prune dead entries: memory that is never written is visited nowhere else."""
+    """Register nodes as readers of ``memory`` and remove dead entries. No other code removes them if the memory is never written."""
     with _noting:
         refs = hooks.readers.setdefault(id(memory), [])
         refs.extend(nodes)
@@ -165,7 +165,7 @@ def _unread(refs: Sequence[weakref.ref[Any]]) -> list[weakref.ref[Any]]:
 
 
 def _shared_values(x: Tensor) -> Any:
-    """Return the object that tensors over the same memory share: the lease, or the array that owns it."""
+    """Return the object that tensors over the same memory share: the lease, or the array that owns the memory."""
     return x.pool_handle if x.array is None else memory_of(x.array)
 
 
@@ -311,7 +311,7 @@ def _eager_operands(values: Sequence[Any], shape: tuple[int, ...], real: str) ->
 
 
 def _under_shape(x: Any) -> TraceNode | None:
-    """Return the pending node of a tensor, or ``None``; for a reshaped tensor, a copy of the chain of formulas in the new shape."""
+    """Return the pending node of a tensor, or ``None``. For a reshaped tensor, copy the chain of formulas with the new shape."""
     node = waiting_node(x)
     if node is None or node.space is not None or x.shape == node.shape or deferral.mode is None or node.kind != "map":
         return node
@@ -334,7 +334,7 @@ def _reshaped(node: TraceNode, shape: tuple[int, ...], done: dict[TraceNode, Tra
 
 
 def _in_space(x: Any, space: Space, dropped: bool) -> Any:
-    """Return a leaf as a kernel over rows reads it: with axes of size 1 appended if ``dropped``, or broadcast if it is irregular."""
+    """Return a leaf for a kernel over rows: with axes of size 1 appended if ``dropped``, broadcast if it has only some folded axes."""
     if not isinstance(x, Tensor):
         return x
     if dropped:
@@ -345,7 +345,7 @@ def _in_space(x: Any, space: Space, dropped: bool) -> Any:
 
 
 def _followed(name: str, values: Sequence[Any], shape: tuple[int, ...], dtype: DType) -> Tensor | None:
-    """Fuse an op into the epilogue of a pending product among its operands, trying the last operand first; ``None`` if none can fuse it."""
+    """Fuse an op into the epilogue of a pending product among its operands, the last such operand first; ``None`` if not possible."""
     for place in reversed(range(len(values))):
         x = values[place]
         if _of_product(x) and x.source.made is None and (made := x.source.joined(name, values, place, shape, dtype)) is not None:
@@ -403,13 +403,13 @@ def defer_columns(name: str, body: Body, x: Tensor, axes: int, shape: tuple[int,
 
 
 class _Eager:
-    """The setting of eager fusion: defer ops from ``least`` elements, never if 0. Read once: the environment costs as much as a launch."""
+    """Eager fusion defers ops with ``least`` elements or more; 0 means never. It is read once: the environment is as slow as a launch."""
 
     least = int(env.value("NETCL_FUSION"))
 
 
 def worth_deferring(queue: Any, shape: tuple[int, ...], per_unit: float = CHAINED) -> bool:
-    """Whether to defer an eager op: it has NETCL_FUSION elements or more, on GPUs by default ``per_unit`` times that per compute unit."""
+    """Whether an op has enough elements to defer: at least NETCL_FUSION; on GPUs by default, ``per_unit`` times that per compute unit."""
     least = _Eager.least
     if not least or isinstance(queue, CPUQueue):
         return False

@@ -55,7 +55,7 @@ Groups = list[tuple[int, tuple[bool, ...]]]
 
 
 def merged_axes(shape: tuple[int, ...], shapes: Sequence[tuple[int, ...]]) -> Groups:
-    """Merge axes as :func:`collapse` does; return, per run of merged axes, its size and, per operand, whether it has these axes."""
+    """Merge axes as :func:`collapse` does. Return the size of each merged axis and, for each operand, whether it has that axis."""
     padded = [(1,) * (len(shape) - len(s)) + tuple(s) for s in shapes]
     groups: Groups = []
     for axis, size in enumerate(shape):
@@ -94,7 +94,7 @@ def _layout(walk: Walk, n: int, dtype: str, profile: DeviceProfile, config: Kern
 
 
 def launch_sizes(n: int, inner: int, width: int, profile: DeviceProfile, config: KernelConfig) -> tuple[int, int, int]:
-    """Return elements per work-item, work-items and local size. A CPU gets a few long chunks per core, a GPU one vector per item."""
+    """Return elements per work-item, work-items and local size. A CPU work-item processes a long chunk, a GPU work-item one vector."""
     rows = n // inner if inner else 0
     if profile.device_type != "cpu":
         return width, rows * -(-inner // width), config.local_size_1d

@@ -95,7 +95,7 @@ def forward_body(row: Pointwise) -> Body:
 
 @lru_cache(maxsize=1024)
 def vjp_body(row: Pointwise, wanted: tuple[bool, ...]) -> Body:
-    """Return the body of a row's gradient kernel: ``d0``.. for the wanted inputs from ``g`` and the tensors kept for them."""
+    """Return the body of a row's gradient kernel. It computes ``d0``.. of the wanted inputs from ``g`` and the tensors kept for them."""
     texts = {f"d{i}": text for i, text in enumerate(row.vjp) if text and wanted[i]}
     read = frozenset().union(*(names_read_by(text, row.let) for text in texts.values()))
     tensors = tuple(t for t in ("g", "out", *(f"v{i}" for i in range(row.arity))) if t in read)
@@ -109,7 +109,7 @@ def vjp_body(row: Pointwise, wanted: tuple[bool, ...]) -> Body:
 
 @lru_cache(maxsize=4096)
 def numpy_function(body: Body, compute: str) -> Callable[..., tuple[Any, ...]]:
-    """Return the body as a Python function of arrays of the compute type: inputs, then scalars; returns a tuple."""
+    """Return the body as a Python function. It takes input arrays of the compute type, then scalars, and returns a tuple."""
     writer = PythonText(COMPUTE[compute])
     writer.env |= {f"to_{name}": partial(as_held, DTYPES[name], COMPUTE[compute]) for name in set(body.rounds.values())}
     exec(compile(numpy_source(body, writer), "<op row>", "exec"), writer.env)
@@ -189,7 +189,7 @@ def _low(width: int, text: str) -> str:
 
 
 def _halfword_functions(width: int) -> str:
-    """Return functions that reinterpret words as pairs of 16 bits: on PoCL, conversions are calls that spill every register."""
+    """Return C functions that reinterpret words as pairs of 16-bit values. On PoCL, a conversion is a call that spills all registers."""
     h, u = f"ushort{width}", f"uint{width}"
     if width == 16:  # there are no vectors of 32
         before = _halfword_functions(8) + "\n"
@@ -223,7 +223,7 @@ def _load(dtype: DType, compute: str, layout: Layout) -> str:
 
 
 def _store_text(dtype: DType, compute: str, width: int) -> str:
-    """Return the expression that converts ``x`` from the compute type to the storage type (half: to float, the store rounds)."""
+    """Return the expression that converts ``x`` from the compute type to the storage type; for half, to float, because the store rounds."""
     if dtype is _BOOL:
         zero, one = (f"({_vector(compute, width)})({digit})" for digit in "01")
         kind = _vector(_MASKS.get(compute, compute), width)
@@ -251,7 +251,7 @@ def _store(dtype: DType, compute: str, layout: Layout) -> str:
 
 
 def _bfloat16_words(width: int) -> str:
-    """Return functions that convert between float and bfloat16 in the low bits of ``uint``: round to nearest even, a NaN stays a NaN."""
+    """Return functions that convert between float and bfloat16 in the low bits of ``uint``. They round to nearest even and keep NaN."""
     f, u, mask = (_vector(kind, width) for kind in ("float", "uint", "int"))
     return f"""#ifndef NETCL_BFLOAT16_WORDS_{width}
 #define NETCL_BFLOAT16_WORDS_{width}
@@ -468,7 +468,7 @@ def kernel_source(name: str, body: Body, inputs: Sequence[Port], outputs: Sequen
     """Return a complete program with the one kernel ``op_<name>``.
 
     Arguments: inputs, outputs, constants and scalars of the body, ``inner`` (elements of a row) and ``chunk`` (elements of a
-    work-item). With outer axes follow ``rows``, the sizes of all but the first outer axis, and each input's strides.
+    work-item). If there are outer axes: also ``rows``, the sizes of all outer axes but the first, and each input's strides.
     """
     lines = statements(body, compute)
     index = layout.integer
@@ -523,9 +523,9 @@ def prefetches(pointers: Iterable[str], layout: Layout) -> list[str]:
 
 
 def _stream_loop(body: Sequence[str], streams: Sequence[Port], layout: Layout) -> str:
-    """Return the loop over whole vectors whose results are whole cache lines, stored several at a time.
+    """Return the loop over whole vectors. Each result is a whole cache line, and several lines are stored at a time.
 
-    Alignment is tested once, outside: Intel's compiler merges two conditional streaming stores into one ordinary store.
+    Alignment is tested once, before the loop: Intel's compiler merges two conditional streaming stores into one ordinary store.
     """
     index, width = layout.integer, layout.width
     asked = " && ".join(f"((size_t)(q_{p.name} + begin) & {LINE - 1}) == 0" for p in streams)

@@ -21,7 +21,7 @@ SCALARS = (bool, int, float)
 
 
 def operands(op: str, values: Sequence[Any], names: Sequence[str] = ()) -> tuple[Operand, ...]:
-    """Convert arrays and lists to tensors on the first tensor's device. Numbers stay; if all values are numbers, the first is converted."""
+    """Convert arrays and lists to tensors on the first tensor's device. Numbers stay; if all values are numbers, convert the first."""
     first = next((x for x in values if isinstance(x, Tensor)), None)
     queue = first.queue if first is not None else None
     made = [_operand(x, queue) for x in values]
@@ -102,7 +102,7 @@ def category(dtype: DType) -> int:
 
 
 def common_dtype(operands: Sequence[Any]) -> DType:
-    """Return the promoted dtype by torch's rules: 0-d tensors, then numbers, count only if of a higher category (bool, int, float)."""
+    """Return the promoted dtype by torch's rules: 0-d tensors, then numbers, count only if their category (bool, int, float) is higher."""
     tensors = [x for x in operands if isinstance(x, Tensor)]
     tiers = [[DTYPES[x.dtype] for x in tensors if x.shape], [DTYPES[x.dtype] for x in tensors if not x.shape]]
     numbers = [1 if type(x) is Size else SCALARS.index(type(x)) for x in operands if not isinstance(x, Tensor)]

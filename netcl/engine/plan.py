@@ -27,7 +27,7 @@ PlannedResult = tuple[int, tuple[int, ...], str]  # index of its memory (-1: the
 
 
 def command_list(queue: Any, tensors: Sequence[Any]) -> CommandList:
-    """Create an empty command list for a queue; its ``given`` holds a stand-in, with the list as its queue, for each of ``tensors``."""
+    """Create an empty command list. Its ``given`` has one tensor for each of ``tensors``: the same shape, but the list as its queue."""
     commands = CommandList(queue, get_persistent_pool(queue), len(tensors))
     places: list[Any] = [PlannedMemory(commands, i, t.nbytes) for i, t in enumerate(tensors)]
     commands.given = [Tensor(place, t.shape, t.dtype, t.context, commands, place) for place, t in zip(places, tensors, strict=True)]
@@ -62,9 +62,9 @@ class Plan:
         self.whole = self._one_launch()
 
     def _share(self) -> tuple[list[int], list[tuple[Any, int]]]:
-        """Assign the planned memory to leases: temporaries share a lease, which is free after the last command that uses it.
+        """Assign the planned memory to leases. After the last command that uses a temporary, later memory may share its lease.
 
-        Returns the index of the lease (the *room*) of each planned memory, and the shelf and size of each lease.
+        Returns the index of the lease (the *room*) of each planned memory, and the free list (shelf) and size of each lease.
         """
         n = self.operands
         places = [command.args if isinstance(command, Launch) else command.at for command in self.commands]
@@ -97,9 +97,9 @@ class Plan:
         return room_of, rooms
 
     def _number_slots(self) -> None:
-        """Prepare the commands: each selects its argument indices and their memory from one list of slots.
+        """Prepare the commands. A run makes one list of slots; each command selects its argument indices and memory from that list.
 
-        The list begins with the indices themselves and with memory that is the same in every run.
+        The list begins with the argument indices 0, 1, .. and with arguments that are the same in every run.
         """
         launches = [command.args for command in self.commands if isinstance(command, Launch)]
         most = max(map(len, launches), default=0)
@@ -127,9 +127,9 @@ class Plan:
         self.fixed += [None] * (start - len(self.fixed))  # unused: numbers that stay set in the kernels
 
     def _one_launch(self) -> tuple[Any, ...] | None:
-        """Prepare the common case, one kernel over the operands, in order, and one new result; ``None`` for other plans.
+        """Prepare the common case: one kernel that takes the operands in order and one new result. Other plans give ``None``.
 
-        Returns its launch, the result's shelf, size, shape and dtype, and a template of its arguments: all that ``run`` needs.
+        Returns the launch, the result's free list (shelf), size, shape and dtype, and a template of the launch's arguments.
         """
         command = self.commands[0] if len(self.commands) == 1 else None
         if not isinstance(command, Launch) or self.form is not None or self.writes or self.results[0][0] != self.operands:
@@ -246,7 +246,7 @@ def _written_operands(commands: CommandList) -> set[int]:
 
 
 def _planned_results(commands: CommandList, result: Any) -> tuple[Callable[[list[Any]], Any] | None, list[PlannedResult]]:
-    """Return the function that builds the result from its tensors (``None``: one tensor), and per tensor its index, shape and dtype."""
+    """Return a function that makes a result of several tensors, else ``None``; and per tensor its memory index, shape and dtype."""
     if isinstance(result, Tensor):
         return None, [_result(commands, result)]
     if not isinstance(result, tuple | list):

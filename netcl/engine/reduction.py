@@ -1,6 +1,6 @@
 """Runs reduction rows: determines the axes and launches the fold, or folds with NumPy.
 
-The axes of a fold are merged to (rows, length, inner); where kept and folded axes alternate, the innermost run is folded
+The axes of a fold are merged to (rows, length, inner); where kept and folded axes alternate, the innermost ones are folded
 first. Devices compute folds of 16-bit floats in float32.
 """
 
@@ -73,7 +73,7 @@ def folded_shape(shape: tuple[int, ...], axes: Sequence[int], keepdims: bool) ->
 
 
 def runs(shape: tuple[int, ...], axes: Sequence[int]) -> list[tuple[bool, int]]:
-    """Merge neighboring axes into runs, ``(whether it is folded, size)``; axes of size 1 are dropped."""
+    """Merge neighboring axes if all are folded or all are kept. Return ``(folded, size)`` per merged axis; drop axes of size 1."""
     merged: list[tuple[bool, int]] = []
     for a, size in enumerate(shape):
         folded = a in axes
@@ -152,7 +152,7 @@ class FoldLayout(NamedTuple):
 
 
 def fold_layout(shape: Shape3, dtype: str, profile: DeviceProfile) -> FoldLayout:
-    """Choose the kernel of a fold by its sizes, and into how many slices it is split; several slices need a second stage."""
+    """Choose the kernel of a fold by its sizes, and the number of slices of the folded axis; several slices need a second stage."""
     config = get_kernel_selector().select("reduction", ((shape.length,),), profile, dtype)
     cpu = profile.device_type == "cpu"
     wide = (CPU_WIDTH if cpu else 4) if config.use_vectorization else 1
@@ -181,7 +181,7 @@ def fold_layout(shape: Shape3, dtype: str, profile: DeviceProfile) -> FoldLayout
 
 
 def _gpu_columns(shape: Shape3, width: int, profile: DeviceProfile, local: int) -> FoldLayout:
-    """Return the layout with a work-item per vector of columns if that keeps a GPU busy, else a work-group per tile and slice."""
+    """Return a layout with one work-item per vector of columns if that keeps a GPU busy, else with one work-group per tile and slice."""
     across, units = -(-shape.inner // width), profile.max_compute_units
     if shape.length < _LEAST_ABOVE or shape.rows * across >= _UNIT_ITEMS * units:
         return FoldLayout("reduce_columns", width, 64, 1)
@@ -191,7 +191,7 @@ def _gpu_columns(shape: Shape3, width: int, profile: DeviceProfile, local: int) 
 
 
 def _fold_slices(count: int, outputs: int, wanted: int, least: int) -> int:
-    """Return how many slices a fold of ``count`` elements has: each at least ``least`` long, about ``wanted`` in all ``outputs`` folds."""
+    """Return how many slices to make of ``count`` elements: each has at least ``least``; all ``outputs`` folds have about ``wanted``."""
     return max(1, min(-(-wanted // max(outputs, 1)), count // least))
 
 
@@ -290,7 +290,7 @@ def _row_named(name: str) -> Reduction:
 
 
 def _fold_axes(row: Reduction, x: Tensor, axes: tuple[int, ...], target: Tensor, compute: str, count: int, params: Sequence[float]) -> None:
-    """Fold every run of axes, the innermost first; only the first fold applies ``map``, and only the last one ``finish``."""
+    """Fold neighboring axes together, the innermost first. Only the first fold applies ``map``; only the last fold applies ``finish``."""
     given = None
     if row.given:  # the row's second input, per result, in the compute type and with the axes kept
         given, first = Tensor.empty(folded_shape(x.shape, axes, True), STORED[compute], queue=x.queue), _row_named(row.given)
@@ -321,7 +321,7 @@ def _fold_shape(pattern: list[tuple[bool, int]], at: int) -> Shape3:
 
 
 def _without(pattern: list[tuple[bool, int]], at: int) -> list[tuple[bool, int]]:
-    """Return the runs that are left when the run ``at`` is folded; kept runs that become neighbors are merged."""
+    """Return ``pattern`` (see :func:`runs`) without its entry ``at``, which was folded; kept entries that become neighbors are merged."""
     rest = pattern[:at] + pattern[at + 1 :]
     if 0 < at < len(rest):
         rest[at - 1 : at + 1] = [(rest[at][0], rest[at - 1][1] * rest[at][1])]
@@ -381,7 +381,7 @@ def _neutral(row: Reduction, compute: str) -> float:
 
 
 def _combine_numpy(row: Reduction, x: np.ndarray, axes: tuple[int, ...], compute: str) -> np.ndarray:
-    """Return a fold computed by NumPy, with its axes kept: by a ufunc if ``combine`` is one (float32 sums in float64), else by halving."""
+    """Fold with NumPy and keep the axes: with a ufunc if ``combine`` is one (float32 sums in float64), else by combining halves."""
     ufunc = UFUNCS.get(row.combine)
     if ufunc is not None:
         wide = np.float64 if compute == "float" and ufunc in (np.add, np.multiply) else None
@@ -476,7 +476,7 @@ def fold_innermost(row: Reduction, x: Tensor, axes: int, keepdims: bool, params:
 
 
 def _over_all_axes(row: Reduction, x: Tensor, keepdims: bool, params: Sequence[float], target: str, real: str) -> Tensor | None:
-    """Reduce all axes: the innermost in the kernel of the pending values, the others in a second step; ``None`` if that does not pay."""
+    """Reduce the innermost axis in the kernel of the pending values, then the others in a second step; ``None`` if that is not faster."""
     count = x.size // x.shape[-1]
     if not busy(x.queue, count, x.shape[-1]) or row.params:
         return None

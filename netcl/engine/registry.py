@@ -127,8 +127,8 @@ def _check_identity(op: str, inputs: Sequence[str], let: Iterable[str], params: 
 class Pointwise:
     """An op that is one expression per element of its broadcast inputs.
 
-    ``fwd`` is an expression in ``v0``, ``v1``.., the parameters and the names of ``let``; each ``vjp`` may also read ``g`` and
-    ``out``; ``None``: the input has no gradient. ``result``: the rule for the dtype of the result, derived from
+    ``fwd`` is an expression in ``v0``, ``v1``.., the parameters and the names of ``let``. Each expression of ``vjp`` may also read
+    ``g`` and ``out``; ``None`` means that the input has no gradient. ``result``: the rule for the dtype of the result, derived from
     the formula if empty. ``accepts``: ``any``, ``number`` (no bool) or ``float``. ``method``: the op is also a method of
     ``Tensor``, with an in-place form; ops that are methods in torch do not need it. ``onnx``: the ONNX operator as a call
     whose attributes are parameters of the op, ``LeakyRelu(alpha=negative_slope)``; a row without one is exported by its
@@ -183,7 +183,7 @@ class Pointwise:
 
     @cached_property
     def promoting(self) -> tuple[int, ...]:
-        """The inputs whose dtype decides the result's: those used as numbers, not only as conditions; all if there are none."""
+        """The inputs whose dtype decides the dtype of the result: inputs used as numbers, not only as conditions; all if there are none."""
         used = set().union(*[_number_names(parse(text)) for text in (self.fwd, *self.let.values())])
         return tuple([i for i in range(self.arity) if f"v{i}" in used]) or tuple(range(self.arity))
 
@@ -267,7 +267,7 @@ class Reduction(_WithFunction):
     """An op that reduces axes: ``finish(combine over r of map(x[r]))``.
 
     ``map`` is an expression in ``v0`` (the element), the parameters and, if ``given`` names another reduction, ``v1`` (the
-    result of that one over the same axes). ``combine`` is associative, in ``v0`` and ``v1``; ``neutral`` is a number,
+    result of that reduction over the same axes). ``combine`` is associative, in ``v0`` and ``v1``; ``neutral`` is a number,
     ``LOWEST`` or ``HIGHEST``; ``finish`` is in ``v0`` (the fold), ``v1``, ``n`` (the number of folded elements) and the parameters.
     ``result``: ``same``, ``sum`` (integers become int64), ``float`` or ``bool``. ``accepts``: ``any`` or
     ``float``. ``empty``: whether a fold of no elements has a value. ``vjp(F, g, ...)`` gets arguments by name, as in :class:`Op`.
@@ -401,7 +401,7 @@ class Op(_WithFunction):
 
 @cache
 def _sources(row: Op | Reduction) -> tuple[tuple[str, int, str], ...]:
-    """Return, per argument of a row's ``vjp``, its name, the index of its input or output (or -1), and which part of that is passed."""
+    """Return ``(name, index, kind)`` per ``vjp`` argument: index of an input or output, else -1; input, output, shape, dtype or empty."""
     known = {f"{name}_{what}": (i, what) for i, name in enumerate(row.inputs) for what in ("shape", "dtype")}
     known = {
         **{name: (i, "output") for i, name in enumerate(OUTPUTS)},

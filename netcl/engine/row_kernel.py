@@ -48,7 +48,7 @@ class RowFold(NamedTuple):
 
 
 class RowOp(NamedTuple):
-    """One step of a region: ``refs`` name the leaves (``v0``..) and steps (``s0``..) it reads; an empty name is a number."""
+    """One step of a region. ``refs`` are the names of the leaves (``v0``..) and steps (``s0``..) it reads; an empty name is a number."""
 
     kind: str
     name: str
@@ -78,9 +78,9 @@ def step_lines(k: int, step: RowOp) -> list[tuple[str, ast.expr]]:
 
 
 class _Row:
-    """The values of a kernel while its source is generated: in which pass each is known, and whether it varies along the row.
+    """The values of a kernel while its source is generated: in which pass each value is known, and whether it varies along the row.
 
-    ``keeps`` are expensive values that, on CPUs, one pass stores in memory of the work-item for later passes.
+    ``keeps`` are expensive values. On CPUs, one pass stores them in memory of the work-item, and later passes read them.
     """
 
     def __init__(self, steps: Sequence[RowOp], ports: Sequence[Port], kept: Sequence[tuple[int, Port]], real: str, keeps: bool):
@@ -129,7 +129,7 @@ class _Row:
         return [k for k, step in enumerate(self.steps) if step.kind == "fold" and self.level[step.refs[0]] == level]
 
     def written(self, level: int, kind: str) -> list[tuple[int, Port]]:
-        """Return ``(step, port)`` of the results along the row (``map``), or of the sums over columns, that a pass writes."""
+        """Return ``(step, port)`` of what a pass writes: results along the row if ``kind`` is ``map``, sums over columns if ``columns``."""
         return [(k, p) for k, p in self.kept if self.steps[k].kind == kind and p.moves and self.level[f"s{k}"] == level]
 
     def targets(self, level: int) -> list[str]:
@@ -244,7 +244,7 @@ def _row_parameters(ports: Sequence[Port], row: _Row, numbers: Sequence[str], la
 def source(
     name: str, steps: tuple[RowOp, ...], ports: Sequence[Port], kept: Sequence[tuple[int, Port]], real: str, layout: Layout, group: int
 ) -> tuple[str, int]:
-    """Return the source of the kernel ``rows_<name>`` and its scratch rows per work-item, or per work-group if ``group > 1``.
+    """Return the source of the kernel ``rows_<name>``, and how many scratch rows a work-item (if ``group > 1``, a work-group) needs.
 
     The kernel takes leaves, results, scratch memory (if values are kept), numbers, ``inner`` (elements of a row), ``rows``, ``each``
     (rows per work-item or work-group), the sizes of the outer axes but the first, and each leaf's strides along all outer axes.
@@ -310,7 +310,7 @@ class RowLaunch(NamedTuple):
 
 
 def spread_of(queue: Any, count: int, inner: int, real: str, columns: bool) -> rows.Spread:
-    """Return how ``count`` rows are distributed; with ``columns``, over few groups, because each group leaves a partial sum."""
+    """Return how ``count`` rows are distributed. With ``columns``, there are few groups, because each group stores a partial sum."""
     cpu, most, units = rows.device_of(queue)
     spread = rows.row_spread(cpu, most, inner, real in ("double", "long", "ulong"))
     if columns:

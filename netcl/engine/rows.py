@@ -41,10 +41,10 @@ class Spread(NamedTuple):
 
 
 def row_spread(cpu: bool, most: int, n: int, wide: bool, quads: bool = False) -> Spread:
-    """Distribute rows: a CPU's work-item processes one or more rows, in vectors; a GPU uses a work-item per short row, else a work-group.
+    """Distribute rows. A CPU work-item processes one or more rows in vectors. A GPU uses a work-item for a short row, else a work-group.
 
-    ``most`` is the largest work-group, ``n`` the length of a row; ``wide``: the elements have 8 bytes. ``quads``: every run of a row
-    begins at a multiple of four elements, so a GPU reads long rows four at a time and may keep them in registers.
+    ``most`` is the largest work-group, ``n`` the length of a row; ``wide``: the elements have 8 bytes. ``quads``: each contiguous part
+    of a row begins at a multiple of four elements. A GPU then loads four elements of a long row at a time and may keep them in registers.
     """
     if cpu:
         return Spread(1, 1, 8 if wide else 16, max(1, ITEM_WORK // max(n, 1)))
@@ -66,7 +66,7 @@ def _power_of_two(n: int) -> int:
 
 
 def part_spread(queue: Any, rows: int, n: int, operands: Mapping[str, str], args: Sequence[Any]) -> Spread:
-    """Distribute rows over groups that each leave a partial result: few groups, each with many consecutive rows."""
+    """Distribute rows over few groups. Each group processes many consecutive rows and stores a partial result."""
     cpu, most, units = device_of(queue)
     spread = row_spread(cpu, most, n, "float64" in operands.values(), n % 4 == 0 and aligned(args))
     if spread.group == 1 and not cpu:  # a wave shares even a short row: one partial result per work-item would be too many
@@ -87,13 +87,13 @@ def device_of(queue: Any) -> tuple[bool, int, int]:
 
 
 def column_spread(queue: Any, wide: bool) -> Spread:
-    """Distribute columns: a work-item takes a vector of them on a CPU, one on a GPU; ``wide``: the elements have 8 bytes."""
+    """Distribute columns: a work-item processes a vector of columns on a CPU, a single column on a GPU. ``wide``: elements have 8 bytes."""
     cpu, most, _ = device_of(queue)
     return Spread(1, 1, 8 if wide else 16, 1) if cpu else Spread(min(COLUMN_LOCAL, most), 1, 1, 1)
 
 
 def channel_spread(queue: Any, n: int, wide: bool, quads: bool = False) -> Spread:
-    """Distribute folds of ``n`` elements: a work-item per fold on a CPU, a work-group on a GPU. Flags as those of :func:`row_spread`."""
+    """Distribute folds of ``n`` elements: a work-item computes a fold on a CPU, a work-group on a GPU. Flags: see :func:`row_spread`."""
     cpu, most, _ = device_of(queue)
     if cpu:
         return Spread(1, 1, 8 if wide else 16, 1)
@@ -168,7 +168,7 @@ def run_rows(
     queue: Any, module_file: str, cl_file: str, name: str, operands: Mapping[str, str], rows: int, n: int, *args: Any, run: int = 0,
     **defines: Any,
 ) -> None:  # fmt: skip
-    """Launch a kernel on ``rows`` rows of ``n`` elements in runs of ``run`` (0: ``n``). Last arguments: ``rows``, ``n``, rows per item."""
+    """Launch a kernel on rows of ``n`` elements, ``run`` of them contiguous (0: all). Last arguments: ``rows``, ``n``, rows per item."""
     cpu, most, units = device_of(queue)
     quads = (run or n) % 4 == 0 and aligned(args)
     spread = row_spread(cpu, most, n, "float64" in operands.values(), quads)

@@ -69,7 +69,7 @@ class PendingNode(CountedSource):
         return f"<{self.name}: {self.shape} {self.dtype}{'' if self.made is None else ', computed'}>"
 
     def compute(self, wanted: Sequence[PendingNode] = ()) -> Tensor:
-        """Compute the node and, if one kernel can, nodes that share its work and ``wanted`` ones with its inputs; returns its tensor."""
+        """Compute this node and return its tensor. The kernel may also compute nodes that share work, and ``wanted`` nodes."""
         raise NotImplementedError
 
     def finish(self, made: Tensor) -> None:
@@ -97,7 +97,7 @@ def fits_rows(node: PendingNode, space: Space) -> bool:
 
 
 def too_long(operands: Sequence[Any]) -> bool:
-    """Whether a kernel for all operands would be too large; the exact count is made only if the sum of upper bounds exceeds the limit."""
+    """Whether a kernel for all operands would be too large. Nodes and leaves are counted exactly only if an upper bound exceeds a limit."""
     weight = leaves = 0
     for x in operands:
         weight, leaves = (weight + x.weight, leaves + len(x.leaves)) if isinstance(x, PendingNode) else (weight, leaves + 1)
@@ -137,7 +137,7 @@ class _Gathering:
 
 
 def gather_roots(root: PendingNode, wanted: Sequence[PendingNode] = ()) -> list[PendingNode]:
-    """Return the roots of a kernel: a node and, if they fit, live nodes that share its pending work and ``wanted`` ones with its inputs."""
+    """Return the roots of a kernel: ``root`` and, if they fit, live nodes that share its work and ``wanted`` nodes that share inputs."""
     if not wanted and not root.users and all(len(node.users) == 1 for node in nodes_below(root)[:-1]):
         return [root]  # a chain without other users
     region = _Gathering(root)
@@ -178,8 +178,8 @@ def in_order(roots: Sequence[PendingNode]) -> list[PendingNode]:
 def stored(order: Sequence[PendingNode], roots: Sequence[PendingNode]) -> list[PendingNode]:
     """Return the nodes whose values a kernel writes: its roots, and those live intermediate values that are worth storing.
 
-    A value per row is always stored. For whole tensors, the cost of writing and rereading them is compared with that of rereading
-    their inputs; a value that was not stored the first time is stored the second time.
+    Values with one element per row are always stored. Larger values are stored if writing and rereading them costs less than rereading
+    their inputs. A value that was not stored the first time is stored the second time.
     """
     between = [node for node in order if node not in roots and node.alive()]
     if not between:

@@ -1,7 +1,7 @@
 """Copies between strided blocks of two tensors; used by permute, slicing, cat, pad, flip, expand and repeat.
 
-A block is an offset and one stride per axis, in elements; strides may be 0 (broadcast) or negative (reversed). Axes are merged
-and elements widened up to 16 bytes; then device, number of axes and layout select a kernel. Kernels depend on the element size alone.
+A block is an offset and one stride per axis, in elements; strides may be 0 (broadcast) or negative (reversed). Axes are merged,
+and elements are widened to at most 16 bytes. Then device, number of axes and layout select a kernel. A kernel does not depend on the dtype.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class CopyAxis(NamedTuple):
 
 
 class Copy(NamedTuple):
-    """A copy as data: element size, offsets of the first elements in source and destination, axes from the outermost in."""
+    """A copy as data: element size, offsets of the first elements in source and destination, axes from outermost to innermost."""
 
     itemsize: int
     source: int
@@ -59,7 +59,7 @@ def dense(shape: Sequence[int]) -> tuple[int, ...]:
 
 
 def merge(axes: Sequence[CopyAxis]) -> tuple[CopyAxis, ...]:
-    """Drop axes of size one and merge neighbors that both sides traverse with one stride.
+    """Drop axes of size one, and merge neighboring axes that source and target each traverse with one stride.
 
     >>> merge((CopyAxis(2, 12, 12), CopyAxis(3, 4, 4), CopyAxis(4, 1, 1)))
     (CopyAxis(size=24, source=1, target=1),)
@@ -77,7 +77,7 @@ def merge(axes: Sequence[CopyAxis]) -> tuple[CopyAxis, ...]:
 
 
 def widen(copy: Copy, most: int = 16) -> Copy:
-    """Return an equal copy in the widest elements, up to ``most`` bytes, that fit its runs, strides and offsets exactly."""
+    """Return the same copy with the widest elements, up to ``most`` bytes, that divide its innermost axis, strides and offsets."""
     if not copy.axes or copy.axes[-1][1:] != (1, 1):
         return copy
     *outer, inner = copy.axes
@@ -91,7 +91,7 @@ def widen(copy: Copy, most: int = 16) -> Copy:
 
 
 def widen_rows(x: Tensor, y: Tensor, inner: int) -> tuple[int, int]:
-    """Return the widest element, up to 16 bytes, for rows of ``inner`` elements and their alignment: its bytes, and the number per row."""
+    """Return the bytes (at most 16) of the widest aligned element that divides a row of ``inner`` elements, and its number per row."""
     itemsize = wide = dtypes.DTYPES[x.dtype].itemsize
     while inner * itemsize % (2 * wide) == 0 and 2 * wide <= alignment(x, y):
         wide *= 2
@@ -154,7 +154,7 @@ def _grid_copy(queue: Any, copy: Copy) -> _Launch | None:
 
 
 def _row_copy(queue: Any, copy: Copy) -> _Launch | None:
-    """Return a launch for a copy of few axes on a CPU, with some rows or a part of one per work-item; ``None`` for any other copy."""
+    """Return a launch for a copy of few axes on a CPU: a work-item copies some rows or a part of a row. ``None`` for any other copy."""
     if not launch.on_cpu_device(queue) or len(copy.axes) > 4:
         return None
     axes = (CopyAxis(1, 0, 0),) * (4 - len(copy.axes)) + copy.axes
@@ -205,7 +205,7 @@ def _transposition(queue: Any, copy: Copy) -> _Launch | None:
 
 
 def alignment(*tensors: Tensor) -> int:
-    """Return the common alignment in bytes, at most 16: that of the host arrays of tensors with a ``host_ref``, else 16."""
+    """Return the alignment in bytes that all tensors have, at most 16. It is 16 unless a tensor uses the memory of a host array."""
     if all([t.host_ref is None for t in tensors]):
         return 16
     addresses = [t.host_ref.__array_interface__["data"][0] for t in tensors if t.host_ref is not None]
@@ -218,7 +218,7 @@ def alignment(*tensors: Tensor) -> int:
 def _copy_block(
     sizes: Sequence[int], src: Tensor, s_start: int, s_strides: Sequence[int], dst: Tensor, d_start: int, d_strides: Sequence[int]
 ) -> Tensor:
-    """Copy a block of ``sizes`` from ``src`` into ``dst``, in place; both have one dtype and the blocks do not overlap. Returns ``dst``."""
+    """Copy a block of ``sizes`` from ``src`` into ``dst`` and return ``dst``. Both tensors have the same dtype; blocks do not overlap."""
     if 0 in sizes:
         return dst
     if dst.array is not None:

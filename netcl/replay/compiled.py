@@ -1,8 +1,8 @@
 """Records a step and replays it without its Python code: ``netcl.compile`` and ``capture_graph``.
 
 The first call runs eagerly: programs are built, state is created. Later calls are recorded until two recordings in a row are equal, then
-replayed. If commands differ, or if the function reads or calls something that no guard covers (:mod:`netcl.replay.contract`), it is
-refused: it runs eagerly, and a warning names the cause.
+replayed. If commands differ, or if the function reads or calls something that no guard covers (:mod:`netcl.replay.contract`), the
+function is refused: it runs eagerly, and a warning names the cause.
 
 Guards are compared at every call: shapes, settings of modules, which gradients exist, the memory of parameters, the contract. Several
 recordings are kept, one for each key, state and contract.
@@ -43,7 +43,7 @@ MOST_TRIALS = 8  # recordings without a replay until a function is refused
 
 
 class _Call:
-    """The arguments of one call: tensors that a replay rebinds, each buffer once; everything else is part of the ``key``."""
+    """The arguments of one call. A replay rebinds ``tensors``, one per buffer; ``key`` identifies the shapes and all other arguments."""
 
     def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any], queue: Any):
         tensors: list[Tensor] = []
@@ -73,7 +73,7 @@ class _Call:
         self.key = (id(chosen_device()), *key)
 
     def _part(self, arg: Any) -> Any:
-        """Return an argument with its arrays converted to tensors; the argument itself if it has none, since the function may change it."""
+        """Return ``arg`` with its arrays converted to tensors. Without arrays, return ``arg`` itself: the function may change it."""
         if is_a(arg, np.ndarray):
             return Tensor.from_host(self.queue or get_active_device().queue, arg)
         if type(arg) in (list, tuple):
@@ -97,7 +97,7 @@ class _Call:
         return ("object", id(arg))
 
     def _tensor_key(self, t: Tensor) -> tuple[Any, ...]:
-        """Return a tensor's key: its identity if it requires grad or is on NumPy, else shape, dtype, and queue or aliased argument."""
+        """Return the key of ``t``: its identity if it requires grad or is on NumPy, else shape, dtype and queue (or aliased argument)."""
         if t.requires_grad or t.context is None:
             self.objects.append(t)
             return ("object", id(t), t.backend)
@@ -112,7 +112,7 @@ class _Call:
         return [part for arg in (*self.args, *self.kwargs.values()) for part in _inside(arg)]
 
     def not_recordable(self) -> str:
-        """Return why a call with these arguments cannot be recorded, empty if it can; ``"numpy"`` for a tensor on the NumPy backend."""
+        """Return why these arguments prevent a recording; empty if they do not, ``"numpy"`` if a tensor is on the NumPy backend."""
         for t in self.objects:
             if is_a(t, Tensor) and t.context is None:
                 return "numpy"
@@ -129,7 +129,7 @@ def _inside(arg: Any) -> Iterator[Any]:
 
 
 class _Program:
-    """The last recording of calls with the same key, state and contract; and the graph, once two recordings in a row are equal."""
+    """The last recording of calls with the same key, state and contract. It has a graph once two recordings in a row are equal."""
 
     def __init__(self, contract: Contract) -> None:
         self.contract = contract
@@ -241,7 +241,7 @@ class CompiledFunction:
     """A function that is recorded and replayed; made by :func:`compile` and :func:`capture_graph`.
 
     Call it like the function itself. ``graphs`` are the recordings, ``refused`` lists the reasons for calls that are not replayed. Computed
-    results are fresh tensors; tensors that the function leaves behind (gradients, attributes) are overwritten by each replay.
+    results are fresh tensors; tensors that the function stores elsewhere (gradients, attributes) are overwritten by each replay.
     """
 
     def __init__(self, function: Callable[..., Any], strict: bool = False, fuse: bool = False):
@@ -325,7 +325,7 @@ class CompiledFunction:
             return self.function(*args, **kwargs)
 
     def _program(self, case: _Case, state: Any, contract: Contract) -> _Program | None:
-        """Return the program of this state and contract; ``None``, and the function is refused, if there are too many."""
+        """Return the program of this state and contract. If there are too many programs, refuse the function and return ``None``."""
         programs = case.programs.setdefault(state, [])
         for program in programs:
             if program.contract.equals(contract):
@@ -372,7 +372,7 @@ class CompiledFunction:
         call: _Call,
         gradients: Sequence[tuple[Tensor, Any]],
     ) -> None:
-        """Compare a recording with the one before; build a graph if both are equal and every value they use is guarded."""
+        """Compare a recording with the previous one; build a graph if the two are equal and every value they use is guarded."""
         contract = program.contract
         left = contract.left()
         for one in left:
@@ -409,7 +409,7 @@ class CompiledFunction:
             program.graph = Graph().build(recorder, call.tensors, run.tree, self._kept)
 
     def _agrees(self, program: _Program, recorder: Recorder, run: _Run, tensors: Sequence[Tensor], hidden: str) -> bool:
-        """Whether this recording equals the one before; if not, the function is refused, or recorded again if only memory moved."""
+        """Whether this recording equals the previous one. If only buffers differ, the function is recorded again, else it is refused."""
         story = [*recorder.story(), _comparable_result(run.tree), tuple(leaf.grad is None for leaf in recorder.leaves.values())]
         before, program.story = program.story, story
         moved = [t.realize() is not old for t, old in zip(tensors, program.buffers, strict=False)]
@@ -452,7 +452,7 @@ class CompiledFunction:
 
 
 def _left_behind(recorder: Recorder, held: Sequence[Tensor], values: Iterable[Any]) -> str:
-    """Describe memory of the step that something other than ``held`` and ``values`` holds; empty if there is none."""
+    """Describe memory of the step that is in use, but not by tensors in ``held`` or ``values``; empty if there is none."""
     known = [*held, *tensors_of(values)]
     if recorder.left_behind(known):  # tables of the queue grow with every plan of the process: they are walked only if needed
         known += tensors_of(instance_dict(recorder.queue).values())

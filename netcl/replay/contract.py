@@ -1,7 +1,7 @@
 """The contract of a compiled function: the values and calls it may use, and a guard for each of them.
 
-A function may read, by name, in its own code and in the code of every Python function that it names: plain values, tensors, containers and
-small arrays, objects of the user's classes, functions, and objects of netcl. :class:`Contract` finds these values, stores their state,
+A function, and every Python function that it names, may read the following by name: plain values, tensors, containers and small arrays,
+objects of the user's classes, functions, and objects of netcl. :class:`Contract` finds these values, stores their state,
 and compares it before every replay. A value or a call of any other kind is a ``problem`` with a name, and the function is not replayed.
 
 :mod:`netcl.replay.names` lists the names; no control flow is followed. An attribute of a value without a name (an item, a result, a local
@@ -127,7 +127,7 @@ class Contract:
         return len(self.loose), len(self._optional), len(self._on_request), len(self._set), len(self._objects), len(self._walked)
 
     def _names_of(self, value: Any) -> set[str]:
-        """Return the attributes that code may read from ``value`` without naming ``value``: by local variables, by syntax, inside netcl."""
+        """Return the attributes that code may read from ``value`` without naming it: by local variables, by operators, inside netcl."""
         wanted, of_class = self.loose | self._optional, is_a(value, type)
         names = set() if of_class else set(instance_dict(value))
         if is_a(value, (ModuleType, FunctionType)):
@@ -255,7 +255,7 @@ class Contract:
         return found
 
     def _member(self, owner: Any, member: Any, label: str) -> Any:
-        """Queue a function of a class, to walk as a method of ``owner``, and return ``_COMPUTED``; visit and return any other value."""
+        """If ``member`` is a function, queue it as a method of ``owner`` and return ``_COMPUTED``; visit and return any other value."""
         instance = None if is_a(owner, type) else owner
         if is_a(member, FunctionType):
             self._pending.append((member, instance))
@@ -501,7 +501,7 @@ class Contract:
         return [Left(holder, name, holder.get(name), label) for holder, name, label in self._stores.values()]
 
     def carried(self) -> str:
-        """Return a clause for a message about the tensors that the function sets and may read at the next call; empty if there are none."""
+        """Return a clause for an error message that names the tensors that the function sets itself; empty if there are none."""
         labels = ", ".join(label for *_, label in self._kinds)
         return f" except {labels}, which it sets itself" if labels else ""
 
@@ -512,7 +512,7 @@ class Contract:
 
 
 class Left(NamedTuple):
-    """A name or attribute that a function sets. A replay does not set it again: it overwrites the memory of the tensors there."""
+    """A name or attribute that a function sets. A replay does not set it again, but overwrites the memory of its tensors."""
 
     holder: Any
     name: str
@@ -530,7 +530,7 @@ class Left(NamedTuple):
 
 
 class _Place:
-    """A slot of an object or a variable of a closure, as a mapping. ``read`` raises if it is empty."""
+    """A slot of an object or a variable of a closure, as a mapping. ``read`` raises if the slot or variable is empty."""
 
     def __init__(self, descriptor: Any, owner: Any):
         self.owner = owner
@@ -550,7 +550,7 @@ def _holder(value: Any, name: str) -> Any:
 
 
 def _stored(value: Any, name: str) -> Any:
-    """Return an attribute that is stored in the object or its class; ``None`` for one that is computed."""
+    """Return an attribute that is stored in the object or its class; ``None`` for a computed attribute."""
     found = _holder(value, name).get(name)
     for kind in (value if is_a(value, type) else type(value)).__mro__ if found is None else ():
         if name in vars(kind):

@@ -43,9 +43,9 @@ class FoldedCommands:
         self._times: list[int] = []
 
     def take(self, nodes: Sequence[CommandNode], outputs: Collection[Value], kept: KeptValues) -> list[CommandNode]:
-        """Compute the constant commands and return the others; return all if nothing reads the results or they are too large.
+        """Run the constant commands and return the others. If no command reads the results, or they are too large, run none.
 
-        The results become values from outside.
+        From then on, the results count as values from outside the step.
         """
         once = _constant_nodes(nodes, outputs)
         made = {value for node in once for value in node.writes}
@@ -82,7 +82,7 @@ class FoldedCommands:
         self._times = times  # not if a command failed: the next replay computes all of them again
 
     def _lease_for(self, value: Value, result: KeptValue) -> BufferHandle:
-        """Return the kept memory of a result; temporary memory if the result is intermediate, or kept for another, equal value."""
+        """Return the kept memory of ``result``; temporary memory if the result is intermediate, or if it is kept for another value."""
         return result.lease if result.lease is not None and self._places[result] is value else self._pool.allocate(value.nbytes)
 
 

@@ -109,7 +109,7 @@ class Graph:
             self._transfer(node, buffers)()
 
     def _place_values(self) -> None:
-        """Choose a buffer for every value: its own if it is still held, a fresh one at each replay for a result, else a shared one."""
+        """Choose a buffer for every value: its own if a tensor still uses it, a new one at each replay for a result, else a shared one."""
         self._buffers: dict[Value, Any] = {value: value.buffer for value in self.values}
         self._leases: list[Any] = []
         self._fresh: dict[Value, list[Callable[[Any], None]]] = {value: [] for value in self._renewable()}
@@ -126,7 +126,7 @@ class Graph:
         self._share(passing, left)
 
     def _share(self, passing: Sequence[Value], left: Sequence[MemoryBlock]) -> None:
-        """Place values used only inside a replay: in shared blocks, or in the memory of lasting tensors before the step writes these."""
+        """Place ``passing``, values used only inside a replay, in shared blocks, or in ``left``, memory that the step writes later."""
         pool = get_persistent_pool(self.queue)
         with program.state(self.queue).lock:
             shared: weakref.WeakSet[BufferHandle] = self.queue.netcl.part("blocks", lambda _: weakref.WeakSet())
@@ -148,7 +148,7 @@ class Graph:
                     self._buffers[value] = block.lease.part(at, pool.bucket_of(value.nbytes))
 
     def _renewable(self) -> list[Value]:
-        """Return the results that nothing else holds and that only launches use: they are bound to fresh memory instead of being copied."""
+        """Return the results that get new memory at each replay instead of a copy: no tensor holds them, only a few launches use them."""
         outputs = {output.value: 0 for output in _outputs(self.result)}
         moved = {value for node in self.nodes if node.kind != "launch" for value in (*node.reads, *node.writes)}
         for node in self.nodes:
@@ -170,7 +170,7 @@ class Graph:
         self._answers = any(launch.answers for launch, _ in self._launches)
 
     def _stays(self, node: CommandNode) -> bool:
-        """Whether the result of a transfer persists until the next replay, so that it need not be repeated."""
+        """Whether the result of a transfer persists until the next replay, so that the transfer need not be repeated."""
         value = node.writes[0]
         return node.kind == "upload" and value.kind == CONSTANT and not value.written
 
@@ -271,7 +271,7 @@ class Graph:
             stamp(mark, now)
 
     def meets(self, inputs: Sequence[Tensor]) -> int | None:
-        """Return the index of the first input that shares memory with another value of the step, if either is written; else ``None``."""
+        """Return the index of the first input that shares memory with another value, if the step writes to that memory; else ``None``."""
         for i, t in enumerate(inputs):
             if id(t.realize()) in self._written or (self._outside and i in self._rewritten and id(t.memory) in self._outside):
                 return i
@@ -292,12 +292,12 @@ class Graph:
             raise ValueError(message("replay", what, "pass a clone()", shape=inputs[met].shape))
 
     def _run_parts(self) -> None:
-        """Enqueue all commands and call the sources, the functions that compute numbers for them.
+        """Enqueue all commands and call the sources: the functions that compute numbers for the commands.
 
-        Sources before the first one that can be undone run at the beginning, the others where the step called them.
+        Sources before the first one that can be undone run at the beginning, the other sources where the step called them.
 
-        If a source raises (a schedule that is at its end), the commands before it are enqueued. If a command fails, the sources after it
-        are not called and those right before it are undone. So counters and parameters stay consistent, as in eager code.
+        If a source raises, as a schedule does at its end, the commands before the source are enqueued. If a command fails, later sources
+        are not called, and the sources right before the command are undone. So counters and parameters stay consistent, as in eager code.
         """
         said, asking, done = self._said, -1, 0
         try:

@@ -13,7 +13,7 @@ from netcl.replay.values import MADE, CommandNode, Value
 def needed(nodes: Sequence[CommandNode], wanted: Iterable[Value]) -> list[CommandNode]:
     """Drop the nodes whose results nobody reads; return the others and set the lifetimes of their values.
 
-    A value that the step made and nothing holds is read only by later nodes, or ``wanted`` as a result.
+    If no tensor holds a value that the step made, only later nodes can read it, unless it is ``wanted`` as a result.
     """
     last = set(wanted)
     live = {v for node in nodes for v in (*node.reads, *node.writes) if v.kind != MADE or v.held() is not None} | last
@@ -35,7 +35,7 @@ def needed(nodes: Sequence[CommandNode], wanted: Iterable[Value]) -> list[Comman
 
 @dataclass(eq=False)
 class MemoryBlock:
-    """Memory that values share: one after the other and, if it ``cuts`` into sub-buffers, side by side."""
+    """Memory that values share: at different times and, if the memory is cut into sub-buffers (``cuts``), at different offsets."""
 
     nbytes: int
     lease: Any = None
@@ -44,7 +44,7 @@ class MemoryBlock:
     taken: list[tuple[int, int, int, int]] = field(default_factory=list)  # first and last node, first byte and end
 
     def room(self, value: Value, nbytes: int) -> int:
-        """Return the lowest offset at which ``nbytes`` are free during the value's lifetime; it may lie beyond the end."""
+        """Return the lowest offset at which ``nbytes`` are free during the value's lifetime. It may lie beyond the end of the block."""
         at = 0
         for begin, end in sorted((begin, end) for first, last, begin, end in self.taken if first <= value.last and value.first <= last):
             if at + nbytes <= begin:
@@ -74,8 +74,8 @@ def share(
 
     Larger values are placed first. Each takes the smallest block with room during its lifetime; existing blocks are preferred.
 
-    ``size_of`` gives the allocated size of a value, since pools round up; ``there`` are existing blocks. If memory ``cuts`` into
-    sub-buffers, new blocks grow up to ``most`` bytes.
+    ``size_of`` gives the allocated size of a value, since pools round up; ``there`` are existing blocks. If ``cuts``,
+    values may be sub-buffers, and new blocks grow up to ``most`` bytes.
     """
     blocks = list(there)
     new: list[MemoryBlock] = []
@@ -94,7 +94,7 @@ def share(
 
 
 def lease_blocks(queue: Any, sizes: Sequence[int], others: Sequence[BufferHandle]) -> list[BufferHandle]:
-    """Return leases of at least ``sizes`` bytes. ``others``, the memory of other graphs, is shared where it is not much larger."""
+    """Return leases of at least ``sizes`` bytes. Leases in ``others`` belong to other graphs; they are shared if not much larger."""
     free, taken, pool = sorted(others, key=lambda lease: lease.nbytes), [], get_persistent_pool(queue)
     for nbytes in sizes:
         lease = next((old for old in free if nbytes <= old.nbytes <= 2 * nbytes + 4096), None)

@@ -230,7 +230,7 @@ class Recorder:
         return Output(value, tensor.shape, tensor.dtype, tensor if value.kind == OUTSIDE else None)
 
     def leaves_behind(self, name: str, tensors: Iterable[Tensor]) -> None:
-        """Report that the step has set ``name`` to these tensors. A replay sets nothing, so none of them may be an argument."""
+        """Report that the step has set ``name`` to these tensors. A replay sets nothing, so no argument may be among them."""
         inputs = {id(value.buffer) for value in self.inputs}
         if any(t.array is None and id(t.buffer) in inputs for t in tensors):
             self.problem = self.problem or f"it leaves an argument behind ({name}), which a replay would not"
@@ -244,7 +244,7 @@ class Recorder:
                 self.leaf(t)
 
     def unheld(self, held: Iterable[Tensor]) -> str:
-        """Describe a tensor from outside that is not among ``held``, whose replacement no guard would notice; empty if there is none."""
+        """Describe a tensor from outside the step that is not in ``held``: no guard notices its replacement. Empty if there is none."""
         known = {id(t.buffer) for t in held if t.array is None}
         for value in self.values:
             if value.kind == OUTSIDE and value.first >= 0 and value.owners and id(value.buffer) not in known:

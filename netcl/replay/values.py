@@ -41,7 +41,7 @@ class Value:
         return self.lease() if isinstance(self.lease, weakref.ref) else self.lease
 
     def known_as(self) -> tuple[Any, ...]:
-        """Return a key that is equal in two recordings of a step. It holds the buffer: the ``id`` of a released one may be reused."""
+        """Return a key that is equal in two recordings of a step. It contains the buffer: the ``id`` of a released buffer may be reused."""
         return (self.kind, self.buffer) if self.kind == OUTSIDE else (self.kind, self.place)
 
 

@@ -12,7 +12,7 @@ from netcl.core.errors import DtypeError, ShapeError, message
 
 
 class HostCopy:
-    """A copy to the host, which may still be running: ``wait()`` returns the array; ``array, event = copy`` unpacks it."""
+    """A copy to the host that may still be running. ``wait()`` returns the array; ``array, event = copy`` unpacks the copy."""
 
     def __init__(self, array: np.ndarray, event: Any = None):
         self.array = array

@@ -1,9 +1,9 @@
 """Handles fork, interrupts and process exit for OpenCL.
 
-Interrupts: Python runs a signal handler only between bytecodes, so a main thread that waits inside a driver does not run
-it. The C-level handler, however, writes to the wake-up file at once. A watcher thread reads that file and exits with status
-130 if the main thread has not returned to Python within the grace time, or at a second Ctrl-C. Code that must end in an orderly way uses
-:func:`finishing_first`, which turns the first interrupt into an event.
+Interrupts: Python runs a signal handler only between bytecodes, so a main thread that waits inside a driver does not run the
+handler. Python's C-level handler, however, writes to the wake-up file at once, and a watcher thread reads that file. The watcher ends the
+process with status 130 at a second Ctrl-C, or if the main thread has not returned to Python within the grace time. Code that must finish
+its work first uses :func:`finishing_first`, which turns the first interrupt into an event.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def install_handlers() -> None:
 
 
 def interruptible_finish(queue: Any, timeout: float = 30.0) -> bool:
-    """Wait for a queue at most ``timeout`` seconds, polled every 10 ms so that Ctrl-C is handled; returns whether it has finished.
+    """Wait at most ``timeout`` seconds for a queue and return whether it has finished. Polls every 10 ms, so that Ctrl-C is handled.
 
     A worker thread calls ``queue.finish()``; its driver error is raised here. If no thread can start (at exit), an event is polled.
     """
@@ -110,7 +110,7 @@ class Stop(threading.Event):
 
 @contextmanager
 def finishing_first() -> Iterator[Stop]:
-    """Yield a :class:`Stop`: the first Ctrl-C or SIGTERM in the block only sets it, so that running work can end; the second exits at once.
+    """Yield a :class:`Stop`. The first Ctrl-C or SIGTERM in the block only sets this event, so that work can end; the second exits at once.
 
     The exit status is 130, or 143 for SIGTERM. A SIGTERM handler that the program has set is kept. Outside the main thread, where
     Python delivers no signals, the event is never set.
@@ -160,7 +160,7 @@ def _finish_all() -> None:
 def _stop_daemons() -> None:
     """End daemon threads that compute: they would keep filling their queue, and a driver aborts when it is unloaded while in use.
 
-    ``SystemExit`` is raised in each, at its next bytecode; the process waits only for threads that are inside netcl at that moment.
+    ``SystemExit`` is raised in each thread at its next bytecode. The process waits only for threads that are inside netcl at that moment.
     """
     deadline, others = time.monotonic() + GRACE_SECONDS, sys.unraisablehook
     sys.unraisablehook = lambda raised: None if raised.exc_type is SystemExit else others(raised)  # in a __del__; it is raised again below

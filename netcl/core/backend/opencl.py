@@ -1,8 +1,8 @@
 """OpenCL transfers over one queue: asynchronous, pinned and zero-copy.
 
 By default, values for discrete devices are copied to page-locked staging memory, and the copy to the device is enqueued. On devices that
-share the host's memory, the driver copies them into memory that kernels use directly; ``use_pinned=True`` stages them there too. The
-user's array is never aliased without ``share=True``.
+share the host's memory, the driver copies the values into memory that kernels use directly, unless ``use_pinned=True`` selects staging
+memory. Kernels use the memory of the user's array only with ``share=True``.
 """
 
 from __future__ import annotations
@@ -124,17 +124,17 @@ class OpenCLBackend:
     def send(
         self, array: Any, stored: np.ndarray, dtype: dtypes.DType, async_copy: bool | None, use_pinned: bool | None, share: bool
     ) -> Transfer:
-        """Copy ``stored``, which may share memory with the user's ``array``, to the device; ``share`` uses it in place where it can."""
+        """Copy ``stored``, the values of ``array``, to the device. With ``share``, devices that share host memory use ``stored``."""
         if self.integrated and stored.nbytes and (share or not use_pinned):
             return self._in_place(array, stored, share)
         handle = self.pool.allocate(stored.nbytes, what=f"{stored.shape} {dtype.name}")
         return self.write(handle, array, stored, async_copy, use_pinned)
 
     def _in_place(self, array: Any, stored: np.ndarray, share: bool) -> Transfer:
-        """Copy at most once: the driver copies the values into its own memory or, with ``share``, uses the caller's.
+        """Let the driver copy ``stored`` into memory of its own or, with ``share``, use the memory of ``stored`` directly.
 
-        The memory must be the driver's (COPY_HOST_PTR, not USE_HOST_PTR over an array of netcl): running kernels keep a buffer alive, but
-        not the array below it.
+        A copy must be in the driver's memory (COPY_HOST_PTR). A buffer over an array that netcl made (USE_HOST_PTR) is unsafe: running
+        kernels keep the buffer alive, but not the array.
         """
         began = time.perf_counter()
         handle = self.pool.adopt_array(stored) if not share else self.pool.alias_array(self.queue, stored)
@@ -254,7 +254,7 @@ class OpenCLBackend:
         return handle
 
     def wait(self, pending: Any = None) -> None:
-        """Wait for an event or a pending copy; with ``None``, for the whole queue, and handle Ctrl-C meanwhile."""
+        """Wait for an event or a pending copy. With ``None``, wait for the whole queue and handle Ctrl-C."""
         if pending is not None:
             pending.wait()
         else:

@@ -198,7 +198,7 @@ class WorkGroupTuner:
 
 
 def check_expression(expression: str, arity: int, op: str = "elementwise") -> None:
-    """Raise for other names than ``v0 .. v{arity-1}``, the macros and math functions, for comments, and for unbalanced parentheses."""
+    """Raise for comments, unbalanced parentheses, and names other than ``v0 .. v{arity-1}``, the macros and math functions."""
     known = {f"v{i}" for i in range(arity)} | set(MACRO_NAMES) | _FUNCTIONS
     hidden = _COMMENT_OR_DIGRAPH.search(expression)
     if hidden:

@@ -81,7 +81,7 @@ _lock = threading.Lock()
 
 
 def check_compiles(device: Any, key: str, source: str, options: tuple[str, ...]) -> None:
-    """Raise :class:`CompilerAbort` if building or launching a program ends or hangs a child process; this is remembered under ``key``."""
+    """Raise :class:`CompilerAbort` if building or launching a program ends or hangs a child process; the reason is cached under ``key``."""
     place = device.platform.name, device.name
     with _lock:
         if key not in _known_aborts:

@@ -244,7 +244,7 @@ class Program:
             raise KernelBuildError(message("kernel", what, has=self._built.get_info(cl.program_info.KERNEL_NAMES))) from None
 
     def after_first_launch(self, event: Any) -> None:
-        """Store the binary after ``event``, if that is still to be done: PoCL compiles work-group functions at the first launch."""
+        """Wait for ``event`` and store the binary, if it is not stored yet. PoCL compiles work-group functions at the first launch."""
         if "compiles_at_launch" in self.state.quirks:
             compiling()  # drops those that are complete
             _first_launches.append((self.number, _kernel_names(self.source), event))
@@ -274,7 +274,7 @@ class _Own:
 
 
 def _wait_before_more(lenders: list[Any], queue: Any, event: Any) -> None:
-    """Make the other queues whose tensors a launch uses wait for it, before they write to or reuse the memory."""
+    """Make ``lenders``, other queues whose tensors a launch uses, wait for the launch before they write to or reuse that memory."""
     queue.flush()
     for lender in lenders:
         with driver_errors("launch", "to enqueue a barrier"):
@@ -396,12 +396,12 @@ class Kernel:
         own.numbers = numbers
 
     def sized(self, sizes: tuple[int, ...], local: tuple[int, ...] | None, numbers: tuple[Any, ...]) -> Sized | None:
-        """Return this kernel with the sizes of a launch and fixed numbers; ``None`` unless its arguments are typed, buffers first."""
+        """Return this kernel with fixed sizes and numbers; ``None`` unless its argument types are known and its buffers come first."""
         usable = self._in_front and self._own().set_numbers is not None
         return Sized(self, sizes, local, numbers) if usable else None
 
     def _retry(self, queue: Any, kernel: Any, sizes: tuple[int, ...], local: tuple[int, ...] | None, error: Any) -> Any:
-        """Free the pools, relaunch and return the event: drivers may allocate at launch. Raises if ``error`` is not a lack of memory."""
+        """If ``error`` is a lack of memory, which a launch can cause, free the pools, launch again and return the event; else raise."""
         if not lacks_memory(error):
             raise self._refused(sizes, local, error) from None
         free_memory()
@@ -421,8 +421,8 @@ class Kernel:
     def _check_local_memory(self, argument: int = 0) -> None:
         """Raise if a kernel needs more local memory than PoCL has: PoCL aborts the process instead of rejecting the launch.
 
-        ``argument`` is the size of its local arguments in bytes. Other drivers reject it themselves; NVIDIA's allows more than
-        ``local_mem_size``.
+        ``argument`` is the size of the local arguments in bytes. Other drivers reject such a launch themselves. NVIDIA's driver allows more
+        than ``local_mem_size``.
         """
         device = self.program.state.device
         limit = int(device.local_mem_size)
@@ -431,7 +431,7 @@ class Kernel:
             raise DeviceError(message(self.name, what, "use smaller tiles", bytes=self.local_memory + argument, limit=limit))
 
     def _memory(self, queue: Any, args: tuple[Any, ...]) -> list[Any]:
-        """Realize the tensors; return argument indices and buffers, alternating, and also numbers if the argument types are unknown."""
+        """Realize the tensors; return index and buffer of every memory argument in one list, and of numbers too if types are unknown."""
         found: list[Any] = []
         readers = hooks.readers
         for i in self._pointers:
@@ -501,7 +501,7 @@ class Kernel:
         return sizes, local
 
     def clamp(self, local: tuple[int, ...]) -> tuple[int, ...]:
-        """Return a local size that device and kernel allow: sides are limited, then the longest is halved as often as needed."""
+        """Return a local size that device and kernel allow: limit every dimension, then halve the largest until the product fits."""
         limit = self.max_work_group
         if len(local) == 1 and local[0] <= limit:
             return local

@@ -56,7 +56,7 @@ def parameters(source: str, name: str) -> tuple[str, ...] | None:
 def read_only(source: str, name: str) -> tuple[bool, ...] | None:
     """Return, per parameter of the kernel ``name``, whether the kernel cannot write to it: numbers, and pointers to ``const``.
 
-    ``None`` where :func:`parameters` gives none.
+    Returns ``None`` where :func:`parameters` does.
     """
     parts = parameters(source, name)
     if parts is None:
@@ -68,7 +68,7 @@ def read_only(source: str, name: str) -> tuple[bool, ...] | None:
 def parameter_kinds(source: str, name: str) -> tuple[object, ...] | None:
     """Return, per parameter of the kernel ``name``, a NumPy scalar type, ``POINTER``, or ``UNKNOWN`` (a vector type, say).
 
-    A type may be a macro (``const REAL eps``) if a line of the text defines it as a scalar. ``None`` where :func:`parameters` gives none.
+    A type may be a macro (``const REAL eps``) if a line of the text defines it as a scalar. Returns ``None`` where :func:`parameters` does.
     """
     parts = parameters(source, name)
     if parts is None:

@@ -15,7 +15,7 @@ _HALF_CALL = re.compile(r"\bv(?:load|store)a?_half")
 
 
 def substituted(source: str) -> str:
-    """Return ``source`` with loads and stores of half and scalar casts to long replaced; compiler errors refer to its own line numbers."""
+    """Replace loads and stores of half and scalar casts to long in ``source``; compiler errors keep the line numbers of ``source``."""
     if _HALF_CALL.search(source):
         source = f"{_half_functions()}#line 1\n{source}"
     if _LONG_CAST.search(source):
