@@ -128,7 +128,7 @@ def attention(query: Operand, key: Operand, value: Operand, mask: Operand | None
     """Compute ``softmax(q k' scale + mask) v`` and the log-sum-exp of each row of scores, in tiles."""
 
 def attention_grad(upstream: Operand, query: Operand, key: Operand, value: Operand, mask: Operand | None, result: Operand, logarithms: Operand, through: Operand | None = None, *, causal: bool = False, scale: float | None = None) -> tuple[Tensor, Tensor, Tensor]:
-    """Compute the gradients of q, k and v; ``logarithms`` is the log-sum-exp of :func:`attention`, ``through`` its upstream gradient."""
+    """Compute the gradients of q, k and v. ``logarithms`` is the log-sum-exp of :func:`attention`, ``through`` the gradient of that."""
 
 def avg_pool1d(input: Operand, kernel_size: int, stride: int | None = None, padding: int = 0, ceil_mode: bool = False, count_include_pad: bool = True) -> Tensor:
     """The mean of each window of signals ``(batch, channels, length)``."""
@@ -143,11 +143,10 @@ def baddbmm(input: Operand, a: Operand, b: Operand, *, beta: float = 1, alpha: f
     """beta * x + alpha * (a @ b)."""
 
 def batch_norm(input: Operand, running_mean: Operand | None = None, running_var: Operand | None = None, weight: Operand | None = None, bias: Operand | None = None, *, training: bool = False, momentum: float = 0.1, eps: float = 1e-05, fuse_relu: bool = False) -> Tensor:
-    """Normalize each channel of ``(N, C, ...)`` by its running statistics, or by the batch's in training or if none are given.
+    """Normalize each channel of ``(N, C, ...)`` by its running statistics; in training or without them, by the statistics of the batch.
 
-    Training updates ``running_mean`` and ``running_var`` in place, where given:
-    ``running = (1 - momentum) * running + momentum * batch``, the variance with n - 1 in its denominator. ``fuse_relu=True`` applies a
-    ReLU to the result.
+    Training updates ``running_mean`` and ``running_var`` in place, if given: ``running = (1 - momentum) * running + momentum * batch``. For
+    this update, the batch's variance is divided by n - 1. ``fuse_relu=True`` applies a ReLU to the result.
     """
 
 def batch_norm_grad(upstream: Operand, x: Operand, weight: Operand | None, mean: Operand, rstd: Operand) -> tuple[Tensor, Tensor, Tensor]:
@@ -159,7 +158,7 @@ def batch_norm_inference(input: Operand, mean: Operand, var: Operand, weight: Op
 def batch_norm_train(input: Operand, weight: Operand | None = None, bias: Operand | None = None, running_mean: Operand | None = None, running_var: Operand | None = None, *, momentum: float = 0.1, eps: float = 1e-05) -> tuple[Tensor, Tensor, Tensor]:
     """Normalize by the batch's own statistics; returns the result, the means and one over the standard deviations.
 
-    Running statistics, where given, are updated in place: the mean, and the variance with n - 1 in its denominator.
+    Running statistics are updated in place, if given. For this update, the batch's variance is divided by n - 1 instead of n.
     """
 
 def bce(input: Operand, target: Operand, weight: Operand | None = None, *, reduction: str = 'mean', size_average: Any = None, reduce: Any = None) -> Tensor:
@@ -208,19 +207,20 @@ def bucketize(input: Operand, boundaries: Operand) -> Tensor:
     """For each element, the index of the interval between boundaries that contains it. Computed on the host."""
 
 def cached_attention(query: Operand, key: Operand | None, value: Operand | None, keys: Operand, values: Operand, lengths: Operand, key_scales: Operand | None = None, value_scales: Operand | None = None, frequencies: Operand | None = None, query_norm: Operand | None = None, key_norm: Operand | None = None, *, scale: float | None = None, window: int = 0, softcap: float = 0.0, eps: float = 1e-06) -> Tensor:
-    """Causal attention of new positions over a cache, into which their keys and values are written.
+    """Write the keys and values of new positions to a cache, and return the causal attention of these positions over the cache.
 
-    - **q**: queries ``(batch, heads, new, size)``. **k**, **v**: their keys and values, which may have fewer heads (grouped queries).
-      With ``None`` for both, q is a projection of all three side by side, ``(batch, new, (heads + 2 * kv_heads) * size)``, and
+    - **q**: queries ``(batch, heads, new, size)``. **k**, **v**: keys and values of the same positions; they may have fewer heads.
+      With ``None`` for k and v, q is a projection of all three side by side, ``(batch, new, (heads + 2 * kv_heads) * size)``, and
       the result is ``(batch, new, heads * size)``.
     - **keys**, **values**: the cache, ``(batch, kv_heads, positions, size)``; changed in place. A cache of int8 has **key_scales** and
       **value_scales** ``(batch, kv_heads, positions, 1)``: a position is rounded when it is written, but the call that
       writes it uses the exact values.
-    - **lengths**: ``(batch,)`` integers, the number of filled positions of each sequence; read on the device, so that a compiled step
-      works for every length. The new positions must fit into the cache.
-    - **query_norm**, **key_norm**, **frequencies**: heads of a projection are normalized by an RMS norm with these weights and **eps** and
-      rotated by :func:`rope` at the positions that ``lengths`` gives, two elements per frequency.
-    - **window**: how many positions a query sees, itself included; 0 for all. **softcap**: ``c * tanh(score / c)`` for the scores.
+    - **lengths**: ``(batch,)`` integers, the number of filled positions of each sequence. They are read on the device, so that a compiled
+      step works for every length. The new positions must fit into the cache.
+    - **query_norm**, **key_norm**, **eps**: weights and epsilon of RMS norms over the heads of a projection. **frequencies**: rotate these
+      heads by :func:`rope` at positions ``lengths``, ``lengths + 1``, ..; each frequency rotates two elements.
+    - **window**: how many positions a query sees, itself included; 0 for all. **softcap**: if not 0, a score s becomes
+      ``softcap * tanh(s / softcap)``.
 
     There is no gradient: use :func:`scaled_dot_product_attention` to train.
     """
@@ -285,9 +285,9 @@ def conv1d(input: Operand, weight: Operand, bias: Operand | None = None, *, stri
 def conv2d(input: Operand, weight: Operand, bias: Operand | None = None, *, stride: Any = 1, padding: Any = 0, dilation: Any = 1, groups: int = 1, pad: Any = None) -> Tensor:
     """Convolution of images ``(batch, channels, height, width)`` with weights ``(filters, channels / groups, height, width)``.
 
-    ``y[n, f, i, j] = bias[f] + sum over c, r, s of w[f, c, r, s] * x[n, c, i * stride + r * dilation - padding, ...]``;
-    ``c`` runs over the channels of the filter's group. ``padding`` is a number, one per axis, ``((top, bottom), (left, right))``,
-    ``"same"`` or ``"valid"``; ``pad`` is an alias of ``padding``. One image may be given without a batch axis.
+    ``y[n, f, i, j] = bias[f] + sum over c, r, s of w[f, c, r, s] * x[n, c, i * stride + r * dilation - padding, ...]``; ``c`` runs over the
+    channels of the filter's group. ``padding`` is a number, a pair (height, width), ``((top, bottom), (left, right))``, ``"same"`` or
+    ``"valid"``; ``pad`` is an alias of ``padding``. One image may be given without a batch axis.
     """
 
 def conv2d_input_grad(dy: Operand, weight: Operand, *, size: Any, stride: Any = 1, padding: Any = 0, dilation: Any = 1, groups: int = 1) -> Tensor:
@@ -378,10 +378,10 @@ def diag_embed(input: Operand, offset: int = 0, dim1: int = -2, dim2: int = -1) 
     """Matrices with the last axis of ``x`` on a diagonal and zeros elsewhere."""
 
 def diagonal(input: Operand, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Tensor:
-    """The diagonal of ``dim1`` and ``dim2`` as the last axis; a view if these are the last axes of a contiguous x, else maybe a copy."""
+    """The diagonal of ``dim1`` and ``dim2`` as the last axis. May be a copy unless these are the last axes of a contiguous x."""
 
 def diff(input: Operand, n: int = 1, dim: int = -1, prepend: Any = None, append: Any = None, *, axis: int = ...) -> Tensor:
-    """The difference of each element and the one before it along an axis, ``n`` times; ``prepend`` and ``append`` are joined to x first."""
+    """Differences of neighboring elements along an axis, taken ``n`` times. ``prepend`` and ``append`` are joined to x first."""
 
 def digamma(input: Operand, *, out: Tensor | None = None) -> Tensor:
     """The derivative of lgamma; NaN at negative integers."""
@@ -552,7 +552,7 @@ def hypot(input: Operand, other: Operand, *, out: Tensor | None = None) -> Tenso
     """Length of the vector (a, b)."""
 
 def im2col(input: Operand, *, kernel: Any, stride: Any = 1, padding: Any = 0, dilation: Any = 1) -> Tensor:
-    """Unfold the windows of images, of any dtype, to columns: ``(batch, channels * kernel height * kernel width, windows)``."""
+    """Unfold the windows of images of any dtype to columns: ``(batch, channels * kernel height * kernel width, windows)``."""
 
 def index_add(input: Operand, dim: int = ..., index: Operand = ..., src: Operand = ..., *, alpha: float | None = None, axis: int = ...) -> Tensor:
     """Return ``x`` with the slices of ``src`` added at ``index``, which may name a slice several times; ``x`` stays unchanged."""
@@ -940,7 +940,7 @@ def qr(A: Operand, some: bool = True) -> Any:
     """``linalg.qr``; complete unless ``some``."""
 
 def quantile(input: Operand, q: Any = ..., dim: int | None = None, keepdim: bool = False, *, interpolation: str = 'linear', query: Any = ..., axis: int | None = ..., keepdims: bool = ...) -> Tensor:
-    """The quantiles ``q`` (a number, or several, which become a first axis) along an axis, or of all values."""
+    """The quantiles ``q`` along an axis, or of all values. ``q`` is a number or a list; a list becomes the first axis of the result."""
 
 def quantized_linear(input: Operand, weight: Operand, bias: Operand | None = None, *, kind: str, rows: int, activations: str = 'auto') -> Tensor:
     """Compute ``x w' + bias`` with packed weights: ``weight`` holds the bytes of ``rows`` x ``x.shape[-1]`` weights of a GGUF ``kind``.
@@ -1025,7 +1025,7 @@ def roll(input: Operand, shifts: int | Sequence[int], dims: int | Sequence[int] 
 def rope(input: Operand, positions: Operand | None = None, frequencies: Operand | None = None, *, base: float = 10000.0, offset: int = 0, interleaved: bool = False, inverse: bool = False, heads: int | None = None) -> Tensor:
     """Rotary position embedding of ``(..., N, D)``: pair i of the row at position p is rotated by ``p * base ** (-2 i / D)``.
 
-    A pair is an element of the first half and one of the second, or two neighbors if ``interleaved``. Rows are at positions
+    Pair i holds elements i and i + D / 2 or, if ``interleaved``, the neighbors 2 i and 2 i + 1. Rows are at positions
     ``offset, offset + 1, ..`` unless ``positions`` gives them: ``(N,)``, or ``(B, N)`` for x of ``(B, ..., N, D)``.
     ``frequencies`` of shape ``(D / 2,)``, in radians per position, replace the frequencies of ``base`` and have no gradient.
     ``inverse`` rotates back, as the gradient does. ``heads`` limits the rotation to that many leading heads; x must be ``(B, H, N, D)``
@@ -1074,10 +1074,10 @@ def sample_images_input_grad(dy: Operand, grid: Operand, *, size: Sequence[int],
 def scaled_dot_product_attention(query: Operand, key: Operand, value: Operand, mask: Operand | None = None, *, attn_mask: Any = None, causal: bool = False, is_causal: bool = False, scale: float | None = None, dropout_p: float = 0.0) -> Tensor:
     """``softmax(q k' scale + mask) v`` over the last two axes of ``(..., N, D)`` queries and ``(..., M, D)`` keys and values.
 
-    ``mask`` (torch's ``attn_mask``) broadcasts to ``(..., N, M)``: true where a key takes part, or numbers added to the scores.
-    ``scale`` is ``1 / sqrt(D)`` by default.
-    ``causal`` (torch's ``is_causal``) lets query i attend to keys up to i. k and v may have fewer heads than q (grouped queries). A query
-    with all keys masked gives 0. With ``dropout_p``, and for gradients of ``mask``, the matrix of probabilities is stored.
+    ``mask`` (torch's ``attn_mask``) broadcasts to ``(..., N, M)``. A bool mask is true where a query attends to a key; a float mask is
+    added to the scores. ``scale`` is ``1 / sqrt(D)`` by default. ``causal`` (torch's ``is_causal``) lets query i attend to keys up to i. k
+    and v may have fewer heads than q (grouped queries). A query with all keys masked gives 0. With ``dropout_p``, and for gradients of
+    ``mask``, the matrix of probabilities is stored.
     """
 
 def scatter(input: Operand, dim: int = ..., index: Any = ..., src: Any = ..., *, reduce: Any = None, source: Any = ..., value: Any = ..., axis: int = ...) -> Tensor:
