@@ -333,14 +333,14 @@ def cross(input: Operand, other: Operand, dim: float = -1, *, axis: float = ...)
 def cross_entropy(input: Operand, target: Operand, weight: Operand | None = None, *, ignore_index: int = -100, label_smoothing: float = 0.0, reduction: str = 'mean', size_average: Any = None, reduce: Any = None) -> Tensor:
     """Softmax and negative log-likelihood combined: ``-log(softmax(x)[target])``.
 
-    Logits ``(N, C, ...)``. Targets of shape ``(N,)`` or ``(N, ...)`` are class numbers of any dtype, targets of the logits' shape
-    are probabilities. ``mean`` divides by the total weight of the labels that are not ignored, or by the number of rows of probabilities.
+    ``x`` holds logits ``(N, C, ...)``. Targets of shape ``(N,)`` or ``(N, ...)`` are class numbers of any dtype; targets of the shape of
+    ``x`` are probabilities. ``mean`` divides by the total weight of the labels that are not ignored, or by the rows of probabilities.
     """
 
 def cross_entropy_forward(logits: Operand, target: Operand, weight: Operand | None = None, *, reduction: str = 'mean', ignore_index: int = -100, label_smoothing: float = 0.0, log_probs: bool = False) -> tuple[Tensor, ...]:
-    """Compute the loss, the log-sum-exp of each row, and the factor of the sum of losses: one over the divisor of a mean, else 1.
+    """Compute the loss, the log-sum-exp of each row, and a factor: one over the divisor of the mean, or 1 for other reductions.
 
-    ``log_probs``: the logits are log-probabilities already, and no log-sum-exp is computed. :func:`netcl.ops.cross_entropy` checks labels.
+    With ``log_probs``, logits must be log-probabilities, and no log-sum-exp is computed. :func:`netcl.ops.cross_entropy` checks labels.
     """
 
 def cross_entropy_grad(upstream: Operand, logits: Operand, target: Operand, weight: Operand | None, logarithms: Operand, scale: Operand, *, reduction: str = 'mean', ignore_index: int = -100, label_smoothing: float = 0.0, log_probs: bool = False) -> Tensor:
@@ -663,7 +663,7 @@ def linalg_det(A: Operand) -> Tensor:
     """The determinant of square matrices. Computed on the host."""
 
 def linalg_eigh(A: Operand, UPLO: str = 'L') -> Any:
-    """Eigenvalues, in ascending order, and eigenvectors of symmetric matrices, of which one triangle is read. Computed on the host."""
+    """Eigenvalues in ascending order and eigenvectors of symmetric matrices; only the triangle ``UPLO`` is read. Computed on the host."""
 
 def linalg_eigvalsh(A: Operand, UPLO: str = 'L') -> Tensor:
     """The eigenvalues of symmetric matrices, in ascending order. Computed on the host."""
@@ -672,7 +672,7 @@ def linalg_inv(A: Operand) -> Tensor:
     """The inverse of square matrices. Computed on the host."""
 
 def linalg_lstsq(A: Operand, B: Operand, rcond: float | None = None, *, driver: str | None = None) -> Any:
-    """Return X of the least ``|A X - B|^2`` (the shortest of several), residuals, rank and singular values; some may be empty."""
+    """Return the X that minimizes ``|A X - B|^2`` (the shortest if several do), residuals, rank and singular values; some may be empty."""
 
 def linalg_matrix_norm(A: Operand, ord: Any = 'fro', dim: Sequence[int] = ..., keepdim: bool = False, *, axis: Sequence[int] = ..., keepdims: bool = ...) -> Tensor:
     """A norm of matrices: fro, nuc, inf, -inf, 1, -1, 2 or -2. nuc, 2 and -2 are computed on the host."""
@@ -687,7 +687,7 @@ def linalg_pinv(A: Operand, *, atol: Any = None, rtol: Any = None, hermitian: bo
     """The pseudo-inverse; singular values up to ``max(atol, rtol * largest)`` count as 0. Computed on the host."""
 
 def linalg_qr(A: Operand, mode: str = 'reduced') -> Any:
-    """Q with orthonormal columns and an upper triangular R whose product is A; ``mode`` is reduced, complete or r. Computed on the host."""
+    """Q with orthonormal columns and upper triangular R with ``Q R = A``; ``mode`` is reduced, complete or r. Computed on the host."""
 
 def linalg_slogdet(A: Operand) -> Any:
     """The sign of the determinant and the logarithm of its absolute value. Computed on the host."""
@@ -882,7 +882,7 @@ def nll(input: Operand, target: Operand, weight: Operand | None = None, *, ignor
     """Negative log-likelihood of log-probabilities ``(N, C, ...)``: ``-x[target]``."""
 
 def nonzero(input: Operand) -> Tensor:
-    """Return the coordinates of nonzero elements, one row each, int64. Waits for the device: their number determines the shape."""
+    """Return the coordinates of nonzero elements as int64, a row per element. Waits for the device: their number determines the shape."""
 
 def norm(input: Operand, p: float | str = 2, dim: Any = None, keepdim: bool = False, *, out: Tensor | None = None, dtype: Any = None, axis: Any = ..., keepdims: bool = ...) -> Tensor:
     """Compute the p-norm over axes: ``sum(|x|**p) ** (1/p)``; p may be infinite, 0 counts nonzero elements, "fro" is 2."""
@@ -1010,7 +1010,7 @@ def repeat_interleave(input: Operand, repeats: Any = ..., dim: int | None = None
 def resample2d(input: Operand, *, size: Any, steps: Any, mode: str = 'nearest', align_corners: bool = False, back: bool = False) -> Tensor:
     """Resample images to height and width ``size``, at points ``steps`` input pixels apart; the basis of :func:`interpolate`.
 
-    ``back`` computes the transpose, the gradient for images of ``size``; ``x`` then is the gradient of the result.
+    ``back`` computes the gradient for images of ``size``; ``x`` is then the gradient of the result.
     """
 
 def reshape(input: Operand, shape: int | Sequence[int] = ..., *more: int, size: int | Sequence[int] = ...) -> Tensor:
@@ -1104,7 +1104,7 @@ def selu(input: Operand, *, out: Tensor | None = None) -> Tensor:
 def setitem(input: Operand, index: Any, value: Any) -> Tensor:
     """Write ``x[index] = value`` in place. If an index names an element twice, the last value stays.
 
-    Gradients flow to the value and, for all other elements, to the previous ``x``.
+    Gradients flow to ``value`` and to the elements of the previous ``x`` that are not overwritten.
     """
 
 def sigmoid(input: Operand, *, out: Tensor | None = None) -> Tensor:

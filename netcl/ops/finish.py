@@ -19,7 +19,7 @@ from netcl.ops.pointwise import cast
 
 
 class Finish(NamedTuple):
-    """The epilogue of a product of ``dtype``: the dtypes of residual and result, and the activation's name; empty where there is none."""
+    """The epilogue of a product of ``dtype``: dtypes of residual and result, and the activation. An empty string means there is none."""
 
     dtype: str
     residual: str = ""

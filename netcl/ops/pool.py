@@ -92,7 +92,7 @@ def _check_gradient(name: str, dy: Tensor, w: Windows) -> None:
 
 
 def _run_pool(kernel: str, w: Windows, result: Tensor, *tensors: Tensor, count_pad: bool = True) -> None:
-    """Launch a kernel of ``pool.cl`` that fills ``result``, by a work-item per row on CPUs, else per element."""
+    """Launch a kernel of ``pool.cl`` that fills ``result``. A work-item computes a row on CPUs, an element on GPUs."""
     if not result.size:
         return
     queue, (planes, across) = result.queue, (math.prod(result.shape[:2]), result.shape[3])

@@ -1,4 +1,4 @@
-"""The kernels of :func:`netcl.ops.grid_sample` for images: values at points, of the nearest pixel or interpolated between four."""
+"""The kernels of :func:`netcl.ops.grid_sample` for images. A value is the nearest pixel or is interpolated between four pixels."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from netcl.ops.pointwise import cast
 
 
 def _spots(values: np.ndarray, size: int, linear: bool, border: bool, align: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the pixel before each coordinate, the weight of the next, and d(position) / d(coordinate); for nearest, that pixel and 0."""
+    """Return each coordinate's pixel, the next pixel's weight, and d(position) / d(coordinate). The last two are 0 unless ``linear``."""
     at = (values + 1) / 2 * (size - 1) if align else ((values + 1) * size - 1) / 2
     slope = np.full(at.shape, (size - 1) / 2 if align else size / 2, at.dtype)
     if border:

@@ -142,8 +142,7 @@ def _depth(queue: Any, job: Job, config: KernelConfig, profile: DeviceProfile, t
 def filter_tile(job: Job, lanes: int, registers: int) -> tuple[int, int, tuple[int, ...]]:
     """Return a tile's number of filter vectors, its number of pixels, and the candidates for the number of pixels.
 
-    In weight gradients, kernel rows replace pixels. The number of vectors is the same for all image widths: a new width needs no
-    compilation.
+    In weight gradients, kernel rows replace pixels. The number of vectors does not depend on the image width, which saves compilations.
     """
     weights, unit = job.kind == WEIGHT_GRAD, job.g.kw if job.kind == WEIGHT_GRAD else 1
     most = {v: ((registers - 3) // v - 1) // unit for v in (1, 2, 4)}
