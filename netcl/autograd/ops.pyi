@@ -514,8 +514,8 @@ def grid_sample(input: Operand, grid: Operand, mode: str = 'bilinear', padding_m
     """Sample images ``(batch, channels, height, width)`` at the points of ``grid`` ``(batch, height, width, 2)``; also volumes.
 
     A point is ``(x, y)`` with -1 and 1 at the edges of the image (``align_corners=True``: at the centers of its corner pixels). Points
-    outside read zeros; with ``padding_mode="border"`` the nearest pixels; with ``"reflection"`` mirror images. ``mode`` is ``bilinear``,
-    ``nearest`` or, for images, ``bicubic``. Points of volumes are ``(x, y, z)``.
+    outside the image read zeros, the nearest pixels (``padding_mode="border"``) or mirror images (``padding_mode="reflection"``). ``mode``
+    is ``bilinear``, ``nearest`` or, for images, ``bicubic``. Points of volumes are ``(x, y, z)``.
     """
 
 def group_norm(input: Operand, num_groups: int, weight: Operand | None = None, bias: Operand | None = None, eps: float = 1e-05) -> Tensor:
@@ -582,7 +582,7 @@ def integer_columns(input: Operand, zero: Operand | None, kernel_size: Any, stri
     """Windows of int8 or uint8 images, ``(n, groups, height, width, channels / groups * taps)``, padded with ``zero``. No gradient."""
 
 def integer_dot(input: Operand, other: Operand) -> Tensor:
-    """``a b'`` of int8 or uint8 in int32: ``(..., M, K)`` times ``(N, K)``, or ``(g, M, K)`` times ``(n, g, N, K)``. No gradient."""
+    """``a b'`` of int8 or uint8 as int32: ``(..., M, K)`` times ``(N, K)``, or ``(g, M, K)`` times ``(n, g, N, K)``. No gradient."""
 
 def interpolate(input: Operand, size: Any = None, scale_factor: Any = None, mode: str = 'nearest', align_corners: bool | None = None, recompute_scale_factor: bool | None = None, antialias: bool = False) -> Tensor:
     """Resize images ``(batch, channels, height, width)``, signals ``(batch, channels, length)`` or volumes of five axes.
@@ -919,7 +919,7 @@ def pool_average_grad(dy: Operand, *, windows: Any, count_pad: bool = True) -> T
     """The gradient of :func:`pool_average`."""
 
 def pool_max(input: Operand, *, windows: Any) -> tuple[Tensor, Tensor]:
-    """Return the maximum of each window, and its position in its plane, counted row by row (int32)."""
+    """Return the maximum of each window and, as int32, the position of the maximum in its plane, counted row by row."""
 
 def pool_max_grad(dy: Operand, places: Operand, *, windows: Any) -> Tensor:
     """Compute the gradient of :func:`pool_max` from the positions of the maxima."""
@@ -945,10 +945,10 @@ def quantile(input: Operand, q: Any = ..., dim: int | None = None, keepdim: bool
 def quantized_linear(input: Operand, weight: Operand, bias: Operand | None = None, *, kind: str, rows: int, activations: str = 'auto') -> Tensor:
     """Compute ``x w' + bias`` with packed weights: ``weight`` holds the bytes of ``rows`` x ``x.shape[-1]`` weights of a GGUF ``kind``.
 
-    :class:`netcl.nn.QuantizedLinear` packs weights. ``activations`` selects the arithmetic of products. ``float``: x unchanged, sums in
-    float32 (float64 for float64). ``int8``: every 32 neighbors of x are rounded to int8 with one scale, as in llama.cpp; devices do not
-    round float64. ``auto`` selects ``int8`` on CPUs with instructions for it, if kind and dtype allow it, else ``float``. There is a
-    gradient with respect to x and bias, computed in floats, and none with respect to the weights.
+    :class:`netcl.nn.QuantizedLinear` packs weights. ``activations`` selects the arithmetic. ``float`` leaves x unchanged and sums in
+    float32 (float64 for float64). ``int8`` rounds every 32 neighbors of x to int8 with one scale, as in llama.cpp; devices do not round
+    float64. ``auto`` selects ``int8`` on CPUs with instructions for it, if kind and dtype allow it, else ``float``. The gradients with
+    respect to x and bias are computed in floats. Weights have no gradient.
     """
 
 def quantized_linear_grad(grad: Operand, weight: Operand, *, kind: str, columns: int) -> Tensor:
@@ -1060,7 +1060,7 @@ def rsub(input: Operand, other: Operand, *, alpha: float | None = 1) -> Tensor:
     """b - alpha * a."""
 
 def sample_images(input: Operand, grid: Operand, *, linear: bool = True, border: bool = False, align: bool = False) -> Tensor:
-    """Sample images for :func:`grid_sample`: bilinear if ``linear``, else nearest; outside, the nearest pixel if ``border``, else 0."""
+    """Sample images for :func:`grid_sample`: bilinear if ``linear``, else nearest. Outside points read the edge if ``border``, else 0."""
 
 def sample_images_grid_grad(dy: Operand, x: Operand, grid: Operand, *, linear: bool = True, border: bool = False, align: bool = False) -> Tensor:
     """The gradient of :func:`sample_images` with respect to its grid; zero unless ``linear``. It has no gradient itself."""

@@ -142,7 +142,7 @@ class Followed(_Waiting):
         return made
 
     def product(self) -> PendingProduct | None:
-        """Return the product at the start of the chain; ``None`` if it or an intermediate value is computed or referenced."""
+        """Return the product at the start of the chain; ``None`` if the product or an intermediate value is computed or referenced."""
         first: Any = self.of
         while type(first) is Followed and first.skippable():
             first = first.of

@@ -272,8 +272,8 @@ def grid_sample(
     """Sample images ``(batch, channels, height, width)`` at the points of ``grid`` ``(batch, height, width, 2)``; also volumes.
 
     A point is ``(x, y)`` with -1 and 1 at the edges of the image (``align_corners=True``: at the centers of its corner pixels). Points
-    outside read zeros; with ``padding_mode="border"`` the nearest pixels; with ``"reflection"`` mirror images. ``mode`` is ``bilinear``,
-    ``nearest`` or, for images, ``bicubic``. Points of volumes are ``(x, y, z)``.
+    outside the image read zeros, the nearest pixels (``padding_mode="border"``) or mirror images (``padding_mode="reflection"``). ``mode``
+    is ``bilinear``, ``nearest`` or, for images, ``bicubic``. Points of volumes are ``(x, y, z)``.
     """
     name, (x, grid) = "grid_sample", launch.as_tensors("grid_sample", x, grid)
     shapes = {"x.shape": x.shape, "grid.shape": grid.shape}

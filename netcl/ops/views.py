@@ -112,7 +112,7 @@ def _base_size(view: Tensor) -> int:
 
 
 def own(x: Tensor) -> Tensor:
-    """Make the result of a slice independent of its input and return it: in torch, ``flip`` copies."""
+    """Make ``x`` independent of the tensor it is a slice of, and return ``x``: for ops that copy in torch, such as ``flip``."""
     x.place = x.writes = None
     return x
 
@@ -326,7 +326,7 @@ def write_into(t: Tensor, values: Tensor, strides: Sequence[int] | None = None) 
 
 
 def publish(t: Tensor) -> None:
-    """Record that the memory of ``t`` has been written; if ``t`` is a view with a copy, write its values to its base."""
+    """Record a write to the memory of ``t``. If ``t`` is a view that holds a copy, also write its values to its base."""
     if is_copy(t):
         own = Tensor(t.realize(), t.shape, t.dtype, t.context, t.queue, t.lease)
         write_into(t, own)

@@ -278,7 +278,7 @@ def attention(
 
 
 def _widened_halves(*tensors: Tensor) -> tuple[Tensor, ...]:
-    """Cast float16 and bfloat16 tensors to float32 on CPU devices, whose kernel would convert every element at each of many reads."""
+    """Cast float16 and bfloat16 tensors to float32 on CPU devices. The kernel reads every element often and would convert it each time."""
     halves = tensors[0].dtype in HALVES and launch.on_cpu_device(tensors[0].queue)
     return tuple(cast(t, "float32") for t in tensors) if halves else tensors
 

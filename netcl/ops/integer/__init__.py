@@ -66,7 +66,7 @@ def _integer_dot_numpy(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     errors=[(S((3, 5), (2, 4), dtypes="int8"), r"\[integer_dot\] a must be \(\.\.\., M, K\) and b \(\.\.\., N, K\).*a\.shape=\(3, 5\)")],
 )
 def integer_dot(a: Tensor, b: Tensor) -> Tensor:
-    """``a b'`` of int8 or uint8 in int32: ``(..., M, K)`` times ``(N, K)``, or ``(g, M, K)`` times ``(n, g, N, K)``. No gradient."""
+    """``a b'`` of int8 or uint8 as int32: ``(..., M, K)`` times ``(N, K)``, or ``(g, M, K)`` times ``(n, g, N, K)``. No gradient."""
     a, b = launch.as_tensors("integer_dot", a, b)
     for name, x in (("a", a), ("b", b)):
         launch.check_dtype("integer_dot", x, tuple(_BYTE_TYPES), name)
