@@ -89,7 +89,7 @@ class RandomStream:
                 _Unsettled.any = True
 
     def settle(self) -> Tensor:
-        """Advance the counter past all drawn numbers and return the state. A snapshot or a recording starts from it."""
+        """Advance the counter past all drawn numbers and return the state; a snapshot or a recording starts from this state."""
         with self._lock:
             if self.drawn:
                 launch.kernel(self.queue, __file__, "random.cl", "advance")(self.queue, 1, 1, self.state, self.drawn)

@@ -18,7 +18,10 @@ from netcl.ops.pointwise import cast
 
 
 def _spots(values: np.ndarray, size: int, linear: bool, border: bool, align: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return each coordinate's pixel, the next pixel's weight, and d(position) / d(coordinate). The last two are 0 unless ``linear``."""
+    """Return the pixel before each coordinate, the weight of the next pixel, and d(position) / d(coordinate).
+
+    Unless ``linear``, return the pixel nearest to each coordinate, and zeros for the weight and the derivative.
+    """
     at = (values + 1) / 2 * (size - 1) if align else ((values + 1) * size - 1) / 2
     slope = np.full(at.shape, (size - 1) / 2 if align else size / 2, at.dtype)
     if border:

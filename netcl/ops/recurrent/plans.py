@@ -188,7 +188,7 @@ def _cpu(queue: Any, layer: Layer, profile: Any, t: LayerOperands, whole: bool) 
 
 
 def _suits_whole(layer: Layer, config: KernelConfig, profile: Any) -> bool:
-    """Whether one launch runs all steps. The layer must have no projection, and either a named tier or small enough weights."""
+    """Whether one launch runs all steps: the layer has no projection, and ``config`` names a tier or the weights are small enough."""
     if layer.width != layer.hidden:
         return False
     size = GATES[layer.kind] * layer.hidden * layer.width * DTYPES[layer.dtype].itemsize
