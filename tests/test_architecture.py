@@ -182,7 +182,7 @@ LINES = {
     "models": 3214,
     "nn": 6871,
     "onnx": 740,
-    "ops": 27168,
+    "ops": 27166,
     "optim": 2377,
     "profiling": 1353,
     "replay": 2528,

@@ -128,7 +128,7 @@ def attention(query: Operand, key: Operand, value: Operand, mask: Operand | None
     """Compute ``softmax(q k' scale + mask) v`` and the log-sum-exp of each row of scores, in tiles."""
 
 def attention_grad(upstream: Operand, query: Operand, key: Operand, value: Operand, mask: Operand | None, result: Operand, logarithms: Operand, through: Operand | None = None, *, causal: bool = False, scale: float | None = None) -> tuple[Tensor, Tensor, Tensor]:
-    """Compute the gradients of q, k and v; ``logarithms`` is the log-sum-exp of :func:`attention`, ``through`` its upstream gradient."""
+    """Compute the gradients of q, k and v. ``logarithms`` is the log-sum-exp of :func:`attention`, ``through`` the gradient of that."""
 
 def avg_pool1d(input: Operand, kernel_size: int, stride: int | None = None, padding: int = 0, ceil_mode: bool = False, count_include_pad: bool = True) -> Tensor:
     """The mean of each window of signals ``(batch, channels, length)``."""
@@ -143,11 +143,10 @@ def baddbmm(input: Operand, a: Operand, b: Operand, *, beta: float = 1, alpha: f
     """beta * x + alpha * (a @ b)."""
 
 def batch_norm(input: Operand, running_mean: Operand | None = None, running_var: Operand | None = None, weight: Operand | None = None, bias: Operand | None = None, *, training: bool = False, momentum: float = 0.1, eps: float = 1e-05, fuse_relu: bool = False) -> Tensor:
-    """Normalize each channel of ``(N, C, ...)`` by its running statistics, or by the batch's in training or if none are given.
+    """Normalize each channel of ``(N, C, ...)`` by its running statistics; in training or without them, by the statistics of the batch.
 
-    Training updates ``running_mean`` and ``running_var`` in place, where given:
-    ``running = (1 - momentum) * running + momentum * batch``, the variance with n - 1 in its denominator. ``fuse_relu=True`` applies a
-    ReLU to the result.
+    Training updates ``running_mean`` and ``running_var`` in place, if given: ``running = (1 - momentum) * running + momentum * batch``. For
+    this update, the batch's variance is divided by n - 1. ``fuse_relu=True`` applies a ReLU to the result.
     """
 
 def batch_norm_grad(upstream: Operand, x: Operand, weight: Operand | None, mean: Operand, rstd: Operand) -> tuple[Tensor, Tensor, Tensor]:
@@ -159,7 +158,7 @@ def batch_norm_inference(input: Operand, mean: Operand, var: Operand, weight: Op
 def batch_norm_train(input: Operand, weight: Operand | None = None, bias: Operand | None = None, running_mean: Operand | None = None, running_var: Operand | None = None, *, momentum: float = 0.1, eps: float = 1e-05) -> tuple[Tensor, Tensor, Tensor]:
     """Normalize by the batch's own statistics; returns the result, the means and one over the standard deviations.
 
-    Running statistics, where given, are updated in place: the mean, and the variance with n - 1 in its denominator.
+    Running statistics are updated in place, if given. For this update, the batch's variance is divided by n - 1 instead of n.
     """
 
 def bce(input: Operand, target: Operand, weight: Operand | None = None, *, reduction: str = 'mean', size_average: Any = None, reduce: Any = None) -> Tensor:
@@ -208,20 +207,21 @@ def bucketize(input: Operand, boundaries: Operand) -> Tensor:
     """For each element, the index of the interval between boundaries that contains it. Computed on the host."""
 
 def cached_attention(query: Operand, key: Operand | None, value: Operand | None, keys: Operand, values: Operand, lengths: Operand, key_scales: Operand | None = None, value_scales: Operand | None = None, frequencies: Operand | None = None, query_norm: Operand | None = None, key_norm: Operand | None = None, *, scale: float | None = None, window: int = 0, softcap: float = 0.0, eps: float = 1e-06) -> Tensor:
-    """Causal attention of new positions over a cache, into which their keys and values are written.
+    """Write the keys and values of new positions to a cache, and return the causal attention of these positions over the cache.
 
-    - **q**: queries ``(batch, heads, new, size)``. **k**, **v**: their keys and values, which may have fewer heads (grouped queries).
-      With ``None`` for both, q is a projection of all three side by side, ``(batch, new, (heads + 2 * kv_heads) * size)``, and
+    - **q**: queries ``(batch, heads, new, size)``. **k**, **v**: keys and values of the same positions; they may have fewer heads.
+      With ``None`` for k and v, q is a projection of all three side by side, ``(batch, new, (heads + 2 * kv_heads) * size)``, and
       the result is ``(batch, new, heads * size)``.
     - **keys**, **values**: the cache, ``(batch, kv_heads, positions, size)``; changed in place. A cache of int8 has **key_scales** and
       **value_scales** ``(batch, kv_heads, positions, 1)``: a position is rounded when it is written, but the call that
       writes it uses the exact values.
-    - **lengths**: ``(batch,)`` integers, the number of filled positions of each sequence; read on the device, so that a compiled step
-      works for every length. The new positions must fit into the cache. Only the NumPy backend checks this, and any backend if
-      ``lengths`` is not a tensor; otherwise keys and values past the end are neither written nor used.
-    - **query_norm**, **key_norm**, **frequencies**: heads of a projection are normalized by an RMS norm with these weights and **eps** and
-      rotated by :func:`rope` at the positions that ``lengths`` gives, two elements per frequency.
-    - **window**: how many positions a query sees, itself included; 0 for all. **softcap**: ``c * tanh(score / c)`` for the scores.
+    - **lengths**: ``(batch,)`` integers, the number of filled positions of each sequence. They are read on the device, so that a compiled
+      step works for every length. The new positions must fit into the cache. The NumPy backend checks this, and so does every backend
+      if ``lengths`` is not a tensor. Otherwise keys and values past the end are neither written nor used.
+    - **query_norm**, **key_norm**, **eps**: weights and epsilon of RMS norms over the heads of a projection. **frequencies**: rotate these
+      heads by :func:`rope` at positions ``lengths``, ``lengths + 1``, ..; each frequency rotates two elements.
+    - **window**: how many positions a query sees, itself included; 0 for all. **softcap**: if not 0, a score s becomes
+      ``softcap * tanh(s / softcap)``.
 
     There is no gradient: use :func:`scaled_dot_product_attention` to train.
     """
@@ -286,9 +286,9 @@ def conv1d(input: Operand, weight: Operand, bias: Operand | None = None, *, stri
 def conv2d(input: Operand, weight: Operand, bias: Operand | None = None, *, stride: Any = 1, padding: Any = 0, dilation: Any = 1, groups: int = 1, pad: Any = None) -> Tensor:
     """Convolution of images ``(batch, channels, height, width)`` with weights ``(filters, channels / groups, height, width)``.
 
-    ``y[n, f, i, j] = bias[f] + sum over c, r, s of w[f, c, r, s] * x[n, c, i * stride + r * dilation - padding, ...]``;
-    ``c`` runs over the channels of the filter's group. ``padding`` is a number, one per axis, ``((top, bottom), (left, right))``,
-    ``"same"`` or ``"valid"``; ``pad`` is an alias of ``padding``. One image may be given without a batch axis.
+    ``y[n, f, i, j] = bias[f] + sum over c, r, s of w[f, c, r, s] * x[n, c, i * stride + r * dilation - padding, ...]``; ``c`` runs over the
+    channels of the filter's group. ``padding`` is a number, a pair (height, width), ``((top, bottom), (left, right))``, ``"same"`` or
+    ``"valid"``; ``pad`` is an alias of ``padding``. One image may be given without a batch axis.
     """
 
 def conv2d_input_grad(dy: Operand, weight: Operand, *, size: Any, stride: Any = 1, padding: Any = 0, dilation: Any = 1, groups: int = 1) -> Tensor:
@@ -334,14 +334,14 @@ def cross(input: Operand, other: Operand, dim: float = -1, *, axis: float = ...)
 def cross_entropy(input: Operand, target: Operand, weight: Operand | None = None, *, ignore_index: int = -100, label_smoothing: float = 0.0, reduction: str = 'mean', size_average: Any = None, reduce: Any = None) -> Tensor:
     """Softmax and negative log-likelihood combined: ``-log(softmax(x)[target])``.
 
-    Logits ``(N, C, ...)``. Targets of shape ``(N,)`` or ``(N, ...)`` are class numbers of any dtype, targets of the logits' shape
-    are probabilities. ``mean`` divides by the total weight of the labels that are not ignored, or by the number of rows of probabilities.
+    ``x`` holds logits ``(N, C, ...)``. Targets of shape ``(N,)`` or ``(N, ...)`` are class numbers of any dtype; targets of the shape of
+    ``x`` are probabilities. ``mean`` divides by the total weight of the labels that are not ignored, or by the rows of probabilities.
     """
 
 def cross_entropy_forward(logits: Operand, target: Operand, weight: Operand | None = None, *, reduction: str = 'mean', ignore_index: int = -100, label_smoothing: float = 0.0, log_probs: bool = False) -> tuple[Tensor, ...]:
-    """Compute the loss, the log-sum-exp of each row, and the factor of the sum of losses: one over the divisor of a mean, else 1.
+    """Compute the loss, the log-sum-exp of each row, and a factor: one over the divisor of the mean, or 1 for other reductions.
 
-    ``log_probs``: the logits are log-probabilities already, and no log-sum-exp is computed. :func:`netcl.ops.cross_entropy` checks labels.
+    With ``log_probs``, logits must be log-probabilities, and no log-sum-exp is computed. :func:`netcl.ops.cross_entropy` checks labels.
     """
 
 def cross_entropy_grad(upstream: Operand, logits: Operand, target: Operand, weight: Operand | None, logarithms: Operand, scale: Operand, *, reduction: str = 'mean', ignore_index: int = -100, label_smoothing: float = 0.0, log_probs: bool = False) -> Tensor:
@@ -379,10 +379,10 @@ def diag_embed(input: Operand, offset: int = 0, dim1: int = -2, dim2: int = -1) 
     """Matrices with the last axis of ``x`` on a diagonal and zeros elsewhere."""
 
 def diagonal(input: Operand, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Tensor:
-    """The diagonal of ``dim1`` and ``dim2`` as the last axis; a view if these are the last axes of a contiguous x, else maybe a copy."""
+    """The diagonal of ``dim1`` and ``dim2`` as the last axis. May be a copy unless these are the last axes of a contiguous x."""
 
 def diff(input: Operand, n: int = 1, dim: int = -1, prepend: Any = None, append: Any = None, *, axis: int = ...) -> Tensor:
-    """The difference of each element and the one before it along an axis, ``n`` times; ``prepend`` and ``append`` are joined to x first."""
+    """Differences of neighboring elements along an axis, taken ``n`` times. ``prepend`` and ``append`` are joined to x first."""
 
 def digamma(input: Operand, *, out: Tensor | None = None) -> Tensor:
     """The derivative of lgamma; NaN at negative integers."""
@@ -515,8 +515,8 @@ def grid_sample(input: Operand, grid: Operand, mode: str = 'bilinear', padding_m
     """Sample images ``(batch, channels, height, width)`` at the points of ``grid`` ``(batch, height, width, 2)``; also volumes.
 
     A point is ``(x, y)`` with -1 and 1 at the edges of the image (``align_corners=True``: at the centers of its corner pixels). Points
-    outside read zeros; with ``padding_mode="border"`` the nearest pixels; with ``"reflection"`` mirror images. ``mode`` is ``bilinear``,
-    ``nearest`` or, for images, ``bicubic``. Points of volumes are ``(x, y, z)``.
+    outside the image read zeros, the nearest pixels (``padding_mode="border"``) or mirror images (``padding_mode="reflection"``). ``mode``
+    is ``bilinear``, ``nearest`` or, for images, ``bicubic``. Points of volumes are ``(x, y, z)``.
     """
 
 def group_norm(input: Operand, num_groups: int, weight: Operand | None = None, bias: Operand | None = None, eps: float = 1e-05) -> Tensor:
@@ -553,7 +553,7 @@ def hypot(input: Operand, other: Operand, *, out: Tensor | None = None) -> Tenso
     """Length of the vector (a, b)."""
 
 def im2col(input: Operand, *, kernel: Any, stride: Any = 1, padding: Any = 0, dilation: Any = 1) -> Tensor:
-    """Unfold the windows of images, of any dtype, to columns: ``(batch, channels * kernel height * kernel width, windows)``."""
+    """Unfold the windows of images of any dtype to columns: ``(batch, channels * kernel height * kernel width, windows)``."""
 
 def index_add(input: Operand, dim: int = ..., index: Operand = ..., src: Operand = ..., *, alpha: float | None = None, axis: int = ...) -> Tensor:
     """Return ``x`` with the slices of ``src`` added at ``index``, which may name a slice several times; ``x`` stays unchanged."""
@@ -583,7 +583,7 @@ def integer_columns(input: Operand, zero: Operand | None, kernel_size: Any, stri
     """Windows of int8 or uint8 images, ``(n, groups, height, width, channels / groups * taps)``, padded with ``zero``. No gradient."""
 
 def integer_dot(input: Operand, other: Operand) -> Tensor:
-    """``a b'`` of int8 or uint8 in int32: ``(..., M, K)`` times ``(N, K)``, or ``(g, M, K)`` times ``(n, g, N, K)``. No gradient."""
+    """``a b'`` of int8 or uint8 as int32: ``(..., M, K)`` times ``(N, K)``, or ``(g, M, K)`` times ``(n, g, N, K)``. No gradient."""
 
 def interpolate(input: Operand, size: Any = None, scale_factor: Any = None, mode: str = 'nearest', align_corners: bool | None = None, recompute_scale_factor: bool | None = None, antialias: bool = False) -> Tensor:
     """Resize images ``(batch, channels, height, width)``, signals ``(batch, channels, length)`` or volumes of five axes.
@@ -664,7 +664,7 @@ def linalg_det(A: Operand) -> Tensor:
     """The determinant of square matrices. Computed on the host."""
 
 def linalg_eigh(A: Operand, UPLO: str = 'L') -> Any:
-    """Eigenvalues, in ascending order, and eigenvectors of symmetric matrices, of which one triangle is read. Computed on the host."""
+    """Eigenvalues in ascending order and eigenvectors of symmetric matrices; only the triangle ``UPLO`` is read. Computed on the host."""
 
 def linalg_eigvalsh(A: Operand, UPLO: str = 'L') -> Tensor:
     """The eigenvalues of symmetric matrices, in ascending order. Computed on the host."""
@@ -673,7 +673,7 @@ def linalg_inv(A: Operand) -> Tensor:
     """The inverse of square matrices. Computed on the host."""
 
 def linalg_lstsq(A: Operand, B: Operand, rcond: float | None = None, *, driver: str | None = None) -> Any:
-    """Return X of the least ``|A X - B|^2`` (the shortest of several), residuals, rank and singular values; some may be empty."""
+    """Return the X that minimizes ``|A X - B|^2`` (the shortest if several do), residuals, rank and singular values; some may be empty."""
 
 def linalg_matrix_norm(A: Operand, ord: Any = 'fro', dim: Sequence[int] = ..., keepdim: bool = False, *, axis: Sequence[int] = ..., keepdims: bool = ...) -> Tensor:
     """A norm of matrices: fro, nuc, inf, -inf, 1, -1, 2 or -2. nuc, 2 and -2 are computed on the host."""
@@ -688,7 +688,7 @@ def linalg_pinv(A: Operand, *, atol: Any = None, rtol: Any = None, hermitian: bo
     """The pseudo-inverse; singular values up to ``max(atol, rtol * largest)`` count as 0. Computed on the host."""
 
 def linalg_qr(A: Operand, mode: str = 'reduced') -> Any:
-    """Q with orthonormal columns and an upper triangular R whose product is A; ``mode`` is reduced, complete or r. Computed on the host."""
+    """Q with orthonormal columns and upper triangular R with ``Q R = A``; ``mode`` is reduced, complete or r. Computed on the host."""
 
 def linalg_slogdet(A: Operand) -> Any:
     """The sign of the determinant and the logarithm of its absolute value. Computed on the host."""
@@ -883,7 +883,7 @@ def nll(input: Operand, target: Operand, weight: Operand | None = None, *, ignor
     """Negative log-likelihood of log-probabilities ``(N, C, ...)``: ``-x[target]``."""
 
 def nonzero(input: Operand) -> Tensor:
-    """Return the coordinates of nonzero elements, one row each, int64. Waits for the device: their number determines the shape."""
+    """Return the coordinates of nonzero elements as int64, a row per element. Waits for the device: their number determines the shape."""
 
 def norm(input: Operand, p: float | str = 2, dim: Any = None, keepdim: bool = False, *, out: Tensor | None = None, dtype: Any = None, axis: Any = ..., keepdims: bool = ...) -> Tensor:
     """Compute the p-norm over axes: ``sum(|x|**p) ** (1/p)``; p may be infinite, 0 counts nonzero elements, "fro" is 2."""
@@ -920,7 +920,7 @@ def pool_average_grad(dy: Operand, *, windows: Any, count_pad: bool = True) -> T
     """The gradient of :func:`pool_average`."""
 
 def pool_max(input: Operand, *, windows: Any) -> tuple[Tensor, Tensor]:
-    """Return the maximum of each window, and its position in its plane, counted row by row (int32)."""
+    """Return the maximum of each window and, as int32, the position of the maximum in its plane, counted row by row."""
 
 def pool_max_grad(dy: Operand, places: Operand, *, windows: Any) -> Tensor:
     """Compute the gradient of :func:`pool_max` from the positions of the maxima."""
@@ -941,15 +941,15 @@ def qr(A: Operand, some: bool = True) -> Any:
     """``linalg.qr``; complete unless ``some``."""
 
 def quantile(input: Operand, q: Any = ..., dim: int | None = None, keepdim: bool = False, *, interpolation: str = 'linear', query: Any = ..., axis: int | None = ..., keepdims: bool = ...) -> Tensor:
-    """The quantiles ``q`` (a number, or several, which become a first axis) along an axis, or of all values."""
+    """The quantiles ``q`` along an axis, or of all values. ``q`` is a number or a list; a list becomes the first axis of the result."""
 
 def quantized_linear(input: Operand, weight: Operand, bias: Operand | None = None, *, kind: str, rows: int, activations: str = 'auto') -> Tensor:
     """Compute ``x w' + bias`` with packed weights: ``weight`` holds the bytes of ``rows`` x ``x.shape[-1]`` weights of a GGUF ``kind``.
 
-    :class:`netcl.nn.QuantizedLinear` packs weights. ``activations`` selects the arithmetic of products. ``float``: x unchanged, sums in
-    float32 (float64 for float64). ``int8``: every 32 neighbors of x are rounded to int8 with one scale, as in llama.cpp; OpenCL devices
-    raise for float64. ``auto`` selects ``int8`` on CPUs with instructions for it, if kind and dtype allow it, else ``float``. There is a
-    gradient with respect to x and bias, computed in floats, and none with respect to the weights.
+    :class:`netcl.nn.QuantizedLinear` packs weights. ``activations`` selects the arithmetic. ``float`` leaves x unchanged and sums in
+    float32 (float64 for float64). ``int8`` rounds every 32 neighbors of x to int8 with one scale, as in llama.cpp; OpenCL devices
+    raise for float64. ``auto`` selects ``int8`` on CPUs with instructions for it, if kind and dtype allow it, else ``float``. The gradients with
+    respect to x and bias are computed in floats. Weights have no gradient.
     """
 
 def quantized_linear_grad(grad: Operand, weight: Operand, *, kind: str, columns: int) -> Tensor:
@@ -1011,7 +1011,7 @@ def repeat_interleave(input: Operand, repeats: Any = ..., dim: int | None = None
 def resample2d(input: Operand, *, size: Any, steps: Any, mode: str = 'nearest', align_corners: bool = False, back: bool = False) -> Tensor:
     """Resample images to height and width ``size``, at points ``steps`` input pixels apart; the basis of :func:`interpolate`.
 
-    ``back`` computes the transpose, the gradient for images of ``size``; ``x`` then is the gradient of the result.
+    ``back`` computes the gradient for images of ``size``; ``x`` is then the gradient of the result.
     """
 
 def reshape(input: Operand, shape: int | Sequence[int] = ..., *more: int, size: int | Sequence[int] = ...) -> Tensor:
@@ -1026,7 +1026,7 @@ def roll(input: Operand, shifts: int | Sequence[int], dims: int | Sequence[int] 
 def rope(input: Operand, positions: Operand | None = None, frequencies: Operand | None = None, *, base: float = 10000.0, offset: int = 0, interleaved: bool = False, inverse: bool = False, heads: int | None = None) -> Tensor:
     """Rotary position embedding of ``(..., N, D)``: pair i of the row at position p is rotated by ``p * base ** (-2 i / D)``.
 
-    A pair is an element of the first half and one of the second, or two neighbors if ``interleaved``. Rows are at positions
+    Pair i holds elements i and i + D / 2 or, if ``interleaved``, the neighbors 2 i and 2 i + 1. Rows are at positions
     ``offset, offset + 1, ..`` unless ``positions`` gives them: ``(N,)``, or ``(B, N)`` for x of ``(B, ..., N, D)``.
     ``frequencies`` of shape ``(D / 2,)``, in radians per position, replace the frequencies of ``base`` and have no gradient.
     ``inverse`` rotates back, as the gradient does. ``heads`` limits the rotation to that many leading heads; x must be ``(B, H, N, D)``
@@ -1061,7 +1061,7 @@ def rsub(input: Operand, other: Operand, *, alpha: float | None = 1) -> Tensor:
     """b - alpha * a."""
 
 def sample_images(input: Operand, grid: Operand, *, linear: bool = True, border: bool = False, align: bool = False) -> Tensor:
-    """Sample images for :func:`grid_sample`: bilinear if ``linear``, else nearest; outside, the nearest pixel if ``border``, else 0."""
+    """Sample images for :func:`grid_sample`: bilinear if ``linear``, else nearest. Outside points read the edge if ``border``, else 0."""
 
 def sample_images_grid_grad(dy: Operand, x: Operand, grid: Operand, *, linear: bool = True, border: bool = False, align: bool = False) -> Tensor:
     """The gradient of :func:`sample_images` with respect to its grid; zero unless ``linear``. It has no gradient itself."""
@@ -1075,10 +1075,10 @@ def sample_images_input_grad(dy: Operand, grid: Operand, *, size: Sequence[int],
 def scaled_dot_product_attention(query: Operand, key: Operand, value: Operand, mask: Operand | None = None, *, attn_mask: Any = None, causal: bool = False, is_causal: bool = False, scale: float | None = None, dropout_p: float = 0.0) -> Tensor:
     """``softmax(q k' scale + mask) v`` over the last two axes of ``(..., N, D)`` queries and ``(..., M, D)`` keys and values.
 
-    ``mask`` (torch's ``attn_mask``) broadcasts to ``(..., N, M)``: true where a key takes part, or numbers added to the scores.
-    ``scale`` is ``1 / sqrt(D)`` by default.
-    ``causal`` (torch's ``is_causal``) lets query i attend to keys up to i. k and v may have fewer heads than q (grouped queries). A query
-    with all keys masked gives 0. With ``dropout_p``, and for gradients of ``mask``, the matrix of probabilities is stored.
+    ``mask`` (torch's ``attn_mask``) broadcasts to ``(..., N, M)``. A bool mask is true where a query attends to a key; a float mask is
+    added to the scores. ``scale`` is ``1 / sqrt(D)`` by default. ``causal`` (torch's ``is_causal``) lets query i attend to keys up to i. k
+    and v may have fewer heads than q (grouped queries). A query with all keys masked gives 0. With ``dropout_p``, and for gradients of
+    ``mask``, the matrix of probabilities is stored.
     """
 
 def scatter(input: Operand, dim: int = ..., index: Any = ..., src: Any = ..., *, reduce: Any = None, source: Any = ..., value: Any = ..., axis: int = ...) -> Tensor:
@@ -1105,7 +1105,7 @@ def selu(input: Operand, *, out: Tensor | None = None) -> Tensor:
 def setitem(input: Operand, index: Any, value: Any) -> Tensor:
     """Write ``x[index] = value`` in place. If an index names an element twice, the last value stays.
 
-    Gradients flow to the value and, for all other elements, to the previous ``x``.
+    Gradients flow to ``value`` and to the elements of the previous ``x`` that are not overwritten.
     """
 
 def sigmoid(input: Operand, *, out: Tensor | None = None) -> Tensor:

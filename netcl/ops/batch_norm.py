@@ -105,7 +105,7 @@ def _train_cpu(x: Tensor, weight: Any, bias: Any, running: tuple[Any, Any], mome
 
 
 def _fuses(queue: Any, x: Tensor, span: int) -> bool:
-    """Whether one launch reduces and normalizes: the span is not 1, and channels occupy most of the device or a GPU's tensor is small."""
+    """Whether to reduce and normalize in one launch: if ``span`` > 1 and channels occupy the device or, on a GPU, ``x`` is small."""
     cpu, _, units = rows.device_of(queue)
     return span > 1 and (x.shape[1] >= units if cpu else x.size <= FUSED_ELEMENTS or 4 * x.shape[1] >= 3 * units)
 
@@ -166,7 +166,7 @@ def _deferred_train(
     x: Any, weight: Any = None, bias: Any = None, running_mean: Any = None, running_var: Any = None, *, momentum: float = 0.1,
     eps: float = 1e-5,
 ) -> tuple[Tensor, Tensor, Tensor] | None:  # fmt: skip
-    """Compute the statistics now; return the result as a formula of them, and the statistics, or ``None`` if the result is not deferred."""
+    """Compute the statistics and defer the result. Return the result and the statistics, or ``None`` if deferring is impossible."""
     x, weight, bias, running_mean, running_var = _check_train(x, weight, bias, running_mean, running_var)
     if x.backend == "cpu" or not x.size or not _defers(x, weight, bias):
         return None
@@ -235,7 +235,7 @@ def _batch_norm_inference_vjp(F, g, x, mean, var, weight, bias, eps, fuse_relu, 
 
 
 def _before_relu(upstream: Tensor, x: Tensor) -> tuple[Tensor, Tensor] | None:
-    """Split a pending ReLU gradient into its upstream gradient and the ReLU's result; ``None`` if that is impossible."""
+    """If ``upstream`` is the pending gradient of a ReLU, return that ReLU's own upstream gradient and its result; else ``None``."""
     node = lazy_graph.waiting_node(upstream)
     if node is None or node.name != "relu_vjp" or node.shape != x.shape or upstream.shape != x.shape or math.prod(x.shape[2:]) == 1:
         return None
@@ -247,7 +247,7 @@ def _before_relu(upstream: Tensor, x: Tensor) -> tuple[Tensor, Tensor] | None:
 
 
 def _grads(g: Tensor, kept: Tensor | None, x: Tensor, weight: Tensor | None, mean: Tensor, rstd: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Compute the gradients of input, weight and bias; ``kept`` is the result of a ReLU, if any, that ``g`` has not passed."""
+    """Compute the gradients of input, weight and bias. ``g`` is the gradient of the norm's result or, if given, of its ReLU ``kept``."""
     y, upstream = Tensor.empty(x.shape, x.dtype, queue=x.queue), Upstream(g, kept)
     sizes = parts_of(x.queue, *batch_view(x.shape).shape)
     operands = operands_of(g, x, y, weight, weight, mean) | ({} if kept is None else {"K": kept.dtype})
@@ -286,7 +286,7 @@ def batch_norm_train(
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Normalize by the batch's own statistics; returns the result, the means and one over the standard deviations.
 
-    Running statistics, where given, are updated in place: the mean, and the variance with n - 1 in its denominator.
+    Running statistics are updated in place, if given. For this update, the batch's variance is divided by n - 1 instead of n.
     """
     x, weight, bias, running_mean, running_var = _check_train(x, weight, bias, running_mean, running_var)
     running = (running_mean, running_var)
@@ -373,11 +373,10 @@ def batch_norm(
     F: Any, x: Tensor, running_mean: Tensor | None = None, running_var: Tensor | None = None, weight: Tensor | None = None,
     bias: Tensor | None = None, *, training: bool = False, momentum: float = 0.1, eps: float = 1e-5, fuse_relu: bool = False,
 ) -> Tensor:  # fmt: skip
-    """Normalize each channel of ``(N, C, ...)`` by its running statistics, or by the batch's in training or if none are given.
+    """Normalize each channel of ``(N, C, ...)`` by its running statistics; in training or without them, by the statistics of the batch.
 
-    Training updates ``running_mean`` and ``running_var`` in place, where given:
-    ``running = (1 - momentum) * running + momentum * batch``, the variance with n - 1 in its denominator. ``fuse_relu=True`` applies a
-    ReLU to the result.
+    Training updates ``running_mean`` and ``running_var`` in place, if given: ``running = (1 - momentum) * running + momentum * batch``. For
+    this update, the batch's variance is divided by n - 1. ``fuse_relu=True`` applies a ReLU to the result.
 
     >>> from netcl import ops
     >>> ops.batch_norm([[1.0], [3.0]], training=True, eps=0.0).tolist()

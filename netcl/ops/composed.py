@@ -1,6 +1,6 @@
-"""Ops with torch's names that are composed of other ops, whose gradients they use. ``unique`` is computed on the host.
+"""Ops with torch's names, composed of other ops and differentiated through them. ``unique`` is computed on the host.
 
-Ops whose result has a shape that depends on values wait for the device.
+An op waits for the device if the shape of its result depends on values.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def as_like(x: Tensor, values: Any) -> Any:
     errors=[(S((3, 5), dim1=0, dim2=-2), r"\[diagonal\] dim1 and dim2 must be different axes; dim1=0, dim2=-2")],
 )
 def diagonal(F: Any, x: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Tensor:
-    """The diagonal of ``dim1`` and ``dim2`` as the last axis; a view if these are the last axes of a contiguous x, else maybe a copy."""
+    """The diagonal of ``dim1`` and ``dim2`` as the last axis. May be a copy unless these are the last axes of a contiguous x."""
     x = _checked_tensor("diagonal", x, 2)
     a, b = _at("diagonal", dim1, x.ndim), _at("diagonal", dim2, x.ndim)
     if a == b:
@@ -301,7 +301,7 @@ row("isclose", _isclose, np.isclose, S(_CLOSE, _CLOSE + np.array([0, 0.5, 0, 0],
 
 
 def _scan(F: Any, name: str, x: Tensor, axis: int, combine: Callable[..., Any], neutral: float) -> Tensor:
-    """Return every element combined with all before it, in log n calls of ``combine``, whose neutral element is ``neutral``."""
+    """Return running results of ``combine`` along an axis, in log n calls. ``neutral`` is the neutral element of ``combine``."""
     x = _checked_tensor(name, x)
     at, step = _at(name, axis, x.ndim), 1
     while x.shape and step < x.shape[at]:
@@ -325,7 +325,7 @@ row("logcumsumexp", lambda F, x, axis: _scan(F, "logcumsumexp", x, axis, F.logad
 
 @composite(ref=lambda x, n=1, axis=-1: np.diff(x, n, axis), samples=[S((2, 5)), S((5, 2), n=2, axis=0)])
 def diff(F: Any, x: Tensor, n: int = 1, axis: int = -1, prepend: Any = None, append: Any = None) -> Tensor:
-    """The difference of each element and the one before it along an axis, ``n`` times; ``prepend`` and ``append`` are joined to x first."""
+    """Differences of neighboring elements along an axis, taken ``n`` times. ``prepend`` and ``append`` are joined to x first."""
     x = _checked_tensor("diff", x, 1)
     at = _at("diff", axis, x.ndim)
     if prepend is not None or append is not None:
@@ -414,7 +414,7 @@ def median(F: Any, x: Tensor, axis: int | None = None, keepdims: bool = False) -
            amp="float", errors=[(S((3,), q=1.5), r"\[quantile\] q must be between 0 and 1; q=1\.5"),
                                 (S((3,), q=0.5, interpolation="cubic"), r"\[quantile\] interpolation must be one of")])  # fmt: skip
 def quantile(F: Any, x: Tensor, q: Any, axis: int | None = None, keepdims: bool = False, *, interpolation: str = "linear") -> Tensor:
-    """The quantiles ``q`` (a number, or several, which become a first axis) along an axis, or of all values."""
+    """The quantiles ``q`` along an axis, or of all values. ``q`` is a number or a list; a list becomes the first axis of the result."""
     x = _checked_tensor("quantile", x)
     wanted = np.asarray(q, np.float64)
     if ((wanted < 0) | (wanted > 1)).any():

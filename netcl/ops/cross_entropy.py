@@ -255,9 +255,9 @@ def cross_entropy_forward(
     logits: Tensor, target: Tensor, weight: Tensor | None = None, *, reduction: str = "mean", ignore_index: int = -100,
     label_smoothing: float = 0.0, log_probs: bool = False,
 ) -> tuple[Tensor, ...]:  # fmt: skip
-    """Compute the loss, the log-sum-exp of each row, and the factor of the sum of losses: one over the divisor of a mean, else 1.
+    """Compute the loss, the log-sum-exp of each row, and a factor: one over the divisor of the mean, or 1 for other reductions.
 
-    ``log_probs``: the logits are log-probabilities already, and no log-sum-exp is computed. :func:`netcl.ops.cross_entropy` checks labels.
+    With ``log_probs``, logits must be log-probabilities, and no log-sum-exp is computed. :func:`netcl.ops.cross_entropy` checks labels.
     """
     logits, target, weight = launch.as_tensors("cross_entropy", logits, target, weight)
     options = {"reduction": reduction, "ignore_index": ignore_index, "label_smoothing": label_smoothing, "log_probs": log_probs}

@@ -125,7 +125,7 @@ def decode_linear(
 
 def _launch_of(parts: DecodeParts, x: Tensor, weight: Tensor, bias: Tensor | None, kind: str, rows: int,
                activations: str) -> Callable[[Tensor], None] | None:  # fmt: skip
-    """Return a function that launches all parts as one kernel into a result; ``None`` where the product has no such kernel."""
+    """Return a function that runs all parts as one kernel and fills its argument; ``None`` if the product has no such kernel."""
     given = [t for t in (x, None if kind else weight, bias, *parts[4:]) if t is not None]
     tokens, columns = math.prod(x.shape[:-1]), x.shape[-1] if x.shape else 0
     alike = {t.dtype for t in given} == {x.dtype} and x.dtype != "float64" and alignment(*given, weight) == 16

@@ -1,8 +1,9 @@
 """Pending matrix products and convolutions, and the ops that are fused into their kernels.
 
-Where deferring pays, ``matmul``, ``affine`` and ``conv2d`` return a tensor of a :class:`PendingProduct`. An op that its kernel can apply
-returns a tensor of a :class:`Followed`: a scale factor, a bias, a residual, an activation, a cast, in this order. When a value is read,
-these ops run in the kernel of the product, if no tensor refers to an intermediate result. Otherwise that result is computed first.
+Where deferring pays, ``matmul``, ``affine`` and ``conv2d`` return a deferred tensor of a :class:`PendingProduct`. Its kernel can also apply
+a scale factor, a bias, a residual, an activation and a cast, in this order. Each of these ops returns a deferred tensor of a
+:class:`Followed`. When a value is read, one kernel computes the chain. If a tensor refers to an intermediate result, that is computed
+first.
 """
 
 from __future__ import annotations
@@ -76,7 +77,7 @@ class _Waiting(lazy_graph.Product):
 
 
 class PendingProduct(_Waiting):
-    """A pending product: ``call(x, w, extras)`` launches it with its epilogue; a bias may be added along its last axis if ``by_column``."""
+    """A pending product. ``call(x, w, extras)`` launches it with its epilogue. ``by_column``: a bias may be added along its last axis."""
 
     __slots__ = ("by_column", "call", "deferral")
 
@@ -141,14 +142,14 @@ class Followed(_Waiting):
         return made
 
     def product(self) -> PendingProduct | None:
-        """Return the product at the start of the chain; ``None`` if it or an intermediate value is computed or referenced."""
+        """Return the product at the start of the chain; ``None`` if the product or an intermediate value is computed or referenced."""
         first: Any = self.of
         while type(first) is Followed and first.skippable():
             first = first.of
         return first if type(first) is PendingProduct and first.skippable() else None
 
     def settled(self, x: Tensor, values: Sequence[Any]) -> Tensor:
-        """Return ``x`` or, if it is no longer pending or an op over ``values`` needs the underlying product as well, its formula."""
+        """Return ``x``, or its formula if ``x`` is no longer pending or if ``values``, an op's operands, include the product itself."""
         first: Any = self.of
         while type(first) is Followed:
             first = first.of
@@ -183,7 +184,7 @@ def _deferred(waiting: _Waiting, like: Tensor) -> Tensor:
 
 
 def _with_scale(extras: Extras, number: Any) -> Extras | None:
-    """Return the epilogue with a scale factor; ``None`` if another op precedes it, or for 16-bit dtypes, whose product is rounded first."""
+    """Return the epilogue with a scale factor; ``None`` if ``extras`` has other ops already or the product is rounded to 16 bits."""
     finish, bias, _, scale = extras
     if scale != 1 or bias is not None or not finish.plain or finish.dtype in HALVES:
         return None
@@ -216,7 +217,7 @@ def _with_cast(extras: Extras, dtype: DType) -> Extras | None:
 
 
 def _in_shape(x: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """Return ``x`` in the shape of the view that an op reads; a pending value itself has the shape it is computed in."""
+    """Return ``x`` in ``shape``: an op may read a pending value through a reshaped view."""
     return x if x.shape == shape else with_shape(x, shape)
 
 
@@ -246,7 +247,7 @@ class _Step(NamedTuple):
         return _plus_tensor(of.extras, other, of, seen.shape) if isinstance(other, Tensor) else None
 
     def alone(self) -> Callable[[Tensor], Tensor]:
-        """Return a function that runs only this op, in the shape of the call; the function keeps only the other operand alive."""
+        """Return a function that runs only this op, in the shape of the call. The function keeps only the other operands alive."""
         shape = self.values[self.place].shape
         if self.name == "cast":
             name = self.dtype.name

@@ -1,4 +1,4 @@
-"""Discrete Fourier transforms of pairs: complex numbers as a last axis of 2 (real, imaginary), as in ``torch.view_as_real``.
+"""Discrete Fourier transforms. Complex numbers are pairs (real, imaginary) along a last axis of 2, as in ``torch.view_as_real``.
 
 NumPy computes the three ``fft_*`` ops on the host, so they wait for the device. ``netcl.fft`` has torch's functions, built on them.
 """

@@ -1,7 +1,7 @@
 """The epilogue of product and convolution kernels: the ops applied to a sum before it is stored.
 
-The result is ``activation(scale * sum + bias + residual)`` in the requested dtype, rounded as by separate ops. Activations use the
-formulas of their rows. If a driver's scalar and vector ``exp`` differ (PoCL), the last bit may differ from that of separate ops.
+The result is ``activation(scale * sum + bias + residual)`` in the requested dtype, rounded as by separate ops. Activations use the same
+formulas as the separate ops. If a driver's scalar and vector ``exp`` differ (PoCL), the last bit may differ from that of separate ops.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from netcl.ops.pointwise import cast
 
 
 class Finish(NamedTuple):
-    """The epilogue of a product of ``dtype``: the dtypes of residual and result, and the activation's name; empty where there is none."""
+    """The epilogue of a product of ``dtype``: dtypes of residual and result, and the activation. An empty string means there is none."""
 
     dtype: str
     residual: str = ""
@@ -90,7 +90,7 @@ def _activation_row(name: str) -> Pointwise:
 
 
 def activation_vjp(F: Any, activation: str, g: Any, out: Any, before: Callable[[], Any] = lambda: None) -> Any:
-    """Return the gradient with respect to an activation's input, by the formula of its row; ``before()`` gives that input if needed."""
+    """Return the gradient with respect to an activation's input, by the formula of its op; ``before()`` gives that input if needed."""
     row = _activation_row(activation)
     assert row.vjp[0]
     known = {"g": g, "out": out} | ({"v0": before()} if "v0" in row.saved() else {})

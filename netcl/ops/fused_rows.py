@@ -1,7 +1,7 @@
 """Softmax and row norms as formulas and folds, for the NumPy backend and for deferral in compiled functions.
 
-The formulas take ``r``, which evaluates them: :class:`ArrayRows` at once, on arrays; :class:`_Rows` in the generated kernel of a
-compiled function. Each entry of :data:`FUSED` defers an op. It returns ``None`` for a call that it cannot defer; the op's own kernel
+The formulas take an evaluator ``r``. :class:`ArrayRows` evaluates them at once, on arrays; :class:`_Rows` adds them to the generated kernel
+of a compiled function. Each entry of :data:`FUSED` defers an op. It returns ``None`` for a call that it cannot defer; the op's own kernel
 then runs and raises its errors.
 """
 
@@ -113,7 +113,7 @@ def along_axis(rows: Callable[..., Any], *arrays: np.ndarray, axis: int) -> np.n
 
 
 def _last(x: Any, axis: int) -> bool:
-    """Whether ``axis`` is the last one of a float tensor that the device supports, and its rows keep the device busy."""
+    """Whether ``axis`` is the last axis of ``x``, a float tensor that the device supports, and the rows of ``x`` keep the device busy."""
     if not isinstance(x, Tensor) or x.dtype not in launch.FLOATS or not x.ndim or not x.size or not -x.ndim <= axis < x.ndim:
         return False
     real = DTYPES[x.dtype].c_compute
@@ -122,7 +122,7 @@ def _last(x: Any, axis: int) -> bool:
 
 
 def _deferred_along_axis(name: str, rows: Callable[..., Any], count: int) -> Callable[..., Tensor | None]:
-    """Return a function that defers an op of ``count`` tensors and an axis; it returns ``None`` if that is impossible."""
+    """Return a function that defers an op of ``count`` tensors and an axis. The function returns ``None`` for calls it cannot defer."""
 
     def deferred(*args: Any, axis: int = -1, **named: Any) -> Tensor | None:
         if named:
@@ -214,7 +214,7 @@ def _planned_op(name: str) -> Callable[..., Any]:
 
 
 def deferred_expand(x: Tensor, shape: tuple[int, ...]) -> Tensor | None:
-    """Return ``x`` repeated to ``shape`` as a deferred tensor whose readers load ``x``; ``None`` if that cannot be done or does not pay."""
+    """Return ``x`` repeated to ``shape`` as a deferred tensor, whose readers load ``x``; ``None`` if deferring is impossible or slower."""
     real = DTYPES[x.dtype].c_compute
     wanted = deferral.mode is not None or lazy_graph.worth_deferring(x.queue, shape)
     if not wanted or not fusable(x.queue, shape, real, DTYPES[x.dtype], (x,)):

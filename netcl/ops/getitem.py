@@ -204,7 +204,7 @@ def _broadcast(value: Tensor, shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def block_of(selected: Selection) -> tuple[int, list[int]]:
-    """Return offset and strides, in contiguous memory, of the elements that a basic index selects."""
+    """Return the offset and strides of the elements that a basic index selects in a contiguous tensor."""
     strides = dense(selected.shape)
     start = sum(_start(walk) * stride for walk, stride in zip(selected.walks, strides, strict=True))
     return start, [0 if part is None else selected.walks[part].step * strides[part] for part in selected.layout]
@@ -223,7 +223,7 @@ def _setitem_vjp(F: Any, g: Any, index: Any, value_shape: tuple[int, ...], needs
 def setitem(x: Tensor, index: Any, value: Any) -> Tensor:
     """Write ``x[index] = value`` in place. If an index names an element twice, the last value stays.
 
-    Gradients flow to the value and, for all other elements, to the previous ``x``.
+    Gradients flow to ``value`` and to the elements of the previous ``x`` that are not overwritten.
     """
     selected = selection_of(x, index)
     given = _written_value(x, value)

@@ -105,7 +105,7 @@ def indices(name: str, index: Any, like: Tensor, size: int, wrap: bool = False) 
 
 
 def check_host(name: str, host: np.ndarray, size: int, wrap: bool = False) -> np.ndarray:
-    """Return host indices as int64, negative ones counted from the end if ``wrap``; ``IndexError`` names the first one out of range."""
+    """Return host indices as int64. ``wrap``: negative ones count from the end. ``IndexError`` names the first index out of range."""
     if host.dtype.kind not in "iu":
         raise DtypeError(message(name, "index must consist of integers", dtype=host.dtype, shape=host.shape))
     wide = host.astype(np.int64)
@@ -537,7 +537,7 @@ def flat_nonzero(x: Tensor) -> Tensor:
     at_once=True,
 )
 def nonzero(x: Tensor) -> Tensor:
-    """Return the coordinates of nonzero elements, one row each, int64. Waits for the device: their number determines the shape."""
+    """Return the coordinates of nonzero elements as int64, a row per element. Waits for the device: their number determines the shape."""
     (x,) = launch.as_tensors("nonzero", x)
     flat = flat_nonzero(x)
     if x.array is not None:

@@ -231,7 +231,7 @@ def linalg_matrix_rank(A, *, atol=None, rtol=None, hermitian=False):
 
 @composite(ref=lambda A, B: (np.linalg.lstsq(A, B)[0],), samples=[S((5, 3), (5, 2)), S((4, 2), (4,))], amp="float", tol=8)
 def linalg_lstsq(F: Any, A: Tensor, B: Tensor, rcond: float | None = None, *, driver: str | None = None) -> LeastSquares:
-    """Return X of the least ``|A X - B|^2`` (the shortest of several), residuals, rank and singular values; some may be empty."""
+    """Return the X that minimizes ``|A X - B|^2`` (the shortest if several do), residuals, rank and singular values; some may be empty."""
     A, B = launch.as_tensors("linalg_lstsq", A, B)
     columns = F.unsqueeze(B, -1) if _as_columns(A, B) else B
     found, rank = F.matmul(F.linalg_pinv(A, rtol=rcond), columns), F.linalg_matrix_rank(A, rtol=rcond)
@@ -323,7 +323,7 @@ def _qr_vjp(F, g, out0, out1, mode):
 @on_host("A", vjp=_qr_vjp, ref=lambda A, mode="reduced": tuple(np.linalg.qr(A, mode)), takes="matrix", amp="float", tol=4,
          samples=[S((4, 3)), S((2, 3, 4)), S((2, 3), mode="complete")], errors=_errors("linalg_qr", _FLAT))  # fmt: skip
 def linalg_qr(A, mode="reduced"):
-    """Q with orthonormal columns and an upper triangular R whose product is A; ``mode`` is reduced, complete or r. Computed on the host."""
+    """Q with orthonormal columns and upper triangular R with ``Q R = A``; ``mode`` is reduced, complete or r. Computed on the host."""
     return QR(np.zeros(0), np.linalg.qr(A, "r")) if mode == "r" else QR(*np.linalg.qr(A, mode))
 
 
@@ -373,7 +373,7 @@ def _eigh_vjp(F, g, out0, out1):
 
 @on_host("A", vjp=_eigh_vjp, ref=_symmetric(lambda A: tuple(np.linalg.eigh(A))), errors=_errors("linalg_eigh", _FLAT, _OBLONG), **_DEFINITE)
 def linalg_eigh(A, UPLO="L"):
-    """Eigenvalues, in ascending order, and eigenvectors of symmetric matrices, of which one triangle is read. Computed on the host."""
+    """Eigenvalues in ascending order and eigenvectors of symmetric matrices; only the triangle ``UPLO`` is read. Computed on the host."""
     return Eigen(*np.linalg.eigh(A, UPLO))
 
 

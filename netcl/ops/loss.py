@@ -1,6 +1,6 @@
 """Loss functions. ``reduction`` is ``mean``, ``sum`` or ``none``, for ``kl_div`` also ``batchmean``. Some have torch's names as aliases.
 
-Class labels are checked on the host: by the values that a small tensor keeps from there, else by reading them back.
+Class labels are checked on the host. A small tensor may have kept the host values that it was made from; otherwise labels are read back.
 """
 
 from __future__ import annotations
@@ -143,8 +143,8 @@ def cross_entropy(
 ) -> Tensor:  # fmt: skip
     """Softmax and negative log-likelihood combined: ``-log(softmax(x)[target])``.
 
-    Logits ``(N, C, ...)``. Targets of shape ``(N,)`` or ``(N, ...)`` are class numbers of any dtype, targets of the logits' shape
-    are probabilities. ``mean`` divides by the total weight of the labels that are not ignored, or by the number of rows of probabilities.
+    ``x`` holds logits ``(N, C, ...)``. Targets of shape ``(N,)`` or ``(N, ...)`` are class numbers of any dtype; targets of the shape of
+    ``x`` are probabilities. ``mean`` divides by the total weight of the labels that are not ignored, or by the rows of probabilities.
     """
     _check_reduction("cross_entropy", reduction)
     x, target, weight = launch.as_tensors("cross_entropy", x, target, weight)

@@ -512,7 +512,7 @@ def split(x: Tensor, sizes: SizesArgument, axis: int = 0) -> tuple[Tensor, ...]:
 
 
 def _unbound(shape: Sequence[int], axis: int, order: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...], int]:
-    """Return shape and strides of a contiguous tensor's slices along an axis, with other axes in ``order``, and the slices' stride."""
+    """Return shape and strides of one slice of a contiguous tensor, with axes in ``order``, and the distance between slices."""
     strides = dense(shape)
     kept = [i for i in range(len(shape)) if i != axis]
     kept = [kept[i] for i in order]

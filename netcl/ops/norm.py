@@ -46,7 +46,7 @@ _WEIGHT_GRAD_SAMPLES = [
 
 
 class View(NamedTuple):
-    """A view of a tensor: its shape, the shapes in which statistics and weights broadcast to it, the axes over which each is shared."""
+    """A tensor's shape for a norm, the shapes of statistics and weights that broadcast to it, and the axes along which each is shared."""
 
     shape: tuple[int, ...]
     stats: tuple[int, ...]
@@ -218,7 +218,7 @@ def empty_pair(shape: tuple[int, ...], like: Tensor, dtype: str) -> tuple[Tensor
 
 
 class Upstream(NamedTuple):
-    """An upstream gradient; ``kept`` is the result of a ReLU, if any, that ``g`` has not been propagated through."""
+    """An upstream gradient: of the norm's result or, if ``kept`` is given, of ``kept``, the result of a ReLU after the norm."""
 
     g: Tensor
     kept: Tensor | None = None
@@ -251,7 +251,7 @@ def sums(
 
 
 class NormViews:
-    """Values that the second derivatives share, in the shapes of a view, computed with the ops ``F``. ``xh`` is the normalized x."""
+    """Values that the second derivatives share, computed with the ops ``F`` in the shapes of ``view``. ``xh`` is the normalized x."""
 
     def __init__(self, F: Any, g: Any, x: Any, weight: Any, mean: Any, rstd: Any, view: View):
         self.F, self.view = F, view
@@ -290,7 +290,7 @@ class NormViews:
         return self.weighted(d_gw), d_x, d_weight, d_mean, d_rstd
 
     def of_weight_grad(self, p: Any, q: Any) -> tuple[Any, ...]:
-        """Return the gradients of upstream, x, mean and rstd from ``p`` and ``q``: the gradients of weight and bias gradient."""
+        """Return the gradients of upstream, x, mean and rstd. ``p``: gradient of the weight gradient; ``q``: of the bias gradient."""
         F = self.F
         d_g = F.mul(F.reshape(p, self.view.affine), self.xh) if p is not None else F.mul(self.g, 0)
         if q is not None:
@@ -299,7 +299,7 @@ class NormViews:
         return d_g, *self.through_xh(d_xh)
 
     def of_grads(self, grads: Sequence[Any], centered: bool) -> tuple[Any, ...]:
-        """Return the gradients of upstream, x, weight, mean and rstd; ``grads`` are those of the input's, weight's and bias's gradient."""
+        """Return the gradients of upstream, x, weight, mean and rstd. ``grads``: gradients of the input, weight and bias gradients."""
         F = self.F
         u, p, q = grads
         first = self.of_input_grad(F.mul(self.g, 0) if u is None else u, centered)

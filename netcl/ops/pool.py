@@ -92,7 +92,7 @@ def _check_gradient(name: str, dy: Tensor, w: Windows) -> None:
 
 
 def _run_pool(kernel: str, w: Windows, result: Tensor, *tensors: Tensor, count_pad: bool = True) -> None:
-    """Launch a kernel of ``pool.cl`` that fills ``result``, by a work-item per row on CPUs, else per element."""
+    """Launch a kernel of ``pool.cl`` that fills ``result``. A work-item computes a row on CPUs, an element on GPUs."""
     if not result.size:
         return
     queue, (planes, across) = result.queue, (math.prod(result.shape[:2]), result.shape[3])
@@ -181,7 +181,7 @@ def cpu_average_grad(dy: np.ndarray, *, w: Windows, count_pad: bool = True) -> n
 
 @op(vjp=lambda F, g, out, windows: None if g[0] is None else F.pool_max_grad(g[0], out[1], windows=windows), ref=None)
 def pool_max(x: Tensor, *, windows: Windows) -> tuple[Tensor, Tensor]:
-    """Return the maximum of each window, and its position in its plane, counted row by row (int32)."""
+    """Return the maximum of each window and, as int32, the position of the maximum in its plane, counted row by row."""
     x = image("pool_max", x, launch.NUMBERS)
     if x.backend == "cpu":
         return launch.run_cpu(cpu_max, x, dtype=(x.dtype, "int32"), w=windows)

@@ -1,7 +1,7 @@
-"""Random numbers, counter-based: random bits depend on the seed and their position, not on the device or the work-group size.
+"""Counter-based random numbers: the bits depend on the seed and their position, not on the device or the work-group size.
 
-Every queue has a stream of its own, whose seed and counter are stored on its device; :func:`manual_seed` restarts these streams. The
-NumPy backend draws the same numbers as OpenCL devices, up to the rounding of ``log``, ``sin`` and ``cos``.
+Every queue has a stream of its own, whose seed and counter are stored on its device; :func:`manual_seed` restarts these streams. The NumPy
+backend draws the same numbers as OpenCL devices, up to the rounding of ``log``, ``sin`` and ``cos``.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class RandomStream:
                 _Unsettled.any = True
 
     def settle(self) -> Tensor:
-        """Advance the counter over everything drawn and return the state, from which a snapshot or a recording starts."""
+        """Advance the counter past all drawn numbers and return the state; a snapshot or a recording starts from this state."""
         with self._lock:
             if self.drawn:
                 launch.kernel(self.queue, __file__, "random.cl", "advance")(self.queue, 1, 1, self.state, self.drawn)
@@ -221,7 +221,7 @@ class Generator(np.random.Generator):
 
 
 def with_generator(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return ``function`` with a ``generator=`` argument that draws on the device of the first tensor, or of ``queue=`` or ``device=``."""
+    """Add an argument ``generator=`` to ``function``. The generator draws on the device of the first tensor, ``queue=`` or ``device=``."""
 
     @functools.wraps(function)
     def drawn(*args: Any, generator: Generator | None = None, **kwargs: Any) -> Any:

@@ -37,7 +37,7 @@ def _mean_vjp(F: Any, g: Any, x_shape: tuple[int, ...], axis: Axis) -> Any:
 
 
 def _prod_vjp(F: Any, g: Any, x: Any, axis: Axis) -> Any:
-    """Multiply ``g`` by the product of the other elements: out / x without zeros; with one zero, 0 except there; with more, 0."""
+    """Multiply ``g`` by the product of the other elements: ``prod / x``, with separate formulas for one and for several zeros in ``x``."""
     zero = F.eq(x, 0)
     others = F.where(zero, 1.0, x)
     rest = F.prod(others, axis=axis, keepdims=True)

@@ -49,7 +49,7 @@ def _resampled(x: np.ndarray, size: Pair, steps: Steps, mode: str, align: bool, 
 
 
 def _run_resample(kernel: str, source: Tensor, result: Tensor, size: Any, outs: Any, steps: Steps, mode: str, align: bool) -> Tensor:
-    """Launch a kernel of ``resample.cl`` that fills ``result``, by a work-item per row on CPUs, else per element; returns ``result``."""
+    """Launch a kernel of ``resample.cl`` that fills ``result``; return ``result``. A work-item computes a row (CPU) or an element (GPU)."""
     if not result.size:
         return result
     queue, (planes, across) = result.queue, (math.prod(result.shape[:2]), result.shape[3])
@@ -77,7 +77,7 @@ def _resample_vjp(F, g, x_shape, steps, mode, align_corners, back):
 def resample2d(x: Tensor, *, size: Pair, steps: Steps, mode: str = "nearest", align_corners: bool = False, back: bool = False) -> Tensor:
     """Resample images to height and width ``size``, at points ``steps`` input pixels apart; the basis of :func:`interpolate`.
 
-    ``back`` computes the transpose, the gradient for images of ``size``; ``x`` then is the gradient of the result.
+    ``back`` computes the gradient for images of ``size``; ``x`` is then the gradient of the result.
     """
     x, wanted = image("resample2d", x), pair("resample2d", "size", frozen(size), 1)
     if x.backend == "cpu":
@@ -275,8 +275,8 @@ def grid_sample(
     """Sample images ``(batch, channels, height, width)`` at the points of ``grid`` ``(batch, height, width, 2)``; also volumes.
 
     A point is ``(x, y)`` with -1 and 1 at the edges of the image (``align_corners=True``: at the centers of its corner pixels). Points
-    outside read zeros; with ``padding_mode="border"`` the nearest pixels; with ``"reflection"`` mirror images. ``mode`` is ``bilinear``,
-    ``nearest`` or, for images, ``bicubic``. Points of volumes are ``(x, y, z)``.
+    outside the image read zeros, the nearest pixels (``padding_mode="border"``) or mirror images (``padding_mode="reflection"``). ``mode``
+    is ``bilinear``, ``nearest`` or, for images, ``bicubic``. Points of volumes are ``(x, y, z)``.
     """
     name, (x, grid) = "grid_sample", launch.as_tensors("grid_sample", x, grid)
     shapes = {"x.shape": x.shape, "grid.shape": grid.shape}

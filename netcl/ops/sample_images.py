@@ -1,4 +1,4 @@
-"""The kernels of :func:`netcl.ops.grid_sample` for images: values at points, of the nearest pixel or interpolated between four."""
+"""The kernels of :func:`netcl.ops.grid_sample` for images. A value is the nearest pixel or is interpolated between four pixels."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ from netcl.ops.pointwise import cast
 
 
 def _spots(values: np.ndarray, size: int, linear: bool, border: bool, align: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the pixel before each coordinate, the weight of the next, and d(position) / d(coordinate); for nearest, that pixel and 0."""
+    """Return the pixel before each coordinate, the weight of the next pixel, and d(position) / d(coordinate).
+
+    Unless ``linear``, return the pixel nearest to each coordinate, and zeros for the weight and the derivative.
+    """
     at = (values + 1) / 2 * (size - 1) if align else ((values + 1) * size - 1) / 2
     slope = np.full(at.shape, (size - 1) / 2 if align else size / 2, at.dtype)
     if border:
@@ -33,7 +36,7 @@ def _spots(values: np.ndarray, size: int, linear: bool, border: bool, align: boo
 
 
 def _corners(grid: np.ndarray, size: Any, linear: bool, border: bool, align: bool) -> Any:
-    """Return the pixels around each point as ``(inside, flat index, weight down, weight across)``, and :func:`_spots` across and down."""
+    """Return pixels around each point as ``(inside, flat index, row weight, column weight)``, and :func:`_spots` of columns and rows."""
     h, v = (_spots(grid[..., k].reshape(grid.shape[0], grid.shape[1] * grid.shape[2]), size[1 - k], linear, border, align) for k in (0, 1))
     found = []
     for down in (0, 1) if linear else (0,):
@@ -101,7 +104,7 @@ def _sample_vjp(F, g, x, grid, needs, linear, border, align):
              S((1, 2, 4, 5), (1, 5, 3, 2), border=True, low=-1.4, high=1.4),
              S((2, 2, 5, 6), (2, 4, 5, 2), linear=False, low=-1.2, high=1.2)])  # fmt: skip
 def sample_images(x: Tensor, grid: Tensor, *, linear: bool = True, border: bool = False, align: bool = False) -> Tensor:
-    """Sample images for :func:`grid_sample`: bilinear if ``linear``, else nearest; outside, the nearest pixel if ``border``, else 0."""
+    """Sample images for :func:`grid_sample`: bilinear if ``linear``, else nearest. Outside points read the edge if ``border``, else 0."""
     x, grid = launch.as_tensors("sample_images", x, grid)
     if x.backend == "cpu":
         return launch.run_cpu(_sample_cpu, x, grid, linear=linear, border=border, align=align)

@@ -103,7 +103,7 @@ def _cumsum_numpy(x: Tensor, axis: int | None, reverse: bool, compute: str, resu
 
 
 def _cumsum_cl(x: Tensor, target: Tensor, shape: Shape3, compute: str, reverse: bool) -> None:
-    """Scan in one launch, or in slices: sum each slice, scan these sums, then scan all slices from there."""
+    """Scan in one launch, or in slices: sum each slice, scan these sums, then scan each slice from the sum before it."""
     queue = x.queue
     kernel = _scan_kernel("cumsum", queue, x.dtype, target.dtype, compute, math.prod(shape))
     length, slices = _slicing(shape, queue)

@@ -65,7 +65,7 @@ def sort_keys(keys: Tensor, rows: int, n: int) -> tuple[Tensor, Tensor]:
 
 
 def _numpy_keys(values: np.ndarray, descending: bool) -> np.ndarray:
-    """Return ranks, negated if ``descending``; equal values share one, so a stable sort of ranks is a stable sort of the values."""
+    """Return the rank of each value, negated if ``descending``. Equal values have equal ranks, so a stable sort keeps their order."""
     _, ranks = np.unique(values, return_inverse=True, equal_nan=True)
     ranks = ranks.reshape(values.shape)
     return -ranks if descending else ranks

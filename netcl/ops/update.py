@@ -47,11 +47,11 @@ _HEADER = re.compile(r"\A(//[^\n]*\n)+")
 class Rule:
     """A formula by which an update changes each element of some tensors.
 
-    ``lines`` are assignments, in order, over the names of ``tensors``, of ``scalars``, of earlier lines, and of ``given``: numbers
-    that are stored on the device (``factor``, for clipping, unless others are named). ``writes`` maps a tensor to the line
-    whose value it gets. Lines of ``once`` are over numbers only and are computed before the first element. ``unless`` names one of
-    ``given``: if that is not 0, nothing changes. ``packed`` names tensors that ``update_packed.cl`` reads and writes as codes of 8 bits
-    with their scales; only averages ``m`` and ``v`` can be packed.
+    ``lines`` are assignments, in order. They may use the names of ``tensors``, of ``scalars``, of earlier lines and of ``given``: numbers
+    on the device (``factor``, for clipping, unless others are named). ``writes`` maps a tensor to the line whose value it gets. Lines of
+    ``once`` use only numbers and are computed before the first element. ``unless`` names a number of ``given``; if that number is not 0,
+    nothing changes. ``packed`` names tensors that ``update_packed.cl`` reads and writes as codes of 8 bits with their scales; only averages
+    ``m`` and ``v`` can be packed.
 
     >>> halve = Rule("halve", ("x",), (), {"half": "x * 0.5"}, {"x": "half"})
     >>> t = Tensor.from_host([2.0, 4.0])
@@ -143,7 +143,7 @@ def _device_spread(queue: Any, total: int) -> BlockSpread:
 
 
 def slots_for(queue: Any, roles: int, count: int) -> int:
-    """Return how many tensors a launch takes: the first of :data:`SLOTS` that holds ``count``, else the last, within the device's limit."""
+    """Return how many tensors a launch takes: the first of :data:`SLOTS` that holds ``count``, else the last. The device may limit it."""
     device = program.state(queue).device
     most = max(1, (int(device.max_parameter_size) - RESERVED) // (8 * roles))
     return min(next((size for size in SLOTS if size >= count), SLOTS[-1]), most)
@@ -569,7 +569,7 @@ def _norm_numpy(name: str, tensors: Sequence[Tensor], kind: str, order: float, m
 
 
 def _partial(name: str, values: np.ndarray, order: float) -> Any:
-    """Compute the partial norm of float64 values: NumPy sums float32 in float32, and the threads of BLAS's dot cost too much here."""
+    """Compute the partial norm of float64 values. NumPy would sum float32 in float32, and the threads of BLAS's dot cost too much here."""
     if name == "nonfinite":
         return np.float64(not np.isfinite(values).all())
     if name == "norm_inf":

@@ -50,8 +50,8 @@ class SharedHistory:
 class Place:
     """The position of a view in the memory of its base: offset and strides in elements.
 
-    ``strides=None``: the view shares the memory of its base. ``source``: the tensor is a copy, as in torch, not a view,
-    but still shares the memory of the view ``source`` while that is alive.
+    ``strides=None``: the view shares the memory of its base. ``source``: set for a tensor that torch would copy. This tensor shares the
+    memory of the view ``source`` while ``source`` is alive.
     """
 
     __slots__ = ("history", "offset", "source", "strides")
@@ -85,10 +85,7 @@ def is_copy(t: Tensor) -> bool:
 
 
 def link(x: Tensor, view: Tensor, offset: int, strides: Sequence[int] | None) -> None:
-    """Record that ``view`` was made from ``x`` at an offset with strides, in elements, as if ``x`` were contiguous.
-
-    ``strides=None``: ``view`` is a reshape of ``x``.
-    """
+    """Record that ``view`` is a view of ``x`` (``strides=None``: a reshape). ``offset`` and ``strides`` are those in contiguous ``x``."""
     if x.place is None:
         x.place = Place(0, None)
     place = x.place
@@ -115,13 +112,13 @@ def _base_size(view: Tensor) -> int:
 
 
 def own(x: Tensor) -> Tensor:
-    """Make the result of a slice independent of its input and return it: in torch, ``flip`` copies."""
+    """Make ``x`` independent of the tensor it is a slice of, and return ``x``: for ops that copy in torch, such as ``flip``."""
     x.place = x.writes = None
     return x
 
 
 def composed(x: Tensor, offset: int, strides: Sequence[int]) -> tuple[int, tuple[int, ...]]:
-    """Return offset and strides in the base's memory of a block of ``x``, given as if ``x`` were contiguous."""
+    """Convert ``offset`` and ``strides`` of a block of ``x``, given as if ``x`` were contiguous, to the memory of the base of ``x``."""
     place = x.place
     if place is None or place.strides is None:
         return offset, tuple(strides)
@@ -156,7 +153,7 @@ def _owner_itself(owner: Any) -> Any:
 
 
 def _base(x: Tensor) -> Callable[[], Tensor | None]:
-    """Return a function that gives a tensor over the memory of ``x``, or ``None`` if that memory, held weakly, has been released."""
+    """Return a function that returns a tensor over the memory of ``x``, or ``None`` after that memory has been released."""
     there, written, kind = weakref.ref(x), weakref.ref(writes_of(x)), (x.shape, x.dtype, x.context, x.queue)
     host = x.host_ref if memory.shares_host(x.lease) else None
     memory_owner: Any = x.source
@@ -193,7 +190,7 @@ def _base(x: Tensor) -> Callable[[], Tensor | None]:
 
 
 def follow(t: Tensor, alias: Tensor) -> Tensor:
-    """Make ``alias``, a new tensor over the memory of the view ``t``, a view as well, or a copy if strides cannot express its shape."""
+    """Make ``alias``, a new tensor over the memory of the view ``t``, a view too; if strides cannot express its shape, make it a copy."""
     place = t.place
     if place.source is not None:
         alias.place = Place(0, None, None, place.source)
@@ -329,7 +326,7 @@ def write_into(t: Tensor, values: Tensor, strides: Sequence[int] | None = None) 
 
 
 def publish(t: Tensor) -> None:
-    """Record that the memory of ``t`` has been written; if ``t`` is a view with a copy, write its values to its base."""
+    """Record a write to the memory of ``t``. If ``t`` is a view that holds a copy, also write its values to its base."""
     if is_copy(t):
         own = Tensor(t.realize(), t.shape, t.dtype, t.context, t.queue, t.lease)
         write_into(t, own)
@@ -338,7 +335,7 @@ def publish(t: Tensor) -> None:
 
 
 def writable(t: Tensor) -> tuple[Tensor, int, tuple[int, ...]]:
-    """Return the tensor whose memory a write to ``t`` changes, ``t`` itself or its base, and the offset and strides of ``t`` in it."""
+    """Return the tensor whose memory a write to ``t`` changes (``t`` or its base), and the offset and strides of ``t`` in that memory."""
     place = t.place
     if place is None or place.strides is None:
         check_write(t)
@@ -368,7 +365,7 @@ def _rebuilt(written: Writes, t: Tensor) -> Tensor:
 
 
 def check_write(t: Tensor) -> None:
-    """Raise if a write to the memory of ``t`` would miss its base; a view whose base and other views are gone becomes independent."""
+    """Raise if a write to the memory of ``t`` would not reach its base. A view whose base and other views are gone becomes independent."""
     place = t.place
     if place is None:
         return

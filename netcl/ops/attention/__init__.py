@@ -1,7 +1,7 @@
 """Attention in tiles: kernels compute and discard scores block by block instead of storing the full score matrix.
 
-Forward keeps the log-sum-exp of each row; backward recomputes the scores from it. The kernels are in ``cpu.cl`` (a vector lane per
-query), ``simt.cl`` (a work-group per block of queries) and ``mma.cl`` (matrix units of NVIDIA GPUs).
+Forward stores the log-sum-exp of each row of scores; backward recomputes the scores from it. The kernels are in ``cpu.cl`` (a vector lane
+computes a query), ``simt.cl`` (a work-group computes a block of queries) and ``mma.cl`` (matrix units of NVIDIA GPUs).
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Config(NamedTuple):
 
 
 class AttentionProblem(NamedTuple):
-    """What the choice of a kernel depends on. ``grad``: gradients are computed; ``aligned``: tensors start at multiples of 16 bytes."""
+    """The properties of a call that determine its kernel. ``grad``: compute gradients; ``aligned``: tensors are aligned to 16 bytes."""
 
     sizes: HeadSizes
     dtype: str
@@ -78,16 +78,17 @@ class AttentionProblem(NamedTuple):
 
 
 def cpu_config(width: int, wide: bool, depth: int) -> Config:
-    """Return the configuration for CPUs with vectors of ``width`` floats: a lane per query. ``wide``: float64; ``depth``: the head size."""
+    """Return the configuration for CPUs with vectors of ``width`` floats. ``wide``: the dtype is float64; ``depth``: the head size."""
     lanes = 8 if wide else 16
     tile, block = (16, 32) if width >= 16 else (6, 36)  # 16: head sizes and causal row ends are whole tiles
     return Config("cpu.cl", {"LANES": lanes, "TILE": tile, "BLOCK": block, "DEPTH": depth}, (1, 1), lanes)
 
 
 def simt_config(memory: int, most: int, wide: bool, depth: int, queries: int = 64) -> Config:
-    """Return the configuration for GPUs: the largest tiles that fit the device and that ``queries`` rows fill by more than half.
+    """Return the configuration for GPUs: the largest tiles that fit the device and have fewer than ``2 * queries`` rows.
 
-    If there are none, the smallest. ``memory``: bytes of local memory; ``most``: work-group limit; ``wide``: float64; ``depth``: head size.
+    If no tiles do, the smallest are used. ``memory``: local memory in bytes; ``most``: work-group limit; ``wide``: float64; ``depth``: head
+    size.
     """
     for tx, ty, rx, ry, chunk in ATTENTION_TILES:
         rows, columns, chunks = ry * ty, rx * tx, -(-depth // chunk)
@@ -277,7 +278,7 @@ def attention(
 
 
 def _widened_halves(*tensors: Tensor) -> tuple[Tensor, ...]:
-    """Cast float16 and bfloat16 tensors to float32 on CPU devices, whose kernel would convert every element at each of many reads."""
+    """Cast float16 and bfloat16 tensors to float32 on CPU devices. The kernel reads every element often and would convert it each time."""
     halves = tensors[0].dtype in HALVES and launch.on_cpu_device(tensors[0].queue)
     return tuple(cast(t, "float32") for t in tensors) if halves else tensors
 
@@ -287,7 +288,7 @@ def attention_grad(
     upstream: Tensor, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, result: Tensor, logarithms: Tensor,
     through: Tensor | None = None, *, causal: bool = False, scale: float | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """Compute the gradients of q, k and v; ``logarithms`` is the log-sum-exp of :func:`attention`, ``through`` its upstream gradient."""
+    """Compute the gradients of q, k and v. ``logarithms`` is the log-sum-exp of :func:`attention`, ``through`` the gradient of that."""
     name = "attention_grad"
     upstream, q, k, v, mask, result, logarithms, through = launch.as_tensors(name, upstream, q, k, v, mask, result, logarithms, through)
     sizes = attention_geometry(name, q, k, v)
@@ -345,10 +346,10 @@ def scaled_dot_product_attention(
 ) -> Tensor:  # fmt: skip
     """``softmax(q k' scale + mask) v`` over the last two axes of ``(..., N, D)`` queries and ``(..., M, D)`` keys and values.
 
-    ``mask`` (torch's ``attn_mask``) broadcasts to ``(..., N, M)``: true where a key takes part, or numbers added to the scores.
-    ``scale`` is ``1 / sqrt(D)`` by default.
-    ``causal`` (torch's ``is_causal``) lets query i attend to keys up to i. k and v may have fewer heads than q (grouped queries). A query
-    with all keys masked gives 0. With ``dropout_p``, and for gradients of ``mask``, the matrix of probabilities is stored.
+    ``mask`` (torch's ``attn_mask``) broadcasts to ``(..., N, M)``. A bool mask is true where a query attends to a key; a float mask is
+    added to the scores. ``scale`` is ``1 / sqrt(D)`` by default. ``causal`` (torch's ``is_causal``) lets query i attend to keys up to i. k
+    and v may have fewer heads than q (grouped queries). A query with all keys masked gives 0. With ``dropout_p``, and for gradients of
+    ``mask``, the matrix of probabilities is stored.
 
     >>> from netcl import ops
     >>> ops.scaled_dot_product_attention([[1.0]], [[1.0]], [[7.0]]).tolist()

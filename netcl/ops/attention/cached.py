@@ -33,7 +33,7 @@ def round_positions(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _turn_heads(q, groups, size, lengths, frequencies, query_norm, key_norm, eps):
-    """Normalize the heads of queries and keys in a projection, then rotate them by their positions; ``None`` skips a step."""
+    """Normalize the query and key heads of a projection by RMS norms, then rotate them by position. ``None``: skip that operation."""
     heads = np.moveaxis(q.reshape(*q.shape[:2], -1, size), 2, 1).astype(np.float64)
     for weight, part in ((query_norm, np.s_[:, : -2 * groups]), (key_norm, np.s_[:, -2 * groups : -groups])):
         if weight is not None:
@@ -158,7 +158,7 @@ def _check_scales(keys: Tensor, values: Tensor, scales: tuple[Tensor | None, Ten
 
 
 def _lanes_of(x: Tensor, depths: tuple[int, int], width: int) -> tuple[int, str]:
-    """Return how many values a load reads (a divisor of both ``depths``) and the load in OpenCL; ``width``: lanes of a CPU's vectors."""
+    """Return the number of values per load, a divisor of both ``depths``, and the load in OpenCL C. ``width``: lanes of a CPU's vectors."""
     if x.dtype == "float64" or (x.dtype == "float32" and launch.on_cpu_device(x.queue)):
         lanes = next((n for n in (16, 8, 4) if n <= max(4, width) and not any(d % n for d in depths)), 1)
         return lanes, f"vload{lanes}(0, p)" if lanes > 1 else "(*(p))"
@@ -196,20 +196,21 @@ def cached_attention(
     value_scales: Tensor | None = None, frequencies: Tensor | None = None, query_norm: Tensor | None = None,
     key_norm: Tensor | None = None, *, scale: float | None = None, window: int = 0, softcap: float = 0.0, eps: float = 1e-6,
 ) -> Tensor:  # fmt: skip
-    """Causal attention of new positions over a cache, into which their keys and values are written.
+    """Write the keys and values of new positions to a cache, and return the causal attention of these positions over the cache.
 
-    - **q**: queries ``(batch, heads, new, size)``. **k**, **v**: their keys and values, which may have fewer heads (grouped queries).
-      With ``None`` for both, q is a projection of all three side by side, ``(batch, new, (heads + 2 * kv_heads) * size)``, and
+    - **q**: queries ``(batch, heads, new, size)``. **k**, **v**: keys and values of the same positions; they may have fewer heads.
+      With ``None`` for k and v, q is a projection of all three side by side, ``(batch, new, (heads + 2 * kv_heads) * size)``, and
       the result is ``(batch, new, heads * size)``.
     - **keys**, **values**: the cache, ``(batch, kv_heads, positions, size)``; changed in place. A cache of int8 has **key_scales** and
       **value_scales** ``(batch, kv_heads, positions, 1)``: a position is rounded when it is written, but the call that
       writes it uses the exact values.
-    - **lengths**: ``(batch,)`` integers, the number of filled positions of each sequence; read on the device, so that a compiled step
-      works for every length. The new positions must fit into the cache. Only the NumPy backend checks this, and any backend if
-      ``lengths`` is not a tensor; otherwise keys and values past the end are neither written nor used.
-    - **query_norm**, **key_norm**, **frequencies**: heads of a projection are normalized by an RMS norm with these weights and **eps** and
-      rotated by :func:`rope` at the positions that ``lengths`` gives, two elements per frequency.
-    - **window**: how many positions a query sees, itself included; 0 for all. **softcap**: ``c * tanh(score / c)`` for the scores.
+    - **lengths**: ``(batch,)`` integers, the number of filled positions of each sequence. They are read on the device, so that a compiled
+      step works for every length. The new positions must fit into the cache. The NumPy backend checks this, and so does every backend
+      if ``lengths`` is not a tensor. Otherwise keys and values past the end are neither written nor used.
+    - **query_norm**, **key_norm**, **eps**: weights and epsilon of RMS norms over the heads of a projection. **frequencies**: rotate these
+      heads by :func:`rope` at positions ``lengths``, ``lengths + 1``, ..; each frequency rotates two elements.
+    - **window**: how many positions a query sees, itself included; 0 for all. **softcap**: if not 0, a score s becomes
+      ``softcap * tanh(s / softcap)``.
 
     There is no gradient: use :func:`scaled_dot_product_attention` to train.
     """

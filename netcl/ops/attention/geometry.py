@@ -15,7 +15,7 @@ LARGEST = DEPTHS[-1]
 
 
 class HeadSizes(NamedTuple):
-    """The sizes of a call: ``batch`` x ``heads`` query heads of ``n`` rows; ``sharing`` of them share one head of ``m`` keys and values."""
+    """The sizes of a call. ``sharing`` query heads of ``n`` rows share one key head and one value head of ``m`` rows each."""
 
     batch: int
     heads: int
@@ -62,7 +62,7 @@ def attention_geometry(op: str, q: Tensor, k: Tensor, v: Tensor) -> HeadSizes:
 
 
 class Mask(NamedTuple):
-    """A mask and its strides by batch, head, query and key. ``kind`` 0: none, 1: true where a key takes part, 2: added to the scores."""
+    """A mask and its strides by batch, head, query and key. ``kind``: 0 for no mask, 1 for bool (true: attend), 2 for floats to add."""
 
     tensor: Tensor | None
     kind: int

@@ -86,7 +86,7 @@ def rope(
 ) -> Tensor:  # fmt: skip
     """Rotary position embedding of ``(..., N, D)``: pair i of the row at position p is rotated by ``p * base ** (-2 i / D)``.
 
-    A pair is an element of the first half and one of the second, or two neighbors if ``interleaved``. Rows are at positions
+    Pair i holds elements i and i + D / 2 or, if ``interleaved``, the neighbors 2 i and 2 i + 1. Rows are at positions
     ``offset, offset + 1, ..`` unless ``positions`` gives them: ``(N,)``, or ``(B, N)`` for x of ``(B, ..., N, D)``.
     ``frequencies`` of shape ``(D / 2,)``, in radians per position, replace the frequencies of ``base`` and have no gradient.
     ``inverse`` rotates back, as the gradient does. ``heads`` limits the rotation to that many leading heads; x must be ``(B, H, N, D)``

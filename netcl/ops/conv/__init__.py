@@ -45,10 +45,7 @@ def _convolve(name: str, x: Any, w: Any, bias: Any, options: tuple[Any, ...], re
 
 
 def conv2d_with(x: Tensor, w: Tensor, extras: Extras, g: Geometry, kept: bool = False) -> Tensor:
-    """Return the result of :func:`conv2d` with the ops of ``extras`` as its epilogue; OpenCL devices only.
-
-    ``kept``: ``w`` is a constant of a recording.
-    """
+    """Return :func:`conv2d` with the ops of ``extras`` as its epilogue; OpenCL only. ``kept``: ``w`` is a constant of a recording."""
     finish, bias, residual, scale = extras
     y = Tensor.empty(g.y_shape, finish.stored, queue=x.queue)
     if not y.size:
@@ -126,9 +123,9 @@ def conv2d(
 ) -> Tensor:  # fmt: skip
     """Convolution of images ``(batch, channels, height, width)`` with weights ``(filters, channels / groups, height, width)``.
 
-    ``y[n, f, i, j] = bias[f] + sum over c, r, s of w[f, c, r, s] * x[n, c, i * stride + r * dilation - padding, ...]``;
-    ``c`` runs over the channels of the filter's group. ``padding`` is a number, one per axis, ``((top, bottom), (left, right))``,
-    ``"same"`` or ``"valid"``; ``pad`` is an alias of ``padding``. One image may be given without a batch axis.
+    ``y[n, f, i, j] = bias[f] + sum over c, r, s of w[f, c, r, s] * x[n, c, i * stride + r * dilation - padding, ...]``; ``c`` runs over the
+    channels of the filter's group. ``padding`` is a number, a pair (height, width), ``((top, bottom), (left, right))``, ``"same"`` or
+    ``"valid"``; ``pad`` is an alias of ``padding``. One image may be given without a batch axis.
 
     >>> import netcl.ops as F
     >>> from netcl.core.tensor import Tensor, with_shape
@@ -368,7 +365,7 @@ def _im2col_vjp(F, g, x_shape, kernel, stride, padding, dilation):
     ],
     errors=[(S((3, 7, 6), kernel=(3, 3)), r"\[im2col\] x must have four dimensions; x.shape=\(3, 7, 6\)")])  # fmt: skip
 def im2col(x: Tensor, *, kernel: Pair, stride: Pair = 1, padding: Padding = 0, dilation: Pair = 1) -> Tensor:
-    """Unfold the windows of images, of any dtype, to columns: ``(batch, channels * kernel height * kernel width, windows)``."""
+    """Unfold the windows of images of any dtype to columns: ``(batch, channels * kernel height * kernel width, windows)``."""
     (x,) = launch.as_tensors("im2col", x)
     if x.ndim != 4:
         raise ShapeError(message("im2col", "x must have four dimensions", **{"x.shape": x.shape}))

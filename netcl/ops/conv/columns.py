@@ -1,12 +1,12 @@
-"""Unfolds images to columns, one per window, and folds them back: ``im2col``, ``col2im``, and convolutions as products.
+"""Unfolds images to columns (one per window) and folds columns to images: ``im2col``, ``col2im``, and convolutions as products.
 
-With the windows of all images side by side, ``cols`` of ``(channels x taps, images x windows)``, the three passes are
+With a matrix ``cols`` of shape ``(channels x taps, images x windows)``, the three passes are
 
     y = w cols,    dw = dy cols',    dx = fold(w' dy),
 
-where ``y`` and ``dy`` have their filters outermost, so a copy permutes the axes. Large images, and gradients of few weights, use one
-product per image instead; then a 1 x 1 kernel without stride and padding needs no columns. Columns repeat a pixel once per window that
-contains it. By default they are used for float32 on NVIDIA's matrix units, where a model expects a gain.
+where ``y`` and ``dy`` have filters as the first axis, so a copy permutes their axes. Large images, and gradients of few weights, use one
+product per image instead; a 1 x 1 kernel without stride and padding then needs no columns. Columns repeat a pixel for every window that
+contains it. By default, columns are used for float32 on NVIDIA's matrix units if a cost model predicts a gain.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ def suits(job: Job, config: KernelConfig, profile: DeviceProfile) -> bool:
 
 
 def fills(job: Job, profile: DeviceProfile) -> bool:
-    """Whether results are so few that a product, which can split its sums, is faster. Small convolutions qualify only without unfolding."""
+    """Whether a product with split sums is faster, because results are few. A small convolution qualifies only if nothing is unfolded."""
     plain = job.kind == FORWARD and _apart(job) and _is_image(job.g)
     few = job.is_few(profile.max_compute_units) and (plain or job.products > SPLIT_PRODUCTS)
     return few and job.dtype == "float32" and nvidia.capable(profile) and has_room(job, profile)
@@ -127,7 +127,7 @@ def pays(queue: Any, job: Job, profile: DeviceProfile) -> bool:
 
 
 def columns_cost(job: Job, multiplied: float, units: int) -> float:
-    """Estimate the time of a convolution by columns in multiply-adds; ``multiplied`` is the time of its product per compute unit."""
+    """Estimate the time of a convolution with columns, in multiply-adds. ``multiplied``: the time of its product per compute unit."""
     g, apart = job.g, _apart(job)
     x, w, y = map(math.prod, (g.x_shape, g.w_shape, g.y_shape))
     unfolded = 0 if apart and _is_image(g) else x + g.c * g.taps * _pixel_count(g)
@@ -158,8 +158,8 @@ def columns_product(job: Job) -> gemm.Matmul:
 def _apart(job: Job) -> bool:
     """Whether every image is a separate product, so that no axes are permuted.
 
-    True if the pixels of an image fill the tiles of products, except in a forward pass with a bias; for weight gradients, if those of all
-    images are smaller than the copy with permuted axes.
+    In a forward pass without a bias and in an input gradient: if the pixels of an image fill the tiles of a product. In a weight gradient:
+    if the weight gradients of all images have fewer elements than ``dy``, which would be copied otherwise.
     """
     g, pixels = job.g, job.g.oh * job.g.ow
     if job.kind == WEIGHT_GRAD:

@@ -14,7 +14,7 @@ from netcl.ops.pointwise import cast
 
 
 def widened(run: Callable[..., None]) -> Callable[..., None]:
-    """Return an algorithm that also supports float16 and bfloat16, made from one that supports only the accumulation type.
+    """Wrap ``run``, an algorithm for the accumulation type only, so that it also supports float16 and bfloat16.
 
     Inputs of float16 and bfloat16 are cast before the launch. Results are rounded when they are stored or, for weight gradients, by a
     further cast.
@@ -47,7 +47,7 @@ def ending_kernel(queue: Any, job: Job, files: str, name: str, defines: dict[str
 
 
 def _access(residual: str, stored: str, real: str, lanes: int) -> tuple[dict[str, str], str]:
-    """Return the macros by which a CPU kernel loads and stores vectors of these dtypes, and the functions they call."""
+    """Return macros with which a CPU kernel loads residuals and stores results as vectors, and the functions that the macros call."""
     macros: dict[str, str] = {}
     ways = (("ADDED_LANES(p)", residual, "VECTOR(__global const, p)", "load_{}_{}(p)"),
             ("Y_LANES(x, p)", stored, "VECTOR(__global, p) = (x)", "store_{}_{}(x, p)"))  # fmt: skip

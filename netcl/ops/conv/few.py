@@ -140,9 +140,9 @@ def _depth(queue: Any, job: Job, config: KernelConfig, profile: DeviceProfile, t
 
 
 def filter_tile(job: Job, lanes: int, registers: int) -> tuple[int, int, tuple[int, ...]]:
-    """Return a tile's number of filter vectors, its number of pixels (kernel rows in weight gradients), and all candidates for that.
+    """Return a tile's number of filter vectors, its number of pixels, and the candidates for the number of pixels.
 
-    The number of vectors does not depend on the width of the images, so a new width needs no compilation.
+    In weight gradients, kernel rows replace pixels. The number of vectors does not depend on the image width, which saves compilations.
     """
     weights, unit = job.kind == WEIGHT_GRAD, job.g.kw if job.kind == WEIGHT_GRAD else 1
     most = {v: ((registers - 3) // v - 1) // unit for v in (1, 2, 4)}
@@ -162,7 +162,7 @@ def filter_tile(job: Job, lanes: int, registers: int) -> tuple[int, int, tuple[i
 
 
 def filter_share(job: Job, lanes: int, profile: DeviceProfile) -> LineShare:
-    """Return how ``filters.cl`` divides its work: a tile is a few filter vectors by a few pixels, or kernel rows in a weight gradient."""
+    """Return how ``filters.cl`` divides its work. A tile is a few filter vectors by a few pixels (in weight gradients: kernel rows)."""
     g, wide, weights, room = job.g, job.class_size[1], job.kind == WEIGHT_GRAD, _local_bytes(job, profile)
     size, _, registers = vectors(job, profile)
     v, n, widths = filter_tile(job, lanes, registers)

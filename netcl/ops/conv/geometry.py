@@ -1,4 +1,4 @@
-"""Sizes of a two-dimensional convolution, derived from the arguments of a call, which are checked."""
+"""Checks the arguments of a two-dimensional convolution and derives its sizes."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Geometry(NamedTuple):
 
     @property
     def lying(self) -> Geometry:
-        """The same convolution over long lines: of whole planes if the kernel is one pixel, of columns if the images are one pixel wide."""
+        """The same convolution with long lines: planes are flattened for a 1 x 1 kernel, images of width 1 are transposed."""
         if (self.taps, *self.stride, *self.pad) == (1, 1, 1, 0, 0) and (self.oh, self.ow) == (self.h, self.w):
             return self._replace(h=1, w=self.h * self.w, oh=1, ow=self.oh * self.ow)
         if self.w != 1 or self.kw != 1 or self.ow != 1:

@@ -40,7 +40,7 @@ class Job(NamedTuple):
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """The size arguments of every kernel: input, result, kernel, options. Channels are per group; an input gradient reads dy."""
+        """The size arguments of every kernel: input, result, kernel, options. Channels are per group. An input gradient's input is dy."""
         g, (c, m) = self.g, (self.g.c // self.g.groups, self.g.f // self.g.groups)
         source, result = (g.h, g.w), (g.oh, g.ow)
         if self.kind == INPUT_GRAD:
@@ -58,7 +58,7 @@ class Job(NamedTuple):
 
     @property
     def class_size(self) -> tuple[int, int]:
-        """The height and width of the result; for an input gradient, of the largest set of pixels at equal positions modulo the stride."""
+        """The height and width of the result. In an input gradient: of the largest set of pixels with equal positions modulo the stride."""
         g = self.g
         return (-(-g.h // g.stride[0]), -(-g.w // g.stride[1])) if self.kind == INPUT_GRAD else (g.oh, g.ow)
 

@@ -75,18 +75,18 @@ def chunks(job: Job) -> int:
 
 
 def chunk_run(whole: int, step: int) -> int:
-    """Return how many successive chunks belong to one tap: ``step`` if it divides ``whole`` (the chunks per tap), else ``whole``."""
+    """Return how many successive chunks belong to one tap: ``step`` if it divides ``whole``, else ``whole``. ``whole``: chunks per tap."""
     return step if whole % step == 0 else whole
 
 
 def suits(job: Job, config: KernelConfig, profile: DeviceProfile) -> bool:
-    """Whether the device has matrix units and this convolution should use them: requested by name, or chosen by the policy if that pays."""
+    """Whether matrix units can compute this convolution, and ``config`` names them or the policy expects a gain."""
     wanted = config.extra.get("form") == "mma" or ("why" in config.extra and pays(job))
     return job.dtype in HALVES and wanted and nvidia.capable(profile) and fits(job)
 
 
 def pays(job: Job) -> bool:
-    """Whether there is enough work, and tiles compute at most :data:`MOST_EMPTY_VALUES` values per wanted value."""
+    """Whether there is enough work, and tiles compute at most :data:`MOST_EMPTY_VALUES` times as many values as the result has."""
     g, rows, whole = job.g, min(tile.m for tile in CONV_MMA_TILES), chunks(job)
     work = g.n * g.oh * g.ow * g.f * g.c // g.groups * g.taps
     computed = -(-job.filters // rows) * rows * whole * CHUNK

@@ -39,7 +39,7 @@ def suits_narrow(job: Job, config: KernelConfig, profile: DeviceProfile) -> bool
 
 
 def _strip_rows(high: int, units: int, profile: DeviceProfile) -> int:
-    """Return the most rows per strip that keep the device busy with ``units`` strips side by side, if possible a divisor of ``high``."""
+    """Return the rows per work-item: the most that occupy the device, preferably a divisor of ``high``. ``units``: work-items per row."""
     fitting = [n for n in range(1, STRIP_ROWS_MOST + 1) if high % n == 0 or high > STRIP_ROWS_MOST * n] or [1]
     return next((n for n in sorted(fitting, key=lambda n: (high % n == 0, n), reverse=True)
                  if units * -(-high // n) >= BUSY_ITEMS * profile.max_compute_units), min(2, high))  # fmt: skip

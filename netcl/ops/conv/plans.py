@@ -164,13 +164,13 @@ def _rows_kept(job: Job, step: int, room: int, depth: int) -> int:
 
 
 def _tap_span(g: Geometry) -> tuple[int, int]:
-    """Return the segments of a channels-last kernel row and the values per segment: one segment, or one per tap with dilation."""
+    """Return the number of contiguous segments of a channels-last kernel row (several if dilated) and the values per segment."""
     channels = g.c // g.groups
     return (1, g.kw * channels) if g.dilation[1] == 1 or g.kw == 1 else (g.kw, channels)
 
 
 def _form(job: Job, config: KernelConfig, width: int) -> str:
-    """Return how a weight gradient is computed, ``rows`` (weights.cl) or ``panel``, by configuration or vector size; else an empty string.
+    """Return how a weight gradient is computed: ``rows`` (weights.cl) or ``panel``, by configuration or vector size. Other passes: empty.
 
     Narrow vectors touch one cache line per pixel. Lines that are a power of two apart evict each other, so a packed panel is faster.
     """
@@ -388,7 +388,7 @@ def _simt_tiled(queue: Any, job: Job, config: KernelConfig, profile: DeviceProfi
 def _split_weight_grad(
     job: Job, queue: Any, t: ConvOperands, splits: int, file: str, name: str, tiles: dict[str, Any], size: Any, local: Any, *numbers: int
 ) -> None:
-    """Compute a weight gradient in ``splits`` parts, which keep the device busy if weights are few, and sum the parts."""
+    """Compute a weight gradient in ``splits`` parts and add the parts. Several parts keep the device busy if weights are few."""
     kernel = _conv_kernel(queue, job, file, name, tiles, "" if splits == 1 else job.accumulator)
     parts = t.result if splits == 1 else t.room(splits, t.result.size, dtype=job.accumulator)
     kernel(queue, size, local, t.source, t.weight, parts, *job.sizes, *numbers, splits)

@@ -41,7 +41,7 @@ def suits_split(job: Job, config: KernelConfig, profile: DeviceProfile) -> bool:
 
 
 def run_split(queue: Any, job: Job, config: KernelConfig, profile: DeviceProfile, t: ConvOperands) -> None:
-    """Launch a convolution or an input gradient, without splitting sums if its tiles occupy the device or its sums are short."""
+    """Launch a convolution or an input gradient. Sums are split only if they are long and the tiles do not occupy the device."""
     g, macros = job.g, _split_tile(job, config)
     items, steps = macros["BM"] * macros["BN"] // (4 * macros["TM"]), (1, 1) if job.kind == FORWARD else g.stride
     terms = job.sizes[1] * math.prod(-(-k // step) for k, step in zip((g.kh, g.kw), steps, strict=True))  # of the longest sums

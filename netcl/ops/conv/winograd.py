@@ -1,9 +1,9 @@
 """Winograd's convolution F(4 x 4, 3 x 3): its matrices in exact fractions, when it pays, and its launches.
 
 Along one axis, six products make four outputs of a kernel with three taps: ``y = A' ((G w) * (B' x))``. The matrices come from
-interpolation of polynomials (Cook and Toom) at five points and infinity. The points determine how much the differences in ``B'`` and
-``A'`` cancel: the usual 0, +-1, +-2 lose a digit; 0, +-11/16, +-11/8 are within a small multiple of a plain float32 sum, and
-their powers are exact in float32. The gradients use the same matrices: the input gradient is a convolution with mirrored weights,
+interpolation of polynomials (Cook and Toom) at five points and infinity. The points determine how much the differences in ``B'`` and ``A'``
+cancel. The usual points 0, +-1, +-2 lose a digit. With 0, +-11/16, +-11/8 the error is a small multiple of that of a plain float32 sum, and
+powers of these points are exact in float32. The gradients use the same matrices: the input gradient is a convolution with mirrored weights,
 the weight gradient is ``G' ((A dy) * (B' x))``, summed over the tiles.
 """
 
@@ -110,7 +110,7 @@ def suits(job: Job, config: KernelConfig, profile: DeviceProfile) -> bool:
 
 
 def pays(job: Job) -> bool:
-    """Whether Winograd is exact enough and faster: transforms are bound by memory, the product by memory or arithmetic."""
+    """Whether Winograd is exact enough and faster. Memory limits the transforms; memory or arithmetic limits the product."""
     g, (n, c, *_, m, oh, ow), count = job.g, job.sizes[:7], tiles(job)[-1]
     moved = count * (c + m) * (OUT**2 + TILE_PRODUCTS) + c * m * (g.taps + TILE_PRODUCTS)
     products = TILE_PRODUCTS * max(count * c * m, VALUE_COST * (count * (c + m) + c * m))
@@ -119,7 +119,7 @@ def pays(job: Job) -> bool:
 
 
 def tiles(job: Job) -> tuple[int, int, int]:
-    """Return rows and columns of tiles in a plane, and their total rounded up to a multiple of four for aligned rows."""
+    """Return rows and columns of tiles in a plane, and the number of all tiles, rounded up to a multiple of four for aligned rows."""
     oh, ow = job.sizes[5:7]
     high, wide = -(-oh // OUT), -(-ow // OUT)
     return high, wide, -(-job.g.n * high * wide // 4) * 4
@@ -129,7 +129,7 @@ def tiles(job: Job) -> tuple[int, int, int]:
 
 
 def run(queue: Any, job: Job, config: KernelConfig, profile: DeviceProfile, t: ConvOperands) -> None:
-    """Run a transformed convolution: a matrix product for each element of a tile, filters x channels x tiles."""
+    """Run a convolution: transform inputs and weights, compute a matrix product for each element of a tile, and transform the products."""
     if job.kind == WEIGHT_GRAD:
         return _winograd_weight_grad(queue, job, profile, t)
     (n, c, h, w, m, oh, ow), places = job.sizes[:7], tiles(job)
@@ -146,7 +146,7 @@ def run(queue: Any, job: Job, config: KernelConfig, profile: DeviceProfile, t: C
 
 
 def _winograd_weight_grad(queue: Any, job: Job, profile: DeviceProfile, t: ConvOperands) -> None:
-    """Compute a weight gradient as products summed over tiles, in parts if that gives more work-groups; the last transform adds them."""
+    """Compute a weight gradient by products summed over tiles. Sums may be split into parts, which the last transform adds."""
     (n, c, h, w, m, oh, ow), (high, wide, span) = job.sizes[:7], tiles(job)
     depth = -(-span // _useful_parts(m, c, span, profile.max_compute_units) // 16) * 16
     parts, pairs = -(-span // depth), m * c
@@ -166,7 +166,7 @@ def _useful_parts(m: int, c: int, span: int, units: int) -> int:
 
 
 def _transform(queue: Any, job: Job, part: int, name: str, alignment: int = 1, **quads: bool) -> Any:
-    """Return a kernel of ``winograd.cl``; ``quads``: macros to load rows as vectors, 0 unless float32 and aligned to 16 bytes."""
+    """Return a kernel of ``winograd.cl``. ``quads``: macros that enable vector loads; 0 unless values are float32 aligned to 16 bytes."""
     vectors = alignment == 16 and job.dtype == "float32"
     defines = constants() | {"PART": part, "ITEMS": launch.LOCAL_1D, "INPUT_GRAD": job.kind == INPUT_GRAD}
     defines |= {macro: vectors and wide for macro, wide in quads.items()}

@@ -41,7 +41,7 @@ class Share(NamedTuple):
 
 
 def wanted(job: Job, config: KernelConfig, pays: Callable[[], bool]) -> bool:
-    """Whether Winograd applies and pays (or ``winograd_channels`` allows it), also in place of the default policy's CONV2D_IM2COL."""
+    """Whether Winograd applies and either pays or is allowed by ``winograd_channels``. It may replace the policy's CONV2D_IM2COL."""
     variant = job.variant(config)
     if not job.g.is_plain_3x3 or job.compute == "double":
         return False
@@ -68,7 +68,7 @@ def suits(job: Job, config: KernelConfig, profile: ExtendedDeviceProfile) -> boo
 
 
 def pays(job: Job, profile: ExtendedDeviceProfile) -> bool:
-    """Whether 36 products instead of 144 are exact enough and save more than the transforms of pixels and weights cost."""
+    """Whether Winograd is exact enough and faster: 36 products replace 144, but pixels and weights must be transformed."""
     tiles = share_of(job, profile, {}).tiles
     ours = _strip_cost(_tile_count(job), _strip(tiles), tiles["VW"] * tiles["NV"], tiles["FRESH"])
     faster = ours < PLAIN * job.g.n * job.sizes[5] * job.sizes[6] / OUT**2
@@ -99,7 +99,7 @@ def share_of(job: Job, profile: ExtendedDeviceProfile, given: Mapping[str, Any])
 
 
 def _tile_macros(count: int, c: int, m: int, profile: ExtendedDeviceProfile, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the macros: registers hold MR filters times NV vectors of VW tiles, a strip has NT * NV vectors; ``given`` overrides them."""
+    """Return macros; ``given`` overrides some. Registers hold MR filters times NV vectors of VW tiles; a strip is NT * NV vectors."""
     lanes = given.get("VW", profile.lanes)
     longest = max(lanes, min(LONGEST_STRIP, INPUT_ROOM // _transformed_bytes(c, 1)))
     fresh = given.get("FRESH", int(count <= longest or 4 * TILE_PRODUCTS * c * m > CACHED_WEIGHTS))
@@ -125,7 +125,7 @@ def _tile_macros(count: int, c: int, m: int, profile: ExtendedDeviceProfile, giv
 
 
 def _strip_cost(count: int, strip: int, unit: int, fresh: int) -> float:
-    """Estimate the time of ``count`` tiles in strips, the last in multiples of ``unit``; ``fresh``: every strip transforms the weights."""
+    """Estimate the time of ``count`` tiles in strips, the rest rounded up to ``unit``. ``fresh``: every strip transforms the weights."""
     computed = count // strip * strip + -(-(count % strip) // unit) * unit
     return WITH_TRANSFORMS * computed + TRANSFORM * (-(-count // strip) if fresh else 1)
 

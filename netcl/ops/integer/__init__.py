@@ -1,7 +1,7 @@
 """Products of 8-bit integers, summed in int32, and the windows of images that convolutions multiply.
 
-The algorithm is the row of the family ``integer``. Its ``when`` says whether it is faster on a device than exact products of floats
-(:mod:`netcl.io.onnx.quantized`); on CPUs it is not.
+The family ``integer`` has one algorithm. Its ``when`` says whether integer products are faster on a device than exact products of floats
+(:mod:`netcl.io.onnx.quantized`); on CPUs they are not.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ def _gains(problem: tuple[str, int], config: KernelConfig | None, profile: Any) 
 def prefers_integers(a: Tensor, b: Tensor, work: int, other: str = "exact") -> bool:
     """Whether to multiply quantized tensors by :func:`integer_dot` rather than in the ``other`` form, for ``work`` multiply-adds.
 
-    False on the NumPy backend and for dtypes of more than 8 bits. If ``selector.register("integer_dot", condition, name)`` gives a name,
-    every name but ``"float"`` means yes; without a name, the row of the family ``integer`` decides.
+    False on the NumPy backend and for dtypes of more than 8 bits. A name given by ``selector.register("integer_dot", condition, name)``
+    means yes unless it is ``"float"``. Without a name, the algorithm of the family ``integer`` decides.
     """
     if a.array is not None or {a.dtype, b.dtype} - _BYTE_TYPES.keys():
         return False
@@ -66,7 +66,7 @@ def _integer_dot_numpy(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     errors=[(S((3, 5), (2, 4), dtypes="int8"), r"\[integer_dot\] a must be \(\.\.\., M, K\) and b \(\.\.\., N, K\).*a\.shape=\(3, 5\)")],
 )
 def integer_dot(a: Tensor, b: Tensor) -> Tensor:
-    """``a b'`` of int8 or uint8 in int32: ``(..., M, K)`` times ``(N, K)``, or ``(g, M, K)`` times ``(n, g, N, K)``. No gradient."""
+    """``a b'`` of int8 or uint8 as int32: ``(..., M, K)`` times ``(N, K)``, or ``(g, M, K)`` times ``(n, g, N, K)``. No gradient."""
     a, b = launch.as_tensors("integer_dot", a, b)
     for name, x in (("a", a), ("b", b)):
         launch.check_dtype("integer_dot", x, tuple(_BYTE_TYPES), name)

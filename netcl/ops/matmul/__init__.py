@@ -28,7 +28,7 @@ __all__ = ["affine", "affine_activated", "bmm", "build_matmul_kernel", "einsum",
 
 
 class _Shapes(NamedTuple):
-    """Shapes of a product of stacks of matrices: operands and result as stacks, and ``result`` without the axes that vectors were given."""
+    """Shapes of a product: ``left``, ``right`` and the result (``whole``) as batches of matrices, and ``result`` as the caller gets it."""
 
     left: tuple[int, ...]
     right: tuple[int, ...]

@@ -1,12 +1,12 @@
 """Products on AMX, the tile registers of some x86 CPUs: a separate tier, enabled by ``NETCL_AMX=1`` or a configuration.
 
-The kernels contain inline assembly, which is not part of OpenCL C and which a driver may reject. A device uses this tier only after
-four checks: the processor lists ``amx_bf16``, the operating system grants the tile registers, the driver builds the kernels, and a
-product of odd sizes is correct.
+The kernels contain inline assembly, which is not part of OpenCL C and which a driver may reject. A device uses this tier only after four
+checks: the processor lists ``amx_bf16``, the operating system grants the tile registers, the driver builds the kernels, and a product of
+odd sizes is correct.
 
-bfloat16 operands are multiplied directly. float32 operands are split into two bfloat16 values (three products). The error of the
-split is below the rounding of a plain float32 sum only for long sums, so ``set_matmul_precision("highest")`` splits from
-:data:`AMX_SPLIT_DEPTH` terms on, ``high`` always, and ``medium`` rounds to bfloat16.
+bfloat16 operands are multiplied directly. Each float32 operand is split into a high and a low bfloat16 part; all products of parts but low
+x low are summed. The error of this split is below that of a plain float32 sum only for long sums. So ``set_matmul_precision("highest")``
+uses AMX from :data:`AMX_SPLIT_DEPTH` terms on, ``high`` always, and ``medium`` rounds operands to bfloat16 instead.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def terms_for(p: Matmul) -> int:
 
 
 def wants(p: Matmul, config: KernelConfig, profile: DeviceProfile) -> bool:
-    """Whether AMX is wanted for a product: if the configuration names it or, with ``NETCL_AMX`` set, if AMX is exact enough and pays."""
+    """Whether to use AMX: the configuration names it, or ``NETCL_AMX`` is set and AMX is exact enough and pays for this product."""
     if config.extra.get("tier") == "amx":
         return True
     return bool(env.value("NETCL_AMX") and p.batches * p.m * p.n * p.k >= AMX_LEAST_WORK and terms_for(p))

@@ -63,7 +63,7 @@ def _register_tile(p: Matmul, profile: DeviceProfile, extra: Mapping[str, Any] =
 
 
 def _group_rows(p: Matmul, tile: _Tile, panels: int, profile: DeviceProfile) -> int:
-    """Return the rows of a work-group, in whole tiles: for four groups per core, or up to sixteen if repacking B costs little."""
+    """Return the rows of a work-group, in whole tiles. There are four groups per core, or up to sixteen if repacking B costs little."""
     per_block, units = panels * p.batches, profile.max_compute_units
     few, many = (max(1, -(-groups * units // per_block)) for groups in (4, 16))
     blocks = max(few, min(many, p.m // _PACKING_ROWS))
@@ -71,9 +71,9 @@ def _group_rows(p: Matmul, tile: _Tile, panels: int, profile: DeviceProfile) -> 
 
 
 def _panels(queue: Any, p: Matmul, config: KernelConfig, profile: DeviceProfile, t: Operands) -> None:
-    """Multiply with B packed into local memory; A is packed first if it is transposed and large, or of another dtype and read often.
+    """Multiply with B packed into local memory. A is packed first if it is large and transposed, or of another dtype and read often.
 
-    If the result gives fewer groups than cores, k is split: its parts are batches of a product whose results are added.
+    If the result has fewer tiles than the device has cores, k is split. The parts are batches of one product, whose results are added.
     """
     tile = _register_tile(p, profile, config.extra)
     room = min(_PANEL, profile.local_mem_size or _PANEL)

@@ -36,7 +36,7 @@ SPLIT_DEPTH = 256  # least depth of a part of a product that is split along k
 
 @dataclass(frozen=True)
 class Matmul:
-    """A product ``c[batch] = op(a) op(b)``, m x n over k; each operand has a stride for each of two batch axes."""
+    """A product ``c[batch] = op(a) op(b)`` of m x k and k x n matrices. Both operands have a stride for each of two batch axes."""
 
     m: int
     n: int
@@ -166,10 +166,10 @@ def _naive(queue: Any, p: Matmul, config: KernelConfig, profile: DeviceProfile, 
 
 
 class Block(NamedTuple):
-    """The work of a group: m x n values over blocks k deep (0: operands are read in place), rows x columns per work-item.
+    """The work of a work-group: m x n results in steps of ``k`` terms (0: operands are read in place), rows x columns per work-item.
 
-    ``slices`` work-items share the depth of a block, ``splits`` work-groups the depth of the product. ``resident``: groups that a compute
-    unit runs at once. ``rate``: their relative speed. ``fill``: the time of their startup and end, in steps along k.
+    ``slices`` work-items share the terms of a step; ``splits`` work-groups share the terms of a result. ``resident``: groups that a compute
+    unit runs at once. ``rate``: their relative speed. ``fill``: the cost of starting and ending a group, as a number of terms.
     """
 
     m: int
@@ -309,7 +309,7 @@ def add_parts(queue: Any, p: Matmul, splits: int, sums: Tensor, t: Operands) -> 
 
 
 def _best_block(p: Matmul, config: KernelConfig, profile: DeviceProfile) -> Block:
-    """Return the fastest block by the model: of all blocks if the policy decides, else the configuration's block with its best split."""
+    """Return the block with the least estimated time: of all blocks if the policy decides, else the configuration's block."""
     units, named = profile.max_compute_units, config.extra.get("splits")
     policy = not is_named(config) and profile.device_type == "gpu" and p.itemsize == 4
     fitting = [block.for_loads(p.aligned) for block in BLOCKS if block.fits(p, profile)] if policy else []
@@ -346,7 +346,7 @@ def portable_cost(p: Matmul, profile: DeviceProfile) -> float:
 
 
 def _working_block(p: Matmul, config: KernelConfig, profile: DeviceProfile) -> Block:
-    """Return the configuration's block, adjusted, if possible, so that the device allows its work-group and local memory holds a buffer."""
+    """Return the configuration's block, changed as far as possible to respect the device's limits on work-groups and local memory."""
     bm, bn, bk, per_item = config.tile_m, config.tile_n, config.tile_k, config.work_per_thread
     rows, slices = config.extra.get("rows_per_item") or per_item, config.extra.get("slices") or 1
     if config.extra.get("form") == "slices":
@@ -456,7 +456,7 @@ def multiply(queue: Any, p: Matmul, t: Operands, config: KernelConfig | None = N
 
 
 def matmul_of(a: Tensor, b: Tensor, trans_a: bool, trans_b: bool, bias: Tensor | None, finish: Finish, scaled: bool) -> Matmul | None:
-    """Describe the product of two stacks of matrices; ``None`` if their batch axes need more than two strides."""
+    """Describe the product of two batches of matrices; ``None`` if their batch axes need more than two strides."""
     (m, k), n = (a.shape[-2:][::-1] if trans_a else a.shape[-2:]), b.shape[-2 if trans_b else -1]
     batch = np.broadcast_shapes(a.shape[:-2], b.shape[:-2])
     axes = merge(
@@ -489,7 +489,7 @@ def product(
     a: Tensor, b: Tensor, out_shape: tuple[int, ...], extras: Extras, trans_a: bool = False, trans_b: bool = False,
     config: KernelConfig | None = None, out: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
-    """Compute op(a) op(b) with an epilogue, for stacks of matrices whose batch axes broadcast; OpenCL devices only.
+    """Compute op(a) op(b) with an epilogue, for batches of matrices whose batch axes broadcast; OpenCL devices only.
 
     ``config`` replaces the selector's choice. ``out`` receives the result instead of new memory.
     """

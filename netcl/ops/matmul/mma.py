@@ -1,11 +1,11 @@
 """Products on the matrix units of NVIDIA GPUs from compute capability 8.0, by ``mma.sync`` (mma.cl): a separate tier.
 
-16-bit operands of one dtype are multiplied directly and summed in float32. float32 operands are split into two TF32 values, whose
-three products are summed per slice of 32 terms and added in float32: within four times the error of a plain float32 sum, and below it
-from a few hundred terms on. With ``set_matmul_precision("medium")`` operands are rounded to TF32 instead.
+16-bit operands of one dtype are multiplied directly and summed in float32. Each float32 operand is split into a high and a low TF32 part;
+all products of parts but low x low are summed over slices of 32 along k, and the slices in float32. Up to a few hundred terms, the error is
+at most four times that of a plain float32 sum; then it is smaller. Precision ``medium`` rounds operands to TF32 instead.
 
-Kernels copy 16 bytes at a time. An operand whose rows are not aligned to that, or that the units take in another dtype, is copied first
-(pad.cl). The cost model includes this copy, so small products of that kind use the portable kernels.
+Kernels copy 16 bytes at a time. An operand is copied first (pad.cl) if its rows are not aligned to 16 bytes or if the units take another
+dtype. The cost model includes this copy, so small products of that kind use the portable kernels.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ UNITS = {"float32": "MMA_TF32", "float16": "MMA_FLOAT16", "bfloat16": "MMA_BFLOA
 
 
 class Tile(NamedTuple):
-    """The work of a group: m x n values over blocks k deep, in warps of warp_m x warp_n; ``stages`` blocks are in local memory.
+    """The work of a work-group: m x n results in steps of ``k`` terms, warp_m x warp_n per warp. Local memory holds ``stages`` steps.
 
     The other fields are read by the cost model :func:`gemm.cost`. ``rate`` is relative to the fastest portable block.
     """
@@ -70,7 +70,7 @@ MMA_SPLIT_DEPTH = 64  # terms from which the largest error of split float32 is w
 
 
 class _Side(NamedTuple):
-    """The storage of an operand: stacks of ``lines`` lines of ``width`` values; ``strides`` are those of the two batch axes."""
+    """The memory layout of an operand: matrices of ``lines`` lines of ``width`` values, and the strides of the two batch axes."""
 
     dtype: str
     lines: int
@@ -83,7 +83,7 @@ class _Side(NamedTuple):
         return self.dtype == dtype and (p.placed or p.aligned) and not any(value % each for value in (self.width, *self.strides))
 
     def padded(self, p: Matmul, dtype: str) -> tuple[_Side, int, int]:
-        """Return the side with padded lines, its number of matrices along the inner batch axis (1 if broadcast), and its element count."""
+        """Return the padded layout, the number of matrices along the inner batch axis (1 if broadcast), and the number of elements."""
         wide = _round_up(self.width, 16 // DTYPES[dtype].itemsize)
         size = self.lines * wide
         outer, inner = (count if step else 1 for count, step in zip(p.batch, self.strides, strict=True))
@@ -146,7 +146,7 @@ def run(queue: Any, p: Matmul, t: Operands, tile: Tile | None = None) -> None:
 
 
 def written_out(queue: Any, p: Matmul, dtype: str, t: Operands) -> tuple[list[_Side], list[Tensor], int]:
-    """Return sides and tensors of both operands, copied if they are not aligned, and the offset of the second."""
+    """Return layouts and tensors of both operands, copied if not aligned or of another dtype, and the offset of the second operand."""
     sides, tensors = list(operand_sides(p)), [t.a, t.b]
     padded = {i: side.padded(p, dtype) for i, side in enumerate(sides) if not side.ready(p, dtype)}
     total = sum(count for *_, count in padded.values())

@@ -27,7 +27,7 @@ _INSTRUCTION = {"float32": "tf32", "float16": "f16", "bfloat16": "bf16"}
 
 
 class WarpGroupTile(NamedTuple):
-    """The tile that a work-group computes at a time: m x n over stages k deep; ``swapped`` tiles compute n x m of the transposed result.
+    """The tile that a work-group computes at a time: m x n results in steps of ``k`` terms. ``swapped``: n x m of the transposed result.
 
     The other fields are read by the cost model :func:`gemm.cost`. ``rate`` is relative to the fastest portable block.
     """
@@ -99,7 +99,7 @@ def _priced(p: Matmul, tile: WarpGroupTile) -> WarpGroupTile:
 def instruction(name: str, columns: int, dtype: str, turned: tuple[int, int], first: bool = False) -> str:
     """Return a macro ``name(sums, x, y)`` that adds x y to 64 x ``columns`` sums; with ``first`` it overwrites them.
 
-    For float32, x is in registers; else x is a local address, as y always is, and ``turned`` tells whether x and whether y is transposed.
+    y is a local address. x is in registers for float32, else a local address. ``turned``: whether x and y are transposed, if not float32.
     """
     kind, count = _INSTRUCTION[dtype], columns // 2
     sums = ", ".join(f"%{i}" for i in range(count))

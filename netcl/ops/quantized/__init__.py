@@ -80,10 +80,10 @@ def _packed_sample(x: tuple[int, ...], rows: int, kind: str, biased: bool = Fals
 def quantized_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, kind: str, rows: int, activations: str = "auto") -> Tensor:
     """Compute ``x w' + bias`` with packed weights: ``weight`` holds the bytes of ``rows`` x ``x.shape[-1]`` weights of a GGUF ``kind``.
 
-    :class:`netcl.nn.QuantizedLinear` packs weights. ``activations`` selects the arithmetic of products. ``float``: x unchanged, sums in
-    float32 (float64 for float64). ``int8``: every 32 neighbors of x are rounded to int8 with one scale, as in llama.cpp; OpenCL devices
-    raise for float64. ``auto`` selects ``int8`` on CPUs with instructions for it, if kind and dtype allow it, else ``float``. There is a
-    gradient with respect to x and bias, computed in floats, and none with respect to the weights.
+    :class:`netcl.nn.QuantizedLinear` packs weights. ``activations`` selects the arithmetic. ``float`` leaves x unchanged and sums in
+    float32 (float64 for float64). ``int8`` rounds every 32 neighbors of x to int8 with one scale, as in llama.cpp; OpenCL devices
+    raise for float64. ``auto`` selects ``int8`` on CPUs with instructions for it, if kind and dtype allow it, else ``float``. The gradients with
+    respect to x and bias are computed in floats. Weights have no gradient.
     """
     x, weight, bias = launch.as_tensors("quantized_linear", x, weight, bias)
     launch.check_dtype("quantized_linear", x)

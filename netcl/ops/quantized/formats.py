@@ -29,8 +29,8 @@ _TRIALS = 15  # candidates for the scale of a group
 class Kind(NamedTuple):
     """A block type: its number in GGUF, weights per block, bytes of each field, and the constants of the module's formula.
 
-    ``low`` and ``high`` are (bits, run): a byte of the field holds 8 / bits codes, which lie ``run`` codes apart. ``nbytes`` is the size of
-    a block, ``bits`` that of a code; ``plain`` kinds hold floating-point numbers.
+    ``low`` and ``high`` are (bits, run): a byte of the field holds 8 / bits codes, which lie ``run`` codes apart. ``nbytes``: bytes of a
+    block. ``bits``: bits of a code. ``plain`` kinds hold floating-point numbers.
     """
 
     name: str
@@ -290,7 +290,7 @@ def _round_blocks(x: np.ndarray, kind: Kind) -> Parts:
 
 
 def _fit_groups(x: np.ndarray, kind: Kind) -> Parts:
-    """Return the parts; scales and minima have the smallest weighted squared error and are then rounded to multiples of ``d`` and ``m``."""
+    """Return the parts. Scales and minima minimize the weighted squared error and are then rounded to multiples of ``d`` and ``m``."""
     x = x.reshape(len(x), -1, kind.group)
     weight, ranged = x * x + np.mean(x * x, axis=2, keepdims=True), "m" in kind.fields
     lowest = np.minimum(x.min(axis=2, keepdims=True), 0)

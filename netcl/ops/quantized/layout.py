@@ -1,13 +1,12 @@
 """The device layout of packed weights: strips of 16 rows. The layout is lossless; :func:`unpack_strips` restores the blocks of GGUF.
 
-A record holds one block of each row of a strip, or 32 values of F16 and BF16: the fields of its kind, each with rows side by side::
+A record holds one block of each row of a strip (F16 and BF16: 32 values of each row). Its fields follow each other, rows side by side::
 
     half d[16], half m[16], uchar scales[groups][16], uchar lower[groups][16], uint words[block / 32][words of 32 codes][16]
 
-A word holds the low or high bits of codes that lie four apart, so that a shift and a mask extract four codes of a row (codes.cl).
-For 4-bit codes, the second and third of these four are exchanged. CPUs load 4 to 16 rows as a vector, portable GPU kernels 4;
-matrix units load two rows and a quarter of the columns per lane.
-Scales of 6 bits take a byte: Q4_K has 148 bytes per 256 weights instead of 144. Codes of Q8_0 are signed.
+A word holds the low or high bits of codes that lie four apart, so that a shift and a mask extract four codes of a row (codes.cl). The
+middle two of four 4-bit codes are exchanged. CPUs load 4 to 16 rows as a vector, portable GPU kernels 4 rows; matrix units load two rows
+and a quarter of the columns per lane. Scales of 6 bits take a byte: Q4_K has 148 bytes per 256 weights, not 144. Codes of Q8_0 are signed.
 """
 
 from __future__ import annotations

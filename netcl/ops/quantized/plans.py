@@ -191,8 +191,8 @@ def round_activations(x: np.ndarray) -> np.ndarray:
 def _mma_sizes(p: Packed, strips_per_unit: float, gated: bool, direct: bool) -> dict[str, int]:
     """Return the macros of mma.cl for a product, from a table of the fastest ones on an H200.
 
-    ``direct``: the activations are float16 and need no conversion. Up to 8 columns of others are converted in local memory, unless two
-    strips share them (gated 8-bit products) or they do not fit. Sums of activations, for weights with minimums, are computed there too.
+    ``direct``: the activations are float16 and need no conversion. Up to 8 columns of other activations are converted in local memory if
+    they fit, except in gated 8-bit products. For weights with minimums, sums of activations are computed there too.
     """
     scaled, kinds, runs = "scales" in p.kind.fields, 1 << (p.fragment - 1).bit_length(), p.columns // 32
     staged = p.fragment <= 8 and (scaled and "m" in p.kind.fields if direct else not (gated and p.kind.bits == 8))

@@ -1,4 +1,4 @@
-"""Recurrent layers: ``recurrent`` runs one direction of one layer over all steps, after the product of input and ``weight_ih``.
+"""Recurrent layers. ``recurrent`` runs one direction of one layer over all steps; its input is already multiplied by ``weight_ih``.
 
 Forward keeps the values that the cells computed; ``recurrent_grad`` reads them. :mod:`netcl.ops.recurrent.steps` has the formulas,
 :mod:`netcl.ops.recurrent.plans` the launches.

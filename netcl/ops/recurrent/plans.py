@@ -71,7 +71,7 @@ class Layer(NamedTuple):
         return {FORWARD_PART: self.width, PROJECT: self.hidden, BACK_PROJECT: self.width}.get(part, GATES[self.kind] * self.hidden)
 
     def launched(self, count: int) -> Iterator[tuple[int, int, int]]:
-        """Yield part, first step and end step of each launch of up to ``count`` steps; backward has a further step for a given h0."""
+        """Yield part, first step and end step of each launch of up to ``count`` steps. If h0 is given, backward has one more step."""
         last = self.steps + (self.backward and self.flags & INITIAL > 0)
         for start in range(0, last, count):
             for part in self.parts:
@@ -81,7 +81,7 @@ class Layer(NamedTuple):
 
 
 class LayerOperands(NamedTuple):
-    """Weights by part, and the other tensors that the kernels in entry.cl take, in order; the last is :func:`late_flag`."""
+    """The weights by part, and the other tensors that the kernels in entry.cl take, in order. The last one is :func:`late_flag`."""
 
     weights: Mapping[int, Tensor]
     rest: tuple[Tensor, ...]
@@ -98,7 +98,7 @@ def run(queue: Any, layer: Layer, operands: LayerOperands) -> None:
 
 
 def part_kernel(queue: Any, layer: Layer, part: int, file: str, macros: Mapping[str, Any], name: str = "") -> Any:
-    """Return the kernel of a part, built from cell.cl, the product in ``file`` and entry.cl; ``name`` defaults to the pass."""
+    """Return the kernel of a part, built from cell.cl, the product in ``file`` and entry.cl. ``name``: by default forward or backward."""
     lanes = macros.get("VW", 1)
     real = DTYPES[layer.dtype].c_compute
     exps, text = launch.exponential(queue, real, lanes)
@@ -119,7 +119,7 @@ def late_flag(queue: Any) -> Tensor:
 
 
 class Watch:
-    """A callable that raises if a kernel timed out: it copies :func:`late_flag` every few calls and checks the copy as many calls later."""
+    """A callable that raises if a kernel timed out. Every few calls, it checks its last copy of :func:`late_flag` and makes a new copy."""
 
     def __init__(self, queue: Any):
         self.queue, self.calls = queue, 0
@@ -169,7 +169,7 @@ def _tile(layer: Layer, part: int, rows: int, profile: Any) -> _RecurrentTile:
 
 
 def _cpu(queue: Any, layer: Layer, profile: Any, t: LayerOperands, whole: bool) -> None:
-    """Launch on CPUs. ``whole``: all steps in one launch, with rows divided among the groups; else one step, with blocks of units."""
+    """Launch on CPUs. ``whole``: a launch runs all steps, and groups share the rows; else it runs one step, and groups share the units."""
     cores = profile.max_compute_units
     rows = -(-layer.rows // min(layer.rows, cores)) if whole else layer.rows
     kernels, panels = {}, {}
@@ -188,7 +188,7 @@ def _cpu(queue: Any, layer: Layer, profile: Any, t: LayerOperands, whole: bool) 
 
 
 def _suits_whole(layer: Layer, config: KernelConfig, profile: Any) -> bool:
-    """Whether a core runs all steps of its rows in one launch: not with a projection; with a named tier or small enough weights."""
+    """Whether one launch runs all steps: the layer has no projection, and ``config`` names a tier or the weights are small enough."""
     if layer.width != layer.hidden:
         return False
     size = GATES[layer.kind] * layer.hidden * layer.width * DTYPES[layer.dtype].itemsize
@@ -200,7 +200,7 @@ def _suits_whole(layer: Layer, config: KernelConfig, profile: Any) -> bool:
 
 
 class _Block(NamedTuple):
-    """The division of a launch: ``units``, ``items`` and ``rows`` per group, ``tall`` rows at a time; ``columns``, ``quads`` per item."""
+    """The division of a launch. Per group: ``units``, ``items``, ``rows`` (``tall`` rows at a time). Per item: ``columns``, ``quads``."""
 
     units: int
     items: int
@@ -237,7 +237,7 @@ def _block(layer: Layer, part: int, profile: Any, extra: Mapping[str, Any], core
 
 
 def _persistent_block(layer: Layer, config: KernelConfig, profile: Any) -> _Block | None:
-    """Return a division into groups that run concurrently, at most one per compute unit, and hold their weights; ``None`` if unsuitable."""
+    """Return a division into at most one group per compute unit; groups run concurrently and keep their weights. ``None`` if unsuitable."""
     if layer.width != layer.hidden or layer.dtype != "float32" or layer.steps < 2:
         return None
     (part,) = layer.parts
