@@ -91,7 +91,7 @@ class ConcatDataset(Dataset):
 
 
 class StackDataset(Dataset):
-    """A dataset over several of equal length: a sample is a tuple with one sample of each, or a dict if they are given by name."""
+    """Combines datasets of equal length: a sample is a tuple with one sample of each dataset, or a dict if datasets are given by name."""
 
     def __init__(self, *datasets: Any, **named: Any):
         self.datasets: Any = named or datasets
@@ -203,7 +203,7 @@ def _part_lengths(dataset: Any, order: np.ndarray, lengths: Sequence[float], op:
 
 
 def _sizes(lengths: Sequence[float], n: int, op: str) -> list[int]:
-    """Return whole numbers of samples; the remainder of fractions goes to the first parts, one each."""
+    """Convert ``lengths`` to numbers of samples; samples left over by rounding fractions go to the first parts, one each."""
     if not len(lengths) or any(length < 0 for length in lengths):
         raise ValueError(message(op, "there must be at least one length, and none may be negative", lengths=list(lengths)))
     if all(isinstance(length, int | np.integer) for length in lengths):

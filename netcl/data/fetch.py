@@ -88,7 +88,7 @@ def get_worker_info() -> WorkerInfo | None:
 
 
 def batch_rng() -> np.random.Generator | None:
-    """Return the generator of the batch that a loader is making, for datasets that draw; elsewhere ``None``."""
+    """Return the random generator of the batch that a loader is making, for use in a dataset; ``None`` outside a loader."""
     return _local.rng
 
 
@@ -111,7 +111,7 @@ class Fetch:
 
     @property
     def whole(self) -> bool:
-        """Whether every batch is a :class:`~netcl.data.collate.WholeBatch`; if false, that depends on the samples."""
+        """Whether every batch is a :class:`~netcl.data.collate.WholeBatch`; if false, the samples decide."""
         return self.streams or self.collate_fn is not None
 
     def begin(self, number: int, workers: int, seed: int) -> None:
@@ -140,7 +140,7 @@ class Fetch:
         return tuple(np.ascontiguousarray(array) for array in arrays)
 
     def of_stream(self, stream: Iterator[Any], task: Task, beat: Callable[[], None] = lambda: None) -> WholeBatch:
-        """Return the next batch of an iterable dataset; its ``ended`` is true if there is none, or only a part that ``drop_last`` drops."""
+        """Return the next batch of an iterable dataset; ``ended`` is set if no samples are left, or too few and ``drop_last`` is set."""
         samples: list[Any] = []
         _local.rng = np.random.default_rng(task.key)
         try:
@@ -160,7 +160,7 @@ class Fetch:
         return WholeBatch((self.collate_fn or default_collate)(samples))
 
     def _transformed(self, sample: Any, rng: np.random.Generator) -> Any:
-        """Apply the transforms to a sample of any structure; of a tuple or list, to its first item (two for those that take labels)."""
+        """Apply the transforms to a sample or, if it is a tuple or list, to its first item; transforms with labels take the first two."""
         if not self.transforms:
             return sample
         fields = _fields(sample)

@@ -1,7 +1,7 @@
 """Reading of a user's files as samples: tables (CSV), arrays (NPZ) and images (IDX), split for training, validation and testing.
 
-A reader of :data:`READERS` makes :class:`Samples`. Their ``reading`` describes, as plain JSON, how inputs were made from the file, so that
-:func:`read_inputs` makes them from further files in the same way.
+A reader of :data:`READERS` returns :class:`Samples`. Their attribute ``reading`` describes as JSON how inputs were made from the file.
+:func:`read_inputs` uses it to read further files in the same way.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class SplitPlan:
 
 
 def parts(labels: np.ndarray | None, samples: int, fractions: Sequence[float], seed: int) -> list[np.ndarray]:
-    """Draw indices at random: one array per fraction, then the rest. With ``labels``, every class is divided into these fractions.
+    """Divide sample indices at random: one array per fraction, then the rest. With ``labels``, each class is divided by these fractions.
 
     >>> [part.tolist() for part in parts(np.array([0, 1] * 4), 8, [0.25], seed=0)]
     [[4, 7], [0, 1, 2, 3, 5, 6]]

@@ -72,7 +72,7 @@ def _hung(number: int, seconds: float, **where: Any) -> str:
 
 
 def _serve(pipe: Any, fetch: Fetch, number: int, workers: int, seed: int) -> None:
-    """The main function of a worker process: answers each request of the pipe until it is closed."""
+    """The main function of a worker process: answers each request until the pipe is closed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which closes the pipe
     threading.Thread(target=_leave_with_the_parent, daemon=True).start()
     fetch.begin(number, workers, seed)
@@ -97,7 +97,7 @@ def _leave_with_the_parent() -> None:
 
 
 def _answer(fetch: Fetch, ring: SharedBatchRingBuffer | None, number: int, task: Task, slot: int) -> Any:
-    """Run a task. Return its batch or, with a ring, write it to ``slot`` and return the number of samples; a :class:`_Failure` on error.
+    """Run a task and return its batch. With a ring, write it to ``slot`` and return the sample count. On error, return a :class:`_Failure`.
 
     If ``slot`` is ``_DESCRIBE``, return the fields of the batch instead, or ``None`` for a :class:`WholeBatch`.
     """
@@ -215,8 +215,8 @@ class Pool:
     def run(self, first: Task, others: Iterator[Task], following: Iterator[Task]) -> Iterator[Any]:
         """Yield the batches of the tasks in order, each valid until the next one is requested.
 
-        Near the end the ``following`` tasks are started, so that workers are not idle; they are kept if the next run begins with them. Only
-        one run at a time: ``busy`` is true during a run.
+        After the last task, the tasks ``following`` are started, so that workers are not idle. Their batches are kept if the next run
+        begins with these tasks. Runs must not overlap: ``busy`` is true during a run.
         """
         left = 1
 
@@ -354,7 +354,7 @@ class ProcessPool(Pool):
         return answer
 
     def _patience(self, worker: _Process, task: Task, seconds: float) -> Callable[[], None]:
-        """Return a function that raises after ``seconds`` without progress of the worker, which the ring, if there is one, counts."""
+        """Return a function that raises after ``seconds`` without progress of the worker. Progress is a change of its ``beats``."""
         seen, since = -1, time.monotonic()
 
         def check() -> None:

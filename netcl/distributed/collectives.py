@@ -83,7 +83,7 @@ def wide_dtype(dtype: str) -> np.dtype:
 
 
 class Bucket:
-    """Groups (one tensor per replica) of one dtype, being copied to the host, where they are joined into a flat array per replica."""
+    """Groups (one tensor per replica) of one dtype. Their tensors are copied to the host and joined into one flat array per replica."""
 
     def __init__(self, groups: Sequence[Tensors]):
         self.groups = groups

@@ -1,9 +1,9 @@
 """Worlds: the ranks that take part in a job, and collectives over host arrays.
 
 One interface covers a world of one rank (every call is local), threads of one process, and the processes of an MPI job.
-Reductions in rank order are built here on an all-to-all and an all-gather. Each rank then sends about ``2 (n - 1) / n`` of the array's
-bytes for an all-reduce, the minimum, and every rank gets the same bits in every run. Unless :attr:`World.deterministic` is set, an MPI
-world uses MPI's own reductions instead where these are suitable.
+Reductions in rank order are built here on an all-to-all and an all-gather. In an all-reduce of n ranks, each rank sends about
+``2 (n - 1) / n`` of the array's bytes, which is the minimum. Every rank gets the same bits in every run. Unless
+:attr:`World.deterministic` is set, an MPI world uses MPI's own reductions instead where these are suitable.
 """
 
 from __future__ import annotations
@@ -82,9 +82,9 @@ class World:
     """One rank of a job, number ``rank`` of ``size``, with collectives over host arrays; in a world of one rank they are local.
 
     - **timeout**: seconds after which a call that waits for another rank raises :class:`LostRankError`; ``NETCL_COMM_TIMEOUT`` by default.
-    - **deterministic**: reduce in rank order, which gives the same bits in every run with the same number of ranks; threads always do.
-      Otherwise an MPI world leaves the order to MPI, which needs fewer messages in a large world. Set it on all ranks before a model is
-      wrapped.
+    - **deterministic**: reduce in rank order, which gives the same bits in every run with the same number of ranks. A world of threads
+      always reduces in rank order. Otherwise an MPI world leaves the order to MPI, which needs fewer messages in a large world. Set this
+      on all ranks before a model is wrapped.
     - **bytes_sent**: the payload bytes this rank had to send so far. MPI may send more, in particular in small messages.
     """
 
@@ -131,7 +131,7 @@ class World:
     def failed(self, error: BaseException | None) -> None:
         """Report an error of this rank: the others raise :class:`LostRankError` with its text instead of waiting for the timeout.
 
-        Each error is reported once, a :class:`LostRankError` or an interrupt never. Ranks that have all failed equally often may continue.
+        Each error is reported once. A :class:`LostRankError` or an interrupt is not reported. Ranks that failed equally often may continue.
         """
         own = isinstance(error, Exception) and not isinstance(error, LostRankError)
         if self.size > 1 and own and not getattr(error, "netcl_told", False):
@@ -157,7 +157,7 @@ class World:
         self._collect_text("barrier", b"")
 
     def agree(self, op: str, what: str, value: Any) -> None:
-        """Raise on every rank unless all pass the same JSON ``value``; the error says ``what`` must agree and names the differing ranks."""
+        """Raise on every rank unless all pass the same JSON ``value``; the error names ``what`` and the differing ranks."""
         if self.size == 1:
             return
         texts = self._collect_text(op, json.dumps(value, sort_keys=True).encode())

@@ -90,7 +90,7 @@ def prepare_replicas(model: Module, devices: Sequence[Any]) -> list[Module]:
 def sync_grads(replicas: Sequence[Any], op: str = "mean", weights: Sequence[float] | None = None) -> None:
     """Overwrite the gradients of every replica with their mean over all replicas, or with the reduction ``op``.
 
-    ``weights`` gives the mean weighted by one number per replica, whatever ``op`` is.
+    With ``weights``, one number per replica, the result is the weighted mean and ``op`` is ignored.
     A parameter without a gradient on any replica is skipped; one with a gradient on some replicas only is an error.
     """
     found = []
@@ -151,10 +151,10 @@ def gradient_or_zeros(p: Tensor, grad: Tensor | None) -> Tensor:
 
 
 def parallel(run: Callable[[int], Any], places: Sequence[int], queues: Sequence[Any]) -> list[Any]:
-    """Call ``run(i)`` for each of ``places`` in a thread with the caller's modes and ``queues[i]`` as active device; returns the results.
+    """Call ``run(i)`` for each ``i`` in ``places``, each in a thread with the caller's modes and the active device of ``queues[i]``.
 
-    Modes are gradient recording and autocast. A single call, or calls on devices that share an OpenCL context, run one after another in
-    the caller's thread, with its active device.
+    Returns the results. Modes are gradient recording and autocast. A single call, or calls on devices that share an OpenCL context, run
+    one after another in the caller's thread, with the caller's active device.
     """
     if len(places) == 1 or _share_context(queues):
         return [run(i) for i in places]
@@ -267,7 +267,7 @@ class DataParallel(Module):
 
 
 class _Split(ag.Function):
-    """The parallel forward pass of all replicas, which records a graph for each, and the parallel backward pass of these graphs."""
+    """Runs forward on all replicas in parallel and records one graph per replica; backward runs through these graphs in parallel."""
 
     @staticmethod
     def forward(ctx: Any, owner: DataParallel, count: int, *tensors: Tensor) -> Tensor:

@@ -36,7 +36,7 @@ def mpiexec() -> str:
 
 
 def leave(notes: Path, name: str) -> None:
-    """Create an empty file as a message in the folder ``notes``, which the launcher of a job and the guards of its ranks share."""
+    """Create the empty file ``name`` in the folder ``notes``, as a message between the launcher of a job and the parents of its ranks."""
     with contextlib.suppress(FileNotFoundError):  # the launcher has ended and removed the folder
         notes.joinpath(name).touch()
 

@@ -50,9 +50,9 @@ def save_checkpoint(
 
     - **path**: a file, or a folder (existing, without a suffix, or with ``keep_last``) for a file ``step-000123.netcl``.
     - **model, optimizer, scheduler, scaler, loader, ema**: objects with ``state_dict()`` and ``load_state_dict()``.
-    - **rng**: a NumPy generator, or a dictionary of generators. Random streams of the model's and the active device are always saved.
+    - **rng**: a NumPy generator, or a dictionary of generators. The random states of the model's and the active device are always saved.
     - **extra**: any nesting of dictionaries, lists, numbers, strings, arrays and tensors.
-    - **keep_last**: how many checkpoints to keep in the folder, with the new one; those with the lowest steps are removed.
+    - **keep_last**: how many checkpoints to keep in the folder, including the new one; checkpoints with lower steps are removed.
     - **run**: the id of the run the checkpoint belongs to.
     """
     if isinstance(step, bool) or not isinstance(step, int | np.integer) or step < 0:
@@ -82,7 +82,7 @@ def load_checkpoint(
     """Restore objects from a checkpoint, or from the latest one of a folder; returns ``step``, ``extra``, ``path`` and ``run``.
 
     The file must contain the state of every given object. Checksums, names, shapes and dtypes are checked before anything is changed.
-    If an object still raises while its state is loaded, all objects but the model, which is loaded last, get their old state back.
+    The model is loaded last. If loading a state still raises, every object except the model gets its old state back.
     """
     found = _checkpoint_at(Path(path))
     step, state, run = _read(found, max_bytes)
@@ -134,7 +134,7 @@ def latest(folder: str | os.PathLike[str]) -> Path | None:
 
 
 def latest_whole(folder: str | os.PathLike[str]) -> Path | None:
-    """Return the checkpoint of a folder with the highest step that is completely readable; ``None`` if the folder has no checkpoint.
+    """Return the checkpoint with the highest step among those that are completely readable; ``None`` if ``folder`` has no checkpoint.
 
     Unreadable checkpoints with higher steps are renamed to ``step-000123.netcl.unreadable``, so that they are not overwritten, and a
     warning gives the reason for each. If no checkpoint can be read, none is renamed and the error of the newest is raised.
@@ -227,7 +227,7 @@ def _generators(rng: Any, op: str) -> dict[str, np.random.Generator]:
 
 
 def _queues(model: Any) -> list[Any]:
-    """Return the queues that draw random numbers: those of the model, then the active device's, without duplicates."""
+    """Return the queues that draw random numbers: the queues of the model, then the queue of the active device, without duplicates."""
     tensors = [*model.parameters(), *model.buffers()] if model is not None and hasattr(model, "parameters") else []
     found: list[Any] = []
     for queue in [*(tensor.queue for tensor in tensors), get_active_device().queue]:

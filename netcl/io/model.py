@@ -33,7 +33,7 @@ _NOT_BUILT = (ValueError, TypeError, LookupError, AttributeError, ArithmeticErro
 
 
 def save_model(model: Any, path: str | os.PathLike[str], *, notes: Mapping[str, Any] | None = None) -> None:
-    """Write a model to exactly ``path``: its architecture (of classes known to ``nn.register_layer``) and its weights.
+    """Write a model's architecture and weights to exactly ``path``; its classes must be known to ``nn.register_layer``.
 
     The file is an NPZ archive that ``np.load`` opens, with JSON (``type``, ``config``, ``version``) in ``__netcl_meta__``. An older file is
     replaced only once the new one is completely on disk. For a compiled model, the original module is written. ``notes`` is JSON for

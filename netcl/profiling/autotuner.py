@@ -199,7 +199,7 @@ class _Search:
         return AutotuneResult(self.problem, best.config, best.seconds, policy, tuple(self.trials), complete, stored)
 
     def _final(self, seconds_left: float) -> tuple[Trial, float]:
-        """Measure the fastest few again in turns, because speeds drift; returns the winner and the time of the policy's choice."""
+        """Measure the fastest candidates again in turns, because speeds drift; returns the winner and the time of the policy's choice."""
         policy, *others = self.trials
         right = sorted((t for t in others if t.seconds < math.inf), key=lambda t: t.seconds)[:FINALISTS]
         few = [policy, *right] if policy.seconds < math.inf else right
@@ -220,8 +220,8 @@ class _Search:
 class _Check:
     """A problem with its operands and its reference result.
 
-    A float64 product of a large problem takes longer than the search; then only a part of the problem (fewer rows or images) is
-    compared with the reference, and the whole result with that of the first candidate that passed.
+    The float64 reference of a large problem would take longer than the search. Then only a part of the problem (fewer rows or images)
+    is compared with a reference. The whole result is compared with the result of the first candidate that passed.
     """
 
     def __init__(self, family: Family, problem: Problem, queue: Any):
@@ -339,7 +339,7 @@ _unasked = _Unasked()
 
 
 def search_unasked(problem: Problem, mode: str, budget: float | None) -> None:
-    """Tune a problem of the active device, at most once and while the process's budget in seconds lasts; ``on`` skips stored problems."""
+    """Tune a problem once, if it is for the active device and the process has budget (seconds) left; mode ``on`` skips stored problems."""
     key, handle = store_key(FAMILIES[problem.op], problem), get_active_device()
     here = handle.backend == "cl" and _same_device(handle.profile, problem.profile) and not problem.profile.has_quirk("slow")
     watched = recording.active.recorder is not None or bool(hooks.launch_observers)  # who records or profiles wants the user's launches

@@ -227,7 +227,7 @@ def _problem_class(key: str) -> list[Any]:
 
 
 def _distance(one: list[Any], other: list[Any]) -> float | None:
-    """Return the number of doublings between two classes; ``None`` for classes that are not neighbors."""
+    """Return how many doublings of sizes lead from one problem class to another; ``None`` for classes that are not neighbors."""
     if len(one) != len(other) or [type(a) for a in one] != [type(b) for b in other]:
         return None
     sizes = [(a, b) for a, b in zip(one, other, strict=True) if isinstance(a, int)]

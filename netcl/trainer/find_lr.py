@@ -34,7 +34,7 @@ class RateTest:
 
 
 def find_lr(trainer: Trainer, data: Iterable[Any], low: float = 1e-6, high: float = 1.0, steps: int = 100) -> RateTest:
-    """Train while the learning rate rises from ``low`` to ``high``; return the loss at each rate and a suggestion; restore the trainer.
+    """Train while the learning rate rises from ``low`` to ``high``, then restore the trainer; returns the losses and a suggested rate.
 
     The test ends after ``steps`` batches, or when the loss diverges.
     """

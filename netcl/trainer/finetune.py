@@ -119,7 +119,7 @@ class AnswerLosses(TokenLosses):
 
 
 def _preference_margin(losses: Tensor, reference: Tensor) -> Tensor:
-    """Return per pair how much log-probability the chosen answer gained in training, minus the gain of the rejected answer."""
+    """Return, for each pair, the log-probability that the chosen answer gained in training minus the gain of the rejected answer."""
     gained = ag.sub(reference, losses)
     return ag.sub(ag.select(gained, 1, 0), ag.select(gained, 1, 1))
 

@@ -23,8 +23,8 @@ def _finite_numbers(logs: Logs) -> dict[str, Any]:
 class JSONLLogger(Callback):
     """Writes a JSON object per line: ``{"kind": "step", ...}`` for every logged batch, ``{"kind": "epoch", ...}`` for every epoch.
 
-    A step row has the norm of the gradients, if known; its ``losses`` and ``lrs`` are those of all batches since the previous step row, and
-    ``since`` is the step of the first of these batches.
+    A step row has the norm of the gradients, if known. Its ``losses`` and ``lrs`` list the values of all batches since the previous step
+    row. ``since`` is the step of the first of these batches.
     """
 
     def __init__(self, path: str | os.PathLike[str]):

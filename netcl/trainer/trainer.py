@@ -39,7 +39,7 @@ _OWN_SIGNAL_SECONDS = 5.0  # the launcher signals every rank; how long a rank wa
 
 
 class BatchLogs(Mapping[str, Any]):
-    """Numbers of a batch, read from the device at first access: ``known`` values and tensors, and the metrics of the epoch so far."""
+    """The numbers in ``known`` and the metrics of the epoch so far, after a batch. Each is read from the device at first access."""
 
     def __init__(self, known: Mapping[str, Any], metrics: Sequence[Metric]):
         self._known, self._metrics = known, {metric.name: metric for metric in metrics}
@@ -189,7 +189,7 @@ class Trainer:
           empty. The newest readable checkpoint of a folder is loaded; damaged newer ones are renamed, with a warning. The run continues
           to the bit if the data restores its position (``DataLoader``) or has the same order each time.
           Without ``resume``, a ``ModelCheckpoint`` folder that already holds checkpoints raises, unless ``overwrite`` is set.
-        - **log_every**: the number of batches between two readings of the loss and the metrics from the device, which wait for it.
+        - **log_every**: the number of batches between two readings of the loss and the metrics; each reading waits for the device.
 
         The first Ctrl-C or SIGTERM lets the step finish and ``ModelCheckpoint`` save, then exits with status 130 or 143; a second one
         exits at once. Ranks of a ``DistributedDataParallel`` model exit together, after the next logged batch; an error of one rank
@@ -341,7 +341,7 @@ class Trainer:
         return self.model.world if isinstance(self.model, DistributedDataParallel) and self.model.world.size > 1 else None
 
     def _leave_if(self, interrupt: Stop) -> None:
-        """Raise ``SystemExit`` after Ctrl-C. Ranks agree on this and on ``stop_training``: one that left alone would block the others."""
+        """Raise ``SystemExit`` after a signal. All ranks exit or stop training together: a rank that ended alone would block the others."""
         leave = interrupt.is_set()
         if self._ranks is not None:
             told = self._ranks.tell([leave, self.stop_training], "fit")
@@ -355,7 +355,7 @@ class Trainer:
     # ---- using
 
     def evaluate(self, data: Any, targets: Any = None, *, batch_size: int = 32) -> dict[str, Any]:
-        """Return the loss and the metrics over batches, or arrays (``evaluate(x, y)``), in evaluation mode; an ``ema`` is applied."""
+        """Return the loss and the metrics over batches or arrays (``evaluate(x, y)``), in evaluation mode; uses the averages of ``ema``."""
         if isinstance(data, np.ndarray | Tensor):
             data = DataLoader(self._pair("evaluate", data, targets), batch_size, shuffle=False)
         return self._evaluate(data, Stop())

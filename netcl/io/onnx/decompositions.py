@@ -1,7 +1,7 @@
 """Ops that are exported as other ops.
 
-A decomposition takes the arguments of its op and calls other ops, which the trace records instead. For arguments that the
-table of operators covers it returns ``NotImplemented``.
+A decomposition takes the arguments of its op and calls other ops, which the trace records instead. A decomposition
+returns ``NotImplemented`` for arguments that the operator table covers.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def _var(x: Tensor, axis: Any, keepdims: bool, correction: float) -> Tensor:
 
 
 def _scattered(op: Callable[..., Tensor], x: Tensor, axis: int, index: Any, src: Any, reduce: str | None = None) -> Any:
-    """With ``reduce``, call ``scatter_reduce``; else scatter ``src`` cut to the index's shape, ``NotImplemented`` if nothing is cut."""
+    """Call ``scatter_reduce`` if ``reduce`` is given. Else scatter ``src`` cropped to ``index.shape``; ``NotImplemented`` if equal."""
     if reduce is not None:
         return ag.scatter_reduce(x, axis, index, src, "sum" if reduce == "add" else "prod")
     shape, part = np.shape(index), src

@@ -28,8 +28,8 @@ from netcl.io.onnx.table import OnnxNode
 def import_onnx(path: str | os.PathLike[str] | bytes, device: Any = None) -> OnnxModel:
     """Return the model in an ONNX file, or in its bytes, as a module on the active device or on ``device``.
 
-    Float weights become parameters, running statistics buffers, under their names in the file if these are free. Scalars, integers and
-    the results of ``Constant`` nodes stay constants. A model with operators that are not supported raises ``FileError`` with their names.
+    Float weights become parameters, and running statistics become buffers. They keep their names if these are free. Scalars, integers
+    and the results of ``Constant`` nodes stay constants. A model with unsupported operators raises ``FileError`` with their names.
     """
     _, body, inputs = read_onnx(path)
     with nn.parameter.placed(device):
@@ -147,7 +147,7 @@ class OnnxModel(nn.Module):
         return tensor
 
     def _owner(self, name: str) -> tuple[nn.Module, str]:
-        """Return the module and attribute of a weight: for ``a.0.weight``, ``weight`` of ``a.0``; if taken, ``weight_1`` of the model."""
+        """Return the module and attribute of a weight: ``weight`` of ``a.0`` for ``a.0.weight``, or ``weight_1`` of the model if taken."""
         *path, last = name.split(".")
         module: nn.Module = self
         for part in path:
@@ -179,7 +179,7 @@ class OnnxModel(nn.Module):
         return made[0] if len(made) == 1 else tuple(made)
 
     def weights(self) -> list[Tensor]:
-        """Return the parameters and buffers that nodes read; the same list object until one is replaced or a new body is read."""
+        """Return the parameters and buffers that nodes read. The list stays the same object until a tensor is replaced or a body added."""
         found: list[Any] = [owner.__dict__.get(last) for owner, last, _, _ in self._places]
         if len(found) == len(self._weights) and all(map(is_, found, self._weights)):
             return self._weights

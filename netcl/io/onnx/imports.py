@@ -1,8 +1,8 @@
 """ONNX operators as calls of netcl's ops. Import functions handle operators that the table cannot express.
 
-An import function takes a node and its inputs: tensors, or plain numbers and lists for inputs that :data:`HOST` names. Where it returns
-``NotImplemented``, the table's entry, a formula or ONNX's own definition is used. An input that :data:`HOST` names and that was an
-attribute in an older opset is passed as an input.
+An import function takes a node and its inputs: tensors, or plain numbers and lists for inputs that :data:`HOST` names. If it returns
+``NotImplemented``, the table's entry, a formula or ONNX's own definition is used. Some inputs in :data:`HOST` were attributes in older
+opsets; import functions get these attributes as inputs too.
 """
 
 from __future__ import annotations

@@ -52,7 +52,7 @@ def resized(node: OnnxNode, x: Tensor, region: Any, scales: Any, sizes: Any) -> 
 
 
 def _centers(mode: str, n: int, outs: int, scale: float, edges: tuple[float, float]) -> np.ndarray:
-    """Return the positions of ``outs`` output pixels on an axis of ``n`` input pixels; ``edges`` bound the region, as fractions."""
+    """Return the positions of ``outs`` output pixels on an axis of ``n`` input pixels; ``edges`` are the region's bounds, as fractions."""
     y, width = np.arange(outs, dtype=np.float64), scale * n
     if mode == "align_corners":
         return y * 0 if width == 1 else y * (n - 1) / (width - 1)

@@ -124,8 +124,8 @@ CONVERSIONS = {
 class OnnxNode:
     """A node of a file: its operator, attributes (with ONNX's defaults), opset, and the names of its inputs and outputs.
 
-    ``formals`` are ONNX's names of its inputs in the latest opset, ``codes`` the element types of its inputs (0 if unknown). ``read``
-    computes the results; if it returns ``NotImplemented``, the body that ``expand`` returns is run instead.
+    ``formals`` are ONNX's names of the inputs in the latest opset. ``codes`` are the element types of the inputs (0 if unknown). ``read``
+    computes the results. If ``read`` returns ``NotImplemented``, the body that ``expand`` returns is run instead.
     """
 
     read: Callable[..., Any]
@@ -154,7 +154,7 @@ class OnnxNode:
 
 @dataclass(frozen=True)
 class Slot:
-    """An input or attribute of a node: the op's argument, its conversion, and a value that replaces ``None`` (or is fixed)."""
+    """An input or attribute of a node: the op's argument ``name``, with ``value`` in place of ``None``. Without a name: ``value``."""
 
     name: str = ""
     convert: str = ""

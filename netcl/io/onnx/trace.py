@@ -31,7 +31,7 @@ class Unsupported(Exception):
 class Call:
     """One call of an op: its tensors by name, its other arguments, its results.
 
-    ``other`` is the same call of the second run; ``within`` names the op whose decomposition made the call.
+    ``other`` is the same call in the second run; ``within`` names the op whose decomposition made the call.
     """
 
     row: Row
@@ -165,7 +165,7 @@ def trace(
 def _varied(x: Tensor, free_batch: bool) -> Tensor:
     """Return ``x`` in reverse order, so that indices stay valid; floats are also scaled and shifted.
 
-    With ``free_batch``, a result with dimensions has one more row.
+    With ``free_batch``, one row is added unless ``x`` is a scalar.
     """
     values = x.to_host()
     other = np.flip(values)
