@@ -86,12 +86,12 @@ class Setting:
         return self.torch.from_numpy(array).to(self.torch_device)
 
     def ours(self, run: Callable[[], Any]) -> Way:
-        """Return the way that calls ``run``, which returns one or several netcl tensors; they are realized, so deferred work is timed."""
+        """Return the way that calls ``run`` and realizes the netcl tensors that it returns, so that deferred work is timed."""
 
         return Way(lambda: enqueued(run()), self.sync, lambda: [t.to_host() for t in _as_sequence(run())])
 
     def theirs(self, run: Callable[[], Any]) -> Way:
-        """Return the way that calls ``run``, which returns one or several torch tensors; without torch, a missing way."""
+        """Return the way that calls ``run``, a function that returns torch tensors; without torch, return a missing way."""
         if self.torch is None:
             return Way(missing="torch is not installed")
         return Way(run, self.torch_sync, lambda: [t.detach().float().cpu().numpy() for t in _as_sequence(run())])
@@ -109,7 +109,7 @@ def _as_sequence(values: Any) -> Sequence[Any]:
 
 
 def setting(selector: Any = "auto", threads: int | None = None, repeats: int = 7, quick: bool = False, with_torch: bool = True) -> Setting:
-    """Return the settings for a device selector; torch, if installed, runs on CUDA if the device is an NVIDIA GPU, else on the CPU."""
+    """Return the settings for a device selector. Torch, if installed, runs on CUDA for an NVIDIA GPU, else on the CPU."""
     handle = require(selector, op="bench")
     torch = importlib.import_module("torch") if with_torch and importlib.util.find_spec("torch") else None
     where = "cpu"
@@ -124,7 +124,7 @@ def setting(selector: Any = "auto", threads: int | None = None, repeats: int = 7
 
 
 def wrong_results(ways: Mapping[str, Way], tolerance: float) -> dict[str, str]:
-    """Return an error text for each way whose result differs from the reference, which is the last way that has a result."""
+    """Return an error text for each way with a wrong result. The reference is the last way that has a result."""
     results = {name: [np.asarray(a) for a in way.result()] for name, way in ways.items() if way.result is not None}
     if len(results) < 2:
         return {}

@@ -47,7 +47,7 @@ def groups() -> dict[str, dict[str, Ways]]:
 
 
 def _ways(ours: Any, theirs: Any, reference: Any, arrays: Callable[[], list[np.ndarray]], where: Setting) -> dict[str, Way]:
-    """Return the ways to compute a function of arrays: eager, compiled, and torch or, without torch, the NumPy ``reference`` if given."""
+    """Return the ways to compute a function of arrays: eager, compiled, and torch. ``reference`` (NumPy), if given, replaces missing torch."""
     given = arrays()
     tensors = [where.tensor(array) for array in given]
     ways = {"ours": where.ours(lambda: ours(*tensors)), "compiled": Compiled(ours, *tensors).way(where)}

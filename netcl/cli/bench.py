@@ -64,7 +64,7 @@ def _settings_by_name(settings: Sequence[Any]) -> dict[str, Any]:
 
 
 def _times(case: str, make: Callable[[Setting], dict[str, Way]], settings: Mapping[str, Setting], troubles: list[str]) -> Times:
-    """Return the best time per device (eager or compiled) and torch's best of all runs, in seconds; add errors to ``troubles``."""
+    """Return the best time in seconds of each device, eager or compiled, and of torch; add errors to the list ``troubles``."""
     from netcl.bench import interleave, wrong_results
     from netcl.core.device import device
 

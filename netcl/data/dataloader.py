@@ -183,7 +183,7 @@ class DataLoader:
         return (self.seed, _DRAWS, epoch, batch)
 
     def _arrays(self, epoch: int, start: int) -> Iterator[Any]:
-        """Yield each batch as a tuple of arrays or a ``WholeBatch``; for a device, arrays may still lie in a slot of the ring buffer."""
+        """Yield each batch as a tuple of arrays or a ``WholeBatch``. For a device, the arrays may be views of a slot of the ring buffer."""
         tasks = self._tasks(epoch, start)
         if not self.num_workers:
             stream = iter(self.dataset) if self._fetch.streams else None
@@ -284,7 +284,7 @@ class DataLoader:
 
 
 def _check_samplers(sampler: Any, batch_sampler: Any, shuffle: Any, drop_last: Any, batch_size: int, streams: bool) -> None:
-    """Raise if arguments that select the samples cannot be combined with each other or with an iterable dataset."""
+    """Raise if the arguments cannot be combined with each other, or with an iterable dataset (``streams``)."""
     given = [name for name, value in (("shuffle", shuffle), ("sampler", sampler is not None), ("batch_sampler", batch_sampler is not None))
              if value]  # fmt: skip
     if len(given) > 1 or (given and streams):

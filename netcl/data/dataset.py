@@ -167,7 +167,7 @@ class Subset(Dataset):
 
     @property
     def take(self) -> Callable[[np.ndarray], Any]:
-        """A function that returns the samples at given indices, stacked; the attribute is missing if the dataset has no ``take``."""
+        """A function that returns the stacked samples at given indices. The attribute is missing if the dataset has no ``take``."""
         whole = taker(self.dataset)
         if whole is None:
             raise AttributeError(f"the dataset of a Subset must have a method take, got {type(self.dataset).__name__}")

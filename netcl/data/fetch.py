@@ -121,7 +121,7 @@ class Fetch:
             self.worker_init_fn(number)
 
     def __call__(self, task: Task, beat: Callable[[], None] = lambda: None) -> tuple[np.ndarray, ...] | WholeBatch:
-        """Return the arrays of a batch, or a :class:`WholeBatch`; ``beat`` is called as samples are fetched, so that a hang is detected."""
+        """Return the arrays of a batch, or a :class:`WholeBatch`. ``beat()`` is called while samples are fetched, to detect a hang."""
         beat()
         if self.streams:
             if _local.stream is None or _local.stream[0] != task.key[:-1]:

@@ -83,7 +83,7 @@ def _check_parts(what: str, **sizes: int) -> None:
 
 
 def _task(op: str, values: np.ndarray, given: str) -> str:
-    """Return the task: ``given``, else classification for a column of strings, bools or few distinct whole numbers, else regression."""
+    """Return ``given``, if set. Otherwise return classification for strings, bools or few distinct whole numbers, else regression."""
     if given not in ("", CLASSIFICATION, REGRESSION):
         raise ValueError(message(op, f"task must be {CLASSIFICATION}, {REGRESSION} or empty", task=repr(given)))
     numeric = values.dtype.kind in "iuf"
@@ -97,7 +97,7 @@ def _task(op: str, values: np.ndarray, given: str) -> str:
 
 
 def _targets(op: str, values: np.ndarray, plan: SplitPlan, train: np.ndarray) -> tuple[np.ndarray, dict[str, Any]]:
-    """Return the targets to train on, and their ``classes`` or, for a regression, the ``mean`` and ``scale`` of the training part."""
+    """Return labels and their ``classes`` or, for a regression, scaled targets and the ``mean`` and ``scale`` of the training part."""
     if _task(op, values, plan.task) == CLASSIFICATION:
         names, labels = np.unique(values, return_inverse=True)
         whole = values.dtype.kind == "f"
@@ -139,7 +139,7 @@ def _numbers(cells: Sequence[str]) -> np.ndarray | None:
 
 
 def _column(name: str, cells: Sequence[str], train: np.ndarray) -> dict[str, Any]:
-    """Return how an input column is encoded: the training part's mean and scale for numbers, its distinct values for strings."""
+    """Return how an input column is encoded: numbers by the mean and scale of the training part, strings by its distinct values."""
     numbers = _numbers(cells)
     if numbers is not None:
         own = numbers[train][np.isfinite(numbers[train])]

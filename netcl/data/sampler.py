@@ -43,7 +43,7 @@ class SequentialSampler(Sampler):
 
 
 class RandomSampler(Sampler):
-    """Yields ``num_samples`` indices, by default all, in random order; with ``replacement``, each is drawn from all samples.
+    """Yields ``num_samples`` indices, by default all, in random order; with ``replacement``, an index may be drawn several times.
 
     >>> sorted(RandomSampler(range(4), generator=0))
     [0, 1, 2, 3]

@@ -38,7 +38,7 @@ _GUARD = "put the work of a program that starts workers under `if __name__ == '_
 
 
 class _Caught:
-    """Stores the error of a block instead of raising it: an error of a dataset is raised where its batch is consumed."""
+    """Stores the error of a block instead of raising it. An error of a dataset is raised later, when its batch is consumed."""
 
     def __init__(self, kind: type[BaseException] = Exception):
         self.kind = kind
@@ -308,7 +308,7 @@ class ProcessPool(Pool):
             self._share(first, batch_size, fetch.whole)
 
     def _share(self, first: Task, batch_size: int, whole: bool) -> None:
-        """Determine the fields of batches from the first sample; if batches are arrays, share a new ring buffer with every worker."""
+        """Determine the fields of batches from one sample of ``first``; if batches are arrays, share a new ring buffer with all workers."""
         for worker in self._workers:
             worker.receive(self._patience(worker, first, START_SECONDS))
         if whole:

@@ -41,7 +41,7 @@ def queues_of(devices: Iterable[Any]) -> list[Any]:
 
 
 def checked_tensors(name: str, tensors: Tensors, root: int = 0, alike: bool = True) -> list[Tensor]:
-    """Return the tensors as a list; raises for none, different dtypes or (with ``alike``) shapes, or a ``root`` out of range."""
+    """Return ``tensors`` as a list. Raises if it is empty, if dtypes or (with ``alike``) shapes differ, or if ``root`` is out of range."""
     given = list(tensors)
     if not given:
         raise ShapeError(message(name, "at least one tensor must be given, got none"))

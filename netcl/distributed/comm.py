@@ -48,7 +48,7 @@ class Failures:
         return self.reported[rank]
 
     def ahead_of(self, rank: int) -> list[str]:
-        """Return the errors of ranks that failed more often than ``rank``; a failure that every rank had is not among them."""
+        """Return the errors of ranks that failed more often than ``rank``; failures that all ranks had in common are left out."""
         own = self.reported.get(rank, (0, ""))[0]
         return [f"rank {other} failed: {text}" for other, (count, text) in sorted(self.reported.items()) if count > own]
 
@@ -264,7 +264,7 @@ def late(op: str, missing: Sequence[int], timeout: float, size: int, **where: ob
 
 
 class _Table:
-    """The state that the ranks of a world of threads share: call number k of every rank belongs to round k."""
+    """State shared by the ranks of a world of threads. Call number k of each rank belongs to round k."""
 
     def __init__(self, like: _Table | None = None):
         self.changed: threading.Condition = like.changed if like else threading.Condition()

@@ -163,7 +163,7 @@ class DistributedDataParallel(Module):
         self._begun = bucket.number + 1
 
     def _average(self, bucket: _Pending, used: Sequence[bool]) -> np.ndarray:
-        """Return a bucket's averages, then a flag per parameter, nonzero if any rank has used it. Runs in the background thread."""
+        """Return a bucket's averages, then a number per parameter, nonzero if a rank used the parameter. Runs in the background thread."""
         replicas = bucket.grads.joined(used)
         start = self._arrived = time.perf_counter()
         average = bucket.grads.reduced(self._courier, "mean", self._compress, replicas)

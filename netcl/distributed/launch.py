@@ -67,7 +67,7 @@ def launch(program: Sequence[str], ranks: int, devices: Sequence[str] = ()) -> i
 
 
 def _watch_job(job: subprocess.Popen[bytes], notes: Path, ranks: int) -> int:
-    """Return the exit status of a job. mpiexec itself would wait forever for a rank that ends or hangs before MPI starts."""
+    """Wait for a job and return its exit status. mpiexec alone would wait forever for a rank that ends or hangs before MPI starts."""
     limit = float(env.value("NETCL_COMM_TIMEOUT"))
     late_at = time.monotonic() + limit
     while (status := wait(job, PAUSE)) is None:

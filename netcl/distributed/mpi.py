@@ -157,7 +157,7 @@ class MPIWorld(World):
                 self.calls.isend(report, rank, _FAILED)
 
     def _attend(self) -> None:
-        """Answer roll calls, and raise if another rank has reported a failure; called between two polls."""
+        """Answer the roll calls of other ranks, and raise if another rank has reported a failure. Called between two polls."""
         self._answer()
         self.failures.reported.update(self._mail(_FAILED))
         if self.failures.reported:

@@ -16,7 +16,7 @@ from netcl.nn.norm import BatchNorm2d, _BatchNorm
 
 
 class _WorldSum(ag.Function):
-    """The sum of a tensor over all ranks. Every rank's loss depends on every rank's summand, so gradients are summed as well."""
+    """The sum of a tensor over all ranks. Backward sums gradients too: the loss of every rank depends on the tensors of all ranks."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, world: World) -> Tensor:

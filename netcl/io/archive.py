@@ -43,7 +43,7 @@ _BAD_NAME = re.compile(r"^$|^[/~]|^[A-Za-z]:|\\|(^|/)\.\.?(/|$)|//|/$|[\x00-\x1f
 
 
 class FileError(ValueError):
-    """Raised for a file that is damaged, of another format, too new or does not fit its target, and for values that cannot be saved."""
+    """Raised for a file that is damaged, of another format, too new, or unsuitable for its target, and for values that cannot be saved."""
 
 
 def refusal(op: str, what: str, remedy: str = "", **values: object) -> FileError:
@@ -169,7 +169,7 @@ def bad_name(name: str) -> bool:
 
 @contextmanager
 def refusing(op: str, path: str | os.PathLike[str], kinds: tuple[type[BaseException], ...] = _DAMAGED) -> Iterator[None]:
-    """Convert the errors that damaged bytes cause in readers to a :class:`FileError` that names the file."""
+    """Convert errors of the types ``kinds``, which damaged files cause in readers, to a :class:`FileError` that names the file."""
     try:
         yield
     except (FileError, DtypeError, ShapeError, FileNotFoundError, PermissionError, IsADirectoryError):

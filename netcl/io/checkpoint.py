@@ -265,7 +265,7 @@ def _check_model(own: Mapping[str, Any], given: Any, path: Path) -> None:
 
 
 def _check_same_form(name: str, own: Any, given: Any, path: Path) -> None:
-    """Raise unless ``given``, a saved state, has the type of ``own`` and, for an optimizer, parameter groups of the same sizes."""
+    """Raise unless the saved state ``given`` has the type of ``own``. For an optimizer, the sizes of parameter groups must match too."""
     if type(own) is not type(given):
         kinds = {"own": type(own).__name__, "checkpoint": type(given).__name__}
         raise refusal(LOAD, f"the state of the {name} in the checkpoint must have the same type as its current state", **kinds, file=path)
@@ -304,7 +304,7 @@ def _is_stream(stream: Any) -> bool:
 
 
 def _restore_parts(parts: Mapping[str, Any], state: Mapping[str, Any], path: Path) -> None:
-    """Load the state of each part, the model last; if one raises, restore the old state of every part but the model."""
+    """Load the state of each part, the model last. If a part raises, restore the old state of every part except the model."""
     with ExitStack() as undo:
         for name, part in parts.items():
             if name != "model":  # which comes last and, having been checked, only ever fails with its device

@@ -2,8 +2,8 @@
 
 A search tries candidates of the problem's family (:mod:`netcl.engine.algorithms`) and compares each result with a float64 reference.
 The winner is stored per device, driver and problem class in :mod:`netcl.runtime.tuning`, where the kernel selector
-finds it, also for neighboring shapes. Searches run only on request: by the functions here, by ``netcl tune``, or by
-``NETCL_AUTOTUNE`` at the first use of a shape, for about its budget of seconds per process.
+finds it, also for neighboring shapes. Searches run only on request: by the functions here, by ``netcl tune``, or, with
+``NETCL_AUTOTUNE``, at the first use of a shape. ``NETCL_AUTOTUNE`` has a budget of seconds per process.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ class Autotuner:
         return self.search_all([problem], budget)[0]
 
     def search_all(self, problems: Sequence[Problem], budget: float | None = None) -> list[AutotuneResult]:
-        """Search several problems under one budget; returns the results. Each candidate is tried for all problems, to share its kernels."""
+        """Search several problems within one budget; returns the results. Candidates are tried for all problems, which share kernels."""
         start, allowed = time.perf_counter(), self.budget if budget is None else budget
         searches, costs = [_Search(self, problem) for problem in problems], self.costs
         for rank in range(max((len(search.candidates) for search in searches), default=0)):

@@ -65,7 +65,7 @@ def check_variants(handle: DeviceHandle) -> Iterator[VariantCheck]:
 
 
 def _candidates(family: Family, problem: Problem) -> list[KernelConfig]:
-    """Return the configurations to check: that of the policy, and one or more of every algorithm that the device may select."""
+    """Return the configurations to check: the policy's choice, and one or more for every algorithm that the device may select."""
     found = [kernel_selector.decide(problem)]
     for algorithm in ALGORITHMS[family.family]:
         if algorithm.answers(None, problem.profile):

@@ -91,7 +91,7 @@ class Stream:
         return self
 
     def use(self, tensor: Any) -> Tensor:
-        """Return a tensor over the same memory for ops on this stream; they start after the earlier work of the tensor's own queue.
+        """Return a tensor over the same memory for ops on this stream. These ops start after all earlier work of the tensor's own queue.
 
         Order in-place changes yourself, by :meth:`wait_for` in both directions. The result is a leaf that requires no gradient; a tensor
         that is already on this stream, or in NumPy, is returned itself.

@@ -64,7 +64,7 @@ def find_lr(trainer: Trainer, data: Iterable[Any], low: float = 1e-6, high: floa
 
 
 def _endless(data: Iterable[object]) -> Iterator[Any]:
-    """Yield the batches of ``data`` repeatedly, until a pass yields none: empty data, or an exhausted generator."""
+    """Yield the batches of ``data`` again and again. Ends if a pass yields no batch, as with empty data or an exhausted generator."""
     some = True
     while some:
         some = False

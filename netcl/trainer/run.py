@@ -96,7 +96,7 @@ def restore_best(trainer: Trainer, keeper: ModelCheckpoint, world: distributed.W
 
 
 class _Config(Callback):
-    """Writes the recipe of a run when it begins, after a resumed checkpoint was checked; a new run removes results of an earlier one."""
+    """Writes the recipe when a run begins, after checking a resumed checkpoint. A new run removes the results of an earlier run."""
 
     def __init__(self, place: Path, recipe: Recipe):
         self.place, self.recipe = place, recipe
@@ -108,7 +108,7 @@ class _Config(Callback):
 
 
 class _Rates(Callback):
-    """Replaces the learning rates, schedule and decay of a resumed checkpoint by those of this recipe, which may have changed."""
+    """Replaces learning rates, schedule and decay of a resumed checkpoint by the values of the recipe, which may have changed."""
 
     def set_trainer(self, trainer: Trainer) -> None:
         super().set_trainer(trainer)  # which has not been resumed yet
@@ -160,7 +160,7 @@ def environment(handle: DeviceHandle) -> dict[str, str]:
 
 
 def save_samples(path: Path, trainer: Trainer, test: DataLoader, data: Data) -> None:
-    """Write the worst predictions on test data, with the confusion matrix or all outputs of a regression; nothing for text."""
+    """Write the worst predictions on test data, and the confusion matrix or all regression outputs. For text, write nothing."""
     if data.is_text:
         return
     host = ([part.to_host() if isinstance(part, Tensor) else np.asarray(part) for part in batch] for batch in test)

@@ -176,7 +176,7 @@ def standard_function(kind: str, opset: int) -> Any:
 
 
 class FunctionCall:
-    """A node whose operator ONNX defines as a function; calling it returns the function body for the types of the inputs."""
+    """A node whose operator ONNX defines as a function. A call returns the function body for given types of inputs."""
 
     def __init__(self, form: Any, proto: Any, given: Mapping[str, Any], opset: int, tables: Any):
         self.form, self.given, self.opset, self.tables, self.unknown = form, given, opset, tables, Counter[str]()

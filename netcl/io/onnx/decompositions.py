@@ -91,7 +91,7 @@ def _channel_shaped(x: Tensor, weight: Tensor) -> Tensor:
 
 
 def _adaptive_pool(pool: str, x: Tensor, output_size: Any, return_indices: bool = False) -> Any:
-    """Pool over equal windows; ``NotImplemented`` for one window over the whole image, which has its own operator."""
+    """Pool over windows of equal size; ``NotImplemented`` for a single window over the whole image, which has its own operator."""
     sizes, axes = x.shape[2:], x.ndim - 2
     given = output_size if isinstance(output_size, list | tuple) else [output_size] * axes
     outs = [n if out is None else out for n, out in zip(sizes, given, strict=True)]

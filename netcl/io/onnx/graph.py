@@ -181,7 +181,7 @@ class OnnxGraph:
     # ---- the result
 
     def stored(self) -> tuple[list[Any], list[Any]]:
-        """Return the used weights as initializers and the other used constants as nodes, so that a reader can tell them apart."""
+        """Return initializers for the used weights, and nodes for the other used constants, so that a reader can tell them apart."""
         helper, used = library().helper, {name for node in self.nodes for name in node.input}
         weights, nodes = [], []
         for name, array in ((name, array) for name, array in self._constants.items() if name in used):

@@ -132,7 +132,7 @@ class OnnxModel(nn.Module):
         return f"nodes={len(self.nodes)}, inputs={self.input_names}, outputs={self.output_names}"
 
     def _kept(self, body: GraphBody, name: str, array: np.ndarray, learned: bool) -> Tensor:
-        """Convert an array to a tensor: constants, integers and scalars on the host, others as parameters (if ``learned``) or buffers."""
+        """Return a tensor of an array: on the host for constants, integers and scalars, else a parameter (if ``learned``) or a buffer."""
         stored, dtype = tree.bits(array)
         if name in body.constants or array.dtype.kind in "biu" or array.ndim == 0:
             return tree.tensor_of(stored, dtype, self._host)

@@ -26,7 +26,7 @@ def coordinates(node: OnnxNode) -> tuple[str, str]:
 
 
 def resized(node: OnnxNode, x: Tensor, region: Any, scales: Any, sizes: Any) -> Tensor:
-    """Run ``Resize`` in any mode: each axis becomes weighted sums of its slices. ``region`` is the operator's ``roi``."""
+    """Run ``Resize`` in any mode, axis by axis, as weighted sums of slices. ``region`` is the operator's ``roi``."""
     axes = [axis % x.ndim for axis in node["axes"] or range(x.ndim)]
     if sizes:
         scales = [size / x.shape[axis] for axis, size in zip(axes, sizes, strict=True)]
@@ -68,7 +68,7 @@ def _centers(mode: str, n: int, outs: int, scale: float, edges: tuple[float, flo
 
 
 def _shares(node: OnnxNode, n: int, scale: float, center: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the indices of the input pixels that each output pixel is made of, and their weights."""
+    """Return, for each output pixel, the indices and the weights of the input pixels in its weighted sum."""
     if node["mode"] == "nearest":
         rounding: dict[str, Any] = {
             "round_prefer_floor": lambda x: np.ceil(x - 0.5),

@@ -180,7 +180,7 @@ class Slot:
 
 @dataclass(frozen=True)
 class OperatorEntry:
-    """An entry of the table: an op, its ONNX operator with inputs and attributes, and ``fixed``, the arguments with required values."""
+    """An entry of the table: an op, and its ONNX operator with inputs and attributes. ``fixed`` holds arguments with a required value."""
 
     op: str
     kind: str

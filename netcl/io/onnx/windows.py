@@ -281,7 +281,7 @@ def _resize(node: OnnxNode, x: Tensor, region: Any = None, scales: Any = None, s
 
 
 def _resize_form(node: OnnxNode, factors: Sequence[float], outs: Sequence[int]) -> tuple[str, str, str]:
-    """Return mode, coordinate transformation and rounding; equivalent combinations are mapped to the one in :data:`_RESIZES`."""
+    """Return mode, coordinate transformation and rounding. Some are replaced by an equivalent combination in :data:`_RESIZES`."""
     mode, (moved, rounding) = node["mode"], coordinates(node)
     rounding = rounding if mode == "nearest" else ""
     if (moved, rounding) == ("half_pixel", "round_prefer_floor") and all(s == int(s) and s >= 1 for s in factors):
