@@ -98,7 +98,7 @@ class Setting:
 
 
 def enqueued(values: Any) -> Any:
-    """Realize tensors and return them; a deferred tensor that is never read would not be computed, and its op would seem fast."""
+    """Realize tensors and return them. Without this, an op whose deferred result is never read would not run and would seem fast."""
     for tensor in _as_sequence(values):
         tensor.realize()
     return values

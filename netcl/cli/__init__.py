@@ -1,4 +1,4 @@
-"""The ``netcl`` command: one module per group of commands, which registers them in the table of :mod:`netcl.cli.command`."""
+"""The ``netcl`` command. Each module holds a group of commands and registers them in the table of :mod:`netcl.cli.command`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ COMMAND_MODULES = ("doctor", "settings", "ops", "check", "train", "models", "onn
 
 
 def parser(argv: Sequence[str] = ()) -> argparse.ArgumentParser:
-    """Build the parser of the command line. Only the selected command declares its options, which may need slow imports."""
+    """Build the parser of the command line. Only the selected command declares its options, because some need slow imports."""
     asked = next((word for word in argv if not word.startswith("-")), None)
     for module in COMMAND_MODULES:
         import_module(f"netcl.cli.{module}")

@@ -223,7 +223,7 @@ def _box(rng: np.random.Generator, shape: tuple[int, ...], tall: Any, wide: Any)
 class RandomErasing(Augmentation):
     """Sets a rectangle of each image to ``value`` with probability ``p``.
 
-    - **scale**: the range of the rectangle's share of the image area; **ratio**: the range of its height over its width.
+    - **scale**: the range of the rectangle's share of the image area. **ratio**: the range of the rectangle's height over its width.
     """
 
     def __init__(

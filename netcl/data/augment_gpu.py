@@ -1,7 +1,7 @@
 """Transfers of batches to the device, and the augmentations that run there.
 
-This is the only module of ``netcl.data`` that uses tensors and ops. Augmentations draw a few numbers per image on the host, as their
-counterparts in :mod:`netcl.data.augment` do, and change pixels on the device; for the same generator both agree up to rounding.
+This is the only module of ``netcl.data`` that uses tensors and ops. Augmentations draw a few numbers per image on the host and change
+pixels on the device. With the same generator, results equal those of :mod:`netcl.data.augment` up to rounding.
 """
 
 from __future__ import annotations

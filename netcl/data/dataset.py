@@ -112,7 +112,7 @@ class StackDataset(Dataset):
 class TensorDataset(Dataset):
     """A dataset of arrays of equal length; sample ``i`` is row ``i`` of each array.
 
-    - **arrays**: NumPy arrays or anything :func:`numpy.asarray` takes, tensors of the CPU included.
+    - **arrays**: NumPy arrays or anything that :func:`numpy.asarray` takes, including CPU tensors.
     - **name, classes**: the names of the dataset and of its classes, for display.
 
     >>> data = TensorDataset(np.zeros((3, 2)), [0, 1, 0], classes=["even", "odd"])

@@ -149,7 +149,7 @@ def text(path: PathLike, block: int = 128, step: int = 1, test: float = 0.1) -> 
 
 
 def synthetic(samples: int = 1024, shape: Sequence[int] = (1, 28, 28), classes: int = 10, noise: float = 0.3, seed: int = 0) -> Split:
-    """Generate training images, one coarse pattern per class with noise, and a fifth as many test images; returns both sets.
+    """Return generated training images, and a fifth as many test images. An image is the coarse pattern of its class plus noise.
 
     >>> train, test = synthetic(samples=100, shape=(3, 8, 8), classes=4)
     >>> train.arrays[0].shape, len(test), sorted(set(train.arrays[1].tolist()))

@@ -1,7 +1,7 @@
 """Collectives over the tensors of one process, one tensor per device, and buckets of tensors that are reduced and broadcast together.
 
-A *group* holds the copies of one tensor, one per replica of this process. ``DataParallel`` has several replicas in a world of one rank,
-``DistributedDataParallel`` one replica in a world of several ranks; both use the same buckets. Values go through the host between
+A *group* holds the copies of one tensor, one per replica of this process. ``DataParallel`` has several replicas in a world of one rank.
+``DistributedDataParallel`` has one replica in a world of several ranks. Both use the same buckets. Values go through the host between
 devices and ranks; reductions, broadcasts and gathers among tensors of one queue of a process stay on the device.
 """
 
@@ -78,7 +78,7 @@ def bucketed(groups: Iterable[Tensors], limit: int = BUCKET) -> list[list[Tensor
 
 
 def wide_dtype(dtype: str) -> np.dtype:
-    """Return the NumPy dtype in which values of ``dtype`` are sent and reduced: float32 for halves, else the same."""
+    """Return the NumPy dtype in which values of ``dtype`` are sent and reduced: float32 for float16 and bfloat16, else the same."""
     return np.dtype(np.float32) if dtype in dtypes.HALVES else dtypes.DTYPES[dtype].host
 
 
@@ -153,7 +153,7 @@ def _reduced_on_device(given: Tensors, op: str) -> Tensor:
 
 
 def all_reduce(tensors: Tensors, op: str = "sum") -> list[Tensor]:
-    """Overwrite every tensor with the elementwise sum, mean, maximum (``max``) or minimum (``min``) of all, and return them.
+    """Overwrite every tensor with the elementwise ``sum``, ``mean``, ``max`` or ``min`` of all tensors, and return the tensors.
 
     >>> a, b = Tensor.from_host([1.0, 2.0]), Tensor.from_host([10.0, 20.0])
     >>> [t.tolist() for t in all_reduce([a, b])]

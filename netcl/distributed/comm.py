@@ -139,7 +139,7 @@ class World:
             self._report_failure(f"{type(error).__name__}: {error}"[:_ERROR_TEXT])
 
     def together(self) -> AbstractContextManager[Any]:
-        """Return a context manager for code that all ranks run; an error that leaves it is reported to the other ranks, see :meth:`failed`.
+        """Return a context manager for code that all ranks run. An error in the block is reported to the other ranks by :meth:`failed`.
 
         >>> with World().together():
         ...     loss = 1.0
@@ -273,7 +273,7 @@ class _Table:
 
 
 class ThreadWorld(World):
-    """One rank of a world of threads; made by :func:`thread_worlds`. Sent arrays are copied, so the caller may overwrite its own."""
+    """One rank of a world of threads; made by :func:`thread_worlds`. Sent arrays are copied, so the sender may overwrite them."""
 
     def __init__(self, rank: int, size: int, table: _Table, timeout: float | None = None):
         super().__init__(timeout)
@@ -336,7 +336,7 @@ def thread_worlds(size: int, timeout: float | None = None) -> list[World]:
 
 @lru_cache(maxsize=1)
 def world() -> World:
-    """Return the world of this process: the MPI job if ``mpiexec`` started it, else one rank, for which mpi4py is not needed."""
+    """Return the world of this process: the MPI job if ``mpiexec`` started the process, else a single rank without mpi4py."""
     from netcl.distributed import mpi
 
     return mpi.MPIWorld() if mpi.started_by_mpi() else World()

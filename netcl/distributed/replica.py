@@ -48,7 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _guard(devices: str, folder: str, program: Sequence[str]) -> int:
-    """Run the rank as a child process and return its exit status; kill it when the job ends, and pass on the launcher's interrupts."""
+    """Run the rank as a child process and return its exit status. Kill the child when the job ends; forward the launcher's interrupts."""
     command = [sys.executable, "-m", "netcl.distributed.replica", "--rank", devices, "--notes", folder, *program]
     rank = subprocess.Popen(command, close_fds=False, preexec_fn=DIE_WITH_PARENT)  # mpiexec passes open files to the rank
     notes, number, interrupted = Path(folder), mpi.rank_by_launcher(), 0

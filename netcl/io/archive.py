@@ -56,7 +56,7 @@ def refusal(op: str, what: str, remedy: str = "", **values: object) -> FileError
 
 @contextmanager
 def filling(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Convert the ``OSError`` of a full disk, an exceeded quota or a file size limit to one that names ``path`` and the remedy."""
+    """Convert the ``OSError`` of a full disk, quota or file size limit to an ``OSError`` that names ``path`` and the remedy."""
     try:
         yield
     except OSError as error:

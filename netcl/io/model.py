@@ -58,7 +58,7 @@ def save_model(model: Any, path: str | os.PathLike[str], *, notes: Mapping[str, 
 
 
 def _own_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """Return a model's own tensor objects by name; ``state_dict()`` returns other objects that share their memory."""
+    """Return a model's own tensor objects by name. ``state_dict()`` would return other objects over the same memory."""
     places = {name: name.rpartition(".") for name in model.state_dict()}
     return {name: getattr(model.get_submodule(owner), last) for name, (owner, _, last) in places.items()}
 
@@ -79,7 +79,7 @@ def _tied(model: Any) -> dict[str, str]:
 
 
 def _tie(model: Any, tied: Any, path: object) -> None:
-    """Tie the weights that were tied when the file was written; raises unless both names are weights of equal shape."""
+    """Tie weights again: ``tied`` maps a weight's name to the name of the weight it shares. Raises unless their shapes are equal."""
     state = _own_tensors(model)
     for name, other in tied.items() if isinstance(tied, dict) else [("", "")]:
         if not isinstance(other, str) or not {name, other} <= state.keys() or state[name].shape != state[other].shape:

@@ -266,13 +266,13 @@ def _small_part(problem: Problem) -> Problem:
 def autotune_matmul(
     M: int, N: int, K: int, dtype: str = "float32", queue: Any = None, *, budget: float = BUDGET, **flags: Any
 ) -> KernelConfig:
-    """Return the fastest correct configuration for an (M, K) x (K, N) product and store it; flags are ``trans_a``, ``batches``, .."""
+    """Return the fastest correct configuration for an (M, K) x (K, N) product and store it. ``flags`` are ``trans_a``, ``batches``, ..."""
     return Autotuner(queue, budget).tune("matmul", M, N, K, dtype=dtype, **flags).config
 
 
 def autotune_conv2d(N: int, C: int, H: int, W: int, F: int, KH: int, KW: int, stride: int = 1, pad: int = 0, dtype: str = "float32",
                     queue: Any = None, *, budget: float = BUDGET, part: str = "conv2d", **flags: Any) -> KernelConfig:  # fmt: skip
-    """Return the fastest correct configuration for a convolution and store it; ``part`` may name one of its gradients instead."""
+    """Return the fastest correct configuration for a convolution, or for the gradient that ``part`` names, and store it."""
     return Autotuner(queue, budget).tune(part, N, C, H, W, F, KH, KW, dtype=dtype, stride=stride, pad=pad, **flags).config
 
 

@@ -43,7 +43,7 @@ def _set_banned(profile: Any, banned: Mapping[str, str]) -> None:
 
 
 def check_variants(handle: DeviceHandle) -> Iterator[VariantCheck]:
-    """Check every algorithm that a device may select against its reference and yield the results; quarantine a wrong one at once."""
+    """Compare every algorithm that a device may select with its reference and yield the results; quarantine wrong algorithms at once."""
     profile = handle.profile
     _set_banned(profile, {})
     for op, sizes, flags in _PROBLEMS:

@@ -1,4 +1,4 @@
-"""Wall time of named parts of a program: counters, and regions, which can wait until a device has finished their work."""
+"""Wall time of named parts of a program, in counters. A timed region can wait until a device has finished its work."""
 
 from __future__ import annotations
 

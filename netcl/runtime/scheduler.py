@@ -74,8 +74,8 @@ class Stream:
     def wait_for(self, other: Any) -> Stream:
         """Make later work of this stream wait for the current work of ``other``.
 
-        ``other`` is a stream, a queue, a tensor or device handle (which stands for its queue) or an event of :meth:`record`. The host waits
-        only if the two do not share an OpenCL context.
+        ``other`` is a stream, a queue, an event of :meth:`record`, or a tensor or device handle, whose queue is used. The host waits only
+        if ``other`` belongs to another OpenCL context.
         """
         event = _event_of(other)
         if event is None or isinstance(self.queue, CPUQueue):

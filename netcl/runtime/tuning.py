@@ -1,4 +1,4 @@
-"""Measured kernel configurations on disk: one JSON file per device and driver, and those shipped for known devices.
+"""Measured kernel configurations on disk: one JSON file per device and driver, and configurations shipped for known devices.
 
 A file holds entries by problem class. Writes merge (under a lock, except on Windows) and replace the file in one piece, so several
 processes may tune at once; a damaged file is removed, with a warning. :mod:`netcl.profiling.autotuner` defines the meaning of entries.
@@ -239,7 +239,7 @@ def _distance(one: list[Any], other: list[Any]) -> float | None:
 
 
 def _usable_entry(entry: Entry, problem: Problem) -> KernelConfig | None:
-    """Return the configuration of an entry; ``None`` if there is none, or if the family does not offer it for this problem."""
+    """Return the configuration in ``entry``; ``None`` if it has none, or if the family does not offer it for this problem."""
     if not entry.get("config"):
         return None
     try:

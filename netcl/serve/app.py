@@ -89,7 +89,7 @@ _WITHOUT_EFFECT = {"user", "metadata", "store", "service_tier", "safety_identifi
 
 
 async def _read_fields(http: Request, needed: str, model: str) -> dict[str, Any]:
-    """Return the fields of a JSON body; raises :class:`ServeError` if one is unknown or invalid, or if ``needed`` is missing."""
+    """Return the fields of a JSON body; raises :class:`ServeError` if a field is unknown or invalid, or if ``needed`` is missing."""
     if (kind := http.headers.get("content-type", "")).partition(";")[0].strip().lower() != "application/json":
         raise ServeError(415, f"the content type must be application/json, got {kind!r:.80}")  # another could be sent by any web page
     body = bytearray()

@@ -103,7 +103,7 @@ class Metrics:
 class Batcher:
     """Answers many requests at a time with one model, which must have a tokenizer.
 
-    ``with batcher:`` runs it in a thread that owns the model; without the thread, call ``turn()`` for each round.
+    ``with batcher:`` answers requests in a thread that owns the model. Without the thread, call ``turn()`` for each round.
     """
 
     def __init__(self, model: CausalLM, limits: ServeLimits | None = None, clock: Callable[[], float] = time.monotonic):

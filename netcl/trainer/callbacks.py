@@ -171,7 +171,7 @@ class ModelCheckpoint(Callback):
         self.watch: Improvement | None = None
 
     def claim(self, resumed: str | os.PathLike[str] | None) -> None:
-        """Raise if the folder holds a run other than that of the checkpoint ``resumed``; called before anything is written.
+        """Raise if the folder holds another run than the checkpoint ``resumed``; called before anything is written.
 
         For a new run (``resumed=None``) the folder must have no checkpoints; with ``overwrite``, existing ones are deleted.
         """

@@ -69,7 +69,7 @@ class JSONLLogger(Callback):
 
 
 def read_jsonl(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
-    """Return the rows of a :class:`JSONLLogger` file up to the first damaged line (a killed process may leave one); ``[]`` if missing."""
+    """Return the rows of a :class:`JSONLLogger` file. Stops at a damaged line, as a killed process may leave it; ``[]`` without a file."""
     rows = []
     for line in Path(path).read_text(encoding="utf-8", errors="replace").splitlines() if Path(path).exists() else []:
         try:

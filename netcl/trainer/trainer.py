@@ -70,15 +70,15 @@ class Trainer:
     - **device_queue**, or **device**: where to train (a queue, handle or selector); by default where the model is.
     - **loss_fn**: ``loss_fn(outputs, targets)``, by default cross-entropy.
     - **metrics**: names (``"accuracy"``, ``"top5"``) or :class:`~netcl.trainer.metrics.Metric` objects.
-    - **mixed_precision**: ``True`` or a dtype (``"float16"``, ``"bfloat16"``): forward under autocast, the loss scaled for float16.
+    - **mixed_precision**: ``True`` or a dtype (``"float16"``, ``"bfloat16"``): run forward under autocast; for float16, scale the loss.
     - **grad_clip**: the largest norm of all gradients together. **accumulation_steps**: batches per optimizer step.
-    - **scheduler**: steps after every step of the optimizer, or, with ``schedule_by="epoch"``, after every epoch;
-      ``ReduceLROnPlateau`` always after an epoch, with the validation loss (or the loss).
+    - **scheduler**: steps after every step of the optimizer, or, with ``schedule_by="epoch"``, after every epoch.
+      ``ReduceLROnPlateau`` always steps after an epoch, with the validation loss if there is one, else the loss.
     - **ema**: a ``ModelEMA``, updated at each step; evaluation and prediction use its averages.
     - **compile**: run the training step through ``netcl.compile``.
     - **callbacks**: see :mod:`netcl.trainer.callbacks`.
 
-    Data is any iterable of ``(x, y)`` batches, arrays or tensors, that can be iterated once per epoch: a ``DataLoader``, or a list.
+    Data is an iterable of batches ``(x, y)`` of arrays or tensors, such as a ``DataLoader`` or a list. It is iterated once per epoch.
 
     >>> from netcl import nn, optim
     >>> x = np.array([[0.0, 1.0], [1.0, 0.0]] * 8, np.float32)

@@ -39,8 +39,8 @@ def export_onnx(
     - **dynamic_batch**: leave the size of the first dimension of all inputs open.
     - **check**: compare with onnxruntime on the samples if it is installed; a warning is logged if onnxruntime lacks an operator.
 
-    The model runs in evaluation mode and its ops are recorded, so a Python branch is exported as the samples take it. A model with ops
-    that ONNX cannot express raises ``FileError`` with their names.
+    The model runs in evaluation mode and its ops are recorded, so only the Python branches that the samples take are exported. A model
+    with ops that ONNX cannot express raises ``FileError`` with their names.
     """
     onnx = library()
     if not samples:

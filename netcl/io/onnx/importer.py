@@ -44,7 +44,7 @@ def read_onnx(path: str | os.PathLike[str] | bytes) -> tuple[Any, GraphBody, dic
 
 
 def parse_onnx(path: str | os.PathLike[str] | bytes) -> tuple[Any, Path | None]:
-    """Return the checked ``ModelProto`` of a file or of its bytes, and the folder of its weight files, ``None`` for bytes."""
+    """Return the checked ``ModelProto`` of a file or of its bytes, and the folder of its weight files (``None`` for bytes)."""
     onnx, undecodable = library(), importlib.import_module("google.protobuf.message").DecodeError
     data, folder = path, None
     if isinstance(path, bytes):
@@ -278,7 +278,7 @@ class OnnxModel(nn.Module):
 
 
 def _check_shape(name: str, shape: tuple[int, ...], wanted: Any, sizes: dict[str, int]) -> None:
-    """Raise unless a shape matches the declared one; ``sizes`` collects the sizes of named dimensions in this call."""
+    """Raise unless ``shape`` matches the declared shape ``wanted``; ``sizes`` collects the sizes of named dimensions in this call."""
     fits = len(shape) == len(wanted)
     for n, size in zip(shape, wanted, strict=fits) if fits else ():
         fits = fits and n == (n if size is None else sizes.setdefault(size, n) if isinstance(size, str) else size)

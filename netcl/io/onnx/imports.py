@@ -144,7 +144,7 @@ def _gemm(node: OnnxNode, a: Tensor, b: Tensor, c: Tensor | None = None) -> Tens
 
 
 def _flat_softmax(node: OnnxNode, x: Tensor) -> Any:
-    """Return the softmax over all axes from the given one on, as before opset 13; ``NotImplemented`` for later opsets."""
+    """Return the softmax over the node's axis and all later axes, as before opset 13; ``NotImplemented`` for later opsets."""
     if node.opset >= 13:
         return NotImplemented
     op, axis = ag.softmax if node.kind == "Softmax" else ag.log_softmax, node["axis"] % x.ndim

@@ -43,7 +43,7 @@ ONNX_E8M0 = 24
 
 
 def _code_of(node: OnnxNode, index: int, like: Tensor | None) -> int:
-    """Return the element type of input ``index``: the one in the file, else that of ``like``; 0 if ``like`` is ``None``."""
+    """Return the element type of input ``index`` in the file or, if unknown, the type of ``like``; 0 if ``like`` is ``None``."""
     known = node.codes[index] if index < len(node.codes) else 0
     return 0 if like is None else known or ONNX_TYPES[like.dtype]
 

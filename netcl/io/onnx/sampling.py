@@ -122,7 +122,7 @@ def _values_at(x: Tensor, points: list[Tensor], mode: str, padding: str, align: 
 
 
 def _returned(p: Tensor, n: int, padding: str, align: bool) -> Tensor:
-    """Return coordinates moved onto an axis of ``n`` pixels by the padding mode; ``zeros`` leaves them unchanged."""
+    """Return coordinates ``p``, moved into an axis of ``n`` pixels by the padding mode; the mode ``zeros`` does not change them."""
     if padding == "border":
         return ag.clamp(p, 0, n - 1)
     if padding == "zeros":

@@ -1,10 +1,10 @@
 """ONNX operators and the netcl ops they correspond to, in one table that export and import read.
 
-An entry gives the ONNX node of an op as a call in the names of the op's arguments: positional arguments are the node's inputs,
-keywords its attributes. ``"softmax": "Softmax(x, axis=axis)"`` is enough for both directions. Further forms:
+An entry writes the ONNX node of an op as a call. Positional arguments are the node's inputs, keywords are its attributes, and the
+values are names of the op's arguments. ``"softmax": "Softmax(x, axis=axis)"`` is enough for both directions. Further forms:
 
 - ``upper=0``: the attribute has this value; a node with another value belongs to another entry;
-- ``norm(p=1)``: the op's argument must have this value, ``...`` any value;
+- ``norm(p=1)``: the op's argument must have this value; ``...`` allows any value;
 - ``*xs``: a list of tensors, one input each;
 - ``weight or 1``: ONNX requires a tensor that is optional here; ``None`` is written as a tensor of ones;
 - ``axes(axis)``: a function of :data:`CONVERSIONS` converts the value in both directions.
