@@ -224,7 +224,7 @@ class Compiled:
         return Way(missing=self.refused) if self.refused else where.ours(self.run)
 
     def losses(self, where: Setting) -> Way:
-        """Return the way that calls a training step; its result is the loss of the third call. If refused, return a missing way."""
+        """Return the way that calls a training step; its result is the loss of the third call. The way is missing if ``refused``."""
         if self.refused:
             return Way(missing=self.refused)
         return replace(where.ours(self.run), result=lambda: [self.first[CHECKED_STEPS - 1].to_host()])

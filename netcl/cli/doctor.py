@@ -41,7 +41,7 @@ GPU_DRIVERS = {
 
 @dataclass(frozen=True)
 class Finding:
-    """A finding of doctor: ``what`` describes the problem, ``mend`` is the command or action that fixes it; empty if none is needed."""
+    """A finding of doctor: ``what`` describes it; ``mend`` is the command or action that fixes it, or empty if nothing is to be done."""
 
     code: str
     what: str

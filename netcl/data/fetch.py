@@ -160,7 +160,7 @@ class Fetch:
         return WholeBatch((self.collate_fn or default_collate)(samples))
 
     def _transformed(self, sample: Any, rng: np.random.Generator) -> Any:
-        """Apply the transforms to a sample or, if it is a tuple or list, to its first item; transforms with labels take the first two."""
+        """Apply the transforms to a sample, or to the first item of a tuple or list; transforms that take labels get two items."""
         if not self.transforms:
             return sample
         fields = _fields(sample)

@@ -83,8 +83,8 @@ class World:
 
     - **timeout**: seconds after which a call that waits for another rank raises :class:`LostRankError`; ``NETCL_COMM_TIMEOUT`` by default.
     - **deterministic**: reduce in rank order, which gives the same bits in every run with the same number of ranks. A world of threads
-      always reduces in rank order. Otherwise an MPI world leaves the order to MPI, which needs fewer messages in a large world. Set this
-      on all ranks before a model is wrapped.
+      always reduces in rank order. If this is false, an MPI world leaves the order to MPI, which needs fewer messages in a large world.
+      Set this on all ranks before a model is wrapped.
     - **bytes_sent**: the payload bytes this rank had to send so far. MPI may send more, in particular in small messages.
     """
 
@@ -131,7 +131,7 @@ class World:
     def failed(self, error: BaseException | None) -> None:
         """Report an error of this rank: the others raise :class:`LostRankError` with its text instead of waiting for the timeout.
 
-        Each error is reported once. A :class:`LostRankError` or an interrupt is not reported. Ranks that failed equally often may continue.
+        Each error is reported once. Interrupts and :class:`LostRankError` are not reported. Ranks may continue if all failed equally often.
         """
         own = isinstance(error, Exception) and not isinstance(error, LostRankError)
         if self.size > 1 and own and not getattr(error, "netcl_told", False):

@@ -151,7 +151,7 @@ def gradient_or_zeros(p: Tensor, grad: Tensor | None) -> Tensor:
 
 
 def parallel(run: Callable[[int], Any], places: Sequence[int], queues: Sequence[Any]) -> list[Any]:
-    """Call ``run(i)`` for each ``i`` in ``places``, each in a thread with the caller's modes and the active device of ``queues[i]``.
+    """Call ``run(i)`` for each of ``places`` in its own thread, with the caller's modes and the device of ``queues[i]`` as active device.
 
     Returns the results. Modes are gradient recording and autocast. A single call, or calls on devices that share an OpenCL context, run
     one after another in the caller's thread, with the caller's active device.

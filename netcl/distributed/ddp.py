@@ -188,7 +188,7 @@ class DistributedDataParallel(Module):
         expect_no_backward(self)
 
     def _failed(self, error: BaseException) -> None:
-        """Report an error of this rank's backward to the other ranks, after the buckets already sent are reduced or a timeout."""
+        """Report an error of this rank's backward to the other ranks. First wait, up to a timeout, for the buckets already sent."""
         expect_no_backward(self)
         if self._sync and not isinstance(error, LostRankError):
             wait_for([bucket.sent for bucket in self._buckets if bucket.sent is not None], _PATIENCE)

@@ -70,7 +70,7 @@ class MPIWorld(World):
     # ---- collectives
 
     def _native(self, flat: np.ndarray, op: str, compress: str | None) -> bool:
-        """Whether MPI itself reduces ``flat``: not if ``deterministic``, and no bools, compressed sums, or max and min of floats (NaN)."""
+        """Whether MPI reduces ``flat``. False if ``deterministic``, for bools, for compressed sums, and for max and min of floats (NaN)."""
         summed = op in ("sum", "mean") and not (compress and flat.dtype == np.float32)
         return not self.deterministic and flat.dtype.kind in ("iuf" if summed else "iu")
 

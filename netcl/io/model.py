@@ -79,7 +79,7 @@ def _tied(model: Any) -> dict[str, str]:
 
 
 def _tie(model: Any, tied: Any, path: object) -> None:
-    """Tie weights again: ``tied`` maps a weight's name to the name of the weight it shares. Raises unless their shapes are equal."""
+    """Tie the weights that were tied in the saved model; ``tied`` maps names to names. Raises unless both weights have the same shape."""
     state = _own_tensors(model)
     for name, other in tied.items() if isinstance(tied, dict) else [("", "")]:
         if not isinstance(other, str) or not {name, other} <= state.keys() or state[name].shape != state[other].shape:

@@ -84,7 +84,7 @@ class CallbackList:
 
 
 class Improvement:
-    """Tracks the best value of ``monitor``: the highest if ``mode`` is ``max``, or ``auto`` for scores such as accuracy; else lowest."""
+    """Tracks the best value of ``monitor``. The mode ``auto`` means ``max`` for scores such as accuracy and ``min`` otherwise."""
 
     def __init__(self, op: str, monitor: str, mode: str = "auto", min_delta: float = 0.0):
         if mode not in ("auto", "min", "max"):
@@ -171,7 +171,7 @@ class ModelCheckpoint(Callback):
         self.watch: Improvement | None = None
 
     def claim(self, resumed: str | os.PathLike[str] | None) -> None:
-        """Raise if the folder holds another run than the checkpoint ``resumed``; called before anything is written.
+        """Raise if the folder belongs to another run than the checkpoint ``resumed``; called before anything is written.
 
         For a new run (``resumed=None``) the folder must have no checkpoints; with ``overwrite``, existing ones are deleted.
         """

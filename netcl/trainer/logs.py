@@ -69,7 +69,7 @@ class JSONLLogger(Callback):
 
 
 def read_jsonl(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
-    """Return the rows of a :class:`JSONLLogger` file. Stops at a damaged line, as a killed process may leave it; ``[]`` without a file."""
+    """Return the rows of a :class:`JSONLLogger` file. Stops at a damaged line, which a killed process may leave; ``[]`` without a file."""
     rows = []
     for line in Path(path).read_text(encoding="utf-8", errors="replace").splitlines() if Path(path).exists() else []:
         try:

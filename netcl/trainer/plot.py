@@ -63,7 +63,7 @@ def line_chart(title: str, series: Mapping[str, Points], x_label: str = "") -> s
 
 
 def extremes(points: Points, most: int = 2 * _WIDTH) -> Points:
-    """Return at most ``most`` points. If there are more, keep the lowest and the highest of each of ``most / 2`` consecutive parts.
+    """Return ``points``. If there are more than ``most``, keep the lowest and the highest of each of ``most / 2`` consecutive parts.
 
     >>> extremes([(0, 5.0), (1, 9.0), (2, 1.0), (3, 4.0), (4, 4.5), (5, 4.2)], most=4)
     [(1, 9.0), (2, 1.0), (3, 4.0), (4, 4.5)]

@@ -239,7 +239,7 @@ def _named_data(recipe: Recipe, key: str, root: str) -> Data:
 
 
 def _text_parts(train: Any, test: Any, fraction: float) -> tuple[Any, Any, tuple[str, ...], Any]:
-    """Return train, test, ``()`` as class names, and the end of the train text for validation: ``None`` if too short or for fraction 0."""
+    """Return train, test, no class names, and the end of the training text for validation (``None`` for fraction 0 or a short text)."""
     size = max(train.block + 1, int(len(train.content) * fraction))
     cut = len(train.content) - size
     if not fraction or cut < train.block + 1:

@@ -1,4 +1,4 @@
-"""Control flow: operators that run graphs, given as their attributes. Conditions and counts are read on the host."""
+"""Control flow: operators that run the graphs in their attributes. Conditions and counts are read on the host."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ def _var(x: Tensor, axis: Any, keepdims: bool, correction: float) -> Tensor:
 
 
 def _scattered(op: Callable[..., Tensor], x: Tensor, axis: int, index: Any, src: Any, reduce: str | None = None) -> Any:
-    """Call ``scatter_reduce`` if ``reduce`` is given. Else scatter ``src`` cropped to ``index.shape``; ``NotImplemented`` if equal."""
+    """Call ``scatter_reduce`` if ``reduce`` is given. Else crop ``src`` to ``index`` and scatter; ``NotImplemented`` if ``src`` fits."""
     if reduce is not None:
         return ag.scatter_reduce(x, axis, index, src, "sum" if reduce == "add" else "prod")
     shape, part = np.shape(index), src

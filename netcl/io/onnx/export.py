@@ -64,7 +64,7 @@ def export_onnx(
 
 
 def _tensor_names(kind: str, tensors: Sequence[Tensor], given: Sequence[str], taken: Container[str]) -> list[str]:
-    """Return a name for each input or output that is not in ``taken``: ONNX treats a weight named like an input as that input's default."""
+    """Name each input or output. No name is in ``taken``, because ONNX takes a weight named like an input as that input's default."""
     names = list(given) or [kind if i == 0 else f"{kind}_{i}" for i in range(len(tensors))]
     if len(names) != len(tensors) or len(set(names)) != len(names):
         raise refusal(EXPORT, f"there must be one name per {kind}, each different", names=names, count=len(tensors))

@@ -155,7 +155,7 @@ class OnnxGraph:
     # ---- sizes
 
     def sizes(self, call: Call, kept: Callable[[int], bool] = lambda axis: False) -> Name:
-        """Return the name of a vector: the shape of a call's result, with 1 where ``kept(axis)``. A dynamic batch is read at run time."""
+        """Return the name of a vector: the shape of a call's result, with 1 if ``kept(axis)``. A dynamic batch is read at run time."""
         mine, other = call.out.shape, call.other.out.shape
         parts: list[Name] = []
         for free, run in itertools.groupby(range(len(mine)), key=lambda axis: mine[axis] != other[axis] and not kept(axis)):

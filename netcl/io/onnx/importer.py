@@ -147,7 +147,7 @@ class OnnxModel(nn.Module):
         return tensor
 
     def _owner(self, name: str) -> tuple[nn.Module, str]:
-        """Return the module and attribute of a weight: ``weight`` of ``a.0`` for ``a.0.weight``, or ``weight_1`` of the model if taken."""
+        """Return module and attribute of a weight: ``a.0`` and ``weight`` for ``a.0.weight``; if taken, the model and ``weight_1``."""
         *path, last = name.split(".")
         module: nn.Module = self
         for part in path:

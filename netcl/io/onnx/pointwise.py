@@ -72,7 +72,7 @@ class Nodes:
 
 
 def _compute_dtype(values: list[Any], out: str) -> str:
-    """Return the dtype in which a formula is computed: ``out``. If ``out`` is bool, return a dtype that can hold all inputs."""
+    """Return the dtype in which a formula is computed: ``out`` or, if ``out`` is bool, a dtype that can hold all inputs."""
     if out != "bool":
         return out
     tensors = [dtypes.DTYPES[x.dtype] for x in values if isinstance(x, Tensor)]

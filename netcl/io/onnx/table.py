@@ -154,7 +154,7 @@ class OnnxNode:
 
 @dataclass(frozen=True)
 class Slot:
-    """An input or attribute of a node: the op's argument ``name``, with ``value`` in place of ``None``. Without a name: ``value``."""
+    """An input or attribute of a node: the op's argument ``name``, or ``value`` if the argument is ``None`` or ``name`` is empty."""
 
     name: str = ""
     convert: str = ""
