@@ -108,7 +108,7 @@ def read_conv(node: OnnxNode, x: Tensor, w: Tensor, bias: Tensor | None = None) 
 
 
 def conv_parts(node: OnnxNode, x: Tensor, w: Tensor, terms: int) -> Iterator[Tensor]:
-    """Yield convolutions (not Winograd) that add up to that of ``x`` and ``w``, at most ``terms`` products per value or more in float64."""
+    """Yield convolutions (not Winograd) that add up to that of ``x`` and ``w``. Except in float64, each sums at most ``terms`` products."""
     kernel, groups, axis = w.shape[2:], node["group"], max(2, x.ndim - 2)
     options, dilations = {"groups": groups, **_strides_of(node, x)}, node["dilations"] or [1] * len(kernel)
     plain = kernel[-2:] == (3, 3) and groups == max(node["strides"] or [1]) == max(dilations) == 1
