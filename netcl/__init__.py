@@ -85,7 +85,7 @@ def __getattr__(name: str) -> Any:
 
 
 def _of_torch(name: str) -> Any:
-    """Look up a name that torch has at its root: a creation function, an op with its gradient, or a tensor method as a function."""
+    """Return netcl's equivalent of torch's function ``name``: a creation function, a differentiable op, or a tensor method."""
     creation, autograd, tensor = (importlib.import_module(f"netcl.{path}") for path in ("autograd.creation", "autograd", "core.tensor"))
     if name in creation.CREATION_FUNCTIONS:
         return creation.CREATION_FUNCTIONS[name]

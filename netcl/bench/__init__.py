@@ -1,6 +1,6 @@
 """Timing: several ways to compute the same result, compared with each other, then timed in interleaved rounds.
 
-``netcl bench`` and the repository's ``benchmarks/`` use it. The speed of a shared machine drifts, so only ratios of interleaved
+``netcl bench`` and the repository's ``benchmarks/`` use this package. The speed of a shared machine drifts, so only ratios of interleaved
 measurements are meaningful; the best round of each way counts. Uncounted calls precede every sample, since idle cores start slowly. The
 order changes from round to round, because each way starts with the caches that the previous way has filled.
 """
@@ -39,9 +39,9 @@ class Way:
     """One way to compute something: ``run`` starts it, ``sync`` waits for it, ``result`` returns the arrays to compare.
 
     ``missing`` is the reason why a way is not available. ``host_only`` excludes the final wait from the time.
-    ``units`` is the number of items that one call processes; times are per item. ``apart``: timed after the others, because the threads of
-    NumPy's library spin for a tenth of a second after a call and slow down the next one. ``amount`` returns a quantity other than a time,
-    such as bytes.
+    ``units`` is the number of items that one call processes; times are per item. ``apart`` ways are timed after the others, because the
+    threads of NumPy's library spin for a tenth of a second after a call and slow down the next call. ``amount`` returns a quantity
+    other than a time, such as bytes.
     """
 
     run: Callable[[], Any] = lambda: None
@@ -86,19 +86,19 @@ class Setting:
         return self.torch.from_numpy(array).to(self.torch_device)
 
     def ours(self, run: Callable[[], Any]) -> Way:
-        """Return the way that calls ``run``, which returns one or several netcl tensors; they are realized, so deferred work is timed."""
+        """Return the way that calls ``run`` and realizes the netcl tensors that it returns, so that deferred work is timed."""
 
         return Way(lambda: enqueued(run()), self.sync, lambda: [t.to_host() for t in _as_sequence(run())])
 
     def theirs(self, run: Callable[[], Any]) -> Way:
-        """Return the way that calls ``run``, which returns one or several torch tensors; without torch, a missing way."""
+        """Return the way that calls ``run``, a function that returns torch tensors; without torch, return a missing way."""
         if self.torch is None:
             return Way(missing="torch is not installed")
         return Way(run, self.torch_sync, lambda: [t.detach().float().cpu().numpy() for t in _as_sequence(run())])
 
 
 def enqueued(values: Any) -> Any:
-    """Realize tensors and return them; a deferred tensor that is never read would not be computed, and its op would seem fast."""
+    """Realize tensors and return them. Without this, an op whose deferred result is never read would not run and would seem fast."""
     for tensor in _as_sequence(values):
         tensor.realize()
     return values
@@ -109,7 +109,7 @@ def _as_sequence(values: Any) -> Sequence[Any]:
 
 
 def setting(selector: Any = "auto", threads: int | None = None, repeats: int = 7, quick: bool = False, with_torch: bool = True) -> Setting:
-    """Return the settings for a device selector; torch, if installed, runs on CUDA if the device is an NVIDIA GPU, else on the CPU."""
+    """Return the settings for a device selector. Torch, if installed, runs on CUDA for an NVIDIA GPU, else on the CPU."""
     handle = require(selector, op="bench")
     torch = importlib.import_module("torch") if with_torch and importlib.util.find_spec("torch") else None
     where = "cpu"
@@ -124,7 +124,7 @@ def setting(selector: Any = "auto", threads: int | None = None, repeats: int = 7
 
 
 def wrong_results(ways: Mapping[str, Way], tolerance: float) -> dict[str, str]:
-    """Return an error text for each way whose result differs from the reference, which is the last way that has a result."""
+    """Return an error text for each way with a wrong result. The reference is the last way that has a result."""
     results = {name: [np.asarray(a) for a in way.result()] for name, way in ways.items() if way.result is not None}
     if len(results) < 2:
         return {}
@@ -138,7 +138,7 @@ def wrong_results(ways: Mapping[str, Way], tolerance: float) -> dict[str, str]:
 
 
 def relative_difference(a: np.ndarray, b: np.ndarray) -> float:
-    """Return the largest difference of two arrays, or samples of large ones, over the second's RMS; infinite if their shapes differ.
+    """Return the largest difference of ``a`` and ``b`` over the RMS of ``b``; infinite if shapes differ. Large arrays are sampled.
 
     >>> relative_difference(np.array([1.0, 2.0]), np.array([1.0, 2.0]))
     0.0
@@ -152,7 +152,7 @@ def relative_difference(a: np.ndarray, b: np.ndarray) -> float:
 
 
 def interleave(ways: Mapping[str, Way], repeats: int) -> dict[str, float]:
-    """Return each way's ``amount``, or the least seconds per item of up to ``repeats`` samples, timed in turns, ``apart`` ones last."""
+    """Return each way's ``amount``, or its least time per item in seconds. Ways are sampled in turns, up to ``repeats`` times each."""
     together = {name: way for name, way in ways.items() if not way.apart and way.amount is None}
     best = _in_turns(together, repeats) | {name: way.amount() for name, way in ways.items() if way.amount is not None}
     for name, way in ways.items():
@@ -205,7 +205,7 @@ def values(*shape: int, seed: int = 0) -> np.ndarray:
 
 
 class Compiled:
-    """A compiled function, called often enough to be replayed; ``first`` holds these results, ``refused`` why it is not replayed."""
+    """A compiled function after its first calls. ``first`` holds their results, ``refused`` the reason if the function is not replayed."""
 
     def __init__(self, function: Callable[..., Any], *arguments: Any):
         self.first: list[Any] = []
@@ -224,7 +224,7 @@ class Compiled:
         return Way(missing=self.refused) if self.refused else where.ours(self.run)
 
     def losses(self, where: Setting) -> Way:
-        """Return the way that calls a training step, compared by the loss of its third call, or a missing way with the reason."""
+        """Return the way that calls a training step; its result is the loss of the third call. The way is missing if ``refused``."""
         if self.refused:
             return Way(missing=self.refused)
         return replace(where.ours(self.run), result=lambda: [self.first[CHECKED_STEPS - 1].to_host()])

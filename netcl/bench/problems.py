@@ -17,7 +17,7 @@ Ways = Callable[[Setting], dict[str, Way]]
 
 
 def groups() -> dict[str, dict[str, Ways]]:
-    """Return the problems by topic and name, from small to large; each is a function that returns its ways for a :class:`Setting`."""
+    """Return the problems by topic and name, from small to large. A problem is a function of a :class:`Setting` that returns its ways."""
 
     def matrices(n: int) -> list[np.ndarray]:
         return [values(n, n, seed=seed) for seed in (0, 1)]
@@ -47,7 +47,7 @@ def groups() -> dict[str, dict[str, Ways]]:
 
 
 def _ways(ours: Any, theirs: Any, reference: Any, arrays: Callable[[], list[np.ndarray]], where: Setting) -> dict[str, Way]:
-    """Return the ways to compute a function of arrays: eager, compiled, and torch or, without torch, the NumPy ``reference`` if given."""
+    """Return ways to compute a function of arrays: eager, compiled, and torch. Without torch, the NumPy ``reference`` is used if given."""
     given = arrays()
     tensors = [where.tensor(array) for array in given]
     ways = {"ours": where.ours(lambda: ours(*tensors)), "compiled": Compiled(ours, *tensors).way(where)}

@@ -1,4 +1,4 @@
-"""The ``netcl`` command: one module per group of commands, which registers them in the table of :mod:`netcl.cli.command`."""
+"""The ``netcl`` command. Each module holds a group of commands and registers them in the table of :mod:`netcl.cli.command`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ COMMAND_MODULES = ("doctor", "settings", "ops", "check", "train", "models", "onn
 
 
 def parser(argv: Sequence[str] = ()) -> argparse.ArgumentParser:
-    """Build the parser of the command line. Only the selected command declares its options, which may need slow imports."""
+    """Build the parser of the command line. Only the selected command declares its options, because some need slow imports."""
     asked = next((word for word in argv if not word.startswith("-")), None)
     for module in COMMAND_MODULES:
         import_module(f"netcl.cli.{module}")
@@ -62,7 +62,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _prepare_streams() -> None:
-    """Make standard streams writable: replace a closed one by the null device, and characters that the encoding lacks by ``?``."""
+    """Replace closed standard streams by the null device, and write ``?`` for characters that the encoding of a stream lacks."""
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if stream is None:
@@ -72,7 +72,7 @@ def _prepare_streams() -> None:
 
 
 def _drop_unread() -> bool:
-    """Point standard streams whose reader is gone (``head``, ``less``) to the null device; returns whether there was one."""
+    """Point standard streams whose reader is gone (``head``, ``less``) to the null device; returns whether there were any."""
     gone = [stream for stream in (sys.stdout, sys.stderr) if isinstance(stream, io.TextIOWrapper) and _is_unread(stream)]
     for stream in gone:
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
@@ -80,7 +80,7 @@ def _drop_unread() -> bool:
 
 
 def _is_unread(stream: io.TextIOWrapper) -> bool:
-    """Whether the reader of a pipe is gone, found without writing to it: an unbuffered stream would lose the text."""
+    """Whether the reader of a pipe is gone. This is checked without a write, because an unbuffered stream would lose the text."""
     try:
         number = stream.fileno()
     except (OSError, ValueError):  # no file, or one that is closed

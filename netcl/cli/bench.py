@@ -64,7 +64,7 @@ def _settings_by_name(settings: Sequence[Any]) -> dict[str, Any]:
 
 
 def _times(case: str, make: Callable[[Setting], dict[str, Way]], settings: Mapping[str, Setting], troubles: list[str]) -> Times:
-    """Return the best time per device (eager or compiled) and torch's best of all runs, in seconds; add errors to ``troubles``."""
+    """Return the best time in seconds of each device, eager or compiled, and of torch; add errors to the list ``troubles``."""
     from netcl.bench import interleave, wrong_results
     from netcl.core.device import device
 
@@ -86,7 +86,7 @@ def _times(case: str, make: Callable[[Setting], dict[str, Way]], settings: Mappi
 
 
 def advice(group: str, found: Mapping[str, Times]) -> list[str]:
-    """Return lines that say which of netcl's devices to use from which size on, and where torch is faster than all of them.
+    """Return lines that recommend a netcl device for each problem size, and name the problems for which torch is faster.
 
     >>> advice("sums", {"sum 1k": {"NumPy": 1.0, "GPU": 5.0}, "sum 1M": {"NumPy": 9.0, "GPU": 6.0, "torch": 3.0}})
     ['sums: NumPy for sum 1k; GPU for sum 1M', '  torch is faster than all of them for sum 1M (2.0 times)']

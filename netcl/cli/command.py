@@ -105,7 +105,7 @@ def _broken(line: str, room: int) -> str:
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]], indent: int = 0) -> str:
-    """Return rows as columns of text. On a narrow terminal cells break between words or, if that is not enough, rows become lines."""
+    """Return rows as columns of text. On a narrow terminal, cells are wrapped; if that is not enough, each cell becomes a line."""
     cells = [list(header), *[list(row) for row in rows]]
     widths = [max(len(row[i]) for row in cells) for i in range(len(header))]
     words = [[word for row in cells for word in row[i].split()] for i in range(len(header))]

@@ -41,7 +41,7 @@ GPU_DRIVERS = {
 
 @dataclass(frozen=True)
 class Finding:
-    """A finding of doctor: ``what`` describes it, ``mend`` is the command or action that fixes it; a note needs no action."""
+    """A finding of doctor: ``what`` describes it; ``mend`` is the command or action that fixes it, or empty if nothing is to be done."""
 
     code: str
     what: str
@@ -130,7 +130,7 @@ def collect() -> Facts:
 
 
 def other_netcl() -> str:
-    """Return the version of a distribution "netcl" from a registry, which is another project; empty if there is none."""
+    """Return the installed version of the unrelated project "netcl" from a package registry; empty if it is not installed."""
     try:
         found = metadata.distribution("netcl")
     except metadata.PackageNotFoundError:

@@ -27,7 +27,7 @@ def models(args: argparse.Namespace) -> int:
 
 
 def load_writer(args: argparse.Namespace) -> Any:
-    """Load the language model that a command names, with merged projections; raises if it does not generate text."""
+    """Load the language model ``args.path`` and merge its projections; raises if the model does not generate text."""
     from netcl.models import CausalLM, load
 
     model = load(args.path, pick_device(args.device))

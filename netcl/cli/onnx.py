@@ -156,7 +156,7 @@ _NO_ARITHMETIC = set(
 
 
 def _operator_work(model: Any, sizes: dict[str, int]) -> dict[str, int | None]:
-    """Count operations by operator type, two per multiply-add (``None``: unknown shapes); symbolic dimensions have ``sizes``, or 1."""
+    """Count operations per operator type, two per multiply-add; ``None`` for unknown shapes. Symbolic dimensions have ``sizes``, or 1."""
     from netcl.io.onnx.bodies import op_kind
     from netcl.io.onnx.library import library
 

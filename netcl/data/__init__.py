@@ -1,4 +1,4 @@
-"""Datasets, samplers, augmentations, and the ``DataLoader``: it delivers NumPy batches, or tensors if it has a device."""
+"""Datasets, samplers, augmentations, and the ``DataLoader``, which delivers NumPy batches or, with a device, tensors."""
 
 from __future__ import annotations
 

@@ -17,13 +17,13 @@ Drawn = tuple[np.ndarray, ...]
 
 
 def pixels_after(matrix: np.ndarray, size: tuple[int, int]) -> np.ndarray:
-    """Return the source coordinates ``(x, y)`` of every pixel of images of ``size``, (N, H, W, 2), by affine matrices (N, 2, 3)."""
+    """Map every pixel of images of ``size`` by affine matrices (N, 2, 3); returns source coordinates ``(x, y)`` of shape (N, H, W, 2)."""
     y, x = np.meshgrid(np.arange(size[0], dtype=np.float32), np.arange(size[1], dtype=np.float32), indexing="ij")
     return np.einsum("nij,hwj->nhwi", matrix, np.stack([x, y, np.ones_like(x)], -1), dtype=np.float32)
 
 
 def sample_bilinear(x: np.ndarray, points: np.ndarray) -> np.ndarray:
-    """Return values of images at points (N, H, W, 2) between pixels, as (N, C, H, W): interpolated bilinearly, zero outside."""
+    """Interpolate images bilinearly at ``points`` (N, H, W, 2), with zeros outside; returns values of shape (N, C, H, W)."""
     height, width = x.shape[2:]
     corner = np.floor(points).astype(np.int64)
     share = (points - corner).astype(np.float32)
@@ -214,7 +214,7 @@ class ColorJitter(Augmentation):
 
 
 def _box(rng: np.random.Generator, shape: tuple[int, ...], tall: Any, wide: Any) -> Drawn:
-    """Return the bounds of rows and columns, ends excluded, of a box of the given sides at a random position in each image."""
+    """Place a box of ``tall`` by ``wide`` pixels at random in each image; returns its bounds (top, bottom, left, right), ends excluded."""
     n, _, height, width = shape
     top, left = (rng.integers(0, np.maximum(room - side, 0) + 1, n) for room, side in ((height, tall), (width, wide)))
     return tuple(values.reshape(n, 1, 1, 1) for values in (top, top + tall, left, left + wide))
@@ -223,7 +223,7 @@ def _box(rng: np.random.Generator, shape: tuple[int, ...], tall: Any, wide: Any)
 class RandomErasing(Augmentation):
     """Sets a rectangle of each image to ``value`` with probability ``p``.
 
-    - **scale**: the range of the rectangle's share of the image area; **ratio**: the range of its height over its width.
+    - **scale**: the range of the rectangle's share of the image area. **ratio**: the range of the rectangle's height over its width.
     """
 
     def __init__(
@@ -275,7 +275,7 @@ class GaussianNoise(Augmentation):
 
 
 class Mixup(Augmentation):
-    """Mixes each image and label with a random one of the batch, by a weight from ``Beta(alpha, alpha)``; labels become (N, classes)."""
+    """Mixes each sample with a random sample of the batch, by a weight from ``Beta(alpha, alpha)``; labels become (N, classes)."""
 
     with_labels = True
 

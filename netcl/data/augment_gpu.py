@@ -1,7 +1,7 @@
 """Transfers of batches to the device, and the augmentations that run there.
 
-This is the only module of ``netcl.data`` that uses tensors and ops. Augmentations draw a few numbers per image on the host, as their
-counterparts in :mod:`netcl.data.augment` do, and change pixels on the device; for the same generator both agree up to rounding.
+This is the only module of ``netcl.data`` that uses tensors and ops. Augmentations draw a few numbers per image on the host and change
+pixels on the device. With the same generator, results equal those of :mod:`netcl.data.augment` up to rounding.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ __all__ = [
 
 
 class Feed:
-    """Copies batches to a device while it computes on earlier ones.
+    """Copies batches to a device while the device computes on earlier batches.
 
-    On a device with its own memory, copies run in a separate stream, with page-locked memory if ``pinned``, and overlap kernels;
-    where host and device share memory, a copy is finished when :meth:`send` returns.
+    On a device with its own memory, copies run in a separate stream and overlap kernels; ``pinned`` uses page-locked memory.
+    If host and device share memory, a copy is finished when :meth:`send` returns.
     """
 
     def __init__(self, device_queue: Any, pinned: bool = False):
@@ -37,14 +37,14 @@ class Feed:
         self._copies = None if shared else Stream(self.queue)
 
     def send(self, arrays: tuple[np.ndarray, ...]) -> tuple[Any, ...]:
-        """Start copying arrays to tensors; the arrays may be changed when this returns, the tensors may be used after :meth:`ready`."""
+        """Start copying arrays to tensors. The arrays may be changed when this returns; the tensors may be used after :meth:`ready`."""
         queue = self.queue if self._copies is None else self._copies.queue
         tensors = tuple(Tensor.from_host(queue, array, use_pinned=self.pinned) for array in arrays)
         queue.flush()
         return tensors
 
     def ready(self, tensors: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Return the tensors for kernels of the device's queue, which wait for all copies so far; call it before the next :meth:`send`."""
+        """Make the device's queue wait for all copies so far; returns tensors for this queue. Call it before the next :meth:`send`."""
         if self._copies is None:
             return tensors
         kernels = Stream.of(self.queue)
@@ -57,7 +57,7 @@ def _like(x: Any, array: np.ndarray) -> Any:
 
 
 def _warped(x: Any, matrix: np.ndarray, size: tuple[int, int], mode: str) -> Any:
-    """Return images of ``size``, made by ``grid_sample``: matrices (N, 2, 3) map their pixels to pixels of ``x``."""
+    """Sample images of ``size`` from ``x`` by ``grid_sample``; ``matrix`` (N, 2, 3) maps pixels of the result to pixels of ``x``."""
     height, width = x.shape[2:]
     scale = np.array([2 / width, 2 / height], np.float32)
     matrix = matrix * scale[:, None]

@@ -11,7 +11,7 @@ from netcl.data.errors import SampleError, message
 
 
 class WholeBatch(NamedTuple):
-    """A batch of any structure; if ``ended``, a marker that a worker's stream has no more batches."""
+    """A batch of any structure. If ``ended`` is true, it holds no samples: the worker's stream has no more batches."""
 
     value: Any
     ended: bool = False

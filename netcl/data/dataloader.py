@@ -43,28 +43,28 @@ class DataLoader:
 
     - **dataset**: has ``__len__`` and ``__getitem__``, or is an :class:`~netcl.data.IterableDataset`. If it has ``take(indices)`` and
       there are no ``transforms`` and no ``collate_fn``, batches are fetched at once.
-    - **batch_size, shuffle, drop_last**: by default one sample at a time, in order; ``drop_last`` leaves out a last, smaller batch.
+    - **batch_size, shuffle, drop_last**: by default one sample at a time, in order; ``drop_last`` leaves out a smaller last batch.
       ``batch_size=None`` delivers single samples, without a batch dimension.
     - **num_workers**: 0 fetches in this thread. Workers stay from epoch to epoch, unless ``persistent_workers=False``. Except for
       iterable datasets, order and augmentations do not depend on their number.
     - **prefetch**: batches each worker makes ahead; 2 by default.
     - **seed**: fixes order and augmentations; without one, each loader draws its own.
-    - **transforms**: functions of a sample's ``x``, one or several; one with a parameter ``rng`` gets a seeded generator.
+    - **transforms**: one or several functions of a sample's ``x``; a function with a parameter ``rng`` gets a seeded generator.
     - **use_shared_mem**: workers are processes that write arrays into shared memory; ``False`` makes them threads.
     - **device_queue** or **device**: a queue, a device handle or a selector; arrays of batches become tensors there, and the
       next batch is copied while the current one is used.
     - **augment**: functions of a whole batch ``(x, rng=...)``, of :mod:`netcl.data.augment` (in the workers) or of
       :mod:`netcl.data.augment_gpu` (on the device).
     - **pin_memory**: transfers to devices with their own memory use page-locked memory, whatever NETCL_PINNED_H2D says.
-    - **sampler**, **batch_sampler**: sample numbers, or lists of them, in place of ``shuffle`` (and of ``batch_size``, ``drop_last``).
+    - **sampler**: yields sample indices; replaces ``shuffle``.
+    - **batch_sampler**: yields lists of sample indices; replaces ``shuffle``, ``batch_size`` and ``drop_last``.
     - **collate_fn**: makes a batch of a list of samples. Without one, arrays are stacked; dicts, named tuples and strings are batched by
       :func:`~netcl.data.default_collate`.
     - **worker_init_fn**: called with the worker's number in every worker that starts; **generator**: draws a missing ``seed``.
     - **timeout**: seconds that a worker may spend on one sample, or on a batch that is fetched at once or is not of arrays; 10 by default.
 
-    Every worker reads an iterable dataset to its end. Iterations may overlap. ``state_dict()`` is the position: within an epoch, after
-    the batch last delivered. A worker that raises, dies or exceeds ``timeout`` ends the iteration with a
-    :class:`~netcl.data.errors.WorkerError` that names it.
+    Every worker reads an iterable dataset to its end. Several iterations may run at once. ``state_dict()`` holds the position. A worker
+    that raises, dies or exceeds ``timeout`` ends the iteration with a :class:`~netcl.data.errors.WorkerError` that names the worker.
 
     >>> from netcl.data import TensorDataset
     >>> loader = DataLoader(TensorDataset(np.arange(5)), batch_size=2)
@@ -183,7 +183,7 @@ class DataLoader:
         return (self.seed, _DRAWS, epoch, batch)
 
     def _arrays(self, epoch: int, start: int) -> Iterator[Any]:
-        """Yield each batch as a tuple of arrays or a ``WholeBatch``; for a device, arrays may still lie in a slot of the ring buffer."""
+        """Yield each batch as a tuple of arrays or a ``WholeBatch``. For a device, the arrays may be views of a slot of the ring buffer."""
         tasks = self._tasks(epoch, start)
         if not self.num_workers:
             stream = iter(self.dataset) if self._fetch.streams else None
@@ -245,7 +245,7 @@ class DataLoader:
     # ---- position and end
 
     def state_dict(self) -> dict[str, int]:
-        """Return the position, from which :meth:`load_state_dict` continues with the batch after the last one delivered."""
+        """Return the position after the last delivered batch; :meth:`load_state_dict` continues there."""
         if self._fetch.streams:
             raise ValueError(message("DataLoader", "an iterable dataset has no position to resume from", "save its own state"))
         return {"seed": self.seed, "epoch": self._epoch, "batch": self._batch, "batch_size": self.batch_size, "samples": len(self.dataset)}
@@ -271,7 +271,7 @@ class DataLoader:
         return self._pool.pids() if self._pool is not None else []
 
     def close(self) -> None:
-        """End the workers and release the shared memory. The loader can still be used: it starts new workers."""
+        """End the workers and release the shared memory. The loader can still be used: the next iteration starts new workers."""
         for pool in [*self._others, *filter(None, [self._pool])]:
             pool.close()
         self._pool = None
@@ -284,7 +284,7 @@ class DataLoader:
 
 
 def _check_samplers(sampler: Any, batch_sampler: Any, shuffle: Any, drop_last: Any, batch_size: int, streams: bool) -> None:
-    """Raise if arguments that select the samples cannot be combined with each other or with an iterable dataset."""
+    """Raise if the arguments cannot be combined with each other, or with an iterable dataset (``streams``)."""
     given = [name for name, value in (("shuffle", shuffle), ("sampler", sampler is not None), ("batch_sampler", batch_sampler is not None))
              if value]  # fmt: skip
     if len(given) > 1 or (given and streams):

@@ -84,7 +84,7 @@ def guaranteed_datapipes_determinism() -> Iterator[None]:
 
 
 def non_deterministic(cls: Any) -> Any:
-    """Mark a pipe class whose samples differ from run to run: inside :func:`guaranteed_datapipes_determinism`, constructing it raises."""
+    """Mark a pipe class whose samples differ from run to run. Inside :func:`guaranteed_datapipes_determinism`, its constructor raises."""
     init = cls.__init__
 
     def checked(self: Any, *args: Any, **options: Any) -> None:

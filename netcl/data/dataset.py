@@ -91,7 +91,7 @@ class ConcatDataset(Dataset):
 
 
 class StackDataset(Dataset):
-    """A dataset over several of equal length: a sample is a tuple with one sample of each, or a dict if they are given by name."""
+    """Combines datasets of equal length: a sample is a tuple with one sample of each dataset, or a dict if datasets are given by name."""
 
     def __init__(self, *datasets: Any, **named: Any):
         self.datasets: Any = named or datasets
@@ -112,7 +112,7 @@ class StackDataset(Dataset):
 class TensorDataset(Dataset):
     """A dataset of arrays of equal length; sample ``i`` is row ``i`` of each array.
 
-    - **arrays**: NumPy arrays or anything :func:`numpy.asarray` takes, tensors of the CPU included.
+    - **arrays**: NumPy arrays or anything that :func:`numpy.asarray` takes, including CPU tensors.
     - **name, classes**: the names of the dataset and of its classes, for display.
 
     >>> data = TensorDataset(np.zeros((3, 2)), [0, 1, 0], classes=["even", "odd"])
@@ -167,7 +167,7 @@ class Subset(Dataset):
 
     @property
     def take(self) -> Callable[[np.ndarray], Any]:
-        """A function that returns the samples at given indices, stacked; the attribute is missing if the dataset has no ``take``."""
+        """A function that returns the stacked samples at given indices. The attribute is missing if the dataset has no ``take``."""
         whole = taker(self.dataset)
         if whole is None:
             raise AttributeError(f"the dataset of a Subset must have a method take, got {type(self.dataset).__name__}")
@@ -203,7 +203,7 @@ def _part_lengths(dataset: Any, order: np.ndarray, lengths: Sequence[float], op:
 
 
 def _sizes(lengths: Sequence[float], n: int, op: str) -> list[int]:
-    """Return whole numbers of samples; the remainder of fractions goes to the first parts, one each."""
+    """Convert ``lengths`` to numbers of samples; samples left over by rounding fractions go to the first parts, one each."""
     if not len(lengths) or any(length < 0 for length in lengths):
         raise ValueError(message(op, "there must be at least one length, and none may be negative", lengths=list(lengths)))
     if all(isinstance(length, int | np.integer) for length in lengths):

@@ -107,7 +107,7 @@ def _unit_range(images: np.ndarray) -> np.ndarray:
 
 
 class Bytes(Dataset):
-    """A dataset of windows of a text, one every ``step`` bytes: a sample is ``block`` bytes, and the ``block`` bytes one byte later.
+    """Windows of a text, one every ``step`` bytes. A sample is a pair: ``block`` bytes, and the ``block`` bytes that start one byte later.
 
     >>> x, y = Bytes(b"hello", block=3)[1]
     >>> bytes(x.astype(np.uint8)), bytes(y.astype(np.uint8))
@@ -139,7 +139,7 @@ class Bytes(Dataset):
 
 
 def text(path: PathLike, block: int = 128, step: int = 1, test: float = 0.1) -> tuple[Bytes, Bytes]:
-    """Return the windows (:class:`Bytes`) of a text file for training and, from its last fraction ``test``, for testing."""
+    """Split a text file into training text and a last fraction ``test`` for testing; returns a :class:`Bytes` dataset of each."""
     content = regular(path, "text").read_bytes()
     cut = len(content) - max(block + 1, int(len(content) * test))
     if cut < block + 1:
@@ -149,7 +149,7 @@ def text(path: PathLike, block: int = 128, step: int = 1, test: float = 0.1) -> 
 
 
 def synthetic(samples: int = 1024, shape: Sequence[int] = (1, 28, 28), classes: int = 10, noise: float = 0.3, seed: int = 0) -> Split:
-    """Generate training images, one coarse pattern per class with noise, and a fifth as many test images; returns both sets.
+    """Return generated training images, and a fifth as many test images. An image is the coarse pattern of its class plus noise.
 
     >>> train, test = synthetic(samples=100, shape=(3, 8, 8), classes=4)
     >>> train.arrays[0].shape, len(test), sorted(set(train.arrays[1].tolist()))

@@ -1,4 +1,4 @@
-"""Exceptions of ``netcl.data``, with messages in the form of netcl's other errors; only ``augment_gpu`` imports ``netcl.core``."""
+"""Exceptions of ``netcl.data``. ``message`` repeats the form of netcl's other errors, because ``netcl.core`` is not imported here."""
 
 from __future__ import annotations
 

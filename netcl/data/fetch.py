@@ -88,7 +88,7 @@ def get_worker_info() -> WorkerInfo | None:
 
 
 def batch_rng() -> np.random.Generator | None:
-    """Return the generator of the batch that a loader is making, for datasets that draw; elsewhere ``None``."""
+    """Return the random generator of the batch that a loader is making, for use in a dataset; ``None`` outside a loader."""
     return _local.rng
 
 
@@ -111,7 +111,7 @@ class Fetch:
 
     @property
     def whole(self) -> bool:
-        """Whether every batch is a :class:`~netcl.data.collate.WholeBatch`; if false, that depends on the samples."""
+        """Whether every batch is a :class:`~netcl.data.collate.WholeBatch`; if false, the samples decide."""
         return self.streams or self.collate_fn is not None
 
     def begin(self, number: int, workers: int, seed: int) -> None:
@@ -121,7 +121,7 @@ class Fetch:
             self.worker_init_fn(number)
 
     def __call__(self, task: Task, beat: Callable[[], None] = lambda: None) -> tuple[np.ndarray, ...] | WholeBatch:
-        """Return the arrays of a batch, or a :class:`WholeBatch`; ``beat`` is called as samples are fetched, so that a hang is detected."""
+        """Return the arrays of a batch, or a :class:`WholeBatch`. ``beat()`` is called while samples are fetched, to detect a hang."""
         beat()
         if self.streams:
             if _local.stream is None or _local.stream[0] != task.key[:-1]:
@@ -140,7 +140,7 @@ class Fetch:
         return tuple(np.ascontiguousarray(array) for array in arrays)
 
     def of_stream(self, stream: Iterator[Any], task: Task, beat: Callable[[], None] = lambda: None) -> WholeBatch:
-        """Return the next batch of an iterable dataset; its ``ended`` is true if there is none, or only a part that ``drop_last`` drops."""
+        """Return the next batch of an iterable dataset; ``ended`` is set if no samples are left, or too few and ``drop_last`` is set."""
         samples: list[Any] = []
         _local.rng = np.random.default_rng(task.key)
         try:
@@ -160,7 +160,7 @@ class Fetch:
         return WholeBatch((self.collate_fn or default_collate)(samples))
 
     def _transformed(self, sample: Any, rng: np.random.Generator) -> Any:
-        """Apply the transforms to a sample of any structure; of a tuple or list, to its first item (two for those that take labels)."""
+        """Apply the transforms to a sample, or to the first item of a tuple or list; transforms that take labels get two items."""
         if not self.transforms:
             return sample
         fields = _fields(sample)

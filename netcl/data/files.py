@@ -1,7 +1,7 @@
 """Reading of a user's files as samples: tables (CSV), arrays (NPZ) and images (IDX), split for training, validation and testing.
 
-A reader of :data:`READERS` makes :class:`Samples`. Their ``reading`` describes, as plain JSON, how inputs were made from the file, so that
-:func:`read_inputs` makes them from further files in the same way.
+A reader of :data:`READERS` returns :class:`Samples`. Their attribute ``reading`` describes as JSON how inputs were made from the file.
+:func:`read_inputs` uses it to read further files in the same way.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class SplitPlan:
 
 
 def parts(labels: np.ndarray | None, samples: int, fractions: Sequence[float], seed: int) -> list[np.ndarray]:
-    """Draw indices at random: one array per fraction, then the rest. With ``labels``, every class is divided into these fractions.
+    """Divide sample indices at random: one array per fraction, then the rest. With ``labels``, each class is divided by these fractions.
 
     >>> [part.tolist() for part in parts(np.array([0, 1] * 4), 8, [0.25], seed=0)]
     [[4, 7], [0, 1, 2, 3, 5, 6]]
@@ -83,7 +83,7 @@ def _check_parts(what: str, **sizes: int) -> None:
 
 
 def _task(op: str, values: np.ndarray, given: str) -> str:
-    """Return the task: ``given``, else classification for a column of strings, bools or few distinct whole numbers, else regression."""
+    """Return ``given``, if set. Otherwise return classification for strings, bools or few distinct whole numbers, else regression."""
     if given not in ("", CLASSIFICATION, REGRESSION):
         raise ValueError(message(op, f"task must be {CLASSIFICATION}, {REGRESSION} or empty", task=repr(given)))
     numeric = values.dtype.kind in "iuf"
@@ -97,7 +97,7 @@ def _task(op: str, values: np.ndarray, given: str) -> str:
 
 
 def _targets(op: str, values: np.ndarray, plan: SplitPlan, train: np.ndarray) -> tuple[np.ndarray, dict[str, Any]]:
-    """Return the targets to train on, and their ``classes`` or, for a regression, the ``mean`` and ``scale`` of the training part."""
+    """Return labels and their ``classes`` or, for a regression, scaled targets and the ``mean`` and ``scale`` of the training part."""
     if _task(op, values, plan.task) == CLASSIFICATION:
         names, labels = np.unique(values, return_inverse=True)
         whole = values.dtype.kind == "f"
@@ -139,7 +139,7 @@ def _numbers(cells: Sequence[str]) -> np.ndarray | None:
 
 
 def _column(name: str, cells: Sequence[str], train: np.ndarray) -> dict[str, Any]:
-    """Return how an input column is encoded: the training part's mean and scale for numbers, its distinct values for strings."""
+    """Return how an input column is encoded: numbers by the mean and scale of the training part, strings by its distinct values."""
     numbers = _numbers(cells)
     if numbers is not None:
         own = numbers[train][np.isfinite(numbers[train])]

@@ -1,6 +1,6 @@
 """Image filters in NumPy: the last two axes are height and width, borders are reflected. Floats keep their dtype, others become float32.
 
-They are functions of an array, so ``functools.partial(filters.gaussian, sigma=1)`` is a transform of a DataLoader.
+Filters are functions of an array, so ``functools.partial(filters.gaussian, sigma=1)`` is a transform of a DataLoader.
 """
 
 from __future__ import annotations

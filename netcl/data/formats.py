@@ -42,7 +42,7 @@ def limit_for(size: int, max_bytes: int | None) -> int:
 def read_idx(path: str | os.PathLike[str], max_bytes: int | None = None) -> np.ndarray:
     """Read the array of an IDX file, gzipped or not.
 
-    - **max_bytes**: a header that announces more raises before the values are read; by default 200 times the size of the file and at
+    - **max_bytes**: an array with more bytes raises before its values are read; by default 200 times the size of the file and at
       least 64 MiB.
     """
     path = regular(path, "read_idx")
@@ -94,7 +94,7 @@ def read_cifar100(path: str | os.PathLike[str]) -> tuple[np.ndarray, np.ndarray]
 
 
 def _cifar(op: str, given: str | os.PathLike[str], classes: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
-    """Return the images and the last labels of a file of records: a label for each of ``classes``, then three planes of 32 x 32."""
+    """Return images and labels. A record has one label per entry of ``classes``, of which the last is returned, and 3 x 32 x 32 pixels."""
     path = regular(given, op)
     size, record = path.stat().st_size, len(classes) + 3 * 32 * 32
     if not size or size % record:

@@ -43,7 +43,7 @@ class SequentialSampler(Sampler):
 
 
 class RandomSampler(Sampler):
-    """Yields ``num_samples`` indices, by default all, in random order; with ``replacement``, each is drawn from all samples.
+    """Yields ``num_samples`` indices, by default all, in random order; with ``replacement``, an index may be drawn several times.
 
     >>> sorted(RandomSampler(range(4), generator=0))
     [0, 1, 2, 3]
@@ -129,8 +129,8 @@ class BatchSampler(Sampler):
 class DistributedSampler(Sampler):
     """Yields the indices for process ``rank`` of ``num_replicas``; all processes draw the same order from ``seed`` and the epoch.
 
-    Call ``set_epoch(epoch)`` before each epoch, or all epochs have the same order. Shares have equal lengths: if the samples
-    do not divide evenly, the first are repeated or, with ``drop_last``, the last are left out.
+    Call ``set_epoch(epoch)`` before each epoch, or all epochs have the same order. All processes get equally many
+    indices: if the samples do not divide evenly, the first are repeated or, with ``drop_last``, the last are left out.
 
     >>> [list(DistributedSampler(range(5), 2, rank, shuffle=False)) for rank in range(2)]
     [[0, 2, 4], [1, 3, 0]]

@@ -1,8 +1,8 @@
 """Batches in memory shared by processes: a ring buffer of slots, filled by workers, read by the process that owns it.
 
-The memory has no name in any file system: a worker gets it as an open file, and it is released with the last process that holds
-it, however that process ends. Where the system has ``posix_fallocate``, pages are reserved at creation, so that a lack of memory raises
-then instead of causing a signal during a write.
+The memory has no name in any file system: a worker gets it as an open file. The system releases the memory when the last process
+that holds it ends, even if killed. If the system has ``posix_fallocate``, pages are reserved at creation: a lack of memory then raises
+an error at creation, not a signal during a write.
 """
 
 from __future__ import annotations

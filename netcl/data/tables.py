@@ -93,9 +93,9 @@ def _labels(texts: Sequence[str]) -> tuple[np.ndarray, tuple[str, ...]]:
 
 
 def from_npz(path: str | os.PathLike[str], *names: str, max_bytes: int | None = None) -> TensorDataset:
-    """Read the arrays of an NPZ file as a dataset: the arrays ``names`` in that order, or all in the order of the file.
+    """Read the arrays ``names`` of an NPZ file as a dataset, in that order; without names, all arrays in the order of the file.
 
-    Raises for arrays of Python objects, and if they exceed ``max_bytes`` in total (default: 200 times the file, at least 64 MiB).
+    Raises for arrays of Python objects, or if all arrays exceed ``max_bytes`` in total (default: 200 times the file, at least 64 MiB).
     """
     arrays = read_numpy_arrays(path, "from_npz", max_bytes)
     missing = [name for name in names if name not in arrays]

@@ -38,7 +38,7 @@ _GUARD = "put the work of a program that starts workers under `if __name__ == '_
 
 
 class _Caught:
-    """Stores the error of a block instead of raising it: an error of a dataset is raised where its batch is consumed."""
+    """Stores the error of a block instead of raising it. An error of a dataset is raised later, when its batch is consumed."""
 
     def __init__(self, kind: type[BaseException] = Exception):
         self.kind = kind
@@ -72,7 +72,7 @@ def _hung(number: int, seconds: float, **where: Any) -> str:
 
 
 def _serve(pipe: Any, fetch: Fetch, number: int, workers: int, seed: int) -> None:
-    """The main function of a worker process: answers each request of the pipe until it is closed."""
+    """The main function of a worker process: answers each request until the pipe is closed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which closes the pipe
     threading.Thread(target=_leave_with_the_parent, daemon=True).start()
     fetch.begin(number, workers, seed)
@@ -97,7 +97,7 @@ def _leave_with_the_parent() -> None:
 
 
 def _answer(fetch: Fetch, ring: SharedBatchRingBuffer | None, number: int, task: Task, slot: int) -> Any:
-    """Run a task. Return its batch or, with a ring, write it to ``slot`` and return the number of samples; a :class:`_Failure` on error.
+    """Run a task and return its batch. With a ring, write it to ``slot`` and return the sample count. On error, return a :class:`_Failure`.
 
     If ``slot`` is ``_DESCRIBE``, return the fields of the batch instead, or ``None`` for a :class:`WholeBatch`.
     """
@@ -215,8 +215,8 @@ class Pool:
     def run(self, first: Task, others: Iterator[Task], following: Iterator[Task]) -> Iterator[Any]:
         """Yield the batches of the tasks in order, each valid until the next one is requested.
 
-        Near the end the ``following`` tasks are started, so that workers are not idle; they are kept if the next run begins with them. Only
-        one run at a time: ``busy`` is true during a run.
+        After the last task, the tasks ``following`` are started, so that workers are not idle. Their batches are kept if the next run
+        begins with these tasks. Runs must not overlap: ``busy`` is true during a run.
         """
         left = 1
 
@@ -308,7 +308,7 @@ class ProcessPool(Pool):
             self._share(first, batch_size, fetch.whole)
 
     def _share(self, first: Task, batch_size: int, whole: bool) -> None:
-        """Determine the fields of batches from the first sample; if batches are arrays, share a new ring buffer with every worker."""
+        """Determine the fields of batches from one sample of ``first``; if batches are arrays, share a new ring buffer with all workers."""
         for worker in self._workers:
             worker.receive(self._patience(worker, first, START_SECONDS))
         if whole:
@@ -354,7 +354,7 @@ class ProcessPool(Pool):
         return answer
 
     def _patience(self, worker: _Process, task: Task, seconds: float) -> Callable[[], None]:
-        """Return a function that raises after ``seconds`` without progress of the worker, which the ring, if there is one, counts."""
+        """Return a function that raises after ``seconds`` without progress of the worker. Progress is a change of its ``beats``."""
         seen, since = -1, time.monotonic()
 
         def check() -> None:

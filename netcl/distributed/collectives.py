@@ -1,7 +1,7 @@
 """Collectives over the tensors of one process, one tensor per device, and buckets of tensors that are reduced and broadcast together.
 
-A *group* holds the copies of one tensor, one per replica of this process. ``DataParallel`` has several replicas in a world of one rank,
-``DistributedDataParallel`` one replica in a world of several ranks; both use the same buckets. Values go through the host between
+A *group* holds the copies of one tensor, one per replica of this process. ``DataParallel`` has several replicas in a world of one rank.
+``DistributedDataParallel`` has one replica in a world of several ranks. Both use the same buckets. Values go through the host between
 devices and ranks; reductions, broadcasts and gathers among tensors of one queue of a process stay on the device.
 """
 
@@ -41,7 +41,7 @@ def queues_of(devices: Iterable[Any]) -> list[Any]:
 
 
 def checked_tensors(name: str, tensors: Tensors, root: int = 0, alike: bool = True) -> list[Tensor]:
-    """Return the tensors as a list; raises for none, different dtypes or (with ``alike``) shapes, or a ``root`` out of range."""
+    """Return ``tensors`` as a list. Raises if it is empty, if dtypes or (with ``alike``) shapes differ, or if ``root`` is out of range."""
     given = list(tensors)
     if not given:
         raise ShapeError(message(name, "at least one tensor must be given, got none"))
@@ -78,12 +78,12 @@ def bucketed(groups: Iterable[Tensors], limit: int = BUCKET) -> list[list[Tensor
 
 
 def wide_dtype(dtype: str) -> np.dtype:
-    """Return the NumPy dtype in which values of ``dtype`` are sent and reduced: float32 for halves, else the same."""
+    """Return the NumPy dtype in which values of ``dtype`` are sent and reduced: float32 for float16 and bfloat16, else the same."""
     return np.dtype(np.float32) if dtype in dtypes.HALVES else dtypes.DTYPES[dtype].host
 
 
 class Bucket:
-    """Groups (one tensor per replica) of one dtype, being copied to the host, where they are joined into a flat array per replica."""
+    """Groups (one tensor per replica) of one dtype. Their tensors are copied to the host and joined into one flat array per replica."""
 
     def __init__(self, groups: Sequence[Tensors]):
         self.groups = groups
@@ -153,7 +153,7 @@ def _reduced_on_device(given: Tensors, op: str) -> Tensor:
 
 
 def all_reduce(tensors: Tensors, op: str = "sum") -> list[Tensor]:
-    """Overwrite every tensor with the elementwise sum, mean, maximum (``max``) or minimum (``min``) of all, and return them.
+    """Overwrite every tensor with the elementwise ``sum``, ``mean``, ``max`` or ``min`` of all tensors, and return the tensors.
 
     >>> a, b = Tensor.from_host([1.0, 2.0]), Tensor.from_host([10.0, 20.0])
     >>> [t.tolist() for t in all_reduce([a, b])]

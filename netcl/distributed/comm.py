@@ -1,9 +1,9 @@
 """Worlds: the ranks that take part in a job, and collectives over host arrays.
 
 One interface covers a world of one rank (every call is local), threads of one process, and the processes of an MPI job.
-Reductions in rank order are built here on an all-to-all and an all-gather. Each rank then sends about ``2 (n - 1) / n`` of the array's
-bytes for an all-reduce, the minimum, and every rank gets the same bits in every run. Unless :attr:`World.deterministic` is set, an MPI
-world uses MPI's own reductions instead where these are suitable.
+Reductions in rank order are built here on an all-to-all and an all-gather. In an all-reduce of n ranks, each rank sends about
+``2 (n - 1) / n`` of the array's bytes, which is the minimum. Every rank gets the same bits in every run. Unless
+:attr:`World.deterministic` is set, an MPI world uses MPI's own reductions instead where these are suitable.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Failures:
         return self.reported[rank]
 
     def ahead_of(self, rank: int) -> list[str]:
-        """Return the errors of ranks that failed more often than ``rank``; a failure that every rank had is not among them."""
+        """Return the errors of ranks that failed more often than ``rank``; failures that all ranks had in common are left out."""
         own = self.reported.get(rank, (0, ""))[0]
         return [f"rank {other} failed: {text}" for other, (count, text) in sorted(self.reported.items()) if count > own]
 
@@ -82,9 +82,9 @@ class World:
     """One rank of a job, number ``rank`` of ``size``, with collectives over host arrays; in a world of one rank they are local.
 
     - **timeout**: seconds after which a call that waits for another rank raises :class:`LostRankError`; ``NETCL_COMM_TIMEOUT`` by default.
-    - **deterministic**: reduce in rank order, which gives the same bits in every run with the same number of ranks; threads always do.
-      Otherwise an MPI world leaves the order to MPI, which needs fewer messages in a large world. Set it on all ranks before a model is
-      wrapped.
+    - **deterministic**: reduce in rank order, which gives the same bits in every run with the same number of ranks. A world of threads
+      always reduces in rank order. If this is false, an MPI world leaves the order to MPI, which needs fewer messages in a large world.
+      Set this on all ranks before a model is wrapped.
     - **bytes_sent**: the payload bytes this rank had to send so far. MPI may send more, in particular in small messages.
     """
 
@@ -131,7 +131,7 @@ class World:
     def failed(self, error: BaseException | None) -> None:
         """Report an error of this rank: the others raise :class:`LostRankError` with its text instead of waiting for the timeout.
 
-        Each error is reported once, a :class:`LostRankError` or an interrupt never. Ranks that have all failed equally often may continue.
+        Each error is reported once. Interrupts and :class:`LostRankError` are not reported. Ranks may continue if all failed equally often.
         """
         own = isinstance(error, Exception) and not isinstance(error, LostRankError)
         if self.size > 1 and own and not getattr(error, "netcl_told", False):
@@ -139,7 +139,7 @@ class World:
             self._report_failure(f"{type(error).__name__}: {error}"[:_ERROR_TEXT])
 
     def together(self) -> AbstractContextManager[Any]:
-        """Return a context manager for code that all ranks run; an error that leaves it is reported to the other ranks, see :meth:`failed`.
+        """Return a context manager for code that all ranks run. An error in the block is reported to the other ranks by :meth:`failed`.
 
         >>> with World().together():
         ...     loss = 1.0
@@ -157,7 +157,7 @@ class World:
         self._collect_text("barrier", b"")
 
     def agree(self, op: str, what: str, value: Any) -> None:
-        """Raise on every rank unless all pass the same JSON ``value``; the error says ``what`` must agree and names the differing ranks."""
+        """Raise on every rank unless all pass the same JSON ``value``; the error names ``what`` and the differing ranks."""
         if self.size == 1:
             return
         texts = self._collect_text(op, json.dumps(value, sort_keys=True).encode())
@@ -264,7 +264,7 @@ def late(op: str, missing: Sequence[int], timeout: float, size: int, **where: ob
 
 
 class _Table:
-    """The state that the ranks of a world of threads share: call number k of every rank belongs to round k."""
+    """State shared by the ranks of a world of threads. Call number k of each rank belongs to round k."""
 
     def __init__(self, like: _Table | None = None):
         self.changed: threading.Condition = like.changed if like else threading.Condition()
@@ -273,7 +273,7 @@ class _Table:
 
 
 class ThreadWorld(World):
-    """One rank of a world of threads; made by :func:`thread_worlds`. Sent arrays are copied, so the caller may overwrite its own."""
+    """One rank of a world of threads; made by :func:`thread_worlds`. Sent arrays are copied, so the sender may overwrite them."""
 
     def __init__(self, rank: int, size: int, table: _Table, timeout: float | None = None):
         super().__init__(timeout)
@@ -336,7 +336,7 @@ def thread_worlds(size: int, timeout: float | None = None) -> list[World]:
 
 @lru_cache(maxsize=1)
 def world() -> World:
-    """Return the world of this process: the MPI job if ``mpiexec`` started it, else one rank, for which mpi4py is not needed."""
+    """Return the world of this process: the MPI job if ``mpiexec`` started the process, else a single rank without mpi4py."""
     from netcl.distributed import mpi
 
     return mpi.MPIWorld() if mpi.started_by_mpi() else World()

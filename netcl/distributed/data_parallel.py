@@ -64,7 +64,7 @@ def replicate_params(params: Iterable[Tensor], devices: Sequence[Any]) -> list[R
 
 
 def _lists(op: str, replicas: Sequence[Any]) -> list[ReplicaParameters]:
-    """Return the parameters of each replica, a module or a list; raises without replicas, or if their numbers of parameters differ."""
+    """Return a list of parameters per replica (a module or a list). Raises without replicas, or if numbers of parameters differ."""
     given = [list(r.parameters()) if hasattr(r, "parameters") else list(r) for r in replicas]
     if not given:
         raise ShapeError(message(op, "at least one replica must be given, got none"))
@@ -90,7 +90,7 @@ def prepare_replicas(model: Module, devices: Sequence[Any]) -> list[Module]:
 def sync_grads(replicas: Sequence[Any], op: str = "mean", weights: Sequence[float] | None = None) -> None:
     """Overwrite the gradients of every replica with their mean over all replicas, or with the reduction ``op``.
 
-    ``weights`` gives the mean weighted by one number per replica, whatever ``op`` is.
+    With ``weights``, one number per replica, the result is the weighted mean and ``op`` is ignored.
     A parameter without a gradient on any replica is skipped; one with a gradient on some replicas only is an error.
     """
     found = []
@@ -151,10 +151,10 @@ def gradient_or_zeros(p: Tensor, grad: Tensor | None) -> Tensor:
 
 
 def parallel(run: Callable[[int], Any], places: Sequence[int], queues: Sequence[Any]) -> list[Any]:
-    """Call ``run(i)`` for each of ``places`` in a thread with the caller's modes and ``queues[i]`` as active device; returns the results.
+    """Call ``run(i)`` for each of ``places`` in its own thread, with the caller's modes and the device of ``queues[i]`` as active device.
 
-    Modes are gradient recording and autocast. A single call, or calls on devices that share an OpenCL context, run one after another in
-    the caller's thread, with its active device.
+    Returns the results. Modes are gradient recording and autocast. A single call, or calls on devices that share an OpenCL context, run
+    one after another in the caller's thread, with the caller's active device.
     """
     if len(places) == 1 or _share_context(queues):
         return [run(i) for i in places]
@@ -178,7 +178,7 @@ class DataParallel(Module):
     """A model replicated on several devices, which may be of different types.
 
     ``forward`` splits the batch along its first axis, runs each part on its device and joins the results on the first device. ``backward``
-    runs on all devices and leaves the sum of their gradients in ``.grad`` of the parameters, which are those of the given model.
+    runs on all devices and leaves the sum of their gradients in ``.grad`` of the parameters of ``module``.
 
     - **module**: the model; it becomes the replica of the first device.
     - **devices**: selectors, handles or queues; by default all except simulators and software GPUs.
@@ -244,7 +244,7 @@ class DataParallel(Module):
         self._known = self._written()
 
     def measure(self, *inputs: Tensor) -> list[float]:
-        """Set ``weights`` to the forward rows per second of each device, or to 1 if all devices have the same name; returns them."""
+        """Set and return ``weights``: the rows per second of forward on each device, or 1 if all devices have the same name."""
         self.weights = [1.0] * len(self.replicas)
         rows = max(1, len(inputs[0]) // len(self.replicas))
         different = len({manager.handle_of(queue).device_name for queue in self.queues}) > 1
@@ -267,7 +267,7 @@ class DataParallel(Module):
 
 
 class _Split(ag.Function):
-    """The parallel forward pass of all replicas, which records a graph for each, and the parallel backward pass of these graphs."""
+    """Runs forward on all replicas in parallel and records one graph per replica; backward runs through these graphs in parallel."""
 
     @staticmethod
     def forward(ctx: Any, owner: DataParallel, count: int, *tensors: Tensor) -> Tensor:
@@ -308,7 +308,7 @@ class _Split(ag.Function):
 
 
 def _summed(owner: DataParallel, found: dict[int, list[Tensor | None]]) -> list[Tensor | None]:
-    """Sum each parameter's gradients over the replicas; return the sums for the first replica, add them to ``.grad`` of the others."""
+    """Sum each parameter's gradients over the replicas. Return the sums for the first replica; add them to ``.grad`` of other replicas."""
     params = [[p for p in replica.parameters() if p.requires_grad] for replica in owner.replicas]
     nothing = [None] * len(params[0])
     grads = [found.get(i, nothing) for i in range(len(params))]

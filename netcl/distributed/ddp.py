@@ -44,11 +44,11 @@ class _Pending:
 class DistributedDataParallel(Module):
     """A model whose gradients are averaged over all ranks of a world during backward.
 
-    Start the program with ``mpiexec -n 4 python train.py``; without mpiexec the world has one rank and the wrapper does nothing. All ranks
-    start with the parameters and buffers of rank 0. For equal parts, mean losses and no batch norm, a step equals one on the whole batch.
+    Start the program with ``mpiexec -n 4 python train.py``; without mpiexec, the wrapper does nothing. All ranks start with the parameters
+    and buffers of rank 0. With equal parts, a mean as loss and no batch norm, a step has the result of a step on the whole batch.
 
     - **module**: the model, on this rank's device.
-    - **world**: :func:`netcl.distributed.world` by default. Set ``world.deterministic`` before to reduce in rank order.
+    - **world**: :func:`netcl.distributed.world` by default. To reduce in rank order, first set ``world.deterministic``.
     - **bucket_mb**: megabytes that are reduced at once; small buckets overlap better, large ones cost fewer round trips.
     - **compress**: ``"bfloat16"`` halves the bytes of float32 gradients.
     - **overlap**: ``False`` reduces everything at the end of backward.
@@ -59,7 +59,7 @@ class DistributedDataParallel(Module):
     keep ``grad=None``.
 
     If backward raises on one rank, the others raise :class:`~netcl.distributed.comm.LostRankError` with its error and keep their own
-    gradients. If it raises on all ranks and all continue, nothing is reported.
+    gradients. If backward raises on all ranks and all continue, nothing is reported.
 
     >>> from netcl import nn
     >>> model = DistributedDataParallel(nn.Linear(2, 1))
@@ -131,7 +131,7 @@ class DistributedDataParallel(Module):
     # ---- during backward
 
     def _fires(self, i: int, gradient: Tensor) -> None:
-        """Count a gradient of parameter ``i`` that is about to be added; a tensor that is used twice gets two."""
+        """Count a gradient of parameter ``i`` that is about to be added; a parameter that is used twice gets two gradients."""
         if not self._sync:
             return
         if self._walk is not walk_under_way():  # also true after a backward that raised
@@ -163,7 +163,7 @@ class DistributedDataParallel(Module):
         self._begun = bucket.number + 1
 
     def _average(self, bucket: _Pending, used: Sequence[bool]) -> np.ndarray:
-        """Return a bucket's averages, then a flag per parameter, nonzero if any rank has used it. Runs in the background thread."""
+        """Return a bucket's averages, then a number per parameter, nonzero if a rank used the parameter. Runs in the background thread."""
         replicas = bucket.grads.joined(used)
         start = self._arrived = time.perf_counter()
         average = bucket.grads.reduced(self._courier, "mean", self._compress, replicas)
@@ -188,7 +188,7 @@ class DistributedDataParallel(Module):
         expect_no_backward(self)
 
     def _failed(self, error: BaseException) -> None:
-        """Report an error of this rank's backward to the other ranks, once the buckets already sent are reduced or time is up."""
+        """Report an error of this rank's backward to the other ranks. First wait, up to a timeout, for the buckets already sent."""
         expect_no_backward(self)
         if self._sync and not isinstance(error, LostRankError):
             wait_for([bucket.sent for bucket in self._buckets if bucket.sent is not None], _PATIENCE)

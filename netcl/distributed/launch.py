@@ -36,7 +36,7 @@ def mpiexec() -> str:
 
 
 def leave(notes: Path, name: str) -> None:
-    """Create an empty file as a message in the folder ``notes``, which the launcher of a job and the guards of its ranks share."""
+    """Create the empty file ``name`` in the folder ``notes``, as a message between the launcher of a job and the parents of its ranks."""
     with contextlib.suppress(FileNotFoundError):  # the launcher has ended and removed the folder
         notes.joinpath(name).touch()
 
@@ -67,7 +67,7 @@ def launch(program: Sequence[str], ranks: int, devices: Sequence[str] = ()) -> i
 
 
 def _watch_job(job: subprocess.Popen[bytes], notes: Path, ranks: int) -> int:
-    """Return the exit status of a job. mpiexec itself would wait forever for a rank that ends or hangs before MPI starts."""
+    """Wait for a job and return its exit status. mpiexec alone would wait forever for a rank that ends or hangs before MPI starts."""
     limit = float(env.value("NETCL_COMM_TIMEOUT"))
     late_at = time.monotonic() + limit
     while (status := wait(job, PAUSE)) is None:

@@ -1,4 +1,4 @@
-"""The world of an MPI job, over mpi4py: MPI's non-blocking collectives, polled until a timeout, whose error names the missing ranks."""
+"""The world of an MPI job, over mpi4py. Non-blocking collectives are polled; if they time out, the error names the missing ranks."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class MPIWorld(World):
     # ---- collectives
 
     def _native(self, flat: np.ndarray, op: str, compress: str | None) -> bool:
-        """Whether MPI itself reduces these values: not if ``deterministic``; no bools or compressed sums, no max or min of floats (NaN)."""
+        """Whether MPI reduces ``flat``. False if ``deterministic``, for bools, for compressed sums, and for max and min of floats (NaN)."""
         summed = op in ("sum", "mean") and not (compress and flat.dtype == np.float32)
         return not self.deterministic and flat.dtype.kind in ("iuf" if summed else "iu")
 
@@ -157,7 +157,7 @@ class MPIWorld(World):
                 self.calls.isend(report, rank, _FAILED)
 
     def _attend(self) -> None:
-        """Answer roll calls, and raise if another rank has reported a failure; called between two polls."""
+        """Answer the roll calls of other ranks, and raise if another rank has reported a failure. Called between two polls."""
         self._answer()
         self.failures.reported.update(self._mail(_FAILED))
         if self.failures.reported:

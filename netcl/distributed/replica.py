@@ -1,7 +1,7 @@
 """``python -m netcl.distributed.replica train.py ...``: one process per device of this machine, as ranks of one MPI job.
 
-``-n N`` starts N ranks instead, ``--devices 0:0,1:0`` names the devices, which are reused in turn if there are more ranks. In the program
-``netcl.distributed.world()`` is the job, and the active device is that of the rank.
+``-n N`` starts N ranks instead. ``--devices 0:0,1:0`` names the devices; if there are more ranks than devices, ranks share devices. In
+the program, ``netcl.distributed.world()`` returns the world of the job, and the active device is the device of the rank.
 
 Each rank is the child of a guard process, which reports the rank if it is killed: mpiexec also ends the job, but does not reliably
 say which rank died first.
@@ -48,7 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _guard(devices: str, folder: str, program: Sequence[str]) -> int:
-    """Run the rank as a child process and return its exit status; kill it when the job ends, and pass on the launcher's interrupts."""
+    """Run the rank as a child process and return its exit status. Kill the child when the job ends; forward the launcher's interrupts."""
     command = [sys.executable, "-m", "netcl.distributed.replica", "--rank", devices, "--notes", folder, *program]
     rank = subprocess.Popen(command, close_fds=False, preexec_fn=DIE_WITH_PARENT)  # mpiexec passes open files to the rank
     notes, number, interrupted = Path(folder), mpi.rank_by_launcher(), 0

@@ -16,7 +16,7 @@ from netcl.nn.norm import BatchNorm2d, _BatchNorm
 
 
 class _WorldSum(ag.Function):
-    """The sum of a tensor over all ranks. Every rank's loss depends on every rank's summand, so gradients are summed as well."""
+    """The sum of a tensor over all ranks. Backward sums gradients too: the loss of every rank depends on the tensors of all ranks."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, world: World) -> Tensor:
@@ -31,8 +31,8 @@ class _WorldSum(ag.Function):
 class SyncBatchNorm(_BatchNorm):
     """Batch norm that uses mean and variance over all ranks of a world in training.
 
-    The variance is the mean of squared distances from the mean. Besides the sample count, forward computes two sums over the world, and
-    backward two. Ranks may have parts of different sizes. Save models through :func:`without_sync`.
+    The variance is the mean of squared distances from the mean. Besides the sample count, forward computes two sums over the world;
+    backward also computes two. Ranks may have parts of different sizes. Save models through :func:`without_sync`.
     """
 
     ranks = (2, 3, 4, 5)

@@ -1,7 +1,7 @@
 """Reading and writing files: models, checkpoints, ONNX, and state dicts of netcl, NumPy, safetensors and PyTorch.
 
-Nothing is ever unpickled. Files are checked before objects are changed: one found to be damaged, of another format, too new or not fitting
-raises with the reason. Saving to a path replaces an older file only once the new one is completely on disk.
+Nothing is ever unpickled. Files are checked before objects are changed. A file that is damaged, of another format, too new, or does not fit
+its target raises with the reason. Saving to a path replaces an older file only once the new one is completely on disk.
 """
 
 from netcl.io.archive import FileError

@@ -1,7 +1,7 @@
-"""The container of every ``.netcl`` file: an NPZ archive with JSON in ``__netcl_meta__``, written whole or not at all.
+"""The container of every ``.netcl`` file: an NPZ archive with JSON in ``__netcl_meta__``, written completely or not at all.
 
-Files are not trusted: names and sizes of entries are checked before one is read, and every entry must match its CRC. Arrays of objects
-raise, and nothing is ever unpickled or written to a path that a file names.
+Files are not trusted: names and sizes of entries are checked before any entry is read, and every entry must match its CRC. Arrays of
+objects raise, and nothing is ever unpickled or written to a path that a file names.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _BAD_NAME = re.compile(r"^$|^[/~]|^[A-Za-z]:|\\|(^|/)\.\.?(/|$)|//|/$|[\x00-\x1f
 
 
 class FileError(ValueError):
-    """Raised for a file that is damaged, of another format, too new or does not fit its target, and for values that cannot be saved."""
+    """Raised for a file that is damaged, of another format, too new, or unsuitable for its target, and for values that cannot be saved."""
 
 
 def refusal(op: str, what: str, remedy: str = "", **values: object) -> FileError:
@@ -56,7 +56,7 @@ def refusal(op: str, what: str, remedy: str = "", **values: object) -> FileError
 
 @contextmanager
 def filling(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Convert the ``OSError`` of a full disk, an exceeded quota or a file size limit to one that names ``path`` and the remedy."""
+    """Convert the ``OSError`` of a full disk, quota or file size limit to an ``OSError`` that names ``path`` and the remedy."""
     try:
         yield
     except OSError as error:
@@ -91,7 +91,7 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
 
 
 def _lock_file(descriptor: int) -> bool:
-    """Try to lock a file; return False on failure, such as while another process writes it. Without ``fcntl``, only return True."""
+    """Lock a file without waiting. Return False if another process holds the lock. Without ``fcntl``, return True without locking."""
     if fcntl is None:
         return True
     try:
@@ -102,7 +102,7 @@ def _lock_file(descriptor: int) -> bool:
 
 
 def _sweep(folder: Path) -> None:
-    """Remove partly written files, older than a minute, that killed processes have left in a folder."""
+    """Remove the temporary files in ``folder`` that killed processes left behind, if they are older than a minute."""
     for path in folder.glob(".writing-*"):
         with suppress(OSError), open(path, "rb") as file:
             if time.time() - os.fstat(file.fileno()).st_mtime > _SWEEP_SECONDS and _lock_file(file.fileno()):
@@ -169,7 +169,7 @@ def bad_name(name: str) -> bool:
 
 @contextmanager
 def refusing(op: str, path: str | os.PathLike[str], kinds: tuple[type[BaseException], ...] = _DAMAGED) -> Iterator[None]:
-    """Convert the errors that damaged bytes cause in readers to a :class:`FileError` that names the file."""
+    """Convert errors of the types ``kinds``, which damaged files cause in readers, to a :class:`FileError` that names the file."""
     try:
         yield
     except (FileError, DtypeError, ShapeError, FileNotFoundError, PermissionError, IsADirectoryError):
@@ -267,7 +267,7 @@ def array_of(entries: Entries, name: str) -> np.ndarray:
 
 
 def read(path: str | os.PathLike[str], op: str, kind: str, max_bytes: int | None = None) -> Archive:
-    """Read a ``.netcl`` file and verify every checksum; raises unless the file holds a ``kind``, such as a model."""
+    """Read a ``.netcl`` file and verify every checksum; raises unless the type of its content is ``kind``, such as ``model``."""
     arrays = read_arrays(path, op, max_bytes)
     meta = parse_meta(arrays.pop(META, None), path, op)
     if meta["kind"] != kind:

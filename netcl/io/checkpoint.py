@@ -50,9 +50,9 @@ def save_checkpoint(
 
     - **path**: a file, or a folder (existing, without a suffix, or with ``keep_last``) for a file ``step-000123.netcl``.
     - **model, optimizer, scheduler, scaler, loader, ema**: objects with ``state_dict()`` and ``load_state_dict()``.
-    - **rng**: a NumPy generator, or a dictionary of generators. Random streams of the model's and the active device are always saved.
+    - **rng**: a NumPy generator, or a dictionary of generators. The random states of the model's and the active device are always saved.
     - **extra**: any nesting of dictionaries, lists, numbers, strings, arrays and tensors.
-    - **keep_last**: how many checkpoints to keep in the folder, with the new one; those with the lowest steps are removed.
+    - **keep_last**: how many checkpoints to keep in the folder, including the new one; checkpoints with lower steps are removed.
     - **run**: the id of the run the checkpoint belongs to.
     """
     if isinstance(step, bool) or not isinstance(step, int | np.integer) or step < 0:
@@ -82,7 +82,7 @@ def load_checkpoint(
     """Restore objects from a checkpoint, or from the latest one of a folder; returns ``step``, ``extra``, ``path`` and ``run``.
 
     The file must contain the state of every given object. Checksums, names, shapes and dtypes are checked before anything is changed.
-    If an object still raises while its state is loaded, all objects but the model, which is loaded last, get their old state back.
+    The model is loaded last. If loading a state still raises, every object except the model gets its old state back.
     """
     found = _checkpoint_at(Path(path))
     step, state, run = _read(found, max_bytes)
@@ -134,7 +134,7 @@ def latest(folder: str | os.PathLike[str]) -> Path | None:
 
 
 def latest_whole(folder: str | os.PathLike[str]) -> Path | None:
-    """Return the checkpoint of a folder with the highest step that is completely readable; ``None`` if the folder has no checkpoint.
+    """Return the checkpoint with the highest step among those that are completely readable; ``None`` if ``folder`` has no checkpoint.
 
     Unreadable checkpoints with higher steps are renamed to ``step-000123.netcl.unreadable``, so that they are not overwritten, and a
     warning gives the reason for each. If no checkpoint can be read, none is renamed and the error of the newest is raised.
@@ -227,7 +227,7 @@ def _generators(rng: Any, op: str) -> dict[str, np.random.Generator]:
 
 
 def _queues(model: Any) -> list[Any]:
-    """Return the queues that draw random numbers: those of the model, then the active device's, without duplicates."""
+    """Return the queues that draw random numbers: the queues of the model, then the queue of the active device, without duplicates."""
     tensors = [*model.parameters(), *model.buffers()] if model is not None and hasattr(model, "parameters") else []
     found: list[Any] = []
     for queue in [*(tensor.queue for tensor in tensors), get_active_device().queue]:
@@ -265,7 +265,7 @@ def _check_model(own: Mapping[str, Any], given: Any, path: Path) -> None:
 
 
 def _check_same_form(name: str, own: Any, given: Any, path: Path) -> None:
-    """Raise unless ``given``, a saved state, has the type of ``own`` and, for an optimizer, parameter groups of the same sizes."""
+    """Raise unless the saved state ``given`` has the type of ``own``. For an optimizer, the sizes of parameter groups must match too."""
     if type(own) is not type(given):
         kinds = {"own": type(own).__name__, "checkpoint": type(given).__name__}
         raise refusal(LOAD, f"the state of the {name} in the checkpoint must have the same type as its current state", **kinds, file=path)
@@ -304,7 +304,7 @@ def _is_stream(stream: Any) -> bool:
 
 
 def _restore_parts(parts: Mapping[str, Any], state: Mapping[str, Any], path: Path) -> None:
-    """Load the state of each part, the model last; if one raises, restore the old state of every part but the model."""
+    """Load the state of each part, the model last. If a part raises, restore the old state of every part except the model."""
     with ExitStack() as undo:
         for name, part in parts.items():
             if name != "model":  # which comes last and, having been checked, only ever fails with its device

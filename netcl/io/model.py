@@ -33,7 +33,7 @@ _NOT_BUILT = (ValueError, TypeError, LookupError, AttributeError, ArithmeticErro
 
 
 def save_model(model: Any, path: str | os.PathLike[str], *, notes: Mapping[str, Any] | None = None) -> None:
-    """Write a model to exactly ``path``: its architecture (of classes known to ``nn.register_layer``) and its weights.
+    """Write a model's architecture and weights to exactly ``path``; its classes must be known to ``nn.register_layer``.
 
     The file is an NPZ archive that ``np.load`` opens, with JSON (``type``, ``config``, ``version``) in ``__netcl_meta__``. An older file is
     replaced only once the new one is completely on disk. For a compiled model, the original module is written. ``notes`` is JSON for
@@ -58,7 +58,7 @@ def save_model(model: Any, path: str | os.PathLike[str], *, notes: Mapping[str, 
 
 
 def _own_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """Return a model's own tensor objects by name; ``state_dict()`` returns other objects that share their memory."""
+    """Return a model's own tensor objects by name. ``state_dict()`` would return other objects over the same memory."""
     places = {name: name.rpartition(".") for name in model.state_dict()}
     return {name: getattr(model.get_submodule(owner), last) for name, (owner, _, last) in places.items()}
 
@@ -79,7 +79,7 @@ def _tied(model: Any) -> dict[str, str]:
 
 
 def _tie(model: Any, tied: Any, path: object) -> None:
-    """Tie the weights that were tied when the file was written; raises unless both names are weights of equal shape."""
+    """Tie the weights that were tied in the saved model; ``tied`` maps names to names. Raises unless both weights have the same shape."""
     state = _own_tensors(model)
     for name, other in tied.items() if isinstance(tied, dict) else [("", "")]:
         if not isinstance(other, str) or not {name, other} <= state.keys() or state[name].shape != state[other].shape:

@@ -46,7 +46,7 @@ class Attributes(OrderedDict[Any, Any]):
 def run_program(
     data: bytes, names: Mapping[str, Allowed], persistent: Callable[[Any], Any], start: int = 0, most: int = FREE_STEPS
 ) -> tuple[Any, int]:
-    """Execute a pickle of at most ``most`` opcodes; returns its value and end position. ``persistent`` resolves references to storages."""
+    """Execute a pickle of at most ``most`` opcodes; returns its value and end offset. ``persistent`` resolves references to storages."""
     machine = _Machine(names, persistent)
     stream = io.BytesIO(data)
     stream.seek(start)

@@ -1,4 +1,4 @@
-"""Dictionaries of arrays in NPZ and safetensors files, and ``netcl.save`` / ``netcl.load``, also for ``.netcl`` and torch's files."""
+"""NPZ and safetensors files of arrays, and ``netcl.save`` / ``netcl.load``, which also handle ``.netcl`` and torch's files."""
 
 from __future__ import annotations
 
@@ -128,8 +128,8 @@ _SAVERS: dict[str, Callable[[Any, Any], Any]] = {
 def save(value: Any, path: Any) -> None:
     """Write a module, a state dict or any nesting of plain values, arrays and tensors, in the format that the suffix names.
 
-    ``.netcl`` keeps a module with its architecture, or a nested state; ``.pt`` / ``.pth`` / ``.bin`` keep a state dict or nested values,
-    ``.npz`` and ``.safetensors`` one dictionary of arrays. If ``path`` is an open file, torch's format is written.
+    ``.netcl`` keeps a module with its architecture, or nested values. ``.pt``, ``.pth`` and ``.bin`` keep a state dict or nested values.
+    ``.npz`` and ``.safetensors`` keep one dictionary of arrays. If ``path`` is an open file, torch's format is written.
     """
     if hasattr(path, "write"):
         with tempfile.TemporaryDirectory() as folder:
@@ -153,9 +153,9 @@ def save(value: Any, path: Any) -> None:
 def load(path: Any, device: Any = None, *, map_location: Any = None, weights_only: bool = True, max_bytes: int | None = None) -> Any:
     """Load a file that :func:`save`, torch, safetensors or NumPy wrote; its format is recognized by its content.
 
-    A saved model becomes a module. Tensors, and arrays of other formats than ``.netcl``, become tensors on the active device or on
-    ``device``; ``load_params``, ``load_safetensors`` and ``load_torch`` return NumPy arrays. ``map_location`` is torch's name for
-    ``device``. ``weights_only`` is ignored: nothing is ever unpickled.
+    A saved model becomes a module. Tensors are created on ``device``, by default the active one; so are arrays, unless the file is a
+    ``.netcl`` file. ``load_params``, ``load_safetensors`` and ``load_torch`` return NumPy arrays instead. ``map_location`` is torch's
+    name for ``device``. ``weights_only`` is ignored: nothing is ever unpickled.
     """
     if hasattr(path, "read"):
         with tempfile.TemporaryDirectory() as folder:

@@ -1,6 +1,6 @@
-"""State dicts of PyTorch (``.pt``, ``.pth``, ``.bin``), read and written without it.
+"""State dicts of PyTorch (``.pt``, ``.pth``, ``.bin``), read and written without PyTorch.
 
-Both containers can be read: the zip archive of torch 1.6 and later, which is also written, and the stream of older versions.
+Two containers can be read: the zip archive of torch 1.6 and later, and the stream of older versions. Only the archive is written.
 :mod:`netcl.io.opcodes` reads the pickles and calls nothing that is not listed here, so a hostile file can be opened safely.
 """
 
@@ -40,7 +40,7 @@ _DAMAGED_PICKLE = (ValueError, TypeError, KeyError, IndexError, OverflowError, U
 def load_torch(path: str | os.PathLike[str], *, max_bytes: int | None = None, convert: Callable[[np.ndarray], Any] | None = None) -> Any:
     """Return the content of a file from ``torch.save``: a state dict, or any nesting of dictionaries, lists, numbers, strings and tensors.
 
-    Tensors become NumPy arrays (bfloat16 needs ``ml_dtypes``), or the results of ``convert`` on them; parameters become their values.
+    Tensors become NumPy arrays (bfloat16 needs ``ml_dtypes``), or the results of ``convert(array)``; a parameter becomes its value.
     Sizes become tuples, devices and dtypes strings. Any other class or function in the file raises an error with its name.
     """
     with open(archive.regular_file(path, OP_LOAD), "rb") as file:
@@ -56,7 +56,7 @@ def load_torch(path: str | os.PathLike[str], *, max_bytes: int | None = None, co
 
 
 def _dense_steps(tensors: int, max_bytes: int | None) -> int:
-    """Return the largest number of opcodes a pickle may have, from an estimate of its tensors or, if given, from ``max_bytes``."""
+    """Return the most opcodes that a pickle may have: by ``max_bytes`` if given, else by ``tensors``, its estimated number of tensors."""
     return opcodes.FREE_STEPS + (opcodes.TENSOR_STEPS * tensors if max_bytes is None else max_bytes // 64)
 
 
@@ -88,7 +88,7 @@ class _Reader:
         self.names: dict[str, Allowed] = {**plain, **kinds, **storages}
 
     def take(self, nbytes: int) -> None:
-        """Count ``nbytes`` toward the memory limit and raise beyond it: a few bytes of a file may describe much memory."""
+        """Count ``nbytes`` toward the memory limit; raises if it is exceeded, because a small file may describe large tensors."""
         self.left -= nbytes
         if self.left < 0:
             raise Refused(

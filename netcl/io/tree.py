@@ -1,7 +1,7 @@
-"""Conversion of nested state, such as the result of any ``state_dict()``, to JSON and arrays, and back.
+"""Conversion of nested state, such as the result of a ``state_dict()``, to JSON and arrays, and back.
 
 A state consists of dictionaries, lists, tuples, numbers, strings, ``None``, arrays and tensors. Arrays and tensors become entries of
-a file, named by their path in the state if that is a valid name; the JSON refers to them by name.
+a file, and the JSON refers to them by name. The name of an entry is its path in the state if that is a valid name.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 A search tries candidates of the problem's family (:mod:`netcl.engine.algorithms`) and compares each result with a float64 reference.
 The winner is stored per device, driver and problem class in :mod:`netcl.runtime.tuning`, where the kernel selector
-finds it, also for neighboring shapes. Searches run only on request: by the functions here, by ``netcl tune``, or by
-``NETCL_AUTOTUNE`` at the first use of a shape, for about its budget of seconds per process.
+finds it, also for neighboring shapes. Searches run only on request: by the functions here, by ``netcl tune``, or, with
+``NETCL_AUTOTUNE``, at the first use of a shape. ``NETCL_AUTOTUNE`` has a budget of seconds per process.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ class Autotuner:
         return self.search_all([problem], budget)[0]
 
     def search_all(self, problems: Sequence[Problem], budget: float | None = None) -> list[AutotuneResult]:
-        """Search several problems under one budget; returns the results. Each candidate is tried for all problems, to share its kernels."""
+        """Search several problems within one budget; returns the results. Candidates are tried for all problems, which share kernels."""
         start, allowed = time.perf_counter(), self.budget if budget is None else budget
         searches, costs = [_Search(self, problem) for problem in problems], self.costs
         for rank in range(max((len(search.candidates) for search in searches), default=0)):
@@ -199,7 +199,7 @@ class _Search:
         return AutotuneResult(self.problem, best.config, best.seconds, policy, tuple(self.trials), complete, stored)
 
     def _final(self, seconds_left: float) -> tuple[Trial, float]:
-        """Measure the fastest few again in turns, because speeds drift; returns the winner and the time of the policy's choice."""
+        """Measure the fastest candidates again in turns, because speeds drift; returns the winner and the time of the policy's choice."""
         policy, *others = self.trials
         right = sorted((t for t in others if t.seconds < math.inf), key=lambda t: t.seconds)[:FINALISTS]
         few = [policy, *right] if policy.seconds < math.inf else right
@@ -220,8 +220,8 @@ class _Search:
 class _Check:
     """A problem with its operands and its reference result.
 
-    A float64 product of a large problem takes longer than the search; then only a part of the problem (fewer rows or images) is
-    compared with the reference, and the whole result with that of the first candidate that passed.
+    The float64 reference of a large problem would take longer than the search. Then only a part of the problem (fewer rows or images)
+    is compared with a reference. The whole result is compared with the result of the first candidate that passed.
     """
 
     def __init__(self, family: Family, problem: Problem, queue: Any):
@@ -266,13 +266,13 @@ def _small_part(problem: Problem) -> Problem:
 def autotune_matmul(
     M: int, N: int, K: int, dtype: str = "float32", queue: Any = None, *, budget: float = BUDGET, **flags: Any
 ) -> KernelConfig:
-    """Return the fastest correct configuration for an (M, K) x (K, N) product and store it; flags are ``trans_a``, ``batches``, .."""
+    """Return the fastest correct configuration for an (M, K) x (K, N) product and store it. ``flags`` are ``trans_a``, ``batches``, ..."""
     return Autotuner(queue, budget).tune("matmul", M, N, K, dtype=dtype, **flags).config
 
 
 def autotune_conv2d(N: int, C: int, H: int, W: int, F: int, KH: int, KW: int, stride: int = 1, pad: int = 0, dtype: str = "float32",
                     queue: Any = None, *, budget: float = BUDGET, part: str = "conv2d", **flags: Any) -> KernelConfig:  # fmt: skip
-    """Return the fastest correct configuration for a convolution and store it; ``part`` may name one of its gradients instead."""
+    """Return the fastest correct configuration for a convolution, or for the gradient that ``part`` names, and store it."""
     return Autotuner(queue, budget).tune(part, N, C, H, W, F, KH, KW, dtype=dtype, stride=stride, pad=pad, **flags).config
 
 
@@ -339,7 +339,7 @@ _unasked = _Unasked()
 
 
 def search_unasked(problem: Problem, mode: str, budget: float | None) -> None:
-    """Tune a problem of the active device, at most once and while the process's budget in seconds lasts; ``on`` skips stored problems."""
+    """Tune a problem once, if it is for the active device and the process has budget (seconds) left; mode ``on`` skips stored problems."""
     key, handle = store_key(FAMILIES[problem.op], problem), get_active_device()
     here = handle.backend == "cl" and _same_device(handle.profile, problem.profile) and not problem.profile.has_quirk("slow")
     watched = recording.active.recorder is not None or bool(hooks.launch_observers)  # who records or profiles wants the user's launches

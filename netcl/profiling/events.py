@@ -185,7 +185,7 @@ def _number(given: Mapping[str, tuple[str, Any]], name: str) -> int:
 
 
 def _elements(source: str, given: Mapping[str, tuple[str, Any]], name: str) -> int:
-    """Return the number of elements of the argument ``name``, by its declared type or the macro for it; 0 if it is not a pointer."""
+    """Return the number of elements of the argument ``name``, from its bytes and declared type; 0 if it is not a pointer."""
     declared, arg = given.get(name, ("", 0))
     pointed = _POINTED.search(declared)
     if pointed is None:
@@ -200,8 +200,8 @@ def _elements(source: str, given: Mapping[str, tuple[str, Any]], name: str) -> i
 class EventTimer:
     """A context manager that measures the device time of a block.
 
-    After ``with EventTimer(queue) as timer: ...``, ``timer.seconds`` is the sum of all kernel times by the driver's timestamps and
-    ``timer.wall`` the time on the host until the kernels were done. On the NumPy backend both are the time on the host.
+    After ``with EventTimer(queue) as timer: ...``, ``timer.seconds`` is the sum of all kernel times by the driver's timestamps.
+    ``timer.wall`` is the time on the host until the kernels were done. On the NumPy backend both are the time on the host.
 
     >>> with EventTimer() as timer:
     ...     pass

@@ -1,7 +1,7 @@
 """The peak performance of a device: bytes and operations per second, measured once per context with small kernels.
 
 Data may come from a cache, which is many times as fast as memory. Bandwidth is therefore measured over sizes from caches to memory, and
-a kernel is compared with the rate of the largest size that does not exceed the bytes it moves.
+a kernel is compared with the bandwidth at the largest measured size that does not exceed the bytes the kernel moves.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ def limits(queue: Any) -> Limits | None:
 
 
 def _cache_sizes(queue: Any, units: int) -> list[int]:
-    """Return the sizes to measure in bytes: powers of two, from :data:`SMALLEST` per unit to beyond the last cache, if memory allows."""
+    """Return the sizes to measure, in bytes: powers of two from ``SMALLEST * units`` to beyond the last cache, if memory allows."""
     profile = profile_of(queue)
     largest = min(max(MEMORY, 4 * profile.global_mem_cache_size), 2 * profile.max_alloc_size, profile.global_mem_size // 4)
     sizes, last = [_lower_power(SMALLEST * units)], _lower_power(largest)

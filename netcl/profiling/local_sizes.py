@@ -1,4 +1,4 @@
-"""Local sizes of user kernels: measured on request or by a tuner, stored, and used by launches without a local size."""
+"""Local sizes of user kernels. They are measured on request or by a tuner, stored, and used by launches without a local size."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def autotune_local_size(kernel: KernelSpec | BuiltKernel, queue: Any, global_siz
                         budget: float = 2.0) -> LocalSizes:  # fmt: skip
     """Return the fastest local size for a launch, and store it for launches of this kernel and size that pass ``None``.
 
-    A candidate counts only if all tensors have the values of the safe default, up to rounding. The tensors are restored afterwards.
+    A candidate counts only if its results equal those of the safe default, up to rounding. The tensors are restored afterwards.
 
     >>> from netcl.core.device import manager
     >>> queue = manager.default("cl").queue
@@ -81,7 +81,7 @@ def _keep_fastest(queue: Any, built: BuiltKernel, sizes: LocalSizes, usual: Loca
 
 
 def _tune(queue: Any, built: BuiltKernel, sizes: LocalSizes, args: Sequence[Any]) -> LocalSizes | None:
-    """Return the local size of a kernel that has a tuner: the stored one, else the fastest candidate; ``None`` if none can be measured.
+    """Return the local size of a kernel that has a tuner: the stored size, else the fastest candidate, or ``None`` if none is measured.
 
     Sizes are stored per global size, rounded up to a power of two. Candidates write to scratch memory, because the output may be an input.
     """
@@ -132,7 +132,7 @@ def _kernel_key(built: BuiltKernel, sizes: LocalSizes) -> str:
 
 
 def tuned(queue: Any, built: BuiltKernel, sizes: LocalSizes, args: Sequence[Any] | None = None) -> LocalSizes | None:
-    """Return the stored local size of a kernel, else the one that its tuner measures with ``args``; ``None`` without either."""
+    """Return the stored local size of a kernel, else the size that its tuner measures with ``args``; ``None`` if there is neither."""
     local = tuning.store.entries(profile_of(queue)).get(_kernel_key(built, sizes), {}).get("local")
     if not isinstance(local, list) or len(local) != len(sizes) or not all(isinstance(n, int) and n > 0 for n in local):
         return None if args is None else _tune(queue, built, sizes, args)

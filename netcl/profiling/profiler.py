@@ -22,8 +22,8 @@ class profile:
     """Profiles a block, ``with profile() as p: step()``; ``print(p)`` then shows time, GB/s, GFLOP/s and share of every kernel.
 
     All launches during the block are recorded, on all devices and threads. The last column compares a kernel with the limits of
-    ``device`` (default: the active one); ``roofline=False`` leaves that column out, and with it the small kernels that measure the
-    device once per context. The trace shows the kernels and transfers of each device. For the host, it shows launches, compiled
+    ``device`` (default: the active one); ``roofline=False`` leaves out that column and the small kernels that measure
+    the limits once per context. The trace shows the kernels and transfers of each device. For the host, it shows launches, compiled
     programs, batches of a ``DataLoader``, phases of a ``Trainer`` and regions of :func:`netcl.runtime.perf.timing_region`.
 
     Unless the queues were made with ``NETCL_PROFILE_EVENTS=1``, kernels run one at a time inside the block: their times are exact,

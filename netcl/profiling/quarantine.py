@@ -43,7 +43,7 @@ def _set_banned(profile: Any, banned: Mapping[str, str]) -> None:
 
 
 def check_variants(handle: DeviceHandle) -> Iterator[VariantCheck]:
-    """Check every algorithm that a device may select against its reference and yield the results; quarantine a wrong one at once."""
+    """Compare every algorithm that a device may select with its reference and yield the results; quarantine wrong algorithms at once."""
     profile = handle.profile
     _set_banned(profile, {})
     for op, sizes, flags in _PROBLEMS:
@@ -65,7 +65,7 @@ def check_variants(handle: DeviceHandle) -> Iterator[VariantCheck]:
 
 
 def _candidates(family: Family, problem: Problem) -> list[KernelConfig]:
-    """Return the configurations to check: that of the policy, and one or more of every algorithm that the device may select."""
+    """Return the configurations to check: the policy's choice, and one or more for every algorithm that the device may select."""
     found = [kernel_selector.decide(problem)]
     for algorithm in ALGORITHMS[family.family]:
         if algorithm.answers(None, problem.profile):

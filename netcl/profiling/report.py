@@ -17,8 +17,8 @@ from netcl.profiling.limits import Limits, known_for
 class KernelRow:
     """The times of all launches of one kernel.
 
-    ``share`` is the part of all kernel time; ``gbs`` and ``gflops`` are the rates reached; ``roofline`` is the part of the device's
-    own limit (memory or arithmetic, whichever binds first) that was reached. ``None`` means unknown: the limit of matrix units, or the
+    ``share`` is the fraction of all kernel time. ``gbs`` and ``gflops`` are the rates reached. ``roofline`` is the fraction of the device's
+    limit that was reached: of memory or arithmetic, whichever limits the kernel. ``None`` means unknown: the limit of matrix units, or the
     bytes of a kernel that reads only a part of its buffers.
     """
 

@@ -24,7 +24,7 @@ class Span(NamedTuple):
 
 
 def events(launches: Sequence[Launch], spans: Sequence[Span] = (), transfers: Sequence[Launch] = ()) -> list[dict[str, Any]]:
-    """Return the trace events: one track per device for kernels and one for transfers, and a track for every lane of the host."""
+    """Return the trace events. Each device has a track for kernels and a track for transfers; the host has a track per lane."""
     rows: list[dict[str, Any]] = []
     for process, title, commands in ((_KERNELS, "kernels", launches), (_TRANSFERS, "transfers", transfers)):
         queues = list(dict.fromkeys(command.queue for command in commands))

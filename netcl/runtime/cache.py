@@ -1,6 +1,6 @@
 """A disk cache of compiled programs, so that later processes need not compile them.
 
-A file holds one program: a header, a checksum over key and binary, the driver's binary. Writes are atomic replaces, so any number of
+A file holds one program: a header, a checksum of key and binary, and the driver's binary. Files are replaced atomically, so many
 processes may share the folder without locks. The program of an invalid file is compiled again, with one warning per process.
 """
 
@@ -79,7 +79,7 @@ class ProgramCache:
         return binary
 
     def _tell_of_a_first_run(self) -> None:
-        """Report once, if there is no cache folder yet, that the first run compiles all its kernels and therefore takes longer."""
+        """If there is no cache folder yet, report once that the first run takes longer, because it compiles all its kernels."""
         if self._told or env.value("NETCL_PROGRESS") == "off":
             return
         self._told, folder = True, self.folder()

@@ -13,7 +13,7 @@ __all__ = ["fuse_graph"]
 
 
 def fuse_graph(target: Callable[..., Any], *example: Any) -> Any:
-    """Compile a model in evaluation mode, with its batch norms folded, or a function, with its ops fused.
+    """Compile a model in evaluation mode, or a function, and fuse its ops. The batch norms of a model are folded.
 
     The model itself is not changed, and a later change of its weights takes effect. With ``example``, the model is run and recorded at
     once. A model in training mode raises, because its batch norms cannot be folded.

@@ -1,4 +1,4 @@
-"""Wall time of named parts of a program: counters, and regions, which can wait until a device has finished their work."""
+"""Wall time of named parts of a program, in counters. A timed region can wait until a device has finished its work."""
 
 from __future__ import annotations
 
@@ -81,8 +81,8 @@ counter = PerfCounter()
 def timing_region(name: str, into: PerfCounter | None = None, queue: Any = None) -> Iterator[None]:
     """Count the wall time of a block under ``name``, in ``into`` or in this module's ``counter``.
 
-    With ``queue`` (a device handle, or anything that has ``finish()``) the region begins when the device is idle and ends when it has
-    finished the work of the block; without it, only the host's time counts, and a launch takes as long as enqueueing it.
+    With ``queue`` (a device handle, or anything that has ``finish()``) the region begins when the device is idle and ends when the
+    device has finished the work of the block. Without ``queue``, only host time counts: a launch takes as long as its enqueueing.
 
     >>> mine = PerfCounter()
     >>> with timing_region("forward", mine):

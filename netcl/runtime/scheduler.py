@@ -1,9 +1,9 @@
 """Streams: several queues on one device, synchronized by events only where they share memory.
 
-A buffer belongs to the pool of the queue it was leased on. The pool reuses it as soon as Python has dropped it, which is only
-safe on one in-order queue. Therefore a tensor enters another stream through :meth:`Stream.use`: the stream waits for all earlier
-work of the owner's queue. When the borrowed tensor is dropped, the owner's queue waits, on the device, for the stream. The host
-waits for neither.
+A buffer belongs to the memory pool of the queue on which it was allocated. The pool reuses a buffer as soon as Python has released it,
+which is only safe on one in-order queue. Therefore another stream gets a tensor through :meth:`Stream.use`: the stream waits for all
+earlier work of the tensor's queue. When the result of ``use`` is released, the tensor's queue waits for the stream. The host does not
+wait in either case.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def sibling_queue(queue: Any, profiling: bool = False) -> Any:
 class Stream:
     """A separate queue on a device, besides the device's default queue.
 
-    ``Stream()`` is on the active device, ``Stream(device)`` on that of a selector, handle or queue. Inside ``with stream:`` new
+    ``Stream()`` is on the active device, ``Stream(on)`` on the device of a selector, handle or queue. Inside ``with stream:`` new
     tensors are made on the stream. Ops run on the stream of their tensors; pass tensors of other streams through :meth:`use`. Elementwise
     ops raise for tensors of two streams; products and other ops with their own kernels make each stream wait for the other.
     On the NumPy backend, where everything is done when a call returns, a stream is the default queue and waits for nothing.
@@ -74,8 +74,8 @@ class Stream:
     def wait_for(self, other: Any) -> Stream:
         """Make later work of this stream wait for the current work of ``other``.
 
-        ``other`` is a stream, a queue, a tensor or device handle (which stands for its queue) or an event of :meth:`record`. The host waits
-        only if the two do not share an OpenCL context.
+        ``other`` is a stream, a queue, an event of :meth:`record`, or a tensor or device handle, whose queue is used. The host waits only
+        if ``other`` belongs to another OpenCL context.
         """
         event = _event_of(other)
         if event is None or isinstance(self.queue, CPUQueue):
@@ -91,7 +91,7 @@ class Stream:
         return self
 
     def use(self, tensor: Any) -> Tensor:
-        """Return a tensor over the same memory for ops on this stream; they start after the earlier work of the tensor's own queue.
+        """Return a tensor over the same memory for ops on this stream. These ops start after all earlier work of the tensor's own queue.
 
         Order in-place changes yourself, by :meth:`wait_for` in both directions. The result is a leaf that requires no gradient; a tensor
         that is already on this stream, or in NumPy, is returned itself.
@@ -135,7 +135,7 @@ class Stream:
 
 
 class _Borrowed(BufferHandle):
-    """The lease of a tensor in a stream that does not own its memory. When it is dropped, the owner's queue waits for the stream."""
+    """A buffer used by a stream other than its owner's queue. When this handle is deleted, the owner's queue waits for the stream."""
 
     __slots__ = ("lease", "owner", "stream")
 

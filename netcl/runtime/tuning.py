@@ -1,4 +1,4 @@
-"""Measured kernel configurations on disk: one JSON file per device and driver, and those shipped for known devices.
+"""Measured kernel configurations on disk: one JSON file per device and driver, and configurations shipped for known devices.
 
 A file holds entries by problem class. Writes merge (under a lock, except on Windows) and replace the file in one piece, so several
 processes may tune at once; a damaged file is removed, with a warning. :mod:`netcl.profiling.autotuner` defines the meaning of entries.
@@ -227,7 +227,7 @@ def _problem_class(key: str) -> list[Any]:
 
 
 def _distance(one: list[Any], other: list[Any]) -> float | None:
-    """Return the number of doublings between two classes; ``None`` for classes that are not neighbors."""
+    """Return how many doublings of sizes lead from one problem class to another; ``None`` for classes that are not neighbors."""
     if len(one) != len(other) or [type(a) for a in one] != [type(b) for b in other]:
         return None
     sizes = [(a, b) for a, b in zip(one, other, strict=True) if isinstance(a, int)]
@@ -239,7 +239,7 @@ def _distance(one: list[Any], other: list[Any]) -> float | None:
 
 
 def _usable_entry(entry: Entry, problem: Problem) -> KernelConfig | None:
-    """Return the configuration of an entry; ``None`` if there is none, or if the family does not offer it for this problem."""
+    """Return the configuration in ``entry``; ``None`` if it has none, or if the family does not offer it for this problem."""
     if not entry.get("config"):
         return None
     try:

@@ -89,7 +89,7 @@ _WITHOUT_EFFECT = {"user", "metadata", "store", "service_tier", "safety_identifi
 
 
 async def _read_fields(http: Request, needed: str, model: str) -> dict[str, Any]:
-    """Return the fields of a JSON body; raises :class:`ServeError` if one is unknown or invalid, or if ``needed`` is missing."""
+    """Return the fields of a JSON body; raises :class:`ServeError` if a field is unknown or invalid, or if ``needed`` is missing."""
     if (kind := http.headers.get("content-type", "")).partition(";")[0].strip().lower() != "application/json":
         raise ServeError(415, f"the content type must be application/json, got {kind!r:.80}")  # another could be sent by any web page
     body = bytearray()
@@ -267,7 +267,7 @@ class _Door:
 def make_app(batcher: Batcher, name: str, key: str | None = None, hosts: Sequence[str] = ("*",), grace: float = 10.0) -> Starlette:
     """Return an ASGI application that serves the batcher's model as ``name``; at shutdown, requests may finish for ``grace`` seconds.
 
-    Requests must have one of ``hosts`` in their ``Host`` header and, except for ``/`` and ``/health``, ``key``, if any, as bearer token.
+    The ``Host`` header must name one of ``hosts``. If ``key`` is given, it is the bearer token for all paths but ``/`` and ``/health``.
     """
     api, page = _Api(batcher, name), Path(__file__).with_name("page.html").read_text(encoding="utf-8")
     models = {"object": "list", "data": [{"id": name, "object": "model", "created": int(time.time()), "owned_by": "netcl"}]}
@@ -293,7 +293,7 @@ def make_app(batcher: Batcher, name: str, key: str | None = None, hosts: Sequenc
 
 
 def run_server(app: Starlette, host: str, port: int, connections: int, grace: float, ready: Callable[[int], None]) -> int:
-    """Serve until Ctrl-C or SIGTERM, then finish requests in ``grace`` seconds; calls ``ready(port)`` once. Returns the exit status."""
+    """Serve until Ctrl-C or SIGTERM, then finish requests within ``grace`` seconds. Calls ``ready(port)`` once. Returns the exit status."""
     config = uvicorn.Config(app, host, port, log_level="warning", limit_concurrency=connections, timeout_graceful_shutdown=math.ceil(grace))
     server, socket = uvicorn.Server(config), config.bind_socket()
     thread = threading.Thread(target=server.run, args=([socket],), name="netcl-http", daemon=True)

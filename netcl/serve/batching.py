@@ -1,6 +1,6 @@
-"""Continuous batching: sequences join and leave a running batch, whose step over all slots is compiled if the model can be replayed.
+"""Continuous batching: sequences join and leave a running batch with a fixed number of slots. Every step computes all slots.
 
-A prompt is computed alone, then its keys and values are copied into a free slot. Slots without a sequence are computed and ignored.
+A prompt is computed alone, then its keys and values are copied into a free slot. Steps are compiled if the model can be replayed.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class AnswerPart(NamedTuple):
 
 
 class TextRequest:
-    """A prompt to continue with at most ``most`` tokens, or with ``most=0`` to embed; options as in ``CausalLM.generate``.
+    """A prompt to continue with at most ``most`` tokens, or to embed if ``most`` is 0. The options are those of ``CausalLM.generate``.
 
     ``deliver`` is called with every :class:`AnswerPart` in the model's thread. Setting ``cancelled`` ends the request at the next token.
     """
@@ -68,7 +68,7 @@ class TextRequest:
         self.stream: TextStream
 
     def settings(self, vocabulary: int) -> tuple[float, ...]:
-        """Return the sampling options as numbers (``None`` as one without effect), and a random number in [0, 1) for the next token."""
+        """Return the sampling options and a random number in [0, 1) for the next token. ``None`` is replaced by a value without effect."""
         temperature, top_k, top_p, min_p, *penalties = self.sampling
         if not temperature:
             return *GREEDY, *penalties, 0.0
@@ -103,7 +103,7 @@ class Metrics:
 class Batcher:
     """Answers many requests at a time with one model, which must have a tokenizer.
 
-    ``with batcher:`` runs it in a thread that owns the model; without the thread, call ``turn()`` for each round.
+    ``with batcher:`` answers requests in a thread that owns the model. Without the thread, call ``turn()`` for each round.
     """
 
     def __init__(self, model: CausalLM, limits: ServeLimits | None = None, clock: Callable[[], float] = time.monotonic):
@@ -177,7 +177,7 @@ class Batcher:
             self._end(request, outcome, AnswerPart(error=ServeError(status, text)))
 
     def turn(self) -> None:
-        """Run one round: cancelled and late requests end, at most one prompt joins, and every sequence gets a token."""
+        """Run one round: end requests that are cancelled or timed out, add at most one prompt, and compute one token of every sequence."""
         now, late = self.clock(), message("serve", "the request took longer than the timeout of the server", seconds=self.limits.timeout)
         over = self.closing is not None and now >= self.closing
         with self._changed:

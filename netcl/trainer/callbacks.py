@@ -22,8 +22,8 @@ Logs = Mapping[str, Any]
 class Callback:
     """Base class of the hooks that a trainer calls during a run; override the methods you need. ``self.trainer`` is the trainer.
 
-    ``logs`` has the numbers known at that moment: for a training batch its own loss and the metrics of the epoch so far, for an epoch
-    their means. The numbers of a batch are read from the device on access, which waits for it: read them only if
+    ``logs`` maps names to numbers. After a training batch, these are the loss of the batch and the metrics of the epoch so far; after an
+    epoch, they cover the whole epoch. Reading a number of a batch waits for the device: read them only if
     ``self.trainer.log_due`` is true. At the end of an epoch ``logs`` is a dictionary that callbacks may add to.
 
     Setting ``self.trainer.stop_training`` ends the run after the current optimizer step. If one of several ranks sets it, all of them end
@@ -84,7 +84,7 @@ class CallbackList:
 
 
 class Improvement:
-    """Tracks the best value of a number: the highest if ``mode`` is ``max``, or ``auto`` and ``monitor`` names a score; else the lowest."""
+    """Tracks the best value of ``monitor``. The mode ``auto`` means ``max`` for scores such as accuracy and ``min`` otherwise."""
 
     def __init__(self, op: str, monitor: str, mode: str = "auto", min_delta: float = 0.0):
         if mode not in ("auto", "min", "max"):
@@ -95,7 +95,7 @@ class Improvement:
         self.best = math.inf
 
     def better(self, logs: Logs) -> bool:
-        """Return whether the number beats the best by more than ``min_delta`` (NaN never does); if so, store it. Raises if missing."""
+        """Return whether the number is better than the best by more than ``min_delta``, and if so store it. Raises if ``logs`` lacks it."""
         if self.monitor not in logs:
             remedy = f"{'pass val= to fit; ' if self.monitor.startswith('val_') else ''}available: {', '.join(logs)}"
             raise ValueError(message(self.op, f"the logs must have the monitored number {self.monitor!r}", remedy))
@@ -171,7 +171,7 @@ class ModelCheckpoint(Callback):
         self.watch: Improvement | None = None
 
     def claim(self, resumed: str | os.PathLike[str] | None) -> None:
-        """Raise if the folder holds a run other than that of the checkpoint ``resumed``; called before anything is written.
+        """Raise if the folder belongs to another run than the checkpoint ``resumed``; called before anything is written.
 
         For a new run (``resumed=None``) the folder must have no checkpoints; with ``overwrite``, existing ones are deleted.
         """

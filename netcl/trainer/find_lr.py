@@ -34,7 +34,7 @@ class RateTest:
 
 
 def find_lr(trainer: Trainer, data: Iterable[Any], low: float = 1e-6, high: float = 1.0, steps: int = 100) -> RateTest:
-    """Train while the learning rate rises from ``low`` to ``high``; return the loss at each rate and a suggestion; restore the trainer.
+    """Train while the learning rate rises from ``low`` to ``high``, then restore the trainer; returns the losses and a suggested rate.
 
     The test ends after ``steps`` batches, or when the loss diverges.
     """
@@ -64,7 +64,7 @@ def find_lr(trainer: Trainer, data: Iterable[Any], low: float = 1e-6, high: floa
 
 
 def _endless(data: Iterable[object]) -> Iterator[Any]:
-    """Yield the batches of ``data`` repeatedly, until a pass yields none: empty data, or an exhausted generator."""
+    """Yield the batches of ``data`` again and again. Ends if a pass yields no batch, as with empty data or an exhausted generator."""
     some = True
     while some:
         some = False

@@ -89,7 +89,7 @@ class TuningSettings:
 
 
 class TokenLosses(Module):
-    """A model that returns the loss of every token, 0 where the target is ignored. Its state dict holds trainable parameters only."""
+    """A model that returns the loss of every token, or 0 if its target is ignored. The state dict holds only trainable parameters."""
 
     def __init__(self, model: Any):
         super().__init__()
@@ -119,7 +119,7 @@ class AnswerLosses(TokenLosses):
 
 
 def _preference_margin(losses: Tensor, reference: Tensor) -> Tensor:
-    """Return per pair how much log-probability the chosen answer gained in training, minus the gain of the rejected answer."""
+    """Return, for each pair, the log-probability that the chosen answer gained in training minus the gain of the rejected answer."""
     gained = ag.sub(reference, losses)
     return ag.sub(ag.select(gained, 1, 0), ag.select(gained, 1, 1))
 
@@ -213,7 +213,7 @@ Blocks = tuple[np.ndarray, np.ndarray]
 
 
 def _tuning_blocks(model: Any, data: str | os.PathLike[str], chosen: TuningSettings) -> tuple[list[Blocks], bool]:
-    """Return a list of the training blocks and, if any, the held-out blocks; and whether rows are pairs of answers."""
+    """Return the training blocks and, if any, the held-out blocks as a list, and whether the rows are pairs of answers."""
     rows, length = read_rows(data), min(chosen.length, model.config.context)
     order, held = np.random.default_rng(chosen.seed).permutation(len(rows)), math.ceil(chosen.held_out * len(rows))
     if held == len(rows):

@@ -45,7 +45,7 @@ class History(Mapping[str, list[float]]):
         return int((min if mode == "min" else max)(rows, key=lambda row: row[name])["epoch"])
 
     def plot(self, path: str | os.PathLike[str] | None = None) -> Any:
-        """Plot the columns except times, each with its validation column, over the epochs; needs matplotlib. Returns the figure.
+        """Plot all columns except times over the epochs, each with its validation column, and return the figure; needs matplotlib.
 
         - **path**: also write the figure into this file.
         """

@@ -23,8 +23,8 @@ def _finite_numbers(logs: Logs) -> dict[str, Any]:
 class JSONLLogger(Callback):
     """Writes a JSON object per line: ``{"kind": "step", ...}`` for every logged batch, ``{"kind": "epoch", ...}`` for every epoch.
 
-    A step row has the norm of the gradients, if known; its ``losses`` and ``lrs`` are those of all batches since the previous step row, and
-    ``since`` is the step of the first of these batches.
+    A step row has the norm of the gradients, if known. Its ``losses`` and ``lrs`` list the values of all batches since the previous step
+    row. ``since`` is the step of the first of these batches.
     """
 
     def __init__(self, path: str | os.PathLike[str]):
@@ -69,7 +69,7 @@ class JSONLLogger(Callback):
 
 
 def read_jsonl(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
-    """Return the rows of a :class:`JSONLLogger` file up to the first damaged line (a killed process may leave one); ``[]`` if missing."""
+    """Return the rows of a :class:`JSONLLogger` file. Stops at a damaged line, which a killed process may leave; ``[]`` without a file."""
     rows = []
     for line in Path(path).read_text(encoding="utf-8", errors="replace").splitlines() if Path(path).exists() else []:
         try:

@@ -74,7 +74,7 @@ class Mean(Metric):
 
 
 def _flat_labels(name: str, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """Return scores ``(samples, classes)`` and labels ``(samples,)``. Classes are the last axis, or the second as in dense predictions.
+    """Return scores ``(samples, classes)`` and labels ``(samples,)``. Classes are the last axis or, for dense predictions, the second.
 
     Targets with the shape of the outputs are scores over the last axis: the label is the class with the highest score.
     """

@@ -138,7 +138,7 @@ def _charts(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _per_step(row: Mapping[str, Any], name: str, listed: str) -> list[tuple[float, float]]:
-    """Return the points (step, value) of a log row: the values ``listed``, one per batch since the previous row, or the value ``name``."""
+    """Return points (step, value) of a log row: the list ``row[listed]``, one value per batch since the previous row, or ``row[name]``."""
     values = row.get(listed) or [row.get(name)]
     first = row.get("since", row["step"]) if len(values) > 1 else row["step"]
     apart = (row["step"] - first) / max(1, len(values) - 1)  # 1, or a part of it where several batches make a step

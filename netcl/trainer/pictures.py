@@ -1,4 +1,4 @@
-"""A user's own pictures: a folder per class, decoded once, cut to one size and kept as bytes."""
+"""Reads a user's pictures from one folder per class. Pictures are decoded once, cropped to one size and kept as uint8."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ def ticks(low: float, high: float, count: int = 5) -> list[float]:
 
 
 def line_chart(title: str, series: Mapping[str, Points], x_label: str = "") -> str:
-    """Return an SVG chart of named lines, empty without finite points; many points are thinned to their extremes."""
+    """Return an SVG chart of named lines; many points are reduced to their extremes. Without finite points, the text is empty."""
     lines = {name: extremes([(x, y) for x, y in points if math.isfinite(x) and math.isfinite(y)]) for name, points in series.items()}
     everything = [point for points in lines.values() for point in points]
     if not everything:
@@ -63,7 +63,7 @@ def line_chart(title: str, series: Mapping[str, Points], x_label: str = "") -> s
 
 
 def extremes(points: Points, most: int = 2 * _WIDTH) -> Points:
-    """Return the points or, if there are more than ``most``, the lowest and the highest of consecutive parts, in order of x.
+    """Return ``points``. If there are more than ``most``, keep the lowest and the highest of each of ``most / 2`` consecutive parts.
 
     >>> extremes([(0, 5.0), (1, 9.0), (2, 1.0), (3, 4.0), (4, 4.5), (5, 4.2)], most=4)
     [(1, 9.0), (2, 1.0), (3, 4.0), (4, 4.5)]
@@ -76,7 +76,7 @@ def extremes(points: Points, most: int = 2 * _WIDTH) -> Points:
 
 
 def scatter_chart(title: str, points: Points, x_label: str = "", diagonal: float | None = 1.0, most: int = 2000) -> str:
-    """Return an SVG chart of at most ``most`` points and the line ``y = diagonal * x`` (0 for ``None``); empty without finite points."""
+    """Return an SVG chart of ``points`` and the line ``y = diagonal * x``, or ``y = 0`` for ``None``; empty without finite points."""
     shown = [(x, y) for x, y in points if math.isfinite(x) and math.isfinite(y)]
     shown = shown[:: -(-len(shown) // most) or 1]
     if not shown:
@@ -149,7 +149,7 @@ def _legend(names: Sequence[str]) -> list[str]:
 
 
 def confusion_table(matrix: np.ndarray, classes: Sequence[str]) -> str:
-    """Return a confusion matrix as a table: rows are true classes, columns predicted ones; darker cells hold more of their row."""
+    """Return a confusion matrix as a table. Rows are true classes, columns predicted ones. Darker cells hold a larger share of the row."""
     most = matrix.sum(axis=1, keepdims=True).clip(1)
     head = "".join(f"<th>{html.escape(name)}</th>" for name in classes)
     rows = []

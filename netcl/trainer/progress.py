@@ -1,4 +1,4 @@
-"""Progress: one line that moves on a terminal and in a notebook, plain ASCII lines everywhere else."""
+"""Progress display: one line that is redrawn on a terminal and in a notebook, plain ASCII lines everywhere else."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def clock_text(seconds: float) -> str:
 class Progress(Callback):
     """Shows the progress of a run on ``stream`` (standard error): phase, speed, remaining time, and the kernel being compiled.
 
-    ``style`` is ``auto`` (a line that moves on a terminal and in a notebook, plain lines elsewhere), ``bar``, ``plain`` or ``off``; by
+    ``style`` is ``auto`` (one redrawn line on a terminal and in a notebook, plain lines elsewhere), ``bar``, ``plain`` or ``off``; by
     default the value of ``NETCL_PROGRESS``. A trainer adds this callback unless it is given one. A thread redraws the line, also while
     a compiler runs, and reads nothing from the device.
     """
@@ -186,7 +186,7 @@ class _Pace:
         self._notes: list[tuple[float, int, int, int]] = []  # the first of the run, the first of the epoch, the last
 
     def note(self, trainer: Any) -> None:
-        """Store the time, the numbers of batches in the run and samples in the epoch, and the epoch; call it when the device is idle."""
+        """Store the time, the epoch, the batches of the run and the samples of the epoch so far; call this when the device is idle."""
         now = (time.monotonic(), trainer.epoch * (trainer.batches or 0) + trainer.batch, trainer.samples, trainer.epoch)
         first, epoch, _ = self._notes or (now, now, now)
         self._notes = [first, epoch if epoch[3] == trainer.epoch else now, now]

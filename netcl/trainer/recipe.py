@@ -194,7 +194,7 @@ FILES: dict[str, Callable[..., files.Samples]] = {"folder": read_folder, **files
 
 
 def load_data(recipe: Recipe) -> Data:
-    """Load the data of a recipe in two or three parts; the validation part, if any, is never drawn from the test part."""
+    """Load the data of a recipe: training, test and perhaps validation part. Validation samples are never taken from the test part."""
     kind, colon, place = recipe.data.partition(":")
     key = kind.lower().replace("_", "-")
     known = (*datasets.DATASET_NAMES, *(f"{name}:PATH" for name in (*FILES, "text")))
@@ -239,7 +239,7 @@ def _named_data(recipe: Recipe, key: str, root: str) -> Data:
 
 
 def _text_parts(train: Any, test: Any, fraction: float) -> tuple[Any, Any, tuple[str, ...], Any]:
-    """Return train, test, no class names, and the end of the training text to validate on: ``None`` if too short or ``fraction`` is 0."""
+    """Return train, test, no class names, and the end of the training text for validation (``None`` for fraction 0 or a short text)."""
     size = max(train.block + 1, int(len(train.content) * fraction))
     cut = len(train.content) - size
     if not fraction or cut < train.block + 1:
@@ -252,7 +252,7 @@ def _text_parts(train: Any, test: Any, fraction: float) -> tuple[Any, Any, tuple
 
 
 def make_loaders(recipe: Recipe, data: Data, queue: Any, world: World | None = None) -> tuple[DataLoader, DataLoader | None, DataLoader]:
-    """Make the loaders for training (each rank gets its part), validation (``None`` without such a part) and testing, on a queue."""
+    """Return the loaders for training, validation (or ``None``) and testing on a queue. Each rank trains on its part of a batch."""
     images = len(data.shape) == 3 and data.reading.get("kind") == "image"
     small_shift = augment.RandomAffine(degrees=8, translate=0.08, scale=(0.92, 1.08)) if images and recipe.augment else None
     common: dict[str, Any] = {"device_queue": queue, "num_workers": recipe.workers, "seed": recipe.seed}
@@ -333,7 +333,7 @@ def own_model(spec: str) -> Callable[..., Any]:
 
 
 def _model_options(made: Callable[..., Any], data: Data, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return ``options`` and the arguments of the model's signature that follow from the data (``num_classes``, ``in_channels``, ...)."""
+    """Return ``options``, plus the parameters of ``made`` that follow from ``data`` (``num_classes``, ``in_channels``, ...)."""
     known: dict[str, Any] = {"num_classes": data.outputs, "out_features": data.outputs, "in_channels": data.shape[0]}
     known |= {"in_features": math.prod(data.shape), "input_shape": data.shape}
     return {**{name: value for name, value in known.items() if name in inspect.signature(made).parameters}, **options}

@@ -21,11 +21,11 @@ WARM_UP, PROFILED = 4, 5  # steps before the profile begins, which compile, and 
 class Report(JSONLLogger):
     """Writes ``report.html`` into a folder at the end of a run.
 
-    It shows curves, time by phase, memory, test results and the slowest kernels of :data:`PROFILED` steps.
+    The report shows curves, time by phase, memory, test results and the slowest kernels of :data:`PROFILED` steps.
 
     - **title**: the headline, by default the model's class.
-    - **test**: batches ``(x, y)`` for the final numbers, with a confusion matrix (if ``classes`` are given) or residuals. Without it the
-      numbers are those of the last epoch, and the page shows no predictions.
+    - **test**: batches ``(x, y)`` for the final numbers, with a confusion matrix (if ``classes`` are given) or residuals. Without
+      ``test``, the numbers are those of the last epoch, and the page shows no predictions.
     - **classes**: the names of the classes.
     """
 

@@ -47,7 +47,7 @@ def train_run(recipe: Recipe, folder: str | os.PathLike[str], handle: DeviceHand
     """Train a recipe on a device and write everything but the report into a folder; returns the content of ``results.json``.
 
     The model that is kept and tested has the weights of the epoch with the lowest validation loss (training loss without validation).
-    A folder with checkpoints raises unless ``resume`` continues their run or ``overwrite`` removes it.
+    A folder with checkpoints raises unless ``resume`` continues the run or ``overwrite`` removes the checkpoints.
     In an MPI job, each rank trains on its part of every batch, and rank 0 writes.
     """
     place, ours, recipe = Path(folder), distributed.world(), recipe.resolved()
@@ -86,7 +86,7 @@ def train_run(recipe: Recipe, folder: str | os.PathLike[str], handle: DeviceHand
 
 
 def restore_best(trainer: Trainer, keeper: ModelCheckpoint, world: distributed.World) -> dict[str, Any]:
-    """Load the best checkpoint into the model; returns its epoch (from 1) and its monitored number, or an empty dictionary without one."""
+    """Load the best checkpoint into the model; returns its epoch (from 1) and monitored number, or ``{}`` if there is no checkpoint."""
     watch = keeper.watch
     if watch is None or not trainer.by_rank_0((keeper.folder / "best.netcl").is_file()):
         return {}
@@ -96,7 +96,7 @@ def restore_best(trainer: Trainer, keeper: ModelCheckpoint, world: distributed.W
 
 
 class _Config(Callback):
-    """Writes the recipe of a run when it begins, after a resumed checkpoint was checked; a new run removes results of an earlier one."""
+    """Writes the recipe when a run begins, after checking a resumed checkpoint. A new run removes the results of an earlier run."""
 
     def __init__(self, place: Path, recipe: Recipe):
         self.place, self.recipe = place, recipe
@@ -108,7 +108,7 @@ class _Config(Callback):
 
 
 class _Rates(Callback):
-    """Replaces the learning rates, schedule and decay of a resumed checkpoint by those of this recipe, which may have changed."""
+    """Replaces learning rates, schedule and decay of a resumed checkpoint by the values of the recipe, which may have changed."""
 
     def set_trainer(self, trainer: Trainer) -> None:
         super().set_trainer(trainer)  # which has not been resumed yet
@@ -160,7 +160,7 @@ def environment(handle: DeviceHandle) -> dict[str, str]:
 
 
 def save_samples(path: Path, trainer: Trainer, test: DataLoader, data: Data) -> None:
-    """Write the worst predictions on test data, with the confusion matrix or all outputs of a regression; nothing for text."""
+    """Write the worst predictions on test data, and the confusion matrix or all regression outputs. For text, write nothing."""
     if data.is_text:
         return
     host = ([part.to_host() if isinstance(part, Tensor) else np.asarray(part) for part in batch] for batch in test)
@@ -191,7 +191,7 @@ def probabilities(scores: np.ndarray) -> np.ndarray:
 
 
 def predict_file(model: Any, notes: Mapping[str, Any], path: str | os.PathLike[str]) -> list[list[str]]:
-    """Return a row of strings per input of a file: its number from 1, then regression values, or the class and its probability."""
+    """Return a row of strings per input of a file: the input's number (from 1), then regression values, or a class and its probability."""
     pictures = notes["kind"] == "image" and Path(path).suffix.lower() in PICTURES
     x = picture(path, notes["shape"])[None] / np.float32(255) if pictures else read_inputs(path, notes)
     outputs = np.concatenate([model(part).to_host() for part in np.array_split(x, max(1, len(x) // 256))]).astype(np.float64)
@@ -228,7 +228,7 @@ def _trainer_of(recipe: Recipe, handle: DeviceHandle) -> tuple[Trainer, DataLoad
 
 
 def profile_steps(trainer: Trainer, data: Any, steps: int = PROFILED_STEPS) -> profile:
-    """Return a profile of ``steps`` training steps after one that is not profiled. The steps change the model: save it before."""
+    """Run a training step, then return a profile of ``steps`` further training steps. All change the model: save it before."""
     batches = chain.from_iterable(repeat(data))
     trainer.model.train()
     trainer.train_on_batch(*next(batches))

@@ -39,7 +39,7 @@ _OWN_SIGNAL_SECONDS = 5.0  # the launcher signals every rank; how long a rank wa
 
 
 class BatchLogs(Mapping[str, Any]):
-    """Numbers of a batch, read from the device at first access: ``known`` values and tensors, and the metrics of the epoch so far."""
+    """The numbers in ``known`` and the metrics of the epoch so far, after a batch. Each is read from the device at first access."""
 
     def __init__(self, known: Mapping[str, Any], metrics: Sequence[Metric]):
         self._known, self._metrics = known, {metric.name: metric for metric in metrics}
@@ -70,15 +70,15 @@ class Trainer:
     - **device_queue**, or **device**: where to train (a queue, handle or selector); by default where the model is.
     - **loss_fn**: ``loss_fn(outputs, targets)``, by default cross-entropy.
     - **metrics**: names (``"accuracy"``, ``"top5"``) or :class:`~netcl.trainer.metrics.Metric` objects.
-    - **mixed_precision**: ``True`` or a dtype (``"float16"``, ``"bfloat16"``): forward under autocast, the loss scaled for float16.
+    - **mixed_precision**: ``True`` or a dtype (``"float16"``, ``"bfloat16"``): run forward under autocast; for float16, scale the loss.
     - **grad_clip**: the largest norm of all gradients together. **accumulation_steps**: batches per optimizer step.
-    - **scheduler**: steps after every step of the optimizer, or, with ``schedule_by="epoch"``, after every epoch;
-      ``ReduceLROnPlateau`` always after an epoch, with the validation loss (or the loss).
+    - **scheduler**: steps after every step of the optimizer, or, with ``schedule_by="epoch"``, after every epoch.
+      ``ReduceLROnPlateau`` always steps after an epoch, with the validation loss if there is one, else the loss.
     - **ema**: a ``ModelEMA``, updated at each step; evaluation and prediction use its averages.
     - **compile**: run the training step through ``netcl.compile``.
     - **callbacks**: see :mod:`netcl.trainer.callbacks`.
 
-    Data is any iterable of ``(x, y)`` batches, arrays or tensors, that can be iterated once per epoch: a ``DataLoader``, or a list.
+    Data is an iterable of batches ``(x, y)`` of arrays or tensors, such as a ``DataLoader`` or a list. It is iterated once per epoch.
 
     >>> from netcl import nn, optim
     >>> x = np.array([[0.0, 1.0], [1.0, 0.0]] * 8, np.float32)
@@ -189,7 +189,7 @@ class Trainer:
           empty. The newest readable checkpoint of a folder is loaded; damaged newer ones are renamed, with a warning. The run continues
           to the bit if the data restores its position (``DataLoader``) or has the same order each time.
           Without ``resume``, a ``ModelCheckpoint`` folder that already holds checkpoints raises, unless ``overwrite`` is set.
-        - **log_every**: the number of batches between two readings of the loss and the metrics from the device, which wait for it.
+        - **log_every**: the number of batches between two readings of the loss and the metrics; each reading waits for the device.
 
         The first Ctrl-C or SIGTERM lets the step finish and ``ModelCheckpoint`` save, then exits with status 130 or 143; a second one
         exits at once. Ranks of a ``DistributedDataParallel`` model exit together, after the next logged batch; an error of one rank
@@ -341,7 +341,7 @@ class Trainer:
         return self.model.world if isinstance(self.model, DistributedDataParallel) and self.model.world.size > 1 else None
 
     def _leave_if(self, interrupt: Stop) -> None:
-        """Raise ``SystemExit`` after Ctrl-C. Ranks agree on this and on ``stop_training``: one that left alone would block the others."""
+        """Raise ``SystemExit`` after a signal. All ranks exit or stop training together: a rank that ended alone would block the others."""
         leave = interrupt.is_set()
         if self._ranks is not None:
             told = self._ranks.tell([leave, self.stop_training], "fit")
@@ -355,7 +355,7 @@ class Trainer:
     # ---- using
 
     def evaluate(self, data: Any, targets: Any = None, *, batch_size: int = 32) -> dict[str, Any]:
-        """Return the loss and the metrics over batches, or arrays (``evaluate(x, y)``), in evaluation mode; an ``ema`` is applied."""
+        """Return the loss and the metrics over batches or arrays (``evaluate(x, y)``), in evaluation mode; uses the averages of ``ema``."""
         if isinstance(data, np.ndarray | Tensor):
             data = DataLoader(self._pair("evaluate", data, targets), batch_size, shuffle=False)
         return self._evaluate(data, Stop())

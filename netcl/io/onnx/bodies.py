@@ -29,8 +29,8 @@ _PACKED_BITS = {21: 4, 22: 4, 23: 4, 25: 2, 26: 2}
 class GraphBody:
     """A graph or function body: nodes in order of execution, weights by name, names of inputs and outputs.
 
-    ``captured`` names the values that it takes from the enclosing graph, ``dead[i]`` those not needed after node ``i``. ``forms`` holds
-    the declared dtype and shape of each output, ``values`` the weights and constants as tensors.
+    ``captured`` names the values taken from the enclosing graph. ``dead[i]`` names the values not needed after node ``i``. ``forms``
+    holds the declared dtype and shape of each output. ``values`` holds the weights and constants as tensors.
     """
 
     def __init__(self, nodes: list[OnnxNode], weights: dict[str, np.ndarray], inputs: list[str], outputs: list[str], forms: Any = ()):
@@ -176,7 +176,7 @@ def standard_function(kind: str, opset: int) -> Any:
 
 
 class FunctionCall:
-    """A node whose operator ONNX defines as a function; calling it returns the function body for the types of the inputs."""
+    """A node whose operator ONNX defines as a function. A call returns the function body for given types of inputs."""
 
     def __init__(self, form: Any, proto: Any, given: Mapping[str, Any], opset: int, tables: Any):
         self.form, self.given, self.opset, self.tables, self.unknown = form, given, opset, tables, Counter[str]()

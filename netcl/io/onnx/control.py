@@ -1,4 +1,4 @@
-"""Control flow: operators whose attributes are graphs that they run. Conditions and counts are read on the host."""
+"""Control flow: operators that run the graphs in their attributes. Conditions and counts are read on the host."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def _truth(x: Tensor | None) -> bool:
 
 
 def _loop(node: OnnxNode, call: Any, limit: Tensor | None = None, going: Tensor | None = None, *state: Any) -> list[Any]:
-    """Run ``Loop`` for at most ``limit`` steps while ``going``; returns the states after the last step, then the stacked scan outputs."""
+    """Run ``Loop`` while ``going`` is true, at most ``limit`` steps; returns the final states, then the stacked scan outputs."""
     values, rows, more = list(state), list[list[Any]](), _truth(going)
     while more and (limit is None or len(rows) < limit.to_host().item()):
         done, *made = call("body", np.array(len(rows)), np.array(more), *values)

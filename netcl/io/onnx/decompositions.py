@@ -1,7 +1,7 @@
 """Ops that are exported as other ops.
 
-A decomposition takes the arguments of its op and calls other ops, which the trace records instead. For arguments that the
-table of operators covers it returns ``NotImplemented``.
+A decomposition takes the arguments of its op and calls other ops, which the trace records instead. A decomposition
+returns ``NotImplemented`` for arguments that the operator table covers.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def _var(x: Tensor, axis: Any, keepdims: bool, correction: float) -> Tensor:
 
 
 def _scattered(op: Callable[..., Tensor], x: Tensor, axis: int, index: Any, src: Any, reduce: str | None = None) -> Any:
-    """With ``reduce``, call ``scatter_reduce``; else scatter ``src`` cut to the index's shape, ``NotImplemented`` if nothing is cut."""
+    """Call ``scatter_reduce`` if ``reduce`` is given. Else crop ``src`` to ``index`` and scatter; ``NotImplemented`` if ``src`` fits."""
     if reduce is not None:
         return ag.scatter_reduce(x, axis, index, src, "sum" if reduce == "add" else "prod")
     shape, part = np.shape(index), src
@@ -91,7 +91,7 @@ def _channel_shaped(x: Tensor, weight: Tensor) -> Tensor:
 
 
 def _adaptive_pool(pool: str, x: Tensor, output_size: Any, return_indices: bool = False) -> Any:
-    """Pool over equal windows; ``NotImplemented`` for one window over the whole image, which has its own operator."""
+    """Pool over windows of equal size; ``NotImplemented`` for a single window over the whole image, which has its own operator."""
     sizes, axes = x.shape[2:], x.ndim - 2
     given = output_size if isinstance(output_size, list | tuple) else [output_size] * axes
     outs = [n if out is None else out for n, out in zip(sizes, given, strict=True)]

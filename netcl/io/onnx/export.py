@@ -39,8 +39,8 @@ def export_onnx(
     - **dynamic_batch**: leave the size of the first dimension of all inputs open.
     - **check**: compare with onnxruntime on the samples if it is installed; a warning is logged if onnxruntime lacks an operator.
 
-    The model runs in evaluation mode and its ops are recorded, so a Python branch is exported as the samples take it. A model with ops
-    that ONNX cannot express raises ``FileError`` with their names.
+    The model runs in evaluation mode and its ops are recorded, so only the Python branches that the samples take are exported. A model
+    with ops that ONNX cannot express raises ``FileError`` with their names.
     """
     onnx = library()
     if not samples:
@@ -64,7 +64,7 @@ def export_onnx(
 
 
 def _tensor_names(kind: str, tensors: Sequence[Tensor], given: Sequence[str], taken: Container[str]) -> list[str]:
-    """Return a name for each input or output, none in ``taken``: ONNX treats a weight named like an input as that input's default."""
+    """Name each input or output. No name is in ``taken``, because ONNX takes a weight named like an input as that input's default."""
     names = list(given) or [kind if i == 0 else f"{kind}_{i}" for i in range(len(tensors))]
     if len(names) != len(tensors) or len(set(names)) != len(names):
         raise refusal(EXPORT, f"there must be one name per {kind}, each different", names=names, count=len(tensors))

@@ -1,4 +1,4 @@
-"""Conversion of traced calls to ONNX nodes: by export functions, by formulas of pointwise ops, or by the operator table."""
+"""Conversion of traced calls to ONNX nodes, by export functions, by the formulas of pointwise ops, or by the operator table."""
 
 from __future__ import annotations
 

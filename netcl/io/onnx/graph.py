@@ -87,7 +87,7 @@ class OnnxGraph:
         return self.node("Not", [self.node("Equal", [name, 0], dtype)], "bool")
 
     def _constant_tensor(self, x: Tensor) -> Name:
-        """Return the name of a weight, or of a constant of the model, which must be equal in both runs."""
+        """Return the name of a weight or constant; a constant must have the same values in both traced runs."""
         state = self._state.get(id(x)) or self._state.get(_storage_key(x))
         other = self._others.get(id(x))
         if state is None and (other is None or not _same_values(x, other)):
@@ -155,7 +155,7 @@ class OnnxGraph:
     # ---- sizes
 
     def sizes(self, call: Call, kept: Callable[[int], bool] = lambda axis: False) -> Name:
-        """Return the name of a vector with the shape of a call's result, and 1 for ``kept`` axes; a dynamic batch is read at run time."""
+        """Return the name of a vector: the shape of a call's result, with 1 if ``kept(axis)``. A dynamic batch is read at run time."""
         mine, other = call.out.shape, call.other.out.shape
         parts: list[Name] = []
         for free, run in itertools.groupby(range(len(mine)), key=lambda axis: mine[axis] != other[axis] and not kept(axis)):
@@ -168,7 +168,7 @@ class OnnxGraph:
         return parts[0] if len(parts) == 1 else self.node("Concat", parts, "int64", axis=0)
 
     def _rows(self, mine: int, other: int, call: Call) -> Name:
-        """Return the name of a size computed from the batch. ``mine`` and ``other`` are its values in both runs, multiples of the batch."""
+        """Return the name of a size that is a multiple of the batch size; ``mine`` and ``other`` are its values in the two runs."""
         batch = self.run.inputs[0].shape[0]
         times, rest = divmod(mine, batch) if batch else (0, 1)
         if rest or other != times * (batch + 1):
@@ -181,7 +181,7 @@ class OnnxGraph:
     # ---- the result
 
     def stored(self) -> tuple[list[Any], list[Any]]:
-        """Return the used weights as initializers and the other used constants as nodes, so that a reader can tell them apart."""
+        """Return initializers for the used weights, and nodes for the other used constants, so that a reader can tell them apart."""
         helper, used = library().helper, {name for node in self.nodes for name in node.input}
         weights, nodes = [], []
         for name, array in ((name, array) for name, array in self._constants.items() if name in used):

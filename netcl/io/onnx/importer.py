@@ -28,8 +28,8 @@ from netcl.io.onnx.table import OnnxNode
 def import_onnx(path: str | os.PathLike[str] | bytes, device: Any = None) -> OnnxModel:
     """Return the model in an ONNX file, or in its bytes, as a module on the active device or on ``device``.
 
-    Float weights become parameters, running statistics buffers, under their names in the file if these are free. Scalars, integers and
-    the results of ``Constant`` nodes stay constants. A model with operators that are not supported raises ``FileError`` with their names.
+    Float weights become parameters, and running statistics become buffers. They keep their names if these are free. Scalars, integers
+    and the results of ``Constant`` nodes stay constants. A model with unsupported operators raises ``FileError`` with their names.
     """
     _, body, inputs = read_onnx(path)
     with nn.parameter.placed(device):
@@ -44,7 +44,7 @@ def read_onnx(path: str | os.PathLike[str] | bytes) -> tuple[Any, GraphBody, dic
 
 
 def parse_onnx(path: str | os.PathLike[str] | bytes) -> tuple[Any, Path | None]:
-    """Return the checked ``ModelProto`` of a file or of its bytes, and the folder of its weight files, ``None`` for bytes."""
+    """Return the checked ``ModelProto`` of a file or of its bytes, and the folder of its weight files (``None`` for bytes)."""
     onnx, undecodable = library(), importlib.import_module("google.protobuf.message").DecodeError
     data, folder = path, None
     if isinstance(path, bytes):
@@ -132,7 +132,7 @@ class OnnxModel(nn.Module):
         return f"nodes={len(self.nodes)}, inputs={self.input_names}, outputs={self.output_names}"
 
     def _kept(self, body: GraphBody, name: str, array: np.ndarray, learned: bool) -> Tensor:
-        """Convert an array to a tensor: constants, integers and scalars on the host, others as parameters (if ``learned``) or buffers."""
+        """Return a tensor of an array: on the host for constants, integers and scalars, else a parameter (if ``learned``) or a buffer."""
         stored, dtype = tree.bits(array)
         if name in body.constants or array.dtype.kind in "biu" or array.ndim == 0:
             return tree.tensor_of(stored, dtype, self._host)
@@ -147,7 +147,7 @@ class OnnxModel(nn.Module):
         return tensor
 
     def _owner(self, name: str) -> tuple[nn.Module, str]:
-        """Return the module and attribute of a weight: for ``a.0.weight``, ``weight`` of ``a.0``; if taken, ``weight_1`` of the model."""
+        """Return module and attribute of a weight: ``a.0`` and ``weight`` for ``a.0.weight``; if taken, the model and ``weight_1``."""
         *path, last = name.split(".")
         module: nn.Module = self
         for part in path:
@@ -179,7 +179,7 @@ class OnnxModel(nn.Module):
         return made[0] if len(made) == 1 else tuple(made)
 
     def weights(self) -> list[Tensor]:
-        """Return the parameters and buffers that nodes read; the same list object until one is replaced or a new body is read."""
+        """Return the parameters and buffers that nodes read. The list stays the same object until a tensor is replaced or a body added."""
         found: list[Any] = [owner.__dict__.get(last) for owner, last, _, _ in self._places]
         if len(found) == len(self._weights) and all(map(is_, found, self._weights)):
             return self._weights
@@ -278,7 +278,7 @@ class OnnxModel(nn.Module):
 
 
 def _check_shape(name: str, shape: tuple[int, ...], wanted: Any, sizes: dict[str, int]) -> None:
-    """Raise unless a shape matches the declared one; ``sizes`` collects the sizes of named dimensions in this call."""
+    """Raise unless ``shape`` matches the declared shape ``wanted``; ``sizes`` collects the sizes of named dimensions in this call."""
     fits = len(shape) == len(wanted)
     for n, size in zip(shape, wanted, strict=fits) if fits else ():
         fits = fits and n == (n if size is None else sizes.setdefault(size, n) if isinstance(size, str) else size)

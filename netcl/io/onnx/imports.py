@@ -1,8 +1,8 @@
 """ONNX operators as calls of netcl's ops. Import functions handle operators that the table cannot express.
 
-An import function takes a node and its inputs: tensors, or plain numbers and lists for inputs that :data:`HOST` names. Where it returns
-``NotImplemented``, the table's entry, a formula or ONNX's own definition is used. An input that :data:`HOST` names and that was an
-attribute in an older opset is passed as an input.
+An import function takes a node and its inputs: tensors, or plain numbers and lists for inputs that :data:`HOST` names. If it returns
+``NotImplemented``, the table's entry, a formula or ONNX's own definition is used. Some inputs in :data:`HOST` were attributes in older
+opsets; import functions get these attributes as inputs too.
 """
 
 from __future__ import annotations
@@ -144,7 +144,7 @@ def _gemm(node: OnnxNode, a: Tensor, b: Tensor, c: Tensor | None = None) -> Tens
 
 
 def _flat_softmax(node: OnnxNode, x: Tensor) -> Any:
-    """Return the softmax over all axes from the given one on, as before opset 13; ``NotImplemented`` for later opsets."""
+    """Return the softmax over the node's axis and all later axes, as before opset 13; ``NotImplemented`` for later opsets."""
     if node.opset >= 13:
         return NotImplemented
     op, axis = ag.softmax if node.kind == "Softmax" else ag.log_softmax, node["axis"] % x.ndim

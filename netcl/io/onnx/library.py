@@ -37,7 +37,7 @@ def library() -> Any:
 
 
 class Formal(NamedTuple):
-    """An input or output in the definition of an operator; all with the same ``variable`` have the same type."""
+    """An input or output in the definition of an operator; inputs and outputs with the same ``variable`` have the same type."""
 
     name: str
     variable: str

@@ -47,7 +47,7 @@ def _local_response(node: OnnxNode, x: Tensor) -> Tensor:
 
 
 def _reduced_extreme(node: OnnxNode, x: Tensor, axes: Any = None) -> Any:
-    """Return the result for an empty tensor: the dtype's lowest value (``ReduceMax``) or highest; ``NotImplemented`` for other tensors."""
+    """Reduce an empty tensor to the dtype's lowest (``ReduceMax``) or highest value; ``NotImplemented`` for other tensors."""
     if x.size:
         return NotImplemented
     values, largest = x.to_host(), node.kind == "ReduceMax"

@@ -31,7 +31,7 @@ _FLOAT_FORMULAS = {"remainder": "v0 - FLOOR(v0 / v1) * v1", "floor_divide": "FLO
 
 
 class Nodes:
-    """The ops that a formula can call, as attributes. Calling one adds nodes to a graph, which compute in ``dtype``."""
+    """The ops that a formula can call, as attributes. A call adds nodes to ``graph``; the nodes compute in ``dtype``."""
 
     def __init__(self, graph: OnnxGraph, dtype: str):
         self.graph, self.dtype = graph, dtype
@@ -72,7 +72,7 @@ class Nodes:
 
 
 def _compute_dtype(values: list[Any], out: str) -> str:
-    """Return the dtype a formula is computed in: the result's, or, if that is bool, one that holds all inputs."""
+    """Return the dtype in which a formula is computed: ``out`` or, if ``out`` is bool, a dtype that can hold all inputs."""
     if out != "bool":
         return out
     tensors = [dtypes.DTYPES[x.dtype] for x in values if isinstance(x, Tensor)]

@@ -1,7 +1,7 @@
-"""Quantized operators, and casts, including those to types that are storage only.
+"""Quantized operators, and casts, including casts to types that are used only for storage.
 
-Products and convolutions of 8-bit values are computed in float32, in parts whose sums float32 holds exactly, and added as int32;
-or, where :func:`netcl.ops.integer.prefers_integers` says so, as products of integers. Both are exact.
+Products and convolutions of 8-bit values are exact. If :func:`netcl.ops.integer.prefers_integers` is true, they use integer kernels.
+Otherwise they are computed in float32, in parts whose sums float32 holds exactly, and the parts are added as int32.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ ONNX_E8M0 = 24
 
 
 def _code_of(node: OnnxNode, index: int, like: Tensor | None) -> int:
-    """Return the element type of input ``index``: the one in the file, else that of ``like``; 0 if ``like`` is ``None``."""
+    """Return the element type of input ``index`` in the file or, if unknown, the type of ``like``; 0 if ``like`` is ``None``."""
     known = node.codes[index] if index < len(node.codes) else 0
     return 0 if like is None else known or ONNX_TYPES[like.dtype]
 
@@ -105,7 +105,7 @@ def _integer_matmul(a: Tensor, b: Tensor, a_zero: Tensor | None, b_zero: Tensor 
 
 
 def _integer_product(a: Tensor, b: Tensor, p: Tensor | None, q: Tensor | None) -> Tensor:
-    """Return the int32 product of 8-bit matrices with zero points p and q: ``(a - p)(b - q)' = a b' - p sum(b) - q (sum(a) - K p)``."""
+    """Return the int32 product ``(a - p)(b - q)'``, computed as ``a b' - p sum(b) - q (sum(a) - K p)`` with rows of ``K`` elements."""
     product, p = ag.integer_dot(a, b), None if p is None else ag.cast(p, "int32")
     if p is not None:
         sums = ag.cast(ag.sum(b, axis=-1), "int32")
@@ -129,7 +129,7 @@ def _integer_conv(node: OnnxNode, x: Tensor, w: Tensor, x_zero: Tensor | None = 
 
 
 def prefers_integer_conv(node: OnnxNode, x: Tensor, w: Tensor, other: str = "exact") -> bool:
-    """Whether a convolution of quantized values, in one or two dimensions, runs on integers on this device."""
+    """Whether this device runs a one- or two-dimensional convolution of quantized values on integers."""
     results = math.prod(x.shape[2:]) // math.prod(node["strides"] or [1])
     return x.ndim in (3, 4) and prefers_integers(x, w, x.shape[0] * results * w.size, other)
 

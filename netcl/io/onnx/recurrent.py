@@ -1,4 +1,4 @@
-"""``RNN``, ``LSTM`` and ``GRU``: by the op ``recurrent`` if its cells match the node, else step by step."""
+"""``RNN``, ``LSTM`` and ``GRU``, computed by the op ``recurrent`` if it has the cell of the node, else step by step."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def _read_recurrent(
 
 
 def _functions(node: OnnxNode, names: list[str], parameters: list[Iterator[float]]) -> Iterator[Any]:
-    """Yield the name and the function of each activation; its parameters are taken from the attributes in order."""
+    """Yield the name and the function of each activation. ``parameters`` iterate over the node's alpha and beta values, in order."""
     for name in names:
         if name.lower() not in _ACTIVATIONS:
             raise node.fault(f"an activation must be one of {', '.join(_ACTIVATIONS)}", activation=name)

@@ -26,7 +26,7 @@ def coordinates(node: OnnxNode) -> tuple[str, str]:
 
 
 def resized(node: OnnxNode, x: Tensor, region: Any, scales: Any, sizes: Any) -> Tensor:
-    """Run ``Resize`` in any mode: each axis becomes weighted sums of its slices. ``region`` is the operator's ``roi``."""
+    """Run ``Resize`` in any mode, axis by axis, as weighted sums of slices. ``region`` is the operator's ``roi``."""
     axes = [axis % x.ndim for axis in node["axes"] or range(x.ndim)]
     if sizes:
         scales = [size / x.shape[axis] for axis, size in zip(axes, sizes, strict=True)]
@@ -52,7 +52,7 @@ def resized(node: OnnxNode, x: Tensor, region: Any, scales: Any, sizes: Any) -> 
 
 
 def _centers(mode: str, n: int, outs: int, scale: float, edges: tuple[float, float]) -> np.ndarray:
-    """Return the positions of ``outs`` output pixels on an axis of ``n`` input pixels; ``edges`` bound the region, as fractions."""
+    """Return the positions of ``outs`` output pixels on an axis of ``n`` input pixels; ``edges`` are the region's bounds, as fractions."""
     y, width = np.arange(outs, dtype=np.float64), scale * n
     if mode == "align_corners":
         return y * 0 if width == 1 else y * (n - 1) / (width - 1)
@@ -68,7 +68,7 @@ def _centers(mode: str, n: int, outs: int, scale: float, edges: tuple[float, flo
 
 
 def _shares(node: OnnxNode, n: int, scale: float, center: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the indices of the input pixels that each output pixel is made of, and their weights."""
+    """Return, for each output pixel, the indices and the weights of the input pixels in its weighted sum."""
     if node["mode"] == "nearest":
         rounding: dict[str, Any] = {
             "round_prefer_floor": lambda x: np.ceil(x - 0.5),
@@ -122,7 +122,7 @@ def _values_at(x: Tensor, points: list[Tensor], mode: str, padding: str, align: 
 
 
 def _returned(p: Tensor, n: int, padding: str, align: bool) -> Tensor:
-    """Return coordinates moved onto an axis of ``n`` pixels by the padding mode; ``zeros`` leaves them unchanged."""
+    """Return coordinates ``p``, moved into an axis of ``n`` pixels by the padding mode; the mode ``zeros`` does not change them."""
     if padding == "border":
         return ag.clamp(p, 0, n - 1)
     if padding == "zeros":

@@ -1,4 +1,4 @@
-"""Operators that pick, place and count elements, and those of sequences. Shapes that depend on values are found on the host."""
+"""Operators that select, insert and count elements, and operators on sequences. Shapes that depend on values are found on the host."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
 """ONNX operators and the netcl ops they correspond to, in one table that export and import read.
 
-An entry gives the ONNX node of an op as a call in the names of the op's arguments: positional arguments are the node's inputs,
-keywords its attributes. ``"softmax": "Softmax(x, axis=axis)"`` is enough for both directions. Further forms:
+An entry writes the ONNX node of an op as a call. Positional arguments are the node's inputs, keywords are its attributes, and the
+values are names of the op's arguments. ``"softmax": "Softmax(x, axis=axis)"`` is enough for both directions. Further forms:
 
 - ``upper=0``: the attribute has this value; a node with another value belongs to another entry;
-- ``norm(p=1)``: the op's argument must have this value, ``...`` any value;
+- ``norm(p=1)``: the op's argument must have this value; ``...`` allows any value;
 - ``*xs``: a list of tensors, one input each;
 - ``weight or 1``: ONNX requires a tensor that is optional here; ``None`` is written as a tensor of ones;
 - ``axes(axis)``: a function of :data:`CONVERSIONS` converts the value in both directions.
@@ -124,8 +124,8 @@ CONVERSIONS = {
 class OnnxNode:
     """A node of a file: its operator, attributes (with ONNX's defaults), opset, and the names of its inputs and outputs.
 
-    ``formals`` are ONNX's names of its inputs in the latest opset, ``codes`` the element types of its inputs (0 if unknown). ``read``
-    computes the results; if it returns ``NotImplemented``, the body that ``expand`` returns is run instead.
+    ``formals`` are ONNX's names of the inputs in the latest opset. ``codes`` are the element types of the inputs (0 if unknown). ``read``
+    computes the results. If ``read`` returns ``NotImplemented``, the body that ``expand`` returns is run instead.
     """
 
     read: Callable[..., Any]
@@ -154,7 +154,7 @@ class OnnxNode:
 
 @dataclass(frozen=True)
 class Slot:
-    """An input or attribute of a node: the op's argument, its conversion, and a value that replaces ``None`` (or is fixed)."""
+    """An input or attribute of a node: the op's argument ``name``, or ``value`` if the argument is ``None`` or ``name`` is empty."""
 
     name: str = ""
     convert: str = ""
@@ -180,7 +180,7 @@ class Slot:
 
 @dataclass(frozen=True)
 class OperatorEntry:
-    """An entry of the table: an op, its ONNX operator with inputs and attributes, and ``fixed``, the arguments with required values."""
+    """An entry of the table: an op, and its ONNX operator with inputs and attributes. ``fixed`` holds arguments with a required value."""
 
     op: str
     kind: str

@@ -31,7 +31,7 @@ class Unsupported(Exception):
 class Call:
     """One call of an op: its tensors by name, its other arguments, its results.
 
-    ``other`` is the same call of the second run; ``within`` names the op whose decomposition made the call.
+    ``other`` is the same call in the second run; ``within`` names the op whose decomposition made the call.
     """
 
     row: Row
@@ -63,7 +63,7 @@ class Call:
 
 
 class Trace:
-    """The calls of one run. Ops in ``known`` are recorded directly; a decomposition that applies is recorded instead of its op."""
+    """The calls of one run. Ops in ``known`` are recorded directly. If a decomposition applies, its ops are recorded instead of the op."""
 
     def __init__(self, known: Container[str], decompositions: Mapping[str, Callable[..., Any]]):
         self.known, self.decompositions, self.within = known, decompositions, ""
@@ -143,7 +143,7 @@ def _mapped(function: Callable[[Any], Tensor], value: Any) -> Any:
 def trace(
     model: Callable[..., Any], samples: Sequence[Any], free_batch: bool, known: Container[str], decompositions: Mapping[str, Any]
 ) -> Trace:
-    """Record a model on the samples and on other values (one row more if ``free_batch``); return the first trace, with ``other`` set."""
+    """Record a model on ``samples``, then on other values (one more row if ``free_batch``); returns the first trace, with ``other`` set."""
     queue = getattr(model, "queue", None)
     tensors = _mapped(lambda x: x if isinstance(x, Tensor) else Tensor.from_host(queue, x), tuple(samples))
     with evaluating(model) if hasattr(model, "modules") else nullcontext():
@@ -165,7 +165,7 @@ def trace(
 def _varied(x: Tensor, free_batch: bool) -> Tensor:
     """Return ``x`` in reverse order, so that indices stay valid; floats are also scaled and shifted.
 
-    With ``free_batch``, a result with dimensions has one more row.
+    With ``free_batch``, one row is added unless ``x`` is a scalar.
     """
     values = x.to_host()
     other = np.flip(values)

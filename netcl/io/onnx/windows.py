@@ -108,7 +108,7 @@ def read_conv(node: OnnxNode, x: Tensor, w: Tensor, bias: Tensor | None = None) 
 
 
 def conv_parts(node: OnnxNode, x: Tensor, w: Tensor, terms: int) -> Iterator[Tensor]:
-    """Yield convolutions that add up to that of ``x`` and ``w``, without Winograd; each sums up to ``terms`` products, in float64 more."""
+    """Yield convolutions (not Winograd) that add up to that of ``x`` and ``w``. Except in float64, each sums at most ``terms`` products."""
     kernel, groups, axis = w.shape[2:], node["group"], max(2, x.ndim - 2)
     options, dilations = {"groups": groups, **_strides_of(node, x)}, node["dilations"] or [1] * len(kernel)
     plain = kernel[-2:] == (3, 3) and groups == max(node["strides"] or [1]) == max(dilations) == 1
@@ -249,7 +249,7 @@ _RESIZES = {
 
 
 def _export_interpolate(graph: OnnxGraph, call: Call) -> Name:
-    """Export ``interpolate``, by ``scale_factor`` if given without ``align_corners``: points depend on it, not on the ratio of sizes."""
+    """Export ``interpolate``. Without ``align_corners``, the sampled points depend on ``scale_factor``, so it is exported if given."""
     factor, align = call["scale_factor"], bool(call["align_corners"])
     if call["mode"] not in ("nearest", "linear", "bilinear") or call["antialias"] or call["x"].ndim == 5:
         what = "interpolate must have mode nearest, linear or bilinear, no antialias, and 3 or 4 dimensions to be exported"
@@ -281,7 +281,7 @@ def _resize(node: OnnxNode, x: Tensor, region: Any = None, scales: Any = None, s
 
 
 def _resize_form(node: OnnxNode, factors: Sequence[float], outs: Sequence[int]) -> tuple[str, str, str]:
-    """Return mode, coordinate transformation and rounding; equivalent combinations are mapped to the one in :data:`_RESIZES`."""
+    """Return mode, coordinate transformation and rounding. Some are replaced by an equivalent combination in :data:`_RESIZES`."""
     mode, (moved, rounding) = node["mode"], coordinates(node)
     rounding = rounding if mode == "nearest" else ""
     if (moved, rounding) == ("half_pixel", "round_prefer_floor") and all(s == int(s) and s >= 1 for s in factors):
