@@ -33,7 +33,7 @@ class Activation(Module):
 
 
 def activation_class(name: str, op: str, example: str, gives: str, inplace: bool = False) -> Any:
-    """Make the layer class of a pointwise op with one input; ``gives`` is the result of ``example``, ``inplace`` adds torch's parameter."""
+    """Make the layer class of a pointwise op with one input. ``gives`` is the result of ``example``. ``inplace`` adds torch's parameter."""
     function = getattr(ag, op)
     settings = [p for p in list(inspect.signature(function).parameters.values())[1:] if p.name != "out"]
     parameters = [f"{p.name}: {type(p.default).__name__} = {p.default!r}" for p in settings] + ["inplace: bool = False"] * inplace

@@ -201,7 +201,7 @@ class ConvTranspose2d(_ConvTranspose):
     Shapes: ``x`` ``(N, in_channels, H, W)``, ``y`` ``(N, out_channels, H', W')``,
     ``weight`` ``(in_channels, out_channels / groups, kH, kW)``,
     ``H' = (H - 1) stride - 2 padding + dilation (kernel_size - 1) + output_padding + 1``.
-    ``forward(x, output_size)`` chooses the output padding by the wanted size.
+    ``forward(x, output_size)`` computes the output padding from ``output_size``.
 
     >>> from netcl import nn, zeros
     >>> nn.ConvTranspose2d(16, 8, 2, stride=2)(zeros((1, 16, 7, 7))).shape

@@ -1,4 +1,4 @@
-"""Text generation with decoders: passes over the prompts, then steps of a few tokens with a cache, compiled if possible.
+"""Text generation with decoders: fills a cache with the prompts, then runs steps of a few tokens, compiled if possible.
 
 A decoder is a module with ``states(ids, cache)``, ``head(states)`` and ``new_cache(capacity)``, such as :class:`netcl.nn.GPT` and
 :class:`netcl.models.CausalLM`. A decoder whose work depends on more than shapes (on the length so far, or on values read on the
@@ -35,7 +35,7 @@ class Sampling(NamedTuple):
       **min_p**: among tokens with at least this fraction of the highest probability.
     - **repetition_penalty**: logits of tokens in the prompt or the generated text are divided by it if positive, else multiplied.
     - **presence_penalty**, **frequency_penalty**: subtracted from the logits of generated tokens, once or once per occurrence.
-    - :meth:`choose` also takes float tensors ``(batch, 1)``, a value per row; ``top_k`` must then be one, and 1 replaces temperature 0.
+    - :meth:`choose` also takes float tensors ``(batch, 1)``. Then ``top_k`` must be a tensor, and ``top_k=1`` replaces ``temperature=0``.
     """
 
     temperature: Any = 1.0
@@ -135,7 +135,7 @@ def token_counts(prompts: Sequence[Sequence[int]], vocabulary: int) -> np.ndarra
 
 
 class _DecodingStep(NamedTuple):
-    """The cache of a batch, the step over it, compiled if the model is replayable, and the counts of tokens for penalties, if any."""
+    """The cache of a batch, the function of one decoding step (compiled if the model is replayable) and token counts for penalties."""
 
     cache: KVCache
     run: Callable[..., Tensor]
@@ -162,9 +162,9 @@ def _make_step(model: Any, batch: int, cache: KVCache, sampling: Sampling | None
 
 @contextmanager
 def _step_for(model: Any, role: str, batch: int, room: int, sampling: Sampling | None = None) -> Iterator[_DecodingStep]:
-    """Provide an empty cache for ``room`` positions and a step on it, which returns tokens, or logits without ``sampling``.
+    """Provide an empty cache for ``room`` positions and a decoding step. The step returns tokens, or logits without ``sampling``.
 
-    Both are reused from an earlier block with the same ``role``, if it has ended, its settings match and its cache is large enough.
+    Cache and step are reused from an ended block with the same ``role`` if its settings match and its cache is large enough.
     """
     idle: dict[Any, _DecodingStep] = model.__dict__.setdefault("_decoding", Recomputed())
     dtypes = getattr(model, "cache_dtype", None), *sorted({p.dtype for p in model.parameters()})
@@ -284,10 +284,11 @@ class Speculator:
         return int(min(np.searchsorted(shares.cumsum(), float(self.draw(1)[0]) * shares.sum(), side="right"), np.flatnonzero(shares)[-1]))
 
     def judge(self, proposed: Sequence[int], wanted: np.ndarray, drafted: np.ndarray) -> list[int]:
-        """Return the accepted proposals and one more token. ``drafted`` has the draft's distributions, ``wanted`` the model's and one more.
+        """Return the accepted proposals and one more token. ``drafted`` and ``wanted`` are the draft's and the model's distributions.
 
         A proposal is accepted with probability ``min(1, wanted / drafted)``. The first rejected proposal is replaced by a draw from
-        ``max(0, wanted - drafted)`` (Leviathan et al. 2023, https://arxiv.org/abs/2211.17192).
+        ``max(0, wanted - drafted)`` (Leviathan et al. 2023, https://arxiv.org/abs/2211.17192). If all proposals are accepted, one more
+        token is drawn from the last distribution in ``wanted``.
         """
         for i, token in enumerate(proposed):
             p, q = wanted[i], drafted[i]

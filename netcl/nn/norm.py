@@ -119,7 +119,7 @@ class BatchNorm1d(_BatchNorm):
 
 
 def _of_rank(name: str, base: type[_Running], like: str, of: str) -> Any:
-    """Return a subclass of ``base`` for tensors of the rank that ``name`` states (``2d``: 4), with the docstring ``{like} for {of}``."""
+    """Return a subclass of ``base``, documented as ``{like} for {of}``. A ``name`` that ends with ``2d`` takes tensors with 4 axes."""
     axes = int(name[-2])
     shape = (2, 3, 2, 4, 4)[: axes + 2]
     doc = f""":class:`{like}` for {of}.

@@ -250,8 +250,8 @@ class TransformerBlock(Module):
     """A decoder block: ``x = x + attn(ln_1(x))``, then ``x = x + mlp(ln_2(x))``.
 
     - **n_embd**, **n_head**: width and number of heads.
-    - **bias**: whether layers have one. **dropout**: its probability in all layers.
-    - **norm**: ``layer`` or ``rms``. **mlp**: ``gelu`` or ``swiglu``; **mlp_dim** is its width inside.
+    - **bias**: whether layers have biases. **dropout**: the probability in all layers.
+    - **norm**: ``layer`` or ``rms``. **mlp**: ``gelu`` or ``swiglu``; **mlp_dim** is its inner width.
     - **position**: ``learned`` (the model adds positions, attention is plain) or ``rotary``, with **n_kv_head** and **rope_base**.
 
     Shapes: ``(batch, positions, n_embd)`` in and out; ``cache`` and ``layer`` as in :class:`CausalSelfAttention`.

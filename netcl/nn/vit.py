@@ -59,7 +59,7 @@ class _Encoder(Module):
 class ViT(Module):
     """A vision transformer: patches as a sequence, with a learned token in front whose final state is classified.
 
-    - **image_size**, **patch_size**: sides of the images and of the patches, which must divide them.
+    - **image_size**, **patch_size**: side lengths of images and patches. ``patch_size`` must divide ``image_size``.
     - **num_layers**, **num_heads**, **hidden_dim**, **mlp_dim**: depth, heads and widths; by default ViT-S/16.
     - **num_classes**: width of the output. **in_channels**: channels of the input.
     - **dropout**: inside the encoder. **attention_dropout**: of the attention weights.

@@ -76,7 +76,7 @@ class ParametrizationList(ModuleList):
 def register_parametrization(module: Any, tensor_name: str, parametrization: Any, *, unsafe: bool = False) -> Any:
     """Replace a parameter by the result of a module: ``module.weight`` is ``parametrization(module.parametrizations.weight.original)``.
 
-    The ``right_inverse`` of the first parametrization, if it has one, computes ``original``; further ones apply to the result.
+    The ``right_inverse`` of the first parametrization, if it has one, computes ``original``; further parametrizations apply to the result.
 
     >>> from netcl import nn
     >>> class Symmetric(nn.Module):
@@ -146,7 +146,7 @@ class WeightNorm(Module):
 
 
 def weight_norm(module: Module, name: str = "weight", dim: int | None = 0) -> Module:
-    """Replace a parameter by ``g * v / |v|`` of ``weight_g`` and ``weight_v``; norms are per slice along ``dim``, or total with ``None``.
+    """Replace a parameter by ``weight_g * weight_v / |weight_v|``. The norm is per slice along ``dim``, or total if ``dim`` is ``None``.
 
     >>> from netcl import nn
     >>> [(key, value.shape) for key, value in weight_norm(nn.Linear(3, 2)).state_dict().items()]
@@ -182,7 +182,7 @@ def _unit(x: Tensor, eps: float) -> Tensor:
 
 
 class SpectralNorm(Module):
-    """Divides a weight by its largest singular value, estimated with ``u`` and ``v``; in training, power iterations refine both in place.
+    """Divides a weight by its largest singular value, estimated with ``u`` and ``v``. Training refines ``u`` and ``v`` by power iterations.
 
     ``older`` is torch's older form, which starts from random vectors and updates ``v`` before ``u``.
     """

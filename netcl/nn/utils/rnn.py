@@ -17,7 +17,7 @@ class PackedSequence(NamedTuple):
     """The steps of sequences in the order of time, the longest sequence first.
 
     - **data**: ``(steps of all sequences, *)``. **batch_sizes**: the number of sequences at each time step; on the host.
-    - **sorted_indices**, **unsorted_indices**: the order of the sequences by length, and its inverse; ``None`` if given sorted.
+    - **sorted_indices**, **unsorted_indices**: the order of the sequences by length, and its inverse. ``None`` if they came sorted.
     """
 
     data: Tensor
