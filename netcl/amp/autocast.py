@@ -1,8 +1,8 @@
 """autocast: a block in which ops run in half precision if the ``amp`` column of their row allows it.
 
-``half`` rows (products, convolutions, attention) get float16 or bfloat16 inputs, ``float`` rows (exponentials, losses, long
-sums) get float32, ``keep`` rows keep the dtype of their inputs. float64 is never cast. Parameters keep their dtype: the tape records
-each cast, so their gradients have it, too, and optimizers are not affected.
+``half`` rows (products, convolutions, attention) get float16 or bfloat16 inputs, ``float`` rows (exponentials, losses, long sums) get
+float32, ``keep`` rows keep the dtype of their inputs. float64 is never cast. Parameters keep their dtype. The tape records each cast, so a
+gradient has the dtype of its parameter, and optimizers are not affected.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from netcl.core.writes import writes_of
 
 
 class _Cast(NamedTuple):
-    """A parameter, its recorded half copy, the version of the parameter at the cast, and the recording it was made in, if any."""
+    """A parameter, its recorded half copy, the parameter's version at the cast, and the recording that made the copy, if any."""
 
     parameter: Tensor
     half: Tensor

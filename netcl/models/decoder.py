@@ -193,7 +193,7 @@ class CausalLM(Module):
         return self._together(prompt, stops, write)
 
     def _together(self, prompts: Sequence[Any], stops: tuple[str, ...], write: Callable[..., Iterator[np.ndarray]]) -> list[Any]:
-        """Return the continuation of each prompt, as text or ids like the prompt; ``write(prompts)`` yields one token per prompt."""
+        """Return the continuation of each prompt: text for text, ids for ids. ``write(prompts)`` yields one token per prompt."""
         texts = [isinstance(prompt, str) for prompt in prompts]
         ids = [self.tokenizer.encode(prompt) if text else [int(i) for i in prompt] for prompt, text in zip(prompts, texts, strict=True)]
         ends = {*self.end_tokens(), *(self.tokenizer.end_tokens if any(texts) else ())}

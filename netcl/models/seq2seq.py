@@ -24,7 +24,7 @@ from netcl.nn.module import Module
 
 
 class Seq2SeqCache:
-    """The state of decoding: the encoder's states and mask, and the keys and values of each layer; those of self-attention grow."""
+    """The state of decoding: the encoder's states and mask, and all keys and values. Keys and values of self-attention grow per token."""
 
     def __init__(self, states: Tensor, mask: Tensor):
         self.states, self.mask, self.length = states, mask, 0

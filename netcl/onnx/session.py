@@ -206,7 +206,7 @@ class InferenceSession:
                 iobinding.results[name].realize()  # deferred values belong to a thread
 
     def node_times(self, input_feed: Mapping[str, Any]) -> list[tuple[OnnxNode, float]]:
-        """Return each node of the graph and the seconds that it takes in an eager run; the device finishes one before the next starts."""
+        """Return each node of the graph and the seconds that it takes in an eager run; each node ends before the next starts."""
         with self._lock, ag.no_grad():
             tensors, found = self._tensors(input_feed), list[tuple[OnnxNode, float]]()
             self.model.timings = found
@@ -257,7 +257,7 @@ class InferenceSession:
         return dict(zip(self._outputs, made if isinstance(made, tuple) else (made,), strict=True))
 
     def _plan(self, tensors: Sequence[Any]) -> Graph | str:
-        """Return the recording for these shapes, made at their second run, or the reason for none (empty if one may be made later)."""
+        """Return the recording for these shapes, made at their second run, or the reason for none (empty: a later run may record)."""
         # Sequences, empty tensors, and one tensor for two inputs are not recorded.
         if (
             self._eager

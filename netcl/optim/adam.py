@@ -124,8 +124,8 @@ class AdamW(Adam):
 class AdamW8bit(AdamW):
     """:class:`AdamW` with averages of 8 bits per element, a quarter of the memory: a code per element and a scale per 256 elements.
 
-    Codes have a similar relative precision for small and large values, and the average of squares is not 0 where it was positive. Rounding
-    is random between the two nearest codes, by a hash of the parameter and its gradient: equal runs on a device give equal bits.
+    Codes have a similar relative precision for small and large values. A positive average of squares never becomes 0. Rounding chooses one
+    of the two nearest codes by a hash of the parameter and its gradient: equal runs on a device give equal bits.
     """
 
     names = ("exp_avg", "exp_avg_sq", "exp_avg_scale", "exp_avg_sq_scale")  # type: ignore[assignment]

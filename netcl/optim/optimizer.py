@@ -194,12 +194,12 @@ class Optimizer:
 
         ``step(closure)`` first calls the function with gradients enabled, and returns its result, the loss, as in torch.
 
-        ``max_norm`` scales the gradients down first if the norm of all of them together is larger; the scaling happens inside
-        the update, so ``.grad`` keeps its values, and the norm is returned as a 0-d tensor, without waiting.
+        ``max_norm`` scales the gradients down if the norm of all gradients together is larger. The update does the scaling, so ``.grad``
+        keeps its values. The norm is returned as a 0-d tensor, without waiting for the device.
 
-        ``grad_scale`` and ``found_inf`` are 0-d tensors on the device (from :class:`netcl.amp.GradScaler`): gradients are
-        multiplied by the first inside the update, and if the second is 1 the step is skipped. The host does not wait for the device:
-        the number of steps is then counted on the device, and :meth:`state_dict` reads it.
+        ``grad_scale`` and ``found_inf`` are 0-d tensors on the device (from :class:`netcl.amp.GradScaler`). The update multiplies gradients
+        by ``grad_scale`` and is skipped if ``found_inf`` is 1. The host does not wait for the device: the device counts the steps, and
+        :meth:`state_dict` reads the count.
         """
         if closure is not None or callable(max_norm):
             with enable_grad():
@@ -297,7 +297,7 @@ class Optimizer:
     def _roles(
         self, group: Group, params: list[Tensor], on_device: bool
     ) -> Iterator[tuple[int | Tensor, list[dict[str, Any]], list[list[Any]]]]:
-        """Group parameters by step count; yields the count or its device tensor, their states, and one list of tensors per role."""
+        """Group parameters by step count. Yields the count or its device tensor, the states, and a list per tensor of the rule."""
         names = self.tensors(group)
         for age, mastered, own, states in self._together(group, params, names, on_device):
             roles: list[list[Any]] = [[p.grad for p in own], *[self.remembered(group, own, states, name) for name in names]]
@@ -308,7 +308,7 @@ class Optimizer:
     def _together(
         self, group: Group, params: list[Tensor], names: Sequence[str], on_device: bool
     ) -> Iterator[tuple[int, bool, list[Tensor], list[dict[str, Any]]]]:
-        """Group parameters by step count and by whether they have master weights; yields both, the parameters and their states."""
+        """Group parameters by step count and by whether they have master weights. Yields count, flag, parameters and states."""
         states: list[Any] = [self.state.get(p) for p in params]
         if None in states:
             states = [self.state.setdefault(p, {}) for p in params]

@@ -42,7 +42,7 @@ def default_collate(batch: Sequence[Any]) -> Any:
 
 
 class TensorDataset(data.TensorDataset):
-    """Tensors of equal length; a sample is a tuple with row ``i`` of each.
+    """Tensors of equal length; sample ``i`` is the tuple of row ``i`` of each tensor.
 
     >>> TensorDataset(Tensor.from_host([1.0, 2.0]))[1][0].item()
     2.0

@@ -52,7 +52,7 @@ class Transform:
 
 
 def _class_of(name: str, function: Callable[..., Any], probability: float | None = None, **renamed: str) -> Any:
-    """Return a transform class that calls ``function``, with its arguments, some ``renamed``; ``probability`` is the default of ``p``."""
+    """Return a transform class that calls ``function``. ``renamed`` maps its parameters to new names; ``p`` defaults to ``probability``."""
     known = list(inspect.signature(function).parameters.values())[1:]
     taken = [p.replace(name=renamed.get(p.name, p.name), kind=p.POSITIONAL_OR_KEYWORD) for p in known]
     if probability is not None:

@@ -54,7 +54,7 @@ _BICUBIC = ("swin_", "efficientnet_b", "efficientnet_v2_l", "regnet_y_128gf", "v
 
 
 def get_transforms(name: str) -> Any:
-    """Return the preprocessing that torchvision's weights of a model expect, which converts an image to a normalized tensor."""
+    """Return the preprocessing that torchvision's weights of a model expect. It converts an image to a normalized tensor."""
     if hasattr(detection, name):
         return ToTensor()
     crop, resize = (None, 520) if hasattr(segmentation, name) else _PRESETS.get(name, (224, 256))

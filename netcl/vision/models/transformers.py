@@ -90,7 +90,7 @@ class WindowAttention(nn.Module):
 
 
 class SwinBlock(nn.Module):
-    """Attention and a feed-forward network, each with a shortcut and a norm, which comes first in version 1 and last in version 2."""
+    """Attention and a feed-forward network, each with a shortcut and a norm. The norm comes first in version 1, last in version 2."""
 
     def __init__(self, dim: int, num_heads: int, window: Sequence[int], shift: Sequence[int], mlp_ratio: float, dropout: float,
                  attention_dropout: float, p: float, version: int):  # fmt: skip
