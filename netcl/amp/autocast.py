@@ -116,7 +116,7 @@ def supports_fp16(device: Any = None) -> bool:
 
 
 def maybe_cast_tensor(tensor: Tensor, dtype: str | None = None) -> Tensor:
-    """Return a tensor in ``dtype``, by default that of the ``autocast`` block, if any; float64 and integers are never converted.
+    """Convert a tensor to ``dtype``, by default to the dtype of the ``autocast`` block, if any. float64 and integers are unchanged.
 
     >>> x = Tensor.ones(3)
     >>> with autocast():

@@ -302,7 +302,7 @@ class TextStream:
 
 
 def _held_back(text: str, stops: Sequence[str]) -> int:
-    """Return how many characters at the end of a text to hold back: incomplete ones, else those that begin a stop string."""
+    """Return how many characters at the end of a text to hold back: incomplete characters, else the beginning of a stop string."""
     if text.endswith("\N{REPLACEMENT CHARACTER}"):  # of a character whose bytes are not all there
         return len(text) - len(text.rstrip("\N{REPLACEMENT CHARACTER}"))
     beginnings = (n for word in stops for n in range(1, len(word)) if text.endswith(word[:n]))

@@ -21,7 +21,7 @@ _ROW_FORMS = '{"messages": [...]}, {"prompt": ..., "completion": "..."}, {"text"
 
 
 class Document(NamedTuple):
-    """A tokenized text: ``ids``, and ``learned``, which is True for each id that the loss counts."""
+    """A tokenized text: its ``ids``, and a flag ``learned`` for each id: whether the loss counts the id."""
 
     ids: list[int]
     learned: list[bool]

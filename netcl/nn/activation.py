@@ -1,4 +1,4 @@
-"""Activations as modules: elementwise functions, gates and softmax. Most are made from an op and take the settings of that op.
+"""Activations as modules: elementwise functions, gates and softmax. Most layers call one op and take the settings of that op.
 
 ``inplace`` is accepted where torch has it, and ignored.
 """

@@ -27,8 +27,8 @@ class AdaptiveLogSoftmaxWithLoss(Module):
     - **cutoffs**: the first class of each cluster, ascending. **div_value**: how many times narrower each cluster is than the previous.
     - **head_bias**: whether the projection to the frequent classes and the clusters has a bias.
 
-    ``forward(input, target)`` gives ``(output, loss)``; ``log_prob(input)`` and ``predict(input)`` take no target. All clusters are
-    computed for all rows: the work does not depend on the targets.
+    ``forward(input, target)`` gives ``(output, loss)``; ``log_prob(input)`` and ``predict(input)`` take no target. Every row is projected
+    to all clusters, so the work does not depend on the targets.
 
     >>> from netcl import nn, zeros
     >>> layer = nn.AdaptiveLogSoftmaxWithLoss(8, 20, cutoffs=[5, 10])

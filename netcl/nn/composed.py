@@ -84,7 +84,7 @@ def instance_norm(
 
 def batch_norm(input: Tensor, running_mean: Tensor | None, running_var: Tensor | None, weight: Tensor | None = None,
                bias: Tensor | None = None, training: bool = False, momentum: float = 0.1, eps: float = 1e-5) -> Tensor:  # fmt: skip
-    """Normalize ``(N, C, ...)`` per channel; training uses the batch's statistics and updates the running ones in place."""
+    """Normalize ``(N, C, ...)`` per channel; training uses the statistics of the batch and updates the running statistics in place."""
     return ag.batch_norm(input, running_mean, running_var, weight, bias, training=training, momentum=momentum, eps=eps)
 
 

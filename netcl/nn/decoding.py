@@ -33,8 +33,8 @@ class Sampling(NamedTuple):
     - **temperature**: the divisor of the logits; 0 always chooses the most likely token.
     - **top_k**: choose among this many of the most likely tokens. **top_p**: among the fewest that have this total probability.
       **min_p**: among tokens with at least this fraction of the highest probability.
-    - **repetition_penalty**: logits of tokens in the prompt or the generated text are divided by it if positive, else multiplied.
-    - **presence_penalty**, **frequency_penalty**: subtracted from the logits of generated tokens, once or once per occurrence.
+    - **repetition_penalty**: divides positive logits of tokens in the prompt or the generated text, and multiplies negative ones.
+    - **presence_penalty**, **frequency_penalty**: subtracted from a generated token's logit once, or once per occurrence.
     - :meth:`choose` also takes float tensors ``(batch, 1)``. Then ``top_k`` must be a tensor, and ``top_k=1`` replaces ``temperature=0``.
     """
 
@@ -255,7 +255,7 @@ def prompt_logits(model: Any, ids: np.ndarray, lengths: Sequence[int], cache: KV
 
 
 class Speculator:
-    """Generates text with a draft model, which proposes tokens one by one; the model then judges all of them in one pass.
+    """Generates text with two models. The draft proposes tokens one by one; the model then judges all proposals in one pass.
 
     Up to rounding, the text has the distribution of the model alone. Penalties are ignored. Both models must have the same vocabulary.
     """
@@ -268,7 +268,7 @@ class Speculator:
         self.judged = self.accepted = 0  # proposals
 
     def _logits(self, which: int, tokens: Sequence[int]) -> np.ndarray:
-        """Return the logits after each of the new ``tokens``, from the model (``which=0``) or the draft (1)."""
+        """Return the logits after each of the new ``tokens``, from the model (``which=0``) or the draft (``which=1``)."""
         (cache, run, _), model, new = self._steps[which], self._models[which], len(tokens)
         cache.reserves_ahead(new)
         try:

@@ -266,7 +266,7 @@ class Module(metaclass=_Constructed):
                     yield dotted_name(path, name), tensor
 
     def named_parameters(self, prefix: str = "", recurse: bool = True) -> Iterator[tuple[str, Tensor]]:
-        """Yield every parameter once, with its dotted name: those of a module before those of the modules inside it."""
+        """Yield every parameter once, with its dotted name. A module's own parameters come before those of its submodules."""
         return self._walk_tensors("parameter", prefix=prefix, recurse=recurse)
 
     def parameters(self, recurse: bool = True) -> NextList[Tensor]:

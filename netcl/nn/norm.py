@@ -102,7 +102,7 @@ class _BatchNorm(_Running):
 class BatchNorm1d(_BatchNorm):
     """Batch norm of vectors or signals: ``y = (x - mean) / sqrt(var + eps) * weight + bias``, per channel.
 
-    Training uses the batch's mean and variance and updates the running ones: ``running = (1 - momentum) running + momentum batch``.
+    Training uses the batch's mean and variance and updates running averages: ``running = (1 - momentum) running + momentum batch``.
     Evaluation uses the running statistics, or the batch's with ``track_running_stats=False``.
 
     - **num_features**: the number of channels.

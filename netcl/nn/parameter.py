@@ -1,4 +1,4 @@
-"""Parameters: tensors that a module learns, and the place (device and dtype) where new ones are created."""
+"""Parameters: tensors that a module learns, and the place (device and dtype) of new parameters."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def constructor(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def here() -> Any:
-    """Return the queue on which a running constructor creates tensors: the given one, else the active device's."""
+    """Return the queue on which a running constructor creates tensors: the given queue, else that of the active device."""
     return _here.queue if _here.queue is not None else get_active_device().queue
 
 

@@ -1,4 +1,4 @@
-"""Layers whose weights stay packed in the block types of GGUF, and :func:`quantize_model`, which replaces layers with packed ones."""
+"""Layers whose weights stay packed in the block types of GGUF, and :func:`quantize_model`, which replaces plain layers by packed ones."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class QuantizedLinear(_PackedLayer):
     """An affine map of the last axis with packed weights: ``y = x W^T + b``.
 
     - **in_features**, **out_features**: sizes of the last axis of ``x`` and ``y``; ``in_features`` is a multiple of the block size and 32.
-    - **bias**: whether there is a ``b``, which is a parameter. The weights are a buffer: they have no gradient and start as zeros.
+    - **bias**: whether there is a parameter ``b``. The weights are a buffer: they have no gradient and start as zeros.
     - **kind**: a block type of GGUF other than F32, for instance ``Q4_0``, ``Q8_0``, ``Q4_K``, ``F16``.
     - **activations**: ``float``, ``int8`` or ``auto``, as in :func:`netcl.ops.quantized_linear`.
 
@@ -85,7 +85,7 @@ class QuantizedLinear(_PackedLayer):
 
     @classmethod
     def from_linear(cls, linear: Linear, kind: str = "Q4_0", activations: str = "auto") -> QuantizedLinear:
-        """Return a layer with the quantized weights of ``linear`` and its bias, which both layers share."""
+        """Return a layer with the quantized weights of ``linear``. Both layers share the bias of ``linear``."""
         made = cls(linear.in_features, linear.out_features, linear.bias is not None, kind, activations).to(linear.weight.queue)
         made.bias = linear.bias
         return made.load_blocks(packed.quantize(linear.weight.to_host().astype(np.float32), kind))
@@ -143,7 +143,7 @@ class QuantizedEmbedding(_PackedLayer):
 def quantize_model(
     model: ModelT, bits: int = 4, group: int = 32, *, kind: str = "", embeddings: bool = False, activations: str = "auto"
 ) -> ModelT:
-    """Replace the ``Linear`` layers inside a model, and with ``embeddings`` its ``Embedding``, by packed ones, in place; returns the model.
+    """Replace the ``Linear`` layers of a model by packed layers in place, with ``embeddings`` also ``Embedding``; returns the model.
 
     4 bits are Q4_0 and 8 bits Q8_0, both with a scale for each ``group`` of 32; ``kind`` names another block type of GGUF. A layer is not
     changed if it shares its weights, or if its row length is no multiple of the block size and 32. A warning lists such layers.

@@ -1,7 +1,7 @@
 """``InferenceSession``: an ONNX file on a device, with an interface like that of onnxruntime's class.
 
-On OpenCL, the first run with a set of input shapes is eager, the second is recorded, later ones are replayed. Models that cannot be
-recorded, such as those with control flow over computed values, stay eager. Control flow over an input number gets a recording per value.
+On OpenCL, the first run with a set of input shapes is eager, the second is recorded, and later runs are replayed. Models that cannot be
+recorded, such as models with control flow over computed values, stay eager. Control flow over an input number gets a recording per value.
 """
 
 from __future__ import annotations

@@ -46,9 +46,9 @@ def _packed_rule(counted: bool) -> Rule:
 class Adam(Optimizer):
     """The Adam optimizer: ``p -= lr * m / (sqrt(v) + eps)``, with bias-corrected running averages ``m`` of gradients and ``v`` of squares.
 
-    ``amsgrad`` divides by the largest average of squares so far. ``weight_decay`` adds ``weight_decay * p`` to the gradient;
-    with ``decoupled_weight_decay`` it shrinks the parameter instead, which is :class:`AdamW`. ``master_weights`` keeps
-    float32 copies of half parameters.
+    ``amsgrad`` divides by the root of the largest average of squares so far. ``weight_decay`` adds ``weight_decay * p`` to the gradient.
+    With ``decoupled_weight_decay``, as in :class:`AdamW`, weight decay shrinks the parameter instead. ``master_weights`` keeps float32
+    copies of half parameters.
 
     >>> from netcl.core.tensor import Tensor
     >>> w = Tensor.from_host([1.0, 2.0], requires_grad=True)

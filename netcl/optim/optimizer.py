@@ -266,7 +266,7 @@ class Optimizer:
     def _factor(
         self, live: Sequence[tuple[Group, list[Tensor]]], max_norm: float | None, grad_scale: Tensor | None
     ) -> tuple[Tensor | None, Tensor | float]:
-        """Return the norm of all gradients (``None`` unless they are clipped) and the factor by which the update multiplies them."""
+        """Return the norm of all gradients (``None`` without clipping) and the factor by which the update multiplies gradients."""
         unclipped: Tensor | float = 1.0 if grad_scale is None else grad_scale
         if max_norm is None:
             return None, unclipped

@@ -500,7 +500,7 @@ def _phases(total: int, pct_start: float, three: bool) -> list[list[Any]]:
 
 
 class _Several(Scheduler):
-    """Base class of schedulers that combine several others of one optimizer; the state includes that of each."""
+    """Base class of schedulers that combine several schedulers of one optimizer; the state includes all their states."""
 
     _not_saved = ("optimizer", "_schedulers")
 
@@ -559,7 +559,7 @@ class ChainedScheduler(_Several):
 
 
 class SequentialLR(_Several):
-    """One scheduler after the other: each begins at its milestone by :meth:`Scheduler.restart`, most from the initial learning rate."""
+    """Runs one scheduler after the other. Each begins at its milestone by :meth:`Scheduler.restart`; most start from the initial rate."""
 
     def __init__(self, optimizer: Optimizer, schedulers: Sequence[Scheduler], milestones: Sequence[int], last_epoch: int = -1):
         if not schedulers or len(milestones) != len(schedulers) - 1:

@@ -27,7 +27,7 @@ _random_state: dict[str, Any] = {"seeded": None, "rng": None}
 
 
 def rng() -> Any:
-    """Return the generator of transforms: in a loader, that of the batch, else one that ``netcl.manual_seed`` seeds."""
+    """Return the generator of transforms: in a loader the batch's generator, else a generator that ``netcl.manual_seed`` seeds."""
     own = batch_rng()
     if own is not None:
         return own

@@ -1,7 +1,7 @@
 """Parameters that are computed from others: ``torch.nn.utils.parametrize``, and weight and spectral norm in torch's older form.
 
-A module with a computed parameter gets its own class, in which the parameter is a property; the state dict has the tensors from which
-the property is computed.
+A module with a computed parameter gets a class of its own, and the parameter becomes a property of that class. The state dict has the
+tensors from which the property is computed.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def _put_back(module: Module, name: str, value: Tensor) -> Module:
 
 
 class ParametrizationList(ModuleList):
-    """The parametrizations of one parameter, applied one after the other, and the tensors that the first one takes."""
+    """The parametrizations of one parameter, applied one after the other, and the input tensors of the first parametrization."""
 
     def __init__(self, modules: Any = (), original: Any = ()):
         super().__init__(modules)
@@ -228,7 +228,7 @@ def spectral_form(module: Module, name: str, rounds: int, eps: float, dim: int |
 
 
 def spectral_norm(module: Module, name: str = "weight", n_power_iterations: int = 1, eps: float = 1e-12, dim: int | None = None) -> Module:
-    """Replace a parameter by ``weight_orig`` divided by its largest singular value, which power iterations in training approximate.
+    """Replace a parameter by ``weight_orig`` divided by its largest singular value, as estimated by power iterations in training.
 
     >>> from netcl import nn
     >>> list(spectral_norm(nn.Linear(3, 2)).state_dict())

@@ -25,7 +25,7 @@ from netcl.vision.transforms import ImageClassification, ToTensor
 def get_model(name: str, weights: Any = None, **options: Any) -> Any:
     """Return the model ``name``, with the weights of a file (a state dict of torchvision: ``.pth``, ``.safetensors``) or random weights.
 
-    - **options**: those of the model (``num_classes``, ``dropout``, ...), ``in_channels``, and its ``device``.
+    - **options**: arguments of the model (``num_classes``, ``dropout``, ...), ``in_channels`` and ``device``.
     """
     if name not in VISION_MODELS:
         near = difflib.get_close_matches(str(name), VISION_MODELS, n=3)

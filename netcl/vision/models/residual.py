@@ -227,7 +227,7 @@ class EfficientNet(LayerChain):
 
 
 class ShuffleUnit(nn.Module):
-    """Passes half of the channels, or all if the stride is 2, through convolutions, then shuffles the channels of both halves."""
+    """Convolves half of the channels (with stride 2, all channels in two branches), then shuffles the channels of both halves."""
 
     def __init__(self, inp: int, oup: int, stride: int):
         super().__init__()
