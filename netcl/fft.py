@@ -121,7 +121,7 @@ def polar(abs: Tensor, angle: Tensor) -> Complex:
 
 
 def view_as_real(input: Complex) -> Tensor:
-    """Return real and imaginary part along a new last axis; unlike torch's, the result does not share memory."""
+    """Return real and imaginary part along a new last axis. Unlike in torch, the result has its own memory."""
     return twin("stack")([input.real, input.imag], -1)
 
 

@@ -269,7 +269,7 @@ def supports(handle: DeviceHandle, dtype: str) -> bool:
 def results(handle: DeviceHandle, names: Sequence[str] = (), full: bool = False) -> Iterator[Result]:
     """Run the checks of the rows ``names``, by default all, on a device and yield their results; a failure does not end the run.
 
-    ``full`` first checks every kernel algorithm that the device may choose; a wrong one is quarantined, and the rows run without it.
+    ``full`` first checks every kernel algorithm that the device may choose. A wrong algorithm is quarantined: the rows do not use it.
     """
     for variant in check_variants(handle) if full and handle.backend == "cl" else ():
         state = "quarantined" if variant.wrong else "ok"

@@ -52,8 +52,8 @@ _warned = False
 class autocast(ContextDecorator):
     """Runs matmul, convolution and attention in half precision, and ops that need a large range in float32: ``with autocast(): ...``.
 
-    A context manager and a decorator; blocks nest (``autocast(enabled=False)`` switches it off inside), and each thread and
-    asyncio task has its own. Use it for the forward pass only: backward uses the recorded dtypes. ``float16`` needs a
+    A context manager and a decorator. Blocks nest: ``autocast(enabled=False)`` switches casts off inside. Threads and asyncio tasks have
+    separate blocks. Use it for the forward pass only: backward uses the recorded dtypes. ``float16`` needs a
     :class:`~netcl.amp.grad_scaler.GradScaler`; ``bfloat16`` has the range of float32 and does not.
 
     Every device stores half values. A device without half arithmetic computes in float32; for float16, a warning reports this once

@@ -119,7 +119,7 @@ def _replace(model: Module, path: str, layer: Module) -> None:
 
 
 def merge_adapters(model: ModelT) -> ModelT:
-    """Add the adapters of a model to its weights, in place, and unfreeze it; return the model. Adapted packed layers become ``Linear``."""
+    """Add the adapters of a model to its weights in place and unfreeze the model; return it. Adapted packed layers become ``Linear``."""
     for path, adapter in adapters_of(model).items():
         base, added = adapter.base, adapter.lora_B.to_host() @ adapter.lora_A.to_host()
         matrix = base_matrix(base) + np.float32(adapter.scale) * added

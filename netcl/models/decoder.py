@@ -80,7 +80,7 @@ class CausalLM(Module):
 
     @property
     def replayable(self) -> bool:
-        """Whether a decoding step does the same work for every length and all values, so that it can be compiled."""
+        """Whether decoding steps can be compiled: on one device, with the same work for all lengths and values."""
         fixed = all(rope is None or rope.stretch(1) == rope.stretch(self.context) for rope in self.config.ropes)
         return fixed and self.config.experts is None and not self.layer_queues
 
@@ -256,7 +256,7 @@ class CausalLM(Module):
                 return
 
     def _pieces(self, ids: list[int], stops: tuple[str, ...], write: Callable[..., Iterator[np.ndarray]]) -> Iterator[str]:
-        """Yield the text that ``write`` generates in pieces, as :class:`TextStream` decodes it, and at the end what it held back."""
+        """Yield the text that ``write`` generates in pieces, decoded by a :class:`TextStream`, and at the end the text it held back."""
         stream, ends = TextStream(self.tokenizer, ids, stops), {*self.end_tokens(), *self.tokenizer.end_tokens}
         for tokens in write([ids]):
             if int(tokens[0]) in ends:

@@ -64,8 +64,8 @@ class Sampling(NamedTuple):
     def choose(self, logits: Tensor, uniform: Tensor, counts: Tensor | None = None) -> Tensor:
         """Choose one token per row of logits ``(batch, vocabulary)`` on the device; returns ``(batch, 1)``.
 
-        ``uniform`` has a random number in [0, 1) per row. Penalties need ``counts``, from :func:`token_counts`; the
-        chosen tokens are added to it in place.
+        ``uniform`` has a random number in [0, 1) per row. Penalties need ``counts`` from :func:`token_counts`; the chosen tokens are added
+        to ``counts`` in place.
 
         >>> import numpy as np, netcl
         >>> logits = netcl.tensor(np.log([[0.1, 0.6, 0.3]]).astype("float32"))

@@ -101,7 +101,7 @@ def node_arg(entry: Any) -> NodeArg:
 
 
 class SessionModel(OnnxModel):
-    """The module of a session. If ``timings`` is a list, each node of the graph is appended to it with its seconds."""
+    """The module of a session. If ``timings`` is a list, a run appends each node of the graph and its time in seconds."""
 
     timings: list[tuple[OnnxNode, float]] | None = None
 
@@ -168,7 +168,7 @@ class InferenceSession:
 
     @property
     def plans(self) -> dict[tuple[tuple[int, ...], ...], str]:
-        """The mode of the next run by input shapes of past runs: ``"replay"``, ``"record"``, or the reason why it is eager."""
+        """The mode of the next run, by input shapes of past runs: ``"replay"``, ``"record"``, or the reason why the run is eager."""
         return {tuple(shape for shape, *_ in key): "replay" if isinstance(x, Graph) else x or "record" for key, x in self._plans.items()}
 
     @property

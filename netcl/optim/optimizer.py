@@ -93,7 +93,7 @@ class Optimizer:
         raise NotImplementedError
 
     def counted_rule(self, group: Group) -> update.Rule:
-        """Return the rule of a step that the device may skip: it reads ``age``, the number of earlier steps, from device memory.
+        """Return the rule of a step that the device may skip. It reads ``age``, the number of earlier steps, from device memory.
 
         Equal to :meth:`rule` if no scalar depends on the age.
         """
@@ -473,7 +473,7 @@ def _uncount(states: Sequence[dict[str, Any]]) -> None:
 
 
 def _of_one_age(states: Sequence[dict[str, Any]], counter: Any) -> bool:
-    """Whether parameters that are updated together still have one step count: on the host, or the device tensor ``counter``."""
+    """Whether parameters that are updated together still share a step count: a host number, or the device tensor ``counter``."""
     first = states[0].get("step", 0) if counter is None else counter
     for state in states:
         steps = state.get("step", 0)

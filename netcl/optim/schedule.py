@@ -422,7 +422,7 @@ class OneCycleLR(Scheduler):
     """Raises the rate from ``max_lr / div_factor`` to ``max_lr`` in a fraction ``pct_start`` of the steps, then lowers it to a minimum.
 
     The length is ``total_steps``, or ``epochs * steps_per_epoch``. The minimum is the first rate divided by ``final_div_factor``.
-    ``three_phase`` lowers the rate to the first rate in as many steps as it was raised, then to the minimum. ``cycle_momentum`` lowers
+    ``three_phase`` lowers the rate to the first rate in as many steps as raised it, then to the minimum. ``cycle_momentum`` lowers
     the momentum (or first beta) from ``max_momentum`` to ``base_momentum`` while the rate rises, and raises it while the rate falls.
     """
 

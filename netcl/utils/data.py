@@ -60,7 +60,7 @@ class TensorDataset(data.TensorDataset):
 
 
 class DataLoader(data.DataLoader):
-    """:class:`netcl.data.DataLoader` with torch's arguments, whose batches are tensors, by default on the active device.
+    """:class:`netcl.data.DataLoader` with torch's arguments. Batches are tensors, by default on the active device.
 
     >>> x, y = next(iter(DataLoader(TensorDataset([[1.0], [2.0]], [0, 1]), batch_size=2)))
     >>> x.shape, y.tolist()

@@ -192,7 +192,7 @@ class RandomCrop(Transform):
 
 
 class RandomResizedCrop(Transform):
-    """Crops a window of random area (``scale``, a fraction) and aspect ratio (``ratio``, width over height), resized to ``size``."""
+    """Crops a window of random area (``scale``, a fraction) and aspect ratio (``ratio``, width / height) and resizes it to ``size``."""
 
     def __init__(
         self, size: Any, scale: Sequence[float] = (0.08, 1.0), ratio: Sequence[float] = (3 / 4, 4 / 3),

@@ -81,7 +81,7 @@ class LayerNorm2d(nn.LayerNorm):
 
 
 class CNBlock(nn.Module):
-    """A depthwise 7 x 7 convolution and a feed-forward network over channels, scaled, beside a shortcut."""
+    """A depthwise 7 x 7 convolution and a feed-forward network over channels. The scaled result is added to the input."""
 
     def __init__(self, dim: int, layer_scale: float, stochastic_depth_prob: float):
         super().__init__()

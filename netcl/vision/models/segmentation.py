@@ -35,7 +35,7 @@ class ASPP(nn.Module):
 
 
 class LRASPPHead(nn.Module):
-    """Adds class scores of deep features, scaled by a gate from their means, to class scores of shallow features."""
+    """Adds the class scores of deep and shallow features. Deep features are first scaled by a gate computed from their means."""
 
     def __init__(self, low_channels: int, high_channels: int, num_classes: int, inter_channels: int):
         super().__init__()
