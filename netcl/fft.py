@@ -227,7 +227,7 @@ for _end in ("", "2", "n"):
 
 
 def hfft(input: Any, n: int | None = None, dim: int = -1, norm: str | None = None) -> Tensor:
-    """Return the real transform of a Hermitian-symmetric signal, given its first half: ``irfft`` of the conjugate, scaled as ``fft``."""
+    """Return the real transform of a Hermitian-symmetric signal. ``input`` is the first half of the signal. Scaled as ``fft``."""
     return _transformed("hfft", conj(input), n, dim, norm, True, "cr")
 
 

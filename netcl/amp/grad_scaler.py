@@ -50,8 +50,8 @@ class GradScaler:
       number of steps do not change.
     - **enabled**: ``False`` makes every method act without a scale.
 
-    One pass per device checks its gradients, and the result stays there. Reading ``scale`` or
-    ``state_dict()`` waits for the device; a training loop need not read them.
+    Each device checks its gradients in one pass and keeps the result. Reading ``scale`` or ``state_dict()`` waits for the device; a
+    training loop need not read them.
 
     >>> from netcl.optim import SGD
     >>> w = Tensor.from_host([1.0], requires_grad=True)

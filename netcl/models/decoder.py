@@ -156,8 +156,8 @@ class CausalLM(Module):
                  frequency_penalty: float = 0.0) -> Any:  # fmt: skip
         """Continue a prompt; returns only the new text or ids.
 
-        - **prompt**: a text, token ids ``(length,)``, or several of either. Texts give a text, ids give a list of ids; several give a
-          list of results.
+        - **prompt**: a text, token ids ``(length,)``, or several prompts. A text returns a text, ids return a list of ids, and several
+          prompts return a list of results.
         - **max_new_tokens**: the most tokens to add. Generation also ends at an end token, at a stop string, and where the context is
           full.
         - **temperature**: the divisor of the logits; 0 always chooses the most likely token. **top_k**: choose among this many of the most

@@ -62,7 +62,7 @@ class _Convolution(Module):
         init.layer_(self.weight, self.bias)
 
     def _padded(self, x: Tensor) -> tuple[Tensor, tuple[int, ...]]:
-        """Pad the input unless ``padding_mode`` is ``zeros``; return it and the padding that the op must still apply."""
+        """Pad ``x`` unless ``padding_mode`` is ``zeros``. Return ``x`` and the padding that the op must still apply."""
         if self.padding_mode == "zeros":
             return x, self.padding
         sides = [n for size in reversed(self.padding) for n in (size, size)]

@@ -45,7 +45,7 @@ def layer_class(scope: dict[str, Any], head: str, call: str, doc: str, example: 
 
 
 def _forward(call: str, settings: set[str], scope: dict[str, Any]) -> tuple[str, list[str], set[str]]:
-    """Return the expression with settings read from ``self``, its input names in the order of first use, and the settings it uses."""
+    """Return the expression ``call`` with settings read from ``self``, the names of its inputs by first use, and the settings it uses."""
     tree = ast.parse(call, mode="eval")
     functions = {id(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)}
     used_names = (node for node in ast.walk(tree) if isinstance(node, ast.Name) and id(node) not in functions)

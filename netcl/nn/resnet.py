@@ -1,4 +1,4 @@
-"""Residual networks (He et al. 2016), by default with torchvision's layout and names, so that its weights load."""
+"""Residual networks (He et al. 2016), by default with torchvision's layout and names, so that torchvision's weights load."""
 
 from __future__ import annotations
 

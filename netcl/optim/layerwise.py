@@ -26,10 +26,9 @@ _SCALED = {"direction": "g * (factor * sign)"}
 class LayerwiseOptimizer(FormulaOptimizer):
     """An optimizer of two formulas with a refinement per tensor between them.
 
-    ``formula`` computes a ``direction`` per element, :meth:`refine` changes it per tensor, and ``move`` applies it. In ``move``, ``g``
-    is the refined direction and ``factor`` the number that :meth:`refine` returns with it.
-
-    The directions of many parameters are computed together, the moves one parameter at a time.
+    ``formula`` computes a ``direction`` per element, :meth:`refine` changes the direction per tensor, and ``move`` updates the parameter.
+    In ``move``, ``g`` is the refined direction, and ``factor`` is the number that :meth:`refine` also returns. Directions are computed for
+    many parameters together, moves for one parameter at a time.
     """
 
     formula = Formula({}, {}, _SCALED)

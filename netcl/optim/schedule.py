@@ -1,6 +1,6 @@
 """Learning-rate schedules: a scheduler takes the optimizer and changes ``lr`` of its groups in ``step``.
 
-As in torch, many schedulers compute a new rate from the group's current one, so that several may act on one optimizer.
+As in torch, many schedulers compute the new rate from the group's current rate, so several schedulers can share an optimizer.
 """
 
 from __future__ import annotations

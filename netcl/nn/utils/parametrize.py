@@ -222,7 +222,7 @@ class SpectralNorm(Module):
 
 
 def spectral_form(module: Module, name: str, rounds: int, eps: float, dim: int | None, older: bool = False) -> SpectralNorm:
-    """Make the :class:`SpectralNorm` of a parameter; its matrix has axis ``dim`` as rows, by default 0 (1 for a transposed layer)."""
+    """Make the :class:`SpectralNorm` of a parameter. Axis ``dim`` becomes the rows of a matrix; by default 0 (1 in transposed layers)."""
     axis = dim if dim is not None else int(getattr(module, "transposed", False))
     return SpectralNorm(getattr(module, name).detach(), rounds, axis, eps, older)
 

@@ -1,4 +1,4 @@
-"""Models of ``torchvision.models`` by their names; their parameters have torchvision's names, so that its state dicts load.
+"""Models of ``torchvision.models`` by their names. Parameters have torchvision's names, so that torchvision's state dicts load.
 
 >>> from netcl.vision import models
 >>> model = models.get_model("mobilenet_v3_small", num_classes=10).eval()

@@ -146,7 +146,7 @@ class MobileNetV2(LayerChain):
 
 def _inverted(inside: int, hidden: int, out: int, kernel: int, stride: int, activation: Any, gate: Any, squeezed: int, norm: dict[str, Any],
               dilation: int = 1) -> list[nn.Module]:  # fmt: skip
-    """Return layers that expand to ``hidden`` channels, convolve each, scale them by ``gate`` if ``squeezed``, and project to ``out``."""
+    """Return layers that expand to ``hidden`` channels, convolve each channel, scale by ``gate`` if ``squeezed``, project to ``out``."""
     parts: list[nn.Module] = [conv_norm(inside, hidden, 1, activation=activation, **norm)] if hidden != inside else []
     parts.append(conv_norm(hidden, hidden, kernel, stride, hidden, activation, dilation, **norm))
     parts += [SqueezeExcitation(hidden, squeezed, *gate)] if squeezed else []

@@ -52,7 +52,7 @@ class SegmentationModel(nn.Module):
     """A backbone, a classifier of every position and, with ``aux_loss``, a second classifier of shallower features.
 
     - **head**: ``fcn``, ``deeplabv3`` or ``lraspp``. **backbone**: ``resnet50``, ``resnet101`` or ``mobilenet_v3_large``.
-    - **num_classes**, **aux_loss**: how many classes there are; whether the result also has the key ``aux`` (never for ``lraspp``).
+    - **num_classes**: how many classes there are. **aux_loss**: whether the result also has the key ``aux`` (never for ``lraspp``).
 
     Shapes: ``(N, 3, H, W)`` becomes ``{"out": (N, num_classes, H, W)}``.
     """
