@@ -157,8 +157,7 @@ class RNN(_Recurrent):
       (between layers), **bidirectional**: as in torch.
 
     Shapes: ``x`` ``(time, batch, input_size)``, or ``(batch, time, input_size)`` with ``batch_first``, or without a batch. Returns
-    ``output``, with the axes of ``x`` and the width ``directions * hidden_size``, and ``h_n`` ``(num_layers * directions, batch,
-    hidden_size)``.
+    ``output``, like ``x`` with width ``directions * hidden_size``, and ``h_n`` ``(num_layers * directions, batch, hidden_size)``.
 
     >>> from netcl import nn, zeros
     >>> output, h = nn.RNN(3, 5, num_layers=2)(zeros((7, 2, 3)))
