@@ -27,7 +27,7 @@ TensorOrNumber = Tensor | float
 
 
 class Distribution:
-    """Base class of distributions: a batch of shape ``batch_shape``; a draw from each member has shape ``event_shape``."""
+    """Base class of distributions: an object is a batch of shape ``batch_shape``. A draw from each member has shape ``event_shape``."""
 
     batch_shape: tuple[int, ...]
     event_shape: tuple[int, ...] = ()

@@ -121,7 +121,7 @@ def polar(abs: Tensor, angle: Tensor) -> Complex:
 
 
 def view_as_real(input: Complex) -> Tensor:
-    """Return real and imaginary part along a new last axis; unlike torch's, the result does not share memory."""
+    """Return real and imaginary part along a new last axis. Unlike in torch, the result has its own memory."""
     return twin("stack")([input.real, input.imag], -1)
 
 
@@ -227,12 +227,12 @@ for _end in ("", "2", "n"):
 
 
 def hfft(input: Any, n: int | None = None, dim: int = -1, norm: str | None = None) -> Tensor:
-    """Return the real transform of a Hermitian-symmetric signal, given its first half: ``irfft`` of the conjugate, scaled as ``fft``."""
+    """Return the real transform of a Hermitian-symmetric signal. ``input`` is the first half of the signal. Scaled as ``fft``."""
     return _transformed("hfft", conj(input), n, dim, norm, True, "cr")
 
 
 def ihfft(input: Tensor, n: int | None = None, dim: int = -1, norm: str | None = None) -> Complex:
-    """Return the first half of the inverse transform of a real tensor, which is Hermitian-symmetric: the inverse of :func:`hfft`."""
+    """Return the first half of the Hermitian-symmetric inverse transform of a real tensor: the inverse of :func:`hfft`."""
     return _transformed("ihfft", input, n, dim, norm, False, "rc").conj()
 
 
@@ -265,7 +265,7 @@ def ifftshift(input: Any, dim: Any = None) -> Any:
 def stft(input: Tensor, n_fft: int, hop_length: int | None = None, win_length: int | None = None, window: Tensor | None = None,
          center: bool = True, pad_mode: str = "reflect", normalized: bool = False, onesided: bool | None = None,
          return_complex: bool = True) -> Any:  # fmt: skip
-    """Return short-time Fourier transforms ``(..., frequencies, frames)``: complex, or with ``return_complex=False`` real, ``(..., 2)``."""
+    """Return short-time Fourier transforms ``(..., frequencies, frames)``. ``return_complex=False`` gives reals with a last axis of 2."""
     made = twin("stft_pairs")(input, n_fft, hop_length, win_length, window, center, pad_mode, normalized, onesided is not False)
     return view_as_complex(made) if return_complex else made
 

@@ -1,6 +1,6 @@
 """Linear algebra under the names of ``torch.linalg``: the rows of the op table whose names begin with ``linalg_``, and a few others.
 
-Decompositions run on the host, by NumPy's LAPACK, and wait for the device; the results and the gradients are on the tensor's device.
+Decompositions wait for the device and run on the host, by NumPy's LAPACK. Results and gradients are on the tensor's device.
 
 >>> import netcl
 >>> netcl.linalg.solve(netcl.tensor([[2.0, 0.0], [0.0, 4.0]]), netcl.tensor([2.0, 2.0])).tolist()

@@ -1,8 +1,8 @@
 """Checks of every row of the op table on a device, for ``netcl selftest`` and the tests.
 
-A reference is NumPy's function, or the op itself on the NumPy backend in float64; rows without one are checked for errors only. No
-check refers to an op by name. Forward values are compared with the reference; gradients by inner products: ``<w, J v>`` of the
-*reference*, by finite differences, with ``<J' w, v>`` of the tape on the device.
+A reference is NumPy's function, or the op itself on the NumPy backend in float64; rows without a reference are checked for errors only. No
+check refers to an op by name. Forward values are compared with the reference. Gradients are compared by inner products:
+``<J' w, v>`` of the tape on the device with ``<w, J v>`` from finite differences of the *reference*.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class OpCall:
 
 
 def cases(row: Row, dtype: str = "float32", sizes: Sequence[int] = TESTED_SIZES) -> Iterator[OpCall]:
-    """Yield the calls that a row is checked with, in one float dtype; with a single size, fewer of them."""
+    """Yield the calls that a row is checked with, in one float dtype; fewer calls if there is a single size."""
     if isinstance(row, Choice):
         for part in row.rows:
             yield from cases(part, dtype, sizes)
@@ -269,7 +269,7 @@ def supports(handle: DeviceHandle, dtype: str) -> bool:
 def results(handle: DeviceHandle, names: Sequence[str] = (), full: bool = False) -> Iterator[Result]:
     """Run the checks of the rows ``names``, by default all, on a device and yield their results; a failure does not end the run.
 
-    ``full`` first checks every kernel algorithm that the device may choose; a wrong one is quarantined, and the rows run without it.
+    ``full`` first checks every kernel algorithm that the device may choose. A wrong algorithm is quarantined: the rows do not use it.
     """
     for variant in check_variants(handle) if full and handle.backend == "cl" else ():
         state = "quarantined" if variant.wrong else "ok"

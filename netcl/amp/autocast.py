@@ -1,8 +1,8 @@
 """autocast: a block in which ops run in half precision if the ``amp`` column of their row allows it.
 
-``half`` rows (products, convolutions, attention) get float16 or bfloat16 inputs, ``float`` rows (exponentials, losses, long
-sums) get float32, ``keep`` rows keep the dtype of their inputs. float64 is never cast. Parameters keep their dtype: the tape records
-each cast, so their gradients have it, too, and optimizers are not affected.
+``half`` rows (products, convolutions, attention) get float16 or bfloat16 inputs, ``float`` rows (exponentials, losses, long sums) get
+float32, ``keep`` rows keep the dtype of their inputs. float64 is never cast. Parameters keep their dtype. The tape records each cast, so a
+gradient has the dtype of its parameter, and optimizers are not affected.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from netcl.core.writes import writes_of
 
 
 class _Cast(NamedTuple):
-    """A parameter, its recorded half copy, the version of the parameter at the cast, and the recording it was made in, if any."""
+    """A parameter, its recorded half copy, the parameter's version at the cast, and the recording that made the copy, if any."""
 
     parameter: Tensor
     half: Tensor
@@ -52,8 +52,8 @@ _warned = False
 class autocast(ContextDecorator):
     """Runs matmul, convolution and attention in half precision, and ops that need a large range in float32: ``with autocast(): ...``.
 
-    A context manager and a decorator; blocks nest (``autocast(enabled=False)`` switches it off inside), and each thread and
-    asyncio task has its own. Use it for the forward pass only: backward uses the recorded dtypes. ``float16`` needs a
+    A context manager and a decorator. Blocks nest: ``autocast(enabled=False)`` switches casts off inside. Threads and asyncio tasks have
+    separate blocks. Use it for the forward pass only: backward uses the recorded dtypes. ``float16`` needs a
     :class:`~netcl.amp.grad_scaler.GradScaler`; ``bfloat16`` has the range of float32 and does not.
 
     Every device stores half values. A device without half arithmetic computes in float32; for float16, a warning reports this once
@@ -116,7 +116,7 @@ def supports_fp16(device: Any = None) -> bool:
 
 
 def maybe_cast_tensor(tensor: Tensor, dtype: str | None = None) -> Tensor:
-    """Return a tensor in ``dtype``, by default that of the ``autocast`` block, if any; float64 and integers are never converted.
+    """Convert a tensor to ``dtype``, by default to the dtype of the ``autocast`` block, if any. float64 and integers are unchanged.
 
     >>> x = Tensor.ones(3)
     >>> with autocast():

@@ -34,7 +34,7 @@ _UPDATE = update.Rule(
 
 
 class _Numbers(NamedTuple):
-    """The numbers of a scaler on a device: the scale, its reciprocal, and the good steps since it last changed."""
+    """The numbers of a scaler on a device: the scale, its reciprocal, and the good steps since the scale changed."""
 
     scale: Tensor
     inverse: Tensor
@@ -50,8 +50,8 @@ class GradScaler:
       number of steps do not change.
     - **enabled**: ``False`` makes every method act without a scale.
 
-    One pass per device checks its gradients, and the result stays there. Reading ``scale`` or
-    ``state_dict()`` waits for the device; a training loop need not read them.
+    Each device checks its gradients in one pass and keeps the result. Reading ``scale`` or ``state_dict()`` waits for the device; a
+    training loop need not read them.
 
     >>> from netcl.optim import SGD
     >>> w = Tensor.from_host([1.0], requires_grad=True)
@@ -101,7 +101,7 @@ class GradScaler:
             update.scale(tensors, self._devices[place].inverse)
 
     def step(self, optimizer: Any, params: Iterable[Tensor] | None = None, max_norm: float | None = None) -> Tensor | None:
-        """Take an optimizer's step with unscaled gradients, unless one of them is not finite.
+        """Take an optimizer's step with unscaled gradients, unless a gradient is not finite.
 
         ``max_norm`` clips the gradients inside the step and returns their norm, as ``optimizer.step(max_norm)`` does. With one
         device and ``optimizer.skips_on_device`` the device decides; else the host waits, and ``None`` is returned for a skipped step.
@@ -138,7 +138,7 @@ class GradScaler:
         return self.enabled
 
     def _known(self, entries: Mapping[Any, Any], key: Any) -> Any:
-        """Return ``entries[key]`` or ``None``. Unless the step being recorded made the entry, replays require that it is the same."""
+        """Return ``entries[key]`` or ``None``. Replays require the same entry, unless the step being recorded made the entry."""
         entry = entries.get(key)
         verdicts = entry.values() if isinstance(entry, dict) else [entry]
         if entry is None or not any(map(recording.made, verdicts)):
@@ -156,7 +156,7 @@ class GradScaler:
 
     @property
     def found_inf(self) -> Tensor | None:
-        """1 if a check since :meth:`update` found a gradient that is not finite, else 0: a 0-d device tensor; ``None`` without a check."""
+        """A 0-d device tensor: 1 if a check since :meth:`update` found a gradient that is not finite, else 0. ``None`` without a check."""
         return next(iter(self._found.values()), None)
 
     def state_dict(self) -> dict[str, Any]:

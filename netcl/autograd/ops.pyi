@@ -948,8 +948,8 @@ def quantized_linear(input: Operand, weight: Operand, bias: Operand | None = Non
 
     :class:`netcl.nn.QuantizedLinear` packs weights. ``activations`` selects the arithmetic. ``float`` leaves x unchanged and sums in
     float32 (float64 for float64). ``int8`` rounds every 32 neighbors of x to int8 with one scale, as in llama.cpp; OpenCL devices
-    raise for float64. ``auto`` selects ``int8`` on CPUs with instructions for it, if kind and dtype allow it, else ``float``. The gradients with
-    respect to x and bias are computed in floats. Weights have no gradient.
+    raise for float64. ``auto`` selects ``int8`` on CPUs with instructions for it, if kind and dtype allow it, else ``float``. The
+    gradients with respect to x and bias are computed in floats. Weights have no gradient.
     """
 
 def quantized_linear_grad(grad: Operand, weight: Operand, *, kind: str, columns: int) -> Tensor:

@@ -36,8 +36,8 @@ _UNSUPPORTED = ("modules_to_save", "lora_bias", "layer_replication", "alora_invo
 class LoRALinear(Module):
     """A ``Linear`` or ``QuantizedLinear`` with an adapter: ``y = base(x) + alpha / rank * x A^T B^T``; ``B`` starts as zeros.
 
-    With ``dora`` the rows of ``W + alpha / rank * B A``, ``W`` being the base's weights, are scaled to norms ``lora_magnitude_vector``,
-    which are learned and start as those of ``W``. Parameters: ``lora_A`` ``(rank, in_features)``, ``lora_B`` ``(out_features, rank)``.
+    ``dora`` scales the rows of ``W + alpha / rank * B A`` to learned norms, ``lora_magnitude_vector``. ``W`` is the weight of ``base``; the
+    norms start as the row norms of ``W``. Parameters: ``lora_A`` ``(rank, in_features)``, ``lora_B`` ``(out_features, rank)``.
     """
 
     def __init__(self, base: Any, rank: int = 8, alpha: float = 16, dropout: float = 0.0, dora: bool = False):
@@ -81,7 +81,7 @@ def lora(model: ModelT, rank: int = 8, alpha: float = 16, targets: Sequence[str]
 
     - **rank**, **alpha**: an adapter adds ``alpha / rank`` times the product of two matrices of this rank.
     - **targets**: names of layers; by default all in attention and feed-forward networks. Experts and tied heads are never adapted.
-    - **dropout**: its probability for the inputs of adapters. **dora**: whether to learn the row norms of the weights, too.
+    - **dropout**: the probability for the inputs of adapters. **dora**: whether to learn the row norms of the weights, too.
     """
     if rank < 1 or not 0 <= dropout < 1:
         raise ValueError(message("lora", "rank must be at least 1, and dropout at least 0 and below 1", rank=rank, dropout=dropout))
@@ -119,7 +119,7 @@ def _replace(model: Module, path: str, layer: Module) -> None:
 
 
 def merge_adapters(model: ModelT) -> ModelT:
-    """Add the adapters of a model to its weights, in place, and unfreeze it; return the model. Adapted packed layers become ``Linear``."""
+    """Add the adapters of a model to its weights in place and unfreeze the model; return it. Adapted packed layers become ``Linear``."""
     for path, adapter in adapters_of(model).items():
         base, added = adapter.base, adapter.lora_B.to_host() @ adapter.lora_A.to_host()
         matrix = base_matrix(base) + np.float32(adapter.scale) * added
@@ -138,7 +138,7 @@ def merge_adapters(model: ModelT) -> ModelT:
 
 
 def _hub_layers(model: Any) -> dict[str, tuple[str, slice]]:
-    """Return for each linear layer, by path, the layer of the Hugging Face model that holds it, and its rows there."""
+    """Map the path of each linear layer to the Hugging Face layer that holds its weights, and to its rows in that layer."""
     names, found, filled = ARCHITECTURES[model.config.architecture].names, {}, Counter[str]()
     for path, layer in _linear_layers(model).items():
         origin = origin_of(f"{path}.weight", names)

@@ -1,8 +1,8 @@
-"""The table of architectures: maps the configuration of each, and its weight names in both file formats, to those of netcl.
+"""The table of architectures. An entry maps the configuration keys and weight names of an architecture's files to those of netcl.
 
-A row names a weight of a file as ``name`` or ``name op op``: ops are applied to the weight in order. ``T`` transposes, ``q k v`` and
+The weight of a file is written as ``name`` or ``name op op``; ops are applied to the weight in order. ``T`` transposes, ``q k v`` and
 ``gate up`` take parts of fused rows, ``e`` takes one expert, ``rq rk`` undo llama.cpp's order of rotary pairs, ``+1`` adds one to the
-weight of a norm. :mod:`netcl.models.weights` applies them, and inverts them for saving.
+weight of a norm. :mod:`netcl.models.weights` applies the ops, and inverts them for saving.
 """
 
 from __future__ import annotations

@@ -64,7 +64,7 @@ class Rope:
         return (0.1 * one * math.log(self.factor) + 1) / (0.1 * all_dim * math.log(self.factor) + 1) if self.factor > 1 else 1.0
 
     def stretch(self, length: int) -> int:
-        """Return a key of the frequencies at a length: lengths with equal keys have equal frequencies."""
+        """Return a cache key for the frequencies of a text of ``length``: equal keys mean equal frequencies."""
         limit = {"dynamic": self.context, "longrope": self.original}.get(self.kind, math.inf)
         return 0 if length <= limit else length if self.kind == "dynamic" else 1
 
@@ -135,7 +135,7 @@ def rope_of(config: Mapping[str, Any], head: int, layer_type: str) -> Rope:
 
 @dataclass(frozen=True)
 class Experts:
-    """A mixture of ``count`` networks of width ``width``, ``chosen`` per token; all tokens share one more of width ``shared`` if > 0."""
+    """A mixture of ``count`` networks of width ``width``. Each token uses ``chosen`` of them, and one of width ``shared`` if > 0."""
 
     count: int
     chosen: int

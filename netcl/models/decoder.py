@@ -80,7 +80,7 @@ class CausalLM(Module):
 
     @property
     def replayable(self) -> bool:
-        """Whether a decoding step does the same work for every length and all values, so that it can be compiled."""
+        """Whether decoding steps can be compiled: on one device, with the same work for all lengths and values."""
         fixed = all(rope is None or rope.stretch(1) == rope.stretch(self.context) for rope in self.config.ropes)
         return fixed and self.config.experts is None and not self.layer_queues
 
@@ -156,8 +156,8 @@ class CausalLM(Module):
                  frequency_penalty: float = 0.0) -> Any:  # fmt: skip
         """Continue a prompt; returns only the new text or ids.
 
-        - **prompt**: a text, token ids ``(length,)``, or several of either. Texts give a text, ids give a list of ids; several give a
-          list of results.
+        - **prompt**: a text, token ids ``(length,)``, or several prompts. A text returns a text, ids return a list of ids, and several
+          prompts return a list of results.
         - **max_new_tokens**: the most tokens to add. Generation also ends at an end token, at a stop string, and where the context is
           full.
         - **temperature**: the divisor of the logits; 0 always chooses the most likely token. **top_k**: choose among this many of the most
@@ -193,7 +193,7 @@ class CausalLM(Module):
         return self._together(prompt, stops, write)
 
     def _together(self, prompts: Sequence[Any], stops: tuple[str, ...], write: Callable[..., Iterator[np.ndarray]]) -> list[Any]:
-        """Return the continuation of each prompt, as text or ids like the prompt; ``write(prompts)`` yields one token per prompt."""
+        """Return the continuation of each prompt: text for text, ids for ids. ``write(prompts)`` yields one token per prompt."""
         texts = [isinstance(prompt, str) for prompt in prompts]
         ids = [self.tokenizer.encode(prompt) if text else [int(i) for i in prompt] for prompt, text in zip(prompts, texts, strict=True)]
         ends = {*self.end_tokens(), *(self.tokenizer.end_tokens if any(texts) else ())}
@@ -256,7 +256,7 @@ class CausalLM(Module):
                 return
 
     def _pieces(self, ids: list[int], stops: tuple[str, ...], write: Callable[..., Iterator[np.ndarray]]) -> Iterator[str]:
-        """Yield the text that ``write`` generates in pieces, as :class:`TextStream` decodes it, and at the end what it held back."""
+        """Yield the text that ``write`` generates in pieces, decoded by a :class:`TextStream`, and at the end the text it held back."""
         stream, ends = TextStream(self.tokenizer, ids, stops), {*self.end_tokens(), *self.tokenizer.end_tokens}
         for tokens in write([ids]):
             if int(tokens[0]) in ends:
@@ -302,7 +302,7 @@ class TextStream:
 
 
 def _held_back(text: str, stops: Sequence[str]) -> int:
-    """Return how many characters at the end of a text to hold back: incomplete ones, and those before them that begin a stop string."""
+    """Return how many characters at the end of ``text`` to hold back: incomplete characters, and the beginning of a stop string before."""
     whole = text.rstrip("\N{REPLACEMENT CHARACTER}")  # of a character whose bytes are not all there
     beginnings = (n for word in stops for n in range(1, len(word)) if whole.endswith(word[:n]))
     return len(text) - len(whole) + max(beginnings, default=0)

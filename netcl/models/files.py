@@ -110,7 +110,7 @@ def _tokenizer_maker(source: HubFolder | _GGUFModel) -> Callable[[], Tokenizer] 
 
 
 def _config_of(source: HubFolder | _GGUFModel) -> ModelConfig:
-    """Return the configuration of a file, without a pooling layer or separate head that its tensors lack."""
+    """Return the configuration of a file. If the file has no weights of a pooling layer or separate head, the model gets none."""
     if source.config.get("model_type") == "clip":
         return replace(_clip_config(source.config, "text"), architecture="clip", source=dict(source.config))
     found = read_config(source.config)

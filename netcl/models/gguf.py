@@ -268,7 +268,7 @@ def write_gguf(path: str | os.PathLike[str], metadata: Mapping[str, Any], tensor
 
 
 def storage_kind(name: str, shape: tuple[int, ...], kind: str) -> Kind:
-    """Return the type of a tensor in a file of ``kind``: vectors, norms, routers and positions F32, rows of partial blocks F16."""
+    """Return a tensor's type in a file of ``kind``: F32 for vectors, norms, routers and positions, F16 for rows with partial blocks."""
     if len(shape) < 2 or "norm" in name or "ffn_gate_inp" in name or "position_embd" in name:
         return kind_of("F32")
     wanted = kind_of(kind, "gguf")

@@ -103,7 +103,7 @@ class SelfAttention(Module):
         return cache.rotates(span.positions) or (self.q_norm is None and (self.rope is None or self.rope.size == self.size))
 
     def attend_whole(self, x: Tensor, span: AttentionSpan, cache: Any) -> Tensor:
-        """Return the attention of a few new positions; ``x`` has queries, keys and values side by side, as ``qkv_proj`` returns them."""
+        """Return the attention of a few new positions. ``x`` is the result of ``qkv_proj``: queries, keys and values side by side."""
         batch, new, wide = x.shape
         options = {"heads": self.heads, "scale": self.scale, "window": self.window or 0, "softcap": self.cap or 0.0}
         table = None if self.rope is None else span.tables[self.rope]
@@ -150,7 +150,7 @@ def joined_linear(layers: Sequence[Any]) -> Any:
 
 
 def rotate_heads(x: Tensor, rope: Rope, span: AttentionSpan) -> Tensor:
-    """Rotate queries or keys by their positions; only the first ``rope.size`` elements of each head."""
+    """Rotate the first ``rope.size`` elements of each head of queries or keys by their positions."""
     depth, factor = x.shape[-1], rope.attention_factor
     part = x if rope.size == depth else ag.narrow(x, 3, 0, rope.size)
     part = ag.rope(part, span.positions, span.tables[rope])
@@ -159,7 +159,7 @@ def rotate_heads(x: Tensor, rope: Rope, span: AttentionSpan) -> Tensor:
 
 
 def _capped_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, scale: float, cap: float) -> Tensor:
-    """Return attention whose scores pass ``cap * tanh(score / cap)``; the matrix of scores is stored."""
+    """Return attention with scores ``cap * tanh(score / cap)``. The whole matrix of scores is allocated."""
     batch, heads, queries, size = q.shape
     groups, keys = k.shape[1], k.shape[2]
     grouped = ag.reshape(q, (batch, groups, heads // groups * queries, size))
@@ -190,9 +190,9 @@ class FeedForwardNetwork(Module):
 
 
 class MixtureOfExperts(Module):
-    """A layer of expert networks: those with the highest router scores process a token; results are added, weighted by the scores.
+    """A layer of expert networks. Experts with the highest router scores process a token; their results are summed, weighted by the scores.
 
-    The choice of experts is read on the host; only the chosen ones run, and ``shared_expert``, if there is one, for every token.
+    The host reads the choice of experts, and only chosen experts run. ``shared_expert``, if there is one, runs for every token.
     """
 
     def __init__(self, config: ModelConfig, experts: Experts):
@@ -262,7 +262,7 @@ class TransformerLayer(Module):
 
 def make_span(config: ModelConfig, queue: Any, queries: int, seen: int, positions: Tensor | None, kept: dict[Any, Tensor],
               cached: bool = False, documents: Tensor | None = None) -> AttentionSpan:  # fmt: skip
-    """Return the span of ``queries`` positions after ``seen`` others; ``kept`` caches rotary frequencies. ``cached`` omits the masks."""
+    """Return the :class:`AttentionSpan` of ``queries`` positions after ``seen``. ``kept`` caches frequencies; ``cached`` omits masks."""
     tables = {}
     for rope in dict.fromkeys(rope for rope in config.ropes if rope is not None):
         key = (rope, rope.stretch(seen + queries), queue)

@@ -37,7 +37,7 @@ class PromptFile:
     """A file with the keys and values of the positions of one prompt, for one model.
 
     ``restore`` fills a cache with the positions that a prompt shares with the file; ``store`` writes the positions of a prompt if there is
-    no file yet, or if the prompt continues that of the file. Files of other models and damaged files raise an error.
+    no file yet, or if the prompt continues the stored prompt. Files of other models and damaged files raise an error.
     """
 
     def __init__(self, path: Any, model: Any):

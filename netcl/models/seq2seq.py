@@ -24,7 +24,7 @@ from netcl.nn.module import Module
 
 
 class Seq2SeqCache:
-    """The state of decoding: the encoder's states and mask, and the keys and values of each layer; those of self-attention grow."""
+    """The state of decoding: the encoder's states and mask, and all keys and values. Keys and values of self-attention grow per token."""
 
     def __init__(self, states: Tensor, mask: Tensor):
         self.states, self.mask, self.length = states, mask, 0
@@ -125,7 +125,7 @@ class Seq2SeqLM(Module):
         return self.decode(decoder_ids, self.encode(ids, mask))
 
     def generate(self, prompt: Any, max_new_tokens: int = 64, seed: int | None = None, **options: Any) -> Any:
-        """Answer a prompt: returns text for text, ids for ids, and a list for several prompts. ``options`` are those of ``Sampling``."""
+        """Answer a prompt: returns text for text, ids for ids, and a list for several prompts. ``options`` are fields of ``Sampling``."""
         sampling, rng = Sampling(**{"temperature": 0.0, **options}).check(), np.random.default_rng(seed)
         several = not isinstance(prompt, str) and len(prompt) and not isinstance(prompt[0], int | np.integer)
         prompts = list(prompt) if several else [prompt]

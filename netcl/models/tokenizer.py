@@ -1,4 +1,4 @@
-"""Tokenizers of folders (``tokenizer.json``) and of GGUF files, both on the package ``tokenizers``; chat templates."""
+"""Tokenizers of folders (``tokenizer.json``) and GGUF files, both based on the package ``tokenizers``, and chat templates."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ _ROW_FORMS = '{"messages": [...]}, {"prompt": ..., "completion": "..."}, {"text"
 
 
 class Document(NamedTuple):
-    """A tokenized text: ``ids``, and ``learned``, which is True for each id that the loss counts."""
+    """A tokenized text: its ``ids``, and a flag ``learned`` for each id: whether the loss counts the id."""
 
     ids: list[int]
     learned: list[bool]
@@ -64,7 +64,7 @@ def _is_row(row: Any) -> bool:
 
 
 def documents_of(tokenizer: Tokenizer, row: Mapping[str, Any]) -> list[Document]:
-    """Return the documents of a row. All tokens of a text are learned, but only the answers of a conversation or a prompt.
+    """Return the documents of a row. In a text, all tokens are learned; in a conversation or prompt, only the answers.
 
     A conversation is one document, or one for each answer if the template renders earlier answers differently from the last.
     """
@@ -122,8 +122,8 @@ def pack_documents(documents: Sequence[Document], length: int) -> tuple[np.ndarr
     """Pack documents into blocks, the longest first, each into the fullest block with room; returns inputs and targets.
 
     Inputs ``(blocks, 3, length)``: ids, document numbers (0 for padding), positions in the document. Targets ``(blocks, length)``: the id
-    that follows, or :data:`IGNORED_TARGET`. A longer document is cut: into several documents if all its tokens are
-    learned, else after ``length`` tokens. Parts without a learned token after their first are dropped.
+    that follows, or :data:`IGNORED_TARGET`. A document longer than ``length`` is split into several if all its tokens are learned, else cut
+    after ``length`` tokens. Parts in which no token after the first is learned are dropped.
     """
     pieces: list[Document] = []
     for ids, learned in documents:
@@ -146,9 +146,9 @@ def pack_documents(documents: Sequence[Document], length: int) -> tuple[np.ndarr
 
 
 def preference_blocks(pairs: Sequence[tuple[Document, Document]], length: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return a block per answer, as :func:`pack_documents` does: ``(pairs, 2, 3, length)`` and ``(pairs, 2, length)``, chosen first.
+    """Return inputs ``(pairs, 2, 3, length)`` and targets ``(pairs, 2, length)``: a block per answer, the chosen answer first.
 
-    Pairs with an empty answer, or with more than ``length`` tokens in a prompt and its answer, are left out rather than cut.
+    Blocks are as in :func:`pack_documents`. Pairs with an empty answer, or with a prompt and answer longer than ``length``, are left out.
     """
     kept = [pair for pair in pairs if all(len(ids) <= length and any(learned[1:]) for ids, learned in pair)]
     if not kept:

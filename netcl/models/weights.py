@@ -99,7 +99,7 @@ _SPELLINGS = (("", ""), ("transformer.", ""), ("", "bert."), ("", "roberta."), (
 
 
 def fill(model: Any, source: WeightSource, names: Mapping[str, str], ignored: Iterable[str], pack: bool = False) -> None:
-    """Load every parameter of a model; missing tensors, and unexpected ones not ``ignored``, raise. ``pack`` keeps matrices packed."""
+    """Load every parameter of a model. Missing tensors raise, as do unexpected tensors not ``ignored``. ``pack`` keeps matrices packed."""
     shapes, parameters = source.shapes, dict(model.named_parameters())
     trials = [{name: _located(name, names, *spelling) for name in parameters} for spelling in _SPELLINGS]
     origins = min(trials, key=lambda trial: len({origin.name for origin in trial.values()} - set(shapes)))
@@ -118,7 +118,7 @@ _ROW_OPS = frozenset("rq rk q k v gate up e".split())  # those that take or reor
 
 
 def _put_packed(model: Any, name: str, source: Any, origin: Origin) -> bool:
-    """Replace the layer of a parameter by a packed one with the file's blocks; returns False if there are none or they must be unpacked."""
+    """Replace the layer of a parameter by a packed layer with the file's blocks. Returns False if the weights cannot stay packed."""
     path, _, last = name.rpartition(".")
     layer, kind = model.get_submodule(path), source.kinds[origin.name]
     if last != "weight" or type(layer) not in (Linear, Embedding) or kind in ("F32", "F16") or not _ROW_OPS.issuperset(origin.ops):
@@ -170,7 +170,7 @@ def host_array(tensor: Any) -> np.ndarray:
 
 
 def push(model: Any, names: Mapping[str, str]) -> dict[str, tuple[tuple[int, ...], Callable[[], np.ndarray]]]:
-    """Return the tensors of a file that holds a model, by name: the shape of each, and a function that returns its array."""
+    """Map the name of each tensor in a model's file to the tensor's shape and a function that returns its array."""
     groups: dict[str, list[tuple[Origin, str, Any]]] = {}
     packed = {f"{path}.weight": layer for path, layer in model.named_modules() if isinstance(layer, QuantizedLinear | QuantizedEmbedding)}
     if model.config.tied:

@@ -1,4 +1,4 @@
-"""Neural networks: layers and models. Those that torch also has are under its names, and their weights in its layouts."""
+"""Neural networks: layers and models. Layers that torch also has use torch's names and weight layouts."""
 
 from __future__ import annotations
 

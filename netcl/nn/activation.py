@@ -1,4 +1,4 @@
-"""Activations as modules: elementwise functions, gates and softmax. Most are made from an op and take the settings of that op.
+"""Activations as modules: elementwise functions, gates and softmax. Most layers call one op and take the settings of that op.
 
 ``inplace`` is accepted where torch has it, and ignored.
 """
@@ -33,7 +33,7 @@ class Activation(Module):
 
 
 def activation_class(name: str, op: str, example: str, gives: str, inplace: bool = False) -> Any:
-    """Make the layer class of a pointwise op with one input; ``gives`` is the result of ``example``, ``inplace`` adds torch's parameter."""
+    """Make the layer class of a pointwise op with one input. ``gives`` is the result of ``example``. ``inplace`` adds torch's parameter."""
     function = getattr(ag, op)
     settings = [p for p in list(inspect.signature(function).parameters.values())[1:] if p.name != "out"]
     parameters = [f"{p.name}: {type(p.default).__name__} = {p.default!r}" for p in settings] + ["inplace: bool = False"] * inplace

@@ -14,7 +14,7 @@ from netcl.nn.module import Module
 
 
 class ASMoutput(NamedTuple):
-    """The log-probabilities of the targets, ``output``, and the negative of their mean, ``loss``."""
+    """``output``: the log-probability of each target. ``loss``: the negative mean of ``output``."""
 
     output: Tensor
     loss: Tensor
@@ -25,10 +25,10 @@ class AdaptiveLogSoftmaxWithLoss(Module):
 
     - **in_features**: width of the input. **n_classes**: number of classes; the most frequent ones come first.
     - **cutoffs**: the first class of each cluster, ascending. **div_value**: how many times narrower each cluster is than the previous.
-    - **head_bias**: whether the head has a bias.
+    - **head_bias**: whether the projection to the frequent classes and the clusters has a bias.
 
-    ``forward(input, target)`` gives ``(output, loss)``; ``log_prob(input)`` and ``predict(input)`` take no target. All clusters are
-    computed for all rows: the work does not depend on the targets.
+    ``forward(input, target)`` gives ``(output, loss)``; ``log_prob(input)`` and ``predict(input)`` take no target. Every row is projected
+    to all clusters, so the work does not depend on the targets.
 
     >>> from netcl import nn, zeros
     >>> layer = nn.AdaptiveLogSoftmaxWithLoss(8, 20, cutoffs=[5, 10])

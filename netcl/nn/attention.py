@@ -22,13 +22,12 @@ class KVCache(Module):
     """The cached keys and values of a decoder, per layer, so that a step computes only the new positions.
 
     - **layers**: how many attention layers share the cache.
-    - **capacity**: the most positions, allocated at once; more raise an error. By default the memory grows, at least to twice its size.
-    - **dtype**: ``int8`` keeps keys and values rounded to int8, with a float32 scale for each head and position. By default they keep the
-      dtype of the model.
+    - **capacity**: the maximum number of positions, allocated at once; more raise an error. By default the memory grows, at least doubling.
+    - **dtype**: ``int8`` rounds keys and values to int8, with a float32 scale per head and position. By default they keep their dtype.
 
-    Attention layers call the cache with new queries, keys and values. It appends the keys and values in place and returns the
-    attention over all positions. ``length`` is how many positions it holds. Sequences of different lengths are padded at their ends;
-    ``set_lengths`` then sets the number of valid positions of each.
+    Attention layers call the cache with new queries, keys and values. The cache appends the keys and values in place and returns the
+    attention over all positions. ``length`` is the number of cached positions. Sequences of different lengths are padded at their ends;
+    ``set_lengths`` then sets the number of valid positions of each sequence.
 
     >>> from netcl import nn
     >>> cache = nn.KVCache(1)
@@ -55,11 +54,11 @@ class KVCache(Module):
 
     @property
     def length(self) -> int:
-        """The number of positions in the cache; for sequences of different lengths, that of the longest."""
+        """The number of positions in the cache; if lengths differ, the length of the longest sequence."""
         return self._count - self._ahead
 
     def reserve(self, new: int) -> None:
-        """Reserve memory for ``new`` more positions and count them. A call of layer 0 does this unless :meth:`reserves_ahead` is on."""
+        """Reserve memory for ``new`` more positions. Calls for layer 0 do this themselves unless :meth:`reserves_ahead` is on."""
         wanted = self._count + new
         if self.capacity is not None and wanted > self.capacity:
             what, remedy = "positions must not exceed the capacity", "use a KVCache with a larger capacity, or reset() this one"
@@ -72,7 +71,7 @@ class KVCache(Module):
         self._count = wanted
 
     def reserves_ahead(self, positions: int) -> None:
-        """Make the caller :meth:`reserve` ``positions`` before each call, as a compiled step requires; 0 lets calls reserve again."""
+        """Expect the caller to :meth:`reserve` ``positions`` before each call (compiled steps need this). With 0, calls reserve memory."""
         self._ahead = positions
 
     def positions(self, batch: int, new: int, queue: Any) -> Tensor:
@@ -98,9 +97,9 @@ class KVCache(Module):
                 softcap: float = 0.0, heads: int = 0, tables: Sequence[Tensor | None] = (), eps: float = 1e-6) -> Tensor:  # fmt: skip
         """Append new keys and values; return the attention of the new queries, ``(batch, heads, new, size)``, over all positions.
 
-        With ``heads`` and without ``k`` and ``v``, ``q`` is a projection of all three, ``(batch, new, 3 * heads * size)``, and the result
-        is ``(batch, new, heads * size)``. If :meth:`rotates`, ``tables`` are the RoPE frequencies and the norm weights of queries and
-        keys. The other options are those of :func:`netcl.cached_attention`.
+        With ``heads`` and without ``k`` and ``v``, ``q`` holds queries, keys and values side by side, ``(batch, new, 3 * heads * size)``,
+        and the result is ``(batch, new, heads * size)``. If :meth:`rotates`, ``tables`` are the RoPE frequencies and the norm weights of
+        queries and keys. The other options are those of :func:`netcl.cached_attention`.
         """
         batch, new = q.shape[0], q.shape[-2]
         lengths = self._lengths(batch, q.queue)
@@ -124,11 +123,11 @@ class KVCache(Module):
         return join_heads(out) if apart else out
 
     def takes_projections(self, layer: int, new: int) -> bool:
-        """Whether the kernel takes ``new`` positions of a layer as one projection, with queries, keys and values side by side."""
+        """Whether the kernel takes queries, keys and values of ``new`` positions side by side, in one tensor."""
         return new <= self.most_new and getattr(self, f"keys{layer}", None) is not None
 
     def rotates(self, positions: Tensor | None) -> bool:
-        """Whether calls with projections normalize and rotate heads: on GPUs, not in int8, if ``positions`` come from :meth:`positions`."""
+        """Whether the kernel can normalize and rotate heads: on GPUs, if the cache is not int8, for ``positions`` of :meth:`positions`."""
         return self.dtype is None and positions is not None and positions is self._places and packed.launches_dominate(positions.queue)
 
     def _memory(self, name: str, like: Any) -> Tensor:
@@ -230,9 +229,9 @@ def join_heads(x: Tensor) -> Tensor:
 
 
 def causal_mask(queue: Any, queries: int, seen: int, window: int | None = None) -> tuple[Tensor | None, bool]:
-    """Return mask and ``is_causal`` for ``queries`` positions after ``seen`` earlier ones; each attends to the last ``window`` positions.
+    """Return the mask and the flag ``is_causal`` for ``queries`` new positions that follow ``seen`` earlier positions.
 
-    The mask is ``None`` if ``is_causal`` or no mask has the same effect.
+    Each position attends to the last ``window`` positions. The mask is ``None`` where the flag alone has the same effect.
     """
     total = seen + queries
     near = window is None or window >= total
@@ -274,9 +273,9 @@ class CausalSelfAttention(_Causal):
 
     - **n_embd**: width of the input and the output.
     - **n_head**: number of heads; each has width ``n_embd / n_head``.
-    - **bias**: whether projections have one. **dropout**: its probability for the result and, without a cache, attention weights.
+    - **bias**: whether projections have a bias. **dropout**: the probability for the result and, without a cache, for attention weights.
 
-    Shapes: ``x`` ``(batch, positions, n_embd)`` in and out. Parameters: ``c_attn`` (queries, keys and values in one) and ``c_proj``.
+    Shapes: ``x`` ``(batch, positions, n_embd)`` in and out. Parameters: ``c_attn`` (for queries, keys and values) and ``c_proj``.
     With a :class:`KVCache`, ``x`` holds only the new positions; ``layer`` is the number of this layer in the cache.
 
     >>> from netcl import nn, zeros
@@ -340,8 +339,8 @@ class MultiheadAttention(Module):
     """Attention of queries over keys and values, with torch's arguments.
 
     - **embed_dim**, **num_heads**: width and number of heads.
-    - **dropout**: its probability for attention weights. **bias**: whether projections have one.
-    - **add_bias_kv**, **add_zero_attn**: whether to append one learned key and value (``bias_k``, ``bias_v``), or one of zeros.
+    - **dropout**: the dropout probability of attention weights. **bias**: whether projections have a bias.
+    - **add_bias_kv**, **add_zero_attn**: whether to append a learned key and value (``bias_k``, ``bias_v``), or zeros.
     - **kdim**, **vdim**: widths of keys and values, if they differ from ``embed_dim``.
     - **batch_first**: whether inputs are ``(batch, positions, width)``; by default ``(positions, batch, width)``.
 
@@ -429,7 +428,7 @@ class MultiheadAttention(Module):
         return [split_heads(ag.linear(x, w, b), self.num_heads) for x, w, b in zip((query, key, value), weights, biases, strict=True)]
 
     def _lengthened(self, k: Tensor, v: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Append the learned and the zero key and value, if any, which no mask excludes; return keys, values and mask."""
+        """Append the learned and the zero key and value, if any, and allow both in the mask; return keys, values and mask."""
         batch, heads, length, size = k.shape
         ends: list[list[Tensor]] = [[k], [v]]
         for parts, learned in zip(ends, (self.bias_k, self.bias_v), strict=True):
@@ -469,7 +468,7 @@ def multi_head_attention_forward(
     k_proj_weight: Tensor | None = None, v_proj_weight: Tensor | None = None, static_k: Tensor | None = None,
     static_v: Tensor | None = None, average_attn_weights: bool = True, is_causal: bool = False,
 ) -> tuple[Tensor, Any]:  # fmt: skip
-    """Run :class:`MultiheadAttention` with given parameters on inputs ``(positions, batch, width)``; returns a pair, as its forward."""
+    """Run :class:`MultiheadAttention` with given parameters on inputs ``(positions, batch, width)``. Returns a pair like ``forward``."""
     if static_k is not None or static_v is not None:
         raise ValueError(message("multi_head_attention_forward", "static_k and static_v must be None", "use scaled_dot_product_attention"))
     if query.shape[-1] != embed_dim_to_check:
@@ -493,7 +492,7 @@ def _tensor(mask: Any, like: Tensor) -> Tensor:
 
 
 def _blocked(mask: Tensor, dtype: str) -> Tensor:
-    """Convert a mask of torch's attention modules (bool: True where attention is not allowed) to one that is added to the scores."""
+    """Convert a bool or uint8 mask, true where attention is not allowed, to 0 and ``-inf`` in ``dtype``. Other masks are returned."""
     if mask.dtype not in ("bool", "uint8"):
         return mask
     return ag.cast(ag.where(mask, -math.inf, 0.0), dtype)

@@ -22,7 +22,7 @@ from netcl.nn.norm import EPSILON
 
 
 def _function_layer(name: str, function: Callable[..., Tensor], inputs: int, example: str, gives: str) -> Any:
-    """Make the layer of a function: ``forward`` takes its first ``inputs`` parameters, the constructor the others except ``training``."""
+    """Make a layer class of ``function``. ``forward`` takes the first ``inputs`` parameters, ``__init__`` the others but ``training``."""
     first, rest = (parameters := list(inspect.signature(function).parameters.values()))[:inputs], parameters[inputs:]
     head = [f"{p.name}: {p.annotation}" + ("" if p.default is p.empty else f" = {p.default!r}") for p in rest if p.name != "training"]
     star = ["*"] if rest and rest[0].kind is inspect.Parameter.KEYWORD_ONLY else []
@@ -74,7 +74,7 @@ def instance_norm(
     input: Tensor, running_mean: Tensor | None = None, running_var: Tensor | None = None, weight: Tensor | None = None,
     bias: Tensor | None = None, use_input_stats: bool = True, momentum: float = 0.1, eps: float = 1e-5,
 ) -> Tensor:  # fmt: skip
-    """Normalize ``(N, C, ...)`` per image and channel or, with ``use_input_stats=False``, by running statistics, which stay unchanged."""
+    """Normalize ``(N, C, ...)`` per image and channel. ``use_input_stats=False`` uses the running statistics and does not update them."""
     if not use_input_stats:
         return ag.batch_norm(input, running_mean, running_var, weight, bias, eps=eps)
     if running_mean is not None or running_var is not None:
@@ -84,7 +84,7 @@ def instance_norm(
 
 def batch_norm(input: Tensor, running_mean: Tensor | None, running_var: Tensor | None, weight: Tensor | None = None,
                bias: Tensor | None = None, training: bool = False, momentum: float = 0.1, eps: float = 1e-5) -> Tensor:  # fmt: skip
-    """Normalize ``(N, C, ...)`` per channel; training uses the batch's statistics and updates the running ones in place."""
+    """Normalize ``(N, C, ...)`` per channel; training uses the statistics of the batch and updates the running statistics in place."""
     return ag.batch_norm(input, running_mean, running_var, weight, bias, training=training, momentum=momentum, eps=eps)
 
 
@@ -150,7 +150,7 @@ def softmin(input: Tensor, dim: int = -1) -> Tensor:
 
 
 def rrelu(input: Tensor, lower: float = 1.0 / 8, upper: float = 1.0 / 3, training: bool = False, inplace: bool = False) -> Tensor:
-    """``x`` where positive, else ``a * x``: ``a`` is drawn from ``lower .. upper`` while training, and their mean otherwise."""
+    """``x`` where positive, else ``a * x``. In training ``a`` is random in ``lower .. upper``, otherwise ``(lower + upper) / 2``."""
     if not training:
         return ag.leaky_relu(input, negative_slope=(lower + upper) / 2)
     slope = ag.add(ag.mul(ag.rand(*input.shape, queue=input.queue), upper - lower), lower)
@@ -158,7 +158,7 @@ def rrelu(input: Tensor, lower: float = 1.0 / 8, upper: float = 1.0 / 3, trainin
 
 
 def gumbel_softmax(logits: Tensor, tau: float = 1.0, hard: bool = False, eps: float = 1e-10, dim: int = -1) -> Tensor:
-    """Return the softmax of ``(logits + Gumbel noise) / tau``; ``hard`` returns one-hot vectors with its gradient. ``eps`` is ignored."""
+    """Return the softmax of ``(logits + Gumbel noise) / tau``. ``hard`` makes values one-hot and keeps the gradient. ``eps`` is ignored."""
     drawn = ag.clamp(ag.rand(*logits.shape, queue=logits.queue), min=2.0**-24, max=1 - 2.0**-24)
     noise = ag.neg(ag.log(ag.neg(ag.log(drawn)))).to(logits.dtype)
     soft = ag.softmax(ag.div(ag.add(logits, noise), tau), axis=dim)
@@ -324,7 +324,7 @@ def linear_cross_entropy(
     input: Tensor, linear_weight: Tensor, target: Tensor, *, linear_bias: Tensor | None = None, weight: Tensor | None = None,
     reduction: str = "mean", ignore_index: int | None = None, label_smoothing: float = 0.0, options: Any = None,
 ) -> Tensor:  # fmt: skip
-    """Return the cross-entropy of ``linear(x)``; weights ``(C, ..., features)`` give logits ``(N, C, ...)``. ``options`` are ignored."""
+    """Return the cross-entropy of ``linear(input)``. Weights ``(C, ..., features)`` give logits ``(N, C, ...)``. ``options`` is ignored."""
     *shape, features = linear_weight.shape
     bias = None if linear_bias is None else ag.reshape(linear_bias, (-1,))
     logits = ag.linear(input, ag.reshape(linear_weight, (-1, features)), bias)

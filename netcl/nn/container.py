@@ -14,7 +14,7 @@ from netcl.nn.parameter import Parameter
 
 
 class _Container(Module):
-    """Base class of containers; their current entries are arguments of the constructor that rebuilds them."""
+    """Base class of containers. To rebuild a container, its constructor is called with the current entries."""
 
     _holds_arguments = True
     _kept = "module"  # the role of its entries
@@ -23,7 +23,7 @@ class _Container(Module):
         return iter(())
 
     def _names(self) -> list[str]:
-        """Return the names of the entries; while a step is recorded, also report the container, which is not called itself."""
+        """Return the names of the entries. While a step is recorded, also report the container: a ``ModuleList`` is never called."""
         if recording.listening:
             self._tell_recorder()
         return [name for name, role in self._roles.items() if role == self._kept]

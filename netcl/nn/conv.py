@@ -62,7 +62,7 @@ class _Convolution(Module):
         init.layer_(self.weight, self.bias)
 
     def _padded(self, x: Tensor) -> tuple[Tensor, tuple[int, ...]]:
-        """Pad the input unless ``padding_mode`` is ``zeros``; return it and the padding that the op must still apply."""
+        """Pad ``x`` unless ``padding_mode`` is ``zeros``. Return ``x`` and the padding that the op must still apply."""
         if self.padding_mode == "zeros":
             return x, self.padding
         sides = [n for size in reversed(self.padding) for n in (size, size)]
@@ -201,7 +201,7 @@ class ConvTranspose2d(_ConvTranspose):
     Shapes: ``x`` ``(N, in_channels, H, W)``, ``y`` ``(N, out_channels, H', W')``,
     ``weight`` ``(in_channels, out_channels / groups, kH, kW)``,
     ``H' = (H - 1) stride - 2 padding + dilation (kernel_size - 1) + output_padding + 1``.
-    ``forward(x, output_size)`` chooses the output padding by the wanted size.
+    ``forward(x, output_size)`` computes the output padding from ``output_size``.
 
     >>> from netcl import nn, zeros
     >>> nn.ConvTranspose2d(16, 8, 2, stride=2)(zeros((1, 16, 7, 7))).shape

@@ -16,7 +16,7 @@ _NEVER = -1e30  # stands for log(0): its gradient is 0, where that of -inf is Na
 
 def ctc_loss(log_probs: Tensor, targets: Tensor, input_lengths: Any, target_lengths: Any, blank: int = 0, reduction: str = "mean",
              zero_infinity: bool = False) -> Tensor:  # fmt: skip
-    """Return the negative logarithm of each target's probability, a sum over all alignments of its labels with blanks.
+    """Return ``-log(p)`` of each target; ``p`` is the sum of the probabilities of all alignments of its labels with the input.
 
     - **log_probs**: ``(T, N, C)``, or ``(T, C)`` for one sequence: the output of ``log_softmax``. **blank**: the index of the blank label.
     - **targets**: ``(N, S)``, or all labels in one vector. **input_lengths**, **target_lengths**: one length per sequence.

@@ -1,4 +1,4 @@
-"""Text generation with decoders: passes over the prompts, then steps of a few tokens with a cache, compiled if possible.
+"""Text generation with decoders: fills a cache with the prompts, then runs steps of a few tokens, compiled if possible.
 
 A decoder is a module with ``states(ids, cache)``, ``head(states)`` and ``new_cache(capacity)``, such as :class:`netcl.nn.GPT` and
 :class:`netcl.models.CausalLM`. A decoder whose work depends on more than shapes (on the length so far, or on values read on the
@@ -33,9 +33,9 @@ class Sampling(NamedTuple):
     - **temperature**: the divisor of the logits; 0 always chooses the most likely token.
     - **top_k**: choose among this many of the most likely tokens. **top_p**: among the fewest that have this total probability.
       **min_p**: among tokens with at least this fraction of the highest probability.
-    - **repetition_penalty**: logits of tokens in the prompt or the generated text are divided by it if positive, else multiplied.
-    - **presence_penalty**, **frequency_penalty**: subtracted from the logits of generated tokens, once or once per occurrence.
-    - :meth:`choose` also takes float tensors ``(batch, 1)``, a value per row; ``top_k`` 1 replaces temperature 0 in them.
+    - **repetition_penalty**: divides positive logits of tokens in the prompt or the generated text, and multiplies negative ones.
+    - **presence_penalty**, **frequency_penalty**: subtracted from a generated token's logit once, or once per occurrence.
+    - :meth:`choose` also takes float tensors ``(batch, 1)``, a value per row. In them ``top_k=1`` replaces ``temperature=0``.
     """
 
     temperature: Any = 1.0
@@ -64,8 +64,8 @@ class Sampling(NamedTuple):
     def choose(self, logits: Tensor, uniform: Tensor, counts: Tensor | None = None) -> Tensor:
         """Choose one token per row of logits ``(batch, vocabulary)`` on the device; returns ``(batch, 1)``.
 
-        ``uniform`` has a random number in [0, 1) per row. Penalties need ``counts``, from :func:`token_counts`; the
-        chosen tokens are added to it in place.
+        ``uniform`` has a random number in [0, 1) per row. Penalties need ``counts`` from :func:`token_counts`; the chosen tokens are added
+        to ``counts`` in place.
 
         >>> import numpy as np, netcl
         >>> logits = netcl.tensor(np.log([[0.1, 0.6, 0.3]]).astype("float32"))
@@ -135,7 +135,7 @@ def token_counts(prompts: Sequence[Sequence[int]], vocabulary: int) -> np.ndarra
 
 
 class _DecodingStep(NamedTuple):
-    """The cache of a batch, the step over it, compiled if the model is replayable, and the counts of tokens for penalties, if any."""
+    """The cache of a batch, the function of one decoding step (compiled if the model is replayable) and token counts for penalties."""
 
     cache: KVCache
     run: Callable[..., Tensor]
@@ -162,9 +162,9 @@ def _make_step(model: Any, batch: int, cache: KVCache, sampling: Sampling | None
 
 @contextmanager
 def _step_for(model: Any, role: str, batch: int, room: int, sampling: Sampling | None = None) -> Iterator[_DecodingStep]:
-    """Provide an empty cache for ``room`` positions and a step on it, which returns tokens, or logits without ``sampling``.
+    """Provide an empty cache for ``room`` positions and a decoding step. The step returns tokens, or logits without ``sampling``.
 
-    Both are reused from an earlier block with the same ``role``, if it has ended, its settings match and its cache is large enough.
+    Cache and step are reused from an ended block with the same ``role`` if its settings match and its cache is large enough.
     """
     idle: dict[Any, _DecodingStep] = model.__dict__.setdefault("_decoding", Recomputed())
     dtypes = getattr(model, "cache_dtype", None), *sorted({p.dtype for p in model.parameters()})
@@ -255,7 +255,7 @@ def prompt_logits(model: Any, ids: np.ndarray, lengths: Sequence[int], cache: KV
 
 
 class Speculator:
-    """Generates text with a draft model, which proposes tokens one by one; the model then judges all of them in one pass.
+    """Generates text with two models. The draft proposes tokens one by one; the model then judges all proposals in one pass.
 
     Up to rounding, the text has the distribution of the model alone. Penalties are ignored. Both models must have the same vocabulary.
     """
@@ -268,7 +268,7 @@ class Speculator:
         self.judged = self.accepted = 0  # proposals
 
     def _logits(self, which: int, tokens: Sequence[int]) -> np.ndarray:
-        """Return the logits after each of the new ``tokens``, from the model (``which=0``) or the draft (1)."""
+        """Return the logits after each of the new ``tokens``, from the model (``which=0``) or the draft (``which=1``)."""
         (cache, run, _), model, new = self._steps[which], self._models[which], len(tokens)
         cache.reserves_ahead(new)
         try:
@@ -284,10 +284,11 @@ class Speculator:
         return int(min(np.searchsorted(shares.cumsum(), float(self.draw(1)[0]) * shares.sum(), side="right"), np.flatnonzero(shares)[-1]))
 
     def judge(self, proposed: Sequence[int], wanted: np.ndarray, drafted: np.ndarray) -> list[int]:
-        """Return the accepted proposals and one more token. ``drafted`` has the draft's distributions, ``wanted`` the model's and one more.
+        """Return the accepted proposals and one more token. ``drafted`` and ``wanted`` are the draft's and the model's distributions.
 
         A proposal is accepted with probability ``min(1, wanted / drafted)``. The first rejected proposal is replaced by a draw from
-        ``max(0, wanted - drafted)`` (Leviathan et al. 2023, https://arxiv.org/abs/2211.17192).
+        ``max(0, wanted - drafted)`` (Leviathan et al. 2023, https://arxiv.org/abs/2211.17192). If all proposals are accepted, one more
+        token is drawn from the last distribution in ``wanted``.
         """
         for i, token in enumerate(proposed):
             p, q = wanted[i], drafted[i]

@@ -20,7 +20,7 @@ from netcl.nn.parameter import Parameter, empty
 
 def embedding(input: Tensor, weight: Tensor, padding_idx: int | None = None, max_norm: float | None = None, norm_type: float = 2.0,
               scale_grad_by_freq: bool = False, sparse: bool = False) -> Tensor:  # fmt: skip
-    """Return ``weight[input]``; ``max_norm`` first shortens used vectors of a larger norm in place. ``sparse`` is ignored."""
+    """Return ``weight[input]``. Used vectors with a norm above ``max_norm`` are first shortened in place. ``sparse`` is ignored."""
     if max_norm is not None:
         _limit_norms(weight, input, max_norm, norm_type)
     found = ag.embedding(input, weight, padding_idx=padding_idx)
@@ -50,10 +50,10 @@ def embedding_bag(
     scale_grad_by_freq: bool = False, mode: str = "mean", sparse: bool = False, per_sample_weights: Tensor | None = None,
     include_last_offset: bool = False, padding_idx: int | None = None,
 ) -> Tensor:  # fmt: skip
-    """Reduce the vectors of each bag by ``mode``: sum, mean or max. Bags are rows of ``input``, or its parts that begin at ``offsets``.
+    """Reduce the vectors of each bag by ``mode``: sum, mean or max. A bag is a row of ``input``, or a part of ``input`` with ``offsets``.
 
-    ``offsets`` must start at 0 and not decrease; for maxima, bags with ``offsets`` are formed on the host. ``per_sample_weights`` scales
-    the vectors of sums. Indices equal to ``padding_idx`` are ignored. An empty bag gives zeros.
+    ``offsets`` holds the start of each bag, begins with 0 and must not decrease. For ``max``, the host splits ``input`` at ``offsets``. For
+    ``sum``, ``per_sample_weights`` scales the vectors. Indices equal to ``padding_idx`` are ignored. An empty bag gives zeros.
     """
     _check_bags(input, offsets, mode, per_sample_weights)
     counted = Tensor.ones(input.shape, "bool", queue=input.queue)
@@ -83,7 +83,7 @@ def _check_bags(input: Tensor, offsets: Tensor | None, mode: str, weights: Tenso
 
 
 def _bagged(values: Tensor, offsets: Tensor | None, include_last: bool) -> Tensor:
-    """Return the sum of the vectors ``values`` in each bag; ``include_last``: the last offset is the end of the last bag."""
+    """Return the sum of the vectors ``values`` in each bag. With ``include_last``, the last offset is the end of the last bag."""
     if offsets is None:
         return ag.sum(values, axis=1)
     bags, count = offsets.size - include_last, values.shape[0]
@@ -116,7 +116,7 @@ class Embedding(Module):
     - **num_embeddings**: how many vectors there are.
     - **embedding_dim**: their length.
     - **padding_idx**: an index whose vector starts as zeros and gets no gradient.
-    - **max_norm**, **norm_type**: looked-up vectors with a larger norm than this are first shortened to it, in place.
+    - **max_norm**, **norm_type**: looked-up vectors whose ``norm_type`` norm exceeds ``max_norm`` are first shortened to it, in place.
     - **scale_grad_by_freq**: whether gradients are divided by how often an index occurs. **sparse** is ignored: gradients are dense.
 
     Shapes: ``index`` of any shape and any dtype of integers, ``y`` ``(*index.shape, embedding_dim)``, ``weight``

@@ -1,7 +1,7 @@
 """Modules as data: ``config_of`` describes a module of a registered class as data for JSON, ``build`` makes a module from it.
 
-A row is ``{"type": name, "args": [...] or {...}}``, with optional ``kwargs`` and replaced ``children``; modules are rows in it, too.
-Only registered names are allowed, so that a file can call only registered constructors.
+A row describes a module: ``{"type": name, "args": [...] or {...}}``, with optional ``kwargs`` and replaced ``children``. A module that is
+an argument is a row, too. Only registered names are allowed, so that a file can call only registered constructors.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def register_layer(name: str | Callable[..., Any], constructor: Callable[..., An
 
 
 def _place(constructor: Callable[..., Any]) -> tuple[str, str]:
-    """Return a class's module and qualified name. A class redefined in a notebook has the same two and replaces the registered one."""
+    """Return a class's module and qualified name. A class redefined in a notebook has equal names and replaces the registered class."""
     return constructor.__module__, constructor.__qualname__
 
 
@@ -135,7 +135,7 @@ def _encode(value: Any, where: str) -> Any:
 
 
 def build(config: Mapping[str, Any], queue: Any = None) -> Any:
-    """Build the module that ``config`` describes, in the form of :func:`config_of`, with fresh weights, on ``queue`` or the active device.
+    """Build the module described by ``config`` (from :func:`config_of`) with fresh weights, on ``queue`` or the active device.
 
     >>> from netcl import nn
     >>> nn.build({"type": "Linear", "args": [3, 2]})
@@ -146,7 +146,7 @@ def build(config: Mapping[str, Any], queue: Any = None) -> Any:
 
 
 def build_sequential(queue: Any, config: Sequence[Mapping[str, Any]] | Mapping[str, Any]) -> Any:
-    """Return a ``Sequential`` of the rows ``config``, on a queue or handle (``None``: the active device); one row gives its own module.
+    """Return a ``Sequential`` of the rows in ``config`` on a queue or handle (``None``: the active device). One row gives just its module.
 
     >>> from netcl import nn
     >>> rows = [{"type": "Linear", "args": {"in_features": 4, "out_features": 8}}, {"type": "ReLU"}, {"type": "Linear", "args": [8, 2]}]

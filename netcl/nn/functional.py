@@ -1,7 +1,7 @@
 """Functions of ``torch.nn.functional`` under torch's names: ``import netcl.nn.functional as F``.
 
-Most are ops of :mod:`netcl.autograd`, all of which can be called here; :data:`RENAMED` lists those with another name in torch.
-Most functions with a signature of their own, or of several ops, are in the modules of :data:`COMPOSED`.
+Every op of :mod:`netcl.autograd` can be called here. :data:`RENAMED` lists ops with another name in torch. :data:`COMPOSED` maps the names
+of functions that wrap or combine ops to the modules that define them.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def _writing(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 @cache
 def _in_place(name: str) -> Callable[..., Tensor]:
-    """Return the activation ``name`` with torch's parameter ``inplace``, which is ignored, as in the layers."""
+    """Return the activation ``name`` with torch's parameter ``inplace``. The parameter is ignored, as in the layers."""
     op = getattr(ag, name)
 
     @wraps(op)

@@ -26,7 +26,7 @@ class GPT(Module):
     """A decoder-only transformer: maps tokens to the logits of the next token at each position.
 
     - **vocab_size**: number of tokens. **block_size**: the maximum sequence length.
-    - **n_layer**, **n_head**, **n_embd**: depth, number of heads, width. **dropout**: its probability. **bias**: whether layers have one.
+    - **n_layer**, **n_head**, **n_embd**: depth, number of heads, width. **dropout**: a probability. **bias**: whether layers have biases.
     - **position**: ``learned`` vectors, or ``rotary``, with **n_kv_head** and **rope_base**.
     - **norm**: ``layer`` or ``rms``. **mlp**: ``gelu`` or ``swiglu``, of width **mlp_dim**.
     - **tie_weights**: whether the last layer shares its weights with the embedding of tokens.
@@ -117,8 +117,7 @@ class GPT(Module):
         - **temperature**: the divisor of the logits; 0 always chooses the most likely token.
         - **top_k**: choose among this many of the most likely tokens. **top_p**: among the fewest that have this total probability.
         - **eos_token**: a sequence ends with this token and is then padded with it; generation stops when all sequences have ended.
-        - **use_cache**: whether to compute only new positions. Beyond ``block_size`` the window slides, and every token recomputes the
-          whole window.
+        - **use_cache**: whether to compute only new positions. Beyond ``block_size``, every token recomputes the whole window.
 
         Random choices come from the device's generator, so ``netcl.manual_seed`` repeats them.
         """

@@ -51,7 +51,7 @@ def call(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 class _Passage:
-    """One call of a module with backward hooks; the hooks run when the gradients of inputs, or else those of outputs, are known."""
+    """One call of a module with backward hooks. Hooks run when input gradients are known, or output gradients if inputs have none."""
 
     def __init__(self, module: Any, hooks: list[Callable[..., Any]]):
         self.module, self.hooks = module, hooks
@@ -88,7 +88,7 @@ class _Passage:
 
 
 def _through(observe: Callable[..., Any], values: tuple[Any, ...], watched: list[bool]) -> tuple[Any, ...]:
-    """Return the values; the watched ones pass through a graph node that replaces their gradients by ``observe(gradients)``."""
+    """Return ``values``. Those with a true flag in ``watched`` pass a graph node that replaces gradients by ``observe(gradients)``."""
     if not any(watched):
         return values
     passed = iter(_Watched.apply(observe, *[x for x, w in zip(values, watched, strict=True) if w]))

@@ -1,6 +1,6 @@
 """Initialization of parameters, under torch's names: ``init.kaiming_uniform_(layer.weight)``.
 
-Functions whose name ends with ``_`` overwrite tensors in place; all but ``layer_`` return theirs. Random numbers come from ``generator=``
+Functions whose name ends with ``_`` overwrite tensors in place and, except ``layer_``, return them. Random numbers come from ``generator=``
 or else the counter-based generator of the tensor's device, which ``netcl.manual_seed`` seeds.
 """
 
@@ -28,7 +28,7 @@ _skips = threading.local()
 
 @contextmanager
 def skipped() -> Iterator[None]:
-    """Make all functions but ``eye_`` and ``dirac_`` leave tensors unchanged in this thread inside the block: weights are loaded next."""
+    """Turn all functions but ``eye_`` and ``dirac_`` off inside the block, in this thread, for weights that are loaded next."""
     before, _skips.skipped = getattr(_skips, "skipped", False), True
     try:
         yield
@@ -125,7 +125,7 @@ def trunc_normal_(tensor: Tensor, mean: float = 0.0, std: float = 1.0, a: float 
 
 @_drawing
 def orthogonal_(tensor: Tensor, gain: float = 1.0) -> Tensor:
-    """Fill with ``gain`` times a random matrix with orthonormal rows (columns, if there are more rows); trailing axes are flattened."""
+    """Fill with ``gain`` times a random matrix whose rows (or columns, if fewer) are orthonormal; trailing axes are flattened."""
     if tensor.ndim < 2:
         raise ShapeError(message("orthogonal_", "the tensor must have at least two dimensions", shape=tensor.shape))
     if tensor.size == 0:
@@ -209,7 +209,7 @@ def _kaiming_std(tensor: Tensor, a: float, mode: str, nonlinearity: str) -> floa
 
 @_drawing
 def kaiming_uniform_(tensor: Tensor, a: float = 0.0, mode: str = "fan_in", nonlinearity: str = "leaky_relu") -> Tensor:
-    """Fill with uniform values of variance ``gain**2 / fan``, with the gain of ``nonlinearity`` (slope ``a``) and the fan of ``mode``.
+    """Fill with uniform values of variance ``gain**2 / fan``; ``nonlinearity`` and its slope ``a`` set ``gain``, ``mode`` sets ``fan``.
 
     >>> import netcl
     >>> from netcl import nn
@@ -228,7 +228,7 @@ def kaiming_normal_(tensor: Tensor, a: float = 0.0, mode: str = "fan_in", nonlin
 
 
 def layer_(weight: Tensor, bias: Any = None, fan_in: int | None = None) -> None:
-    """Initialize linear and convolution layers as torch does: weight and bias uniform in ``[-b, b]``, ``b = 1 / sqrt(fan_in)``."""
+    """Initialize linear and convolution layers as torch does: weight and bias uniform in ``[-k, k]``, ``k = 1 / sqrt(fan_in)``."""
     fan = fan_in if fan_in is not None else fan_in_and_fan_out(weight)[0]
     bound = 1 / math.sqrt(fan) if fan > 0 else 0.0
     uniform_(weight, -bound, bound)

@@ -45,7 +45,7 @@ def layer_class(scope: dict[str, Any], head: str, call: str, doc: str, example: 
 
 
 def _forward(call: str, settings: set[str], scope: dict[str, Any]) -> tuple[str, list[str], set[str]]:
-    """Return the expression with settings read from ``self``, its input names in the order of first use, and the settings it uses."""
+    """Return the expression ``call`` with settings read from ``self``, the names of its inputs by first use, and the settings it uses."""
     tree = ast.parse(call, mode="eval")
     functions = {id(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)}
     used_names = (node for node in ast.walk(tree) if isinstance(node, ast.Name) and id(node) not in functions)
@@ -59,7 +59,7 @@ def _forward(call: str, settings: set[str], scope: dict[str, Any]) -> tuple[str,
 
 
 def export_layers(scope: dict[str, Any], *more: str) -> None:
-    """Set ``__all__`` of a module to the layers it defines (classes with a ``forward``) and ``more``. mypy ignores it."""
+    """Set ``__all__`` of a module to the layers it defines (classes with a ``forward``) and ``more``. mypy does not see this."""
     made = {name: value for name, value in scope.items() if isinstance(value, type) and issubclass(value, Module) and name[0] != "_"}
     own = [name for name, value in made.items() if value.__module__ == scope["__name__"] and value.forward is not Module.forward]
     scope["__all__"] = [*more, *own]

@@ -55,7 +55,7 @@ class _Lazy(Module):
 
 
 def lazy_class(real: type[Module], of_input: int = 1, of_weight: int = 0, **defaults: Any) -> Any:
-    """Make the lazy form of ``real``. Axis ``of_input`` of the input, or ``of_weight`` of a loaded weight, gives its first argument."""
+    """Make the lazy form of ``real``. Its first argument is the size of input axis ``of_input``, or of axis ``of_weight`` of a weight."""
     parameters = [p.replace(default=defaults.get(p.name, p.default)) for p in list(inspect.signature(real).parameters.values())[1:]]
 
     class Made(_Lazy, real):  # type: ignore[valid-type,misc]

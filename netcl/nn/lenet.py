@@ -16,7 +16,7 @@ class LeNet(Module):
     """Two convolutions with pooling, then three linear layers.
 
     - **num_classes**: width of the output.
-    - **in_channels**, **image_size**: of the input; by default the 28 x 28 gray images of MNIST.
+    - **in_channels**, **image_size**: channels and side length of the images; by default 1 and 28, as in MNIST.
 
     Shapes: ``(N, in_channels, image_size, image_size)`` becomes ``(N, num_classes)``. Parameters: ``conv1``, ``conv2``, ``fc1``, ``fc2``,
     ``fc3``.

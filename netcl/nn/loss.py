@@ -43,7 +43,7 @@ class Loss(Module, metaclass=_Reducing):
         self.reduction = reduction
 
     def keep_weight(self, name: str, weight: Any) -> None:
-        """Register ``weight`` as buffer ``name``, which is part of the state dict unless it is ``None``."""
+        """Register ``weight`` as the buffer ``name``. The state dict has the buffer unless ``weight`` is ``None``."""
         if weight is not None and not isinstance(weight, Tensor):
             weight = Tensor.from_host(here(), weight, "float32")
         self.register_buffer(name, weight)

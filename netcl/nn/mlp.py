@@ -21,7 +21,7 @@ class MLP(Module):
     - **in_features**, **out_features**: width of the input (all axes after the batch, flattened) and of the output.
     - **hidden**: widths of the layers in between.
     - **activation**: the name of the activation, ``relu`` by default.
-    - **norm**: ``batch``, ``layer`` or ``None``; before each activation. **dropout**: after each one. **bias**: whether layers have one.
+    - **norm**: ``batch``, ``layer`` or ``None``, before activations. **dropout**: after activations. **bias**: whether layers have biases.
 
     Shapes: ``(N, ...)`` becomes ``(N, out_features)``.
 

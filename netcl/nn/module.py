@@ -43,7 +43,7 @@ class IncompatibleKeys(NamedTuple):
 
 
 class _Constructed(ABCMeta):
-    """Metaclass of modules: every constructor also takes a place, and the module stores its arguments to describe itself.
+    """Metaclass of modules. Every constructor also takes a place (device and dtype), and the module stores its constructor arguments.
 
     The place is a leading queue or handle, ``queue=``, ``device=`` or ``dtype=``.
     """
@@ -82,9 +82,9 @@ _USE_A_LAYER = "use a layer (nn.ReLU() for relu), or call the function in forwar
 class Module(metaclass=_Constructed):
     """The base class of all layers and models.
 
-    Assign parameters (:class:`~netcl.nn.parameter.Parameter`) and modules to attributes in ``__init__``, which registers them,
-    and define ``forward``. Every constructor also takes a place: ``Linear(queue, 784, 256)``, ``Linear(784, 256, device="gpu")``,
-    ``Linear(784, 256, dtype="float16")``; by default the active device.
+    Assign parameters (:class:`~netcl.nn.parameter.Parameter`) and modules to attributes in ``__init__``: this registers them. Then define
+    ``forward``. Every constructor also takes a device and a dtype: ``Linear(queue, 784, 256)``, ``Linear(784, 256, device="gpu")``,
+    ``Linear(784, 256, dtype="float16")``. The default is the active device.
 
     >>> from netcl import nn
     >>> class Net(nn.Module):
@@ -140,7 +140,7 @@ class Module(metaclass=_Constructed):
         return hooks.call(self, args, kwargs)
 
     def _tell_recorder(self) -> None:
-        """Report the dependencies of a recorded step: settings, tensors and modules inside, names of attributes and hooks."""
+        """Tell the recorder what a recorded step depends on: settings, tensors, submodules, names of attributes, hooks."""
         recorder = recording.active.recorder
         if recorder is not None:
             settings = [name for name, value in vars(self).items() if name[0] != "_" and _is_setting(value)]
@@ -266,7 +266,7 @@ class Module(metaclass=_Constructed):
                     yield dotted_name(path, name), tensor
 
     def named_parameters(self, prefix: str = "", recurse: bool = True) -> Iterator[tuple[str, Tensor]]:
-        """Yield every parameter once, with its dotted name: those of a module before those of the modules inside it."""
+        """Yield every parameter once, with its dotted name. A module's own parameters come before those of its submodules."""
         return self._walk_tensors("parameter", prefix=prefix, recurse=recurse)
 
     def parameters(self, recurse: bool = True) -> NextList[Tensor]:
@@ -284,7 +284,7 @@ class Module(metaclass=_Constructed):
     # ---- state
 
     def state_dict(self, prefix: str = "") -> dict[str, Tensor]:
-        """Return parameters and persistent buffers by dotted name, as torch names them; they share the module's memory."""
+        """Return parameters and persistent buffers by torch's dotted names. The tensors share the module's memory."""
         return {name: tensor.detach() for name, tensor in self._named_state(prefix).items()}
 
     def _named_state(self, prefix: str = "") -> dict[str, Tensor]:
@@ -296,8 +296,8 @@ class Module(metaclass=_Constructed):
     def load_state_dict(self, state: Mapping[str, Any], strict: bool = True, assign: bool = False) -> IncompatibleKeys:
         """Overwrite parameters and buffers with the values of a state dict: tensors, NumPy arrays or torch tensors.
 
-        Names (with ``strict=False`` the mismatches are returned), shapes and dtypes are checked before values are written.
-        Values are converted to the dtypes of the module; ``assign=True`` shares the memory of given tensors instead.
+        Names, shapes and dtypes are checked before values are written; ``strict=False`` returns mismatched names instead of raising. Values
+        are converted to the dtypes of the module; ``assign=True`` shares the memory of given tensors instead.
 
         >>> from netcl import nn
         >>> layer = nn.Linear(2, 1)
@@ -390,8 +390,7 @@ class Module(metaclass=_Constructed):
     def to(self: M, *targets: Any, device: Any = None, dtype: str | None = None, non_blocking: bool = False) -> M:
         """Move to a device, convert floats to a dtype, or both: ``to("gpu")``, ``to(queue, dtype="bfloat16")``. Returns the module.
 
-        The parameters stay the same objects, so an optimizer made before keeps working; their gradients move along. ``non_blocking=``
-        is ignored.
+        The parameters stay the same objects, so existing optimizers keep working. Gradients move along. ``non_blocking=`` is ignored.
         """
         for target in targets:
             if isinstance(target, str) and (target in dtypes.DTYPES or target in dtypes.DTYPE_ALIASES):

@@ -102,7 +102,7 @@ class _BatchNorm(_Running):
 class BatchNorm1d(_BatchNorm):
     """Batch norm of vectors or signals: ``y = (x - mean) / sqrt(var + eps) * weight + bias``, per channel.
 
-    Training uses the batch's mean and variance and updates the running ones: ``running = (1 - momentum) running + momentum batch``.
+    Training uses the batch's mean and variance and updates running averages: ``running = (1 - momentum) running + momentum batch``.
     Evaluation uses the running statistics, or the batch's with ``track_running_stats=False``.
 
     - **num_features**: the number of channels.
@@ -119,7 +119,7 @@ class BatchNorm1d(_BatchNorm):
 
 
 def _of_rank(name: str, base: type[_Running], like: str, of: str) -> Any:
-    """Return a subclass of ``base`` for tensors of the rank that ``name`` states (``2d``: 4), with the docstring ``{like} for {of}``."""
+    """Return a subclass of ``base``, documented as ``{like} for {of}``. A ``name`` that ends with ``2d`` takes tensors with 4 axes."""
     axes = int(name[-2])
     shape = (2, 3, 2, 4, 4)[: axes + 2]
     doc = f""":class:`{like}` for {of}.

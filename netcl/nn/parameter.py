@@ -1,4 +1,4 @@
-"""Parameters: tensors that a module learns, and the place (device and dtype) where new ones are created."""
+"""Parameters: tensors that a module learns, and the place (device and dtype) of new parameters."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def queue_for(place: Any) -> Any:
 
 
 def peel(signature: inspect.Signature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any], placed]:
-    """Split the arguments of a constructor into its own and the place: a leading queue or handle, ``queue=``, ``device=``, ``dtype=``."""
+    """Separate the place (a leading queue or handle, ``queue=``, ``device=``, ``dtype=``) from a constructor's other arguments."""
     own, rest, place = signature.parameters, dict(kwargs), dict.fromkeys(_PLACE_NAMES)
     if args and is_place(args[0]) and next(iter(own), "") not in _PLACE_NAMES:
         place["queue"], args = args[0], args[1:]
@@ -102,7 +102,7 @@ def constructor(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def here() -> Any:
-    """Return the queue on which a running constructor creates tensors: the given one, else the active device's."""
+    """Return the queue on which a running constructor creates tensors: the given queue, else that of the active device."""
     return _here.queue if _here.queue is not None else get_active_device().queue
 
 
@@ -126,10 +126,10 @@ class _LooksLikeParameter(type):
 class Parameter(metaclass=_LooksLikeParameter):
     """A tensor a module learns: a leaf that requires a gradient and keeps its memory.
 
-    Not a type of its own: the result is a plain :class:`~netcl.core.tensor.Tensor`. Assigned to an attribute of a module, a leaf
-    that requires a gradient is one of its parameters.
+    The result is a plain :class:`~netcl.core.tensor.Tensor`. Any leaf that requires a gradient becomes a parameter of a module when it is
+    assigned to an attribute.
 
-    - **data**: a tensor (its memory is shared, unless it is a slice or another view that holds a copy), an array or numbers.
+    - **data**: a tensor, an array or numbers. A tensor shares its memory with the parameter; slices and similar views are copied.
     - **requires_grad**: ``False`` makes a parameter that is not learned; register it with ``register_parameter``.
 
     >>> from netcl import nn
@@ -176,12 +176,12 @@ def _spend(shape: Sequence[int], dtype: str) -> None:
 
 
 def empty(shape: Sequence[int], requires_grad: bool = True) -> Tensor:
-    """Create an uninitialized parameter in the place of the running constructor; ``init`` fills it."""
+    """Create an uninitialized parameter with the device and dtype of the running constructor."""
     _spend(shape, _here.dtype)
     return Tensor.empty(tuple(shape), _here.dtype, queue=here(), requires_grad=requires_grad, persistent=True)
 
 
 def full(shape: Sequence[int], value: float, dtype: str | None = None) -> Tensor:
-    """Create a tensor filled with ``value`` in the place of the running constructor; it requires no gradient."""
+    """Create a tensor filled with ``value`` on the device of the running constructor; it requires no gradient."""
     _spend(shape, dtype or _here.dtype)
     return Tensor.full(tuple(shape), value, dtype or _here.dtype, queue=here(), persistent=True)

@@ -43,7 +43,7 @@ _ADAPTIVE = "of windows of {of}, chosen so that the result has the size ``output
 
 
 def _pools(kind: str, settings: str, arguments: str, doc: str, sizes: Sequence[int] = (1, 2, 3), base: type[Module] = _Pool) -> list[Any]:
-    """Return the layers of one kind of pooling for signals, images and volumes; their doctests pool 4 values per axis to 2."""
+    """Return the layers of one kind of pooling for signals, images and volumes. The doctests pool 4 values per axis to 2."""
     name = "".join(f"_{c.lower()}" if c.isupper() else c for c in kind.replace("LP", "Lp"))[1:]
     given, made = "2, 2" if kind == "LPPool" else "2", []
     for axes in sizes:

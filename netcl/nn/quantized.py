@@ -1,4 +1,4 @@
-"""Layers whose weights stay packed in the block types of GGUF, and :func:`quantize_model`, which replaces layers with packed ones."""
+"""Layers whose weights stay packed in the block types of GGUF, and :func:`quantize_model`, which replaces plain layers by packed ones."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ ModelT = TypeVar("ModelT", bound=Module)
 
 
 class _PackedLayer(Module):
-    """A layer with a packed matrix: the buffer ``weight``, bytes in the same order on every device.
+    """A layer whose matrix is packed in the buffer ``weight``: bytes in the same order on every device.
 
-    With 4 bits, ``weight`` has a row per ``STRIP_ROWS`` rows of the matrix; an earlier version stored a vector in another order.
+    With 4 bits, each row of ``weight`` holds ``STRIP_ROWS`` rows of the matrix. The state dict of an earlier version is refused.
     """
 
     weight: Tensor
@@ -66,8 +66,8 @@ class _PackedLayer(Module):
 class QuantizedLinear(_PackedLayer):
     """An affine map of the last axis with packed weights: ``y = x W^T + b``.
 
-    - **in_features**, **out_features**: sizes of the last axis of ``x`` and ``y``; ``in_features`` is a multiple of the block and of 32.
-    - **bias**: whether there is a ``b``, which is a parameter. The weights are a buffer: they have no gradient and start as zeros.
+    - **in_features**, **out_features**: sizes of the last axis of ``x`` and ``y``; ``in_features`` is a multiple of the block size and 32.
+    - **bias**: whether there is a parameter ``b``. The weights are a buffer: they have no gradient and start as zeros.
     - **kind**: a block type of GGUF other than F32, for instance ``Q4_0``, ``Q8_0``, ``Q4_K``, ``F16``.
     - **activations**: ``float``, ``int8`` or ``auto``, as in :func:`netcl.ops.quantized_linear`.
 
@@ -85,7 +85,7 @@ class QuantizedLinear(_PackedLayer):
 
     @classmethod
     def from_linear(cls, linear: Linear, kind: str = "Q4_0", activations: str = "auto") -> QuantizedLinear:
-        """Return a layer with the quantized weights of ``linear`` and its bias, which both layers share."""
+        """Return a layer with the quantized weights of ``linear``. Both layers share the bias of ``linear``."""
         made = cls(linear.in_features, linear.out_features, linear.bias is not None, kind, activations).to(linear.weight.queue)
         made.bias = linear.bias
         return made.load_blocks(packed.quantize(linear.weight.to_host().astype(np.float32), kind))
@@ -97,7 +97,7 @@ class QuantizedLinear(_PackedLayer):
 
 
 def decoded_linear(x: Tensor, linear: Any, norm: Any = None, gate: Any = None, activation: str = "", residual: Any = None) -> Tensor:
-    """Compute ``linear`` of a few rows by one op, with an optional norm before it and gate, activation or residual after it."""
+    """Compute ``linear`` of a few rows by one op, with an optional norm before and gate, activation or residual after ``linear``."""
     packs: Any = {"kind": linear.kind, "rows": linear.out_features, "activations": linear.activations} if hasattr(linear, "kind") else {}
     kind = "" if norm is None else "rms" if type(norm) is RMSNorm else "layer"
     eps = EPSILON[x.dtype] if norm is None or norm.eps is None else norm.eps
@@ -107,9 +107,9 @@ def decoded_linear(x: Tensor, linear: Any, norm: Any = None, gate: Any = None, a
 
 
 def decodable(owner: Module, *layers: Any) -> bool:
-    """Whether :func:`decoded_linear` can compute these layers: linear ones of one type and block type, and norms with a weight.
+    """Whether :func:`decoded_linear` can compute ``layers``: linear layers of one class and block type, and norms with a weight.
 
-    Neither the layers nor ``owner``, which would call them, may have hooks. All are reported to the recorder as if they were called.
+    Neither the layers nor the module ``owner`` that contains them may have hooks. The recorder treats all of them as called.
     """
     if recording.listening:
         for module in (owner, *layers):
@@ -143,10 +143,10 @@ class QuantizedEmbedding(_PackedLayer):
 def quantize_model(
     model: ModelT, bits: int = 4, group: int = 32, *, kind: str = "", embeddings: bool = False, activations: str = "auto"
 ) -> ModelT:
-    """Replace the ``Linear`` layers inside a model, and with ``embeddings`` its ``Embedding``, by packed ones, in place; returns the model.
+    """Replace the ``Linear`` layers of a model by packed layers in place, with ``embeddings`` also ``Embedding``; returns the model.
 
-    4 bits are Q4_0 and 8 bits Q8_0, both with a scale for each ``group`` of 32; ``kind`` names another block type of GGUF. Layers whose
-    rows are not multiples of the block and of 32, and layers that share their weights are not changed; a warning lists them.
+    4 bits are Q4_0 and 8 bits Q8_0, both with a scale for each ``group`` of 32; ``kind`` names another block type of GGUF. A layer is not
+    changed if it shares its weights, or if its row length is no multiple of the block size and 32. A warning lists such layers.
 
     >>> import netcl
     >>> from netcl import nn

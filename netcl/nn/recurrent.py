@@ -130,14 +130,14 @@ class _Recurrent(Module):
             raise ShapeError(message(type(self).__name__, f"the state must be {', '.join(self.states)} of shape {wanted}", shapes=shapes))
 
     def _batched(self, parts: Any, x: Tensor) -> Any:
-        """Add a batch axis of size 1 to the state of an input without a batch; ``None`` if no state is given."""
+        """Add a batch axis of size 1 to the given state of an input without a batch; ``None`` stays ``None``."""
         if parts is None:
             return None
         self._check_state(parts)
         return tuple(ag.unsqueeze(part, 1) for part in parts)
 
     def _initial(self, state: Any, x: Tensor) -> list[State]:
-        """Return the initial state of every direction of every layer; empty tuples, which stand for zeros, if none is given."""
+        """Return the initial state of every direction of every layer. Without a given state, empty tuples stand for zeros."""
         if state is None:
             return [()] * (self.num_layers * len(self._directions()))
         parts = state if isinstance(state, tuple | list) else (state,)
@@ -157,7 +157,7 @@ class RNN(_Recurrent):
       (between layers), **bidirectional**: as in torch.
 
     Shapes: ``x`` ``(time, batch, input_size)``, or ``(batch, time, input_size)`` with ``batch_first``, or without a batch. Returns
-    ``output``, laid out as ``x``, of width ``directions * hidden_size``, and ``h_n`` ``(num_layers * directions, batch, hidden_size)``.
+    ``output``, like ``x`` with width ``directions * hidden_size``, and ``h_n`` ``(num_layers * directions, batch, hidden_size)``.
 
     >>> from netcl import nn, zeros
     >>> output, h = nn.RNN(3, 5, num_layers=2)(zeros((7, 2, 3)))

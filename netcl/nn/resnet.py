@@ -1,4 +1,4 @@
-"""Residual networks (He et al. 2016), by default with torchvision's layout and names, so that its weights load."""
+"""Residual networks (He et al. 2016), by default with torchvision's layout and names, so that torchvision's weights load."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class BasicBlock(Module):
     """Two 3 x 3 convolutions beside a shortcut: ``y = relu(bn2(conv2(relu(bn1(conv1(x))))) + shortcut(x))``.
 
     - **inplanes**, **planes**: channels in and out.
-    - **stride**: of the first convolution. **downsample**: the module of the shortcut, required where shapes change.
+    - **stride**: stride of the first convolution. **downsample**: the module of the shortcut, required where shapes change.
 
     >>> from netcl import nn, zeros
     >>> nn.BasicBlock(4, 4)(zeros((1, 4, 8, 8))).shape
@@ -52,11 +52,11 @@ class BasicBlock(Module):
 
 
 class Bottleneck(Module):
-    """A narrow 3 x 3 convolution between two 1 x 1, beside a shortcut; the output has ``4 planes`` channels.
+    """A narrow 3 x 3 convolution between two 1 x 1 convolutions, beside a shortcut; the output has ``4 planes`` channels.
 
     - **inplanes**: channels in. **planes**: a quarter of the channels out.
-    - **stride**: of the 3 x 3 convolution. **downsample**: the module of the shortcut, required where shapes change.
-    - **groups**, **base_width**, **dilation**: of the 3 x 3 convolution (ResNeXt, wide ResNet, segmentation).
+    - **stride**: stride of the 3 x 3 convolution. **downsample**: the module of the shortcut, required where shapes change.
+    - **groups**, **base_width**, **dilation**: settings of the 3 x 3 convolution (ResNeXt, wide ResNet, segmentation).
 
     >>> from netcl import nn, zeros
     >>> nn.Bottleneck(16, 4)(zeros((1, 16, 8, 8))).shape
@@ -91,8 +91,8 @@ class ResNet(Module):
     - **block**: :class:`BasicBlock` or :class:`Bottleneck`. **layers**: how many blocks each stage has.
     - **num_classes**: width of the output. **in_channels**: channels of the input.
     - **stem**: ``imagenet`` (7 x 7, stride 2, then pooling) or ``cifar`` (3 x 3, stride 1, no pooling: for images of about 32 x 32).
-    - **width**: channels of the stem. **groups**, **width_per_group**: of the bottlenecks.
-    - **zero_init_residual**: whether the last norm of every block starts with weights of 0, so that its branch gives 0.
+    - **width**: channels of the stem. **groups**, **width_per_group**: settings of the bottlenecks.
+    - **zero_init_residual**: whether the last norm of every block starts with weights of 0, so that the branch gives 0.
     - **replace_stride_with_dilation**: three flags: whether each of the last three stages dilates instead of halving the image.
 
     Shapes: ``(N, in_channels, H, W)`` becomes ``(N, num_classes)``.

@@ -61,7 +61,7 @@ def evaluating(module: Any) -> Iterator[None]:
 
 
 def summarize(module: Any, input_shape: Any, dtype: str) -> Summary:
-    """Return the summary of a module, which runs once, in evaluation mode, on zeros of ``input_shape``."""
+    """Return the summary of a module. The module runs once, in evaluation mode, on zeros of ``input_shape``."""
     shapes = [input_shape] if not input_shape or isinstance(input_shape[0], int) else list(input_shape)
     seen: dict[int, Any] = {}
     own: dict[int, int] = {}

@@ -62,7 +62,7 @@ class TransformerEncoderLayer(_TransformerLayer):
     branches instead.
 
     - **d_model**, **nhead**, **dim_feedforward**: width, heads, width between the linear layers.
-    - **dropout**: of the attention weights, after the attention, and inside and after the feed-forward network.
+    - **dropout**: probability for the attention weights, after the attention, and inside and after the feed-forward network.
     - **activation**: ``relu``, ``gelu``, another name or a function.
     - **layer_norm_eps**, **batch_first**, **norm_first**, **bias**: as in torch.
 
@@ -204,7 +204,7 @@ class SwiGLU(Module):
 
     - **dim**: width of the input and the output.
     - **hidden_dim**: width in between; by default two thirds of ``4 dim``, rounded up to a multiple of 8.
-    - **bias**: whether the linear layers have biases. **dropout**: its probability for the result.
+    - **bias**: whether the linear layers have biases. **dropout**: the probability for the result.
 
     Shapes: ``(..., dim)`` in and out. Parameters: ``w1``, ``w2``, ``w3``.
 
@@ -227,7 +227,7 @@ class FeedForward(Module):
     """Two linear layers with a GELU in between: ``y = c_proj(gelu(c_fc(x)))``.
 
     - **dim**: width of the input and the output. **hidden_dim**: width in between; by default ``4 dim``.
-    - **bias**: whether the linear layers have biases. **dropout**: after ``c_proj``. **approximate**: of the GELU, ``none`` or ``tanh``.
+    - **bias**: whether the linear layers have biases. **dropout**: after ``c_proj``. **approximate**: ``none`` or ``tanh``, for GELU.
 
     Shapes: ``(..., dim)`` in and out.
 
@@ -250,8 +250,8 @@ class TransformerBlock(Module):
     """A decoder block: ``x = x + attn(ln_1(x))``, then ``x = x + mlp(ln_2(x))``.
 
     - **n_embd**, **n_head**: width and number of heads.
-    - **bias**: whether layers have one. **dropout**: its probability in all layers.
-    - **norm**: ``layer`` or ``rms``. **mlp**: ``gelu`` or ``swiglu``; **mlp_dim** is its width inside.
+    - **bias**: whether layers have biases. **dropout**: the probability in all layers.
+    - **norm**: ``layer`` or ``rms``. **mlp**: ``gelu`` or ``swiglu``; **mlp_dim** is its inner width.
     - **position**: ``learned`` (the model adds positions, attention is plain) or ``rotary``, with **n_kv_head** and **rope_base**.
 
     Shapes: ``(batch, positions, n_embd)`` in and out; ``cache`` and ``layer`` as in :class:`CausalSelfAttention`.

@@ -57,12 +57,12 @@ class _Encoder(Module):
 
 
 class ViT(Module):
-    """A vision transformer: patches as a sequence, with a learned token in front whose final state is classified.
+    """A vision transformer. Its input is a sequence of patches after a learned token; the final state of this token is classified.
 
-    - **image_size**, **patch_size**: sides of the images and of the patches, which must divide them.
+    - **image_size**, **patch_size**: side lengths of images and patches. ``patch_size`` must divide ``image_size``.
     - **num_layers**, **num_heads**, **hidden_dim**, **mlp_dim**: depth, heads and widths; by default ViT-S/16.
     - **num_classes**: width of the output. **in_channels**: channels of the input.
-    - **dropout**: inside the encoder. **attention_dropout**: of the attention weights.
+    - **dropout**: the probability inside the encoder. **attention_dropout**: the probability for the attention weights.
 
     Shapes: ``(N, in_channels, image_size, image_size)`` becomes ``(N, num_classes)``.
 

@@ -101,7 +101,7 @@ def _pooled(x: Tensor, plane: Callable[[Tensor], Any], depth: Callable[[Tensor],
 
 
 def _pool3d(op: str, pool: Callable[..., Any], x: Tensor, settings: Sequence[Any], *rest: Any, places: bool = False) -> Any:
-    """Pool volumes by ``pool`` for images; ``settings``: kernel size, stride (``None``: the kernel size), padding, for maxima dilation."""
+    """Pool volumes by ``pool`` for images. ``settings``: kernel, stride (``None``: the kernel size), padding and, for maxima, dilation."""
     _volume(op, x)
     sizes = [several(settings[0] if value is None else value, 3, "every setting", op) for value in settings]
     plane, depth = [size[1:] for size in sizes], [(size[0], unit) for size, unit in zip(sizes, (1, 1, 0, 1), strict=False)]

@@ -1,8 +1,8 @@
 """Rewrites of a graph for inference: constant folding, and fusion of the chains that exporters write for one op.
 
 A fusion is a formula over operators: ``x * Sigmoid(x)``. Equal names stand for the same value, numbers for scalar weights, names in
-capitals for any scalar weight. Sums and products match in both orders, so do maxima and minima. A chain is fused only if nothing else
-reads the values inside of it.
+capitals for any scalar weight. Sums, products, maxima and minima match in both orders. A chain is fused only if nothing else reads the
+values inside of it.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _BINARY = {ast.Add: "Add", ast.Sub: "Sub", ast.Mult: "Mul", ast.Div: "Div", ast.
 
 
 class ChainMatch(NamedTuple):
-    """The values that the names of a formula stand for, and the nodes that compute it, the last first."""
+    """The values that the names of a formula stand for, and the nodes that compute the formula, last node first."""
 
     values: dict[str, str]
     nodes: tuple[OnnxNode, ...]
@@ -73,7 +73,7 @@ def rewritten(body: GraphBody) -> tuple[GraphBody, Counter[str]]:
 
 
 def _fold_constants(body: GraphBody, done: Counter[str]) -> tuple[list[OnnxNode], dict[str, np.ndarray]]:
-    """Evaluate nodes whose inputs are constants; return the others, and weights plus results. Fold nothing if results are too large."""
+    """Evaluate nodes with constant inputs. Return the other nodes, and weights plus results. Fold nothing if results are too large."""
     known, folded = {*body.weights, ""}, list[OnnxNode]()
     supported = {kind for kind in operators() - CONTROL.keys() if not any(word in kind for word in _NOT_FOLDED)}
     for node in body.nodes:
@@ -231,7 +231,7 @@ def _fused_norm(chains: _Chains, found: ChainMatch, root: OnnxNode) -> OnnxNode 
 
 
 def _run_norm(node: OnnxNode, x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
-    """Run a norm: with one op if it is over trailing axes and the weights have their shape, else by its formula."""
+    """Run a norm with one op if it is over the last axes and ``weight`` and ``bias`` have the shape of these axes, else by its formula."""
     axes = sorted(axis % x.ndim for axis in node["axes"])
     shape = x.shape[axes[0] :]
     if len(axes) == len(shape) and all(t is None or t.shape == shape for t in (weight, bias)):
@@ -285,7 +285,7 @@ def _run_chain(nodes: Sequence[OnnxNode], known: dict[str, Any]) -> Any:
 
 
 def _quantized_product(chains: _Chains, found: ChainMatch, root: OnnxNode) -> OnnxNode | None:
-    """Return a node that runs ``QLinearMatMul`` or ``QLinearConv``, or the chain if floats are preferred; ``None`` if none can be made."""
+    """Return a node that runs ``QLinearMatMul`` or ``QLinearConv``, or the chain where floats are faster; ``None`` if it cannot be made."""
     inside, values = chains.in_order(found), found.values
     names = [values[name] for name in ("a", "A", "za", "b", "sb", "zb", "Y", "zy", "c", "sc", "zc") if name in values]
     left, right = (next(node for node in inside if node.inputs[0] == values[name]) for name in "ab")
@@ -314,7 +314,7 @@ def _quantized_product(chains: _Chains, found: ChainMatch, root: OnnxNode) -> On
 
 
 def _norm_in_conv(chains: _Chains, found: ChainMatch, root: OnnxNode) -> OnnxNode | None:
-    """Return a convolution whose weights include the batch norm after it; ``None`` if they cannot."""
+    """Return a convolution whose weights include the batch norm after it; ``None`` if that is impossible."""
     names = [found.values[name] for name in ("scale", "shift", "mean", "var")]
     if root["training_mode"] or root["spatial"] == 0 or not chains.weights.keys() >= {*names}:
         return None
@@ -324,7 +324,7 @@ def _norm_in_conv(chains: _Chains, found: ChainMatch, root: OnnxNode) -> OnnxNod
 
 
 def _affine_after_conv(chains: _Chains, found: ChainMatch, root: OnnxNode) -> OnnxNode | None:
-    """Return a convolution whose weights include the ``Mul`` or ``Add`` after it, by a scalar or per channel; ``None`` if they cannot."""
+    """Return a convolution whose weights include the scalar or per-channel ``Mul`` or ``Add`` after it; ``None`` if that is impossible."""
     conv, other = found.nodes[1], chains.weights.get(found.values["c"])
     weight = chains.weights.get(conv.inputs[1])
     if weight is None or other is None or other.ndim > weight.ndim or other.dtype != weight.dtype:

@@ -1,7 +1,7 @@
 """``InferenceSession``: an ONNX file on a device, with an interface like that of onnxruntime's class.
 
-On OpenCL, the first run with a set of input shapes is eager, the second is recorded, later ones are replayed. Models that cannot be
-recorded, such as those with control flow over computed values, stay eager. Control flow over an input number gets a recording per value.
+On OpenCL, the first run with a set of input shapes is eager, the second is recorded, and later runs are replayed. Models that cannot be
+recorded, such as models with control flow over computed values, stay eager. Control flow over an input number gets a recording per value.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def node_arg(entry: Any) -> NodeArg:
 
 
 class SessionModel(OnnxModel):
-    """The module of a session. If ``timings`` is a list, each node of the graph is appended to it with its seconds."""
+    """The module of a session. If ``timings`` is a list, a run appends each node of the graph and its time in seconds."""
 
     timings: list[tuple[OnnxNode, float]] | None = None
 
@@ -168,7 +168,7 @@ class InferenceSession:
 
     @property
     def plans(self) -> dict[tuple[tuple[int, ...], ...], str]:
-        """The mode of the next run by input shapes of past runs: ``"replay"``, ``"record"``, or the reason why it is eager."""
+        """The mode of the next run, by input shapes of past runs: ``"replay"``, ``"record"``, or the reason why the run is eager."""
         return {tuple(shape for shape, *_ in key): "replay" if isinstance(x, Graph) else x or "record" for key, x in self._plans.items()}
 
     @property
@@ -206,7 +206,7 @@ class InferenceSession:
                 iobinding.results[name].realize()  # deferred values belong to a thread
 
     def node_times(self, input_feed: Mapping[str, Any]) -> list[tuple[OnnxNode, float]]:
-        """Return each node of the graph and the seconds that it takes in an eager run; the device finishes one before the next starts."""
+        """Return each node of the graph and the seconds that it takes in an eager run; each node ends before the next starts."""
         with self._lock, ag.no_grad():
             tensors, found = self._tensors(input_feed), list[tuple[OnnxNode, float]]()
             self.model.timings = found
@@ -257,7 +257,7 @@ class InferenceSession:
         return dict(zip(self._outputs, made if isinstance(made, tuple) else (made,), strict=True))
 
     def _plan(self, tensors: Sequence[Any]) -> Graph | str:
-        """Return the recording for these shapes, made at their second run, or the reason for none (empty if one may be made later)."""
+        """Return the recording for these shapes, made at their second run, or the reason for none (empty: a later run may record)."""
         # Sequences, empty tensors, and one tensor for two inputs are not recorded.
         if (
             self._eager

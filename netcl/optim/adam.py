@@ -46,9 +46,9 @@ def _packed_rule(counted: bool) -> Rule:
 class Adam(Optimizer):
     """The Adam optimizer: ``p -= lr * m / (sqrt(v) + eps)``, with bias-corrected running averages ``m`` of gradients and ``v`` of squares.
 
-    ``amsgrad`` divides by the largest average of squares so far. ``weight_decay`` adds ``weight_decay * p`` to the gradient;
-    with ``decoupled_weight_decay`` it shrinks the parameter instead, which is :class:`AdamW`. ``master_weights`` keeps
-    float32 copies of half parameters.
+    ``amsgrad`` divides by the root of the largest average of squares so far. ``weight_decay`` adds ``weight_decay * p`` to the gradient.
+    With ``decoupled_weight_decay``, as in :class:`AdamW`, weight decay shrinks the parameter instead. ``master_weights`` keeps float32
+    copies of half parameters.
 
     >>> from netcl.core.tensor import Tensor
     >>> w = Tensor.from_host([1.0, 2.0], requires_grad=True)
@@ -124,8 +124,8 @@ class AdamW(Adam):
 class AdamW8bit(AdamW):
     """:class:`AdamW` with averages of 8 bits per element, a quarter of the memory: a code per element and a scale per 256 elements.
 
-    Codes have a similar relative precision for small and large values, and the average of squares is not 0 where it was positive. Rounding
-    is random between the two nearest codes, by a hash of the parameter and its gradient: equal runs on a device give equal bits.
+    Codes have a similar relative precision for small and large values. A positive average of squares never becomes 0. Rounding chooses one
+    of the two nearest codes by a hash of the parameter and its gradient: equal runs on a device give equal bits.
     """
 
     names = ("exp_avg", "exp_avg_sq", "exp_avg_scale", "exp_avg_sq_scale")  # type: ignore[assignment]

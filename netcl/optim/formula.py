@@ -45,7 +45,7 @@ class Formula:
 class FormulaOptimizer(Optimizer):
     """An optimizer whose step is a :class:`Formula` over the options of its group.
 
-    Options are numbers in the formula under their names, elements of tuples as ``beta1``, ``eta2``; :func:`option_readers` adds others:
+    The formula reads options by their names, and elements of tuples as ``beta1``, ``eta2``. :func:`option_readers` adds more numbers:
     ``sign`` (-1 to maximize), ``decay`` (weight decay added to the gradient), ``keep`` (decoupled weight decay), ``take1 = 1 - beta1``.
     """
 
@@ -96,7 +96,7 @@ class FormulaOptimizer(Optimizer):
 
     @property
     def skips_on_device(self) -> bool:
-        """Whether the device can skip a step: False if the host keeps numbers of the state, which would change in a skipped step, too."""
+        """Whether the device can skip a step. False if the host keeps numbers of the state: a skipped step would change them, too."""
         return not self.kept
 
     def _values(self, group: Group) -> dict[str, float]:
@@ -161,7 +161,7 @@ def option_readers(kind: Any) -> dict[str, Callable[[Group], float]]:
 
 
 class _Compiled(NamedTuple):
-    """A formula as rules: with numbers from the host, or computed from ``age`` on the device; and the readers of its options."""
+    """The rules of a formula, with numbers computed on the host (``host``) or the device (``counted``), and the readers of its options."""
 
     host: Rule
     counted: Rule
@@ -188,7 +188,7 @@ def _host_function(kind: Any, known: tuple[str, ...]) -> Any:
 
 
 def _update_on_host(kind: Any, values: Mapping[str, float], age: int) -> dict[str, float]:
-    """Return the formula's numbers for step number ``age``, counted from 1; empty if it has none."""
+    """Return the formula's numbers for step number ``age``, counted from 1; empty if the formula has none."""
     if not kind.formula.numbers:
         return {}
     with np.errstate(all="ignore"):
@@ -291,7 +291,7 @@ class Adamax(FormulaOptimizer):
 
 
 class RAdam(FormulaOptimizer):
-    """:class:`~netcl.optim.Adam` without the denominator in the first steps, while its variance is too large (Liu et al. 2019)."""
+    """:class:`~netcl.optim.Adam` without the denominator while its variance is too large: in the first steps (Liu et al. 2019)."""
 
     formula = Formula(
         {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.0, "decoupled_weight_decay": False},

@@ -26,10 +26,9 @@ _SCALED = {"direction": "g * (factor * sign)"}
 class LayerwiseOptimizer(FormulaOptimizer):
     """An optimizer of two formulas with a refinement per tensor between them.
 
-    ``formula`` computes a ``direction`` per element, :meth:`refine` changes it per tensor, and ``move`` applies it. In ``move``, ``g``
-    is the refined direction and ``factor`` the number that :meth:`refine` returns with it.
-
-    The directions of many parameters are computed together, the moves one parameter at a time.
+    ``formula`` computes a ``direction`` per element, :meth:`refine` changes the direction per tensor, and ``move`` updates the parameter.
+    In ``move``, ``g`` is the refined direction, and ``factor`` is the number that :meth:`refine` also returns. Directions are computed for
+    many parameters together, moves for one parameter at a time.
     """
 
     formula = Formula({}, {}, _SCALED)
@@ -109,7 +108,7 @@ class LARS(LayerwiseOptimizer):
 
 
 class LAMB(LayerwiseOptimizer):
-    """:class:`Adam` whose update of each tensor is scaled to the norm ``lr * |p|`` unless either is 0 (You et al. 2020)."""
+    """:class:`Adam` whose update of each tensor is scaled to the norm ``lr * |p|``, unless the update or ``p`` is 0 (You et al. 2020)."""
 
     formula = Formula(
         {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-6, "weight_decay": 0.0},
@@ -128,7 +127,7 @@ class Muon(LayerwiseOptimizer):
     """Updates matrices by their momentum, made nearly orthogonal by ``ns_steps`` Newton-Schulz iterations (Jordan et al. 2024).
 
     For matrices only: use :class:`AdamW` for biases, norms and embeddings. ``adjust_lr_fn`` is ``"original"`` (also ``None``) or
-    ``"match_rms_adamw"``, as in torch. Iterations run in float32 (float64 for such parameters), those of torch in bfloat16.
+    ``"match_rms_adamw"``, as in torch. Iterations run in float32, or float64 for float64 parameters; torch's use bfloat16.
     """
 
     formula = Formula(
@@ -168,8 +167,8 @@ class Adafactor(LayerwiseOptimizer):
     """Divides gradients by a running root mean square, kept for a matrix as a number per row and per column (Shazeer & Stern 2018).
 
     Step n has the size ``min(lr, 1 / sqrt(n))`` times the parameter's root mean square. New squares enter the averages with weight
-    ``n ** beta2_decay``. ``eps`` has the least root mean squares of gradient (``None``: the dtype's epsilon) and parameter; ``d`` is
-    the largest root mean square of an update before it is scaled by the step size.
+    ``n ** beta2_decay``. ``eps`` is a pair of lower bounds: for the root mean square of the gradient (``None``: the dtype's epsilon) and of
+    the parameter. ``d`` is the largest root mean square of an update before it is scaled by the step size.
     """
 
     formula = Formula(

@@ -42,9 +42,9 @@ class Point(NamedTuple):
 class LBFGS(Optimizer):
     """Moves along an approximate Newton direction, computed from the last ``history_size`` changes of parameters and gradients.
 
-    ``step(closure)`` runs up to ``max_iter`` iterations and begins none after ``max_eval`` calls (by default a quarter more). ``closure``
-    computes the loss and its gradients. ``line_search_fn="strong_wolfe"`` chooses step lengths; by default they are ``lr``, at most that
-    in the first iteration. There is one group of parameters, on one device. The host reads losses and slopes.
+    ``step(closure)`` runs up to ``max_iter`` iterations and stops after ``max_eval`` calls of ``closure`` (default: ``5 * max_iter // 4``).
+    ``closure`` computes the loss and its gradients. ``line_search_fn="strong_wolfe"`` chooses step lengths; the default is
+    ``lr``, or less in the first iteration. There is one group of parameters, on one device. The host reads losses and slopes.
 
     >>> w = Tensor.from_host([3.0, -2.0], requires_grad=True)
     >>> opt = LBFGS([w], line_search_fn="strong_wolfe")

@@ -93,7 +93,7 @@ class Optimizer:
         raise NotImplementedError
 
     def counted_rule(self, group: Group) -> update.Rule:
-        """Return the rule of a step that the device may skip: it reads ``age``, the number of earlier steps, from device memory.
+        """Return the rule of a step that the device may skip. It reads ``age``, the number of earlier steps, from device memory.
 
         Equal to :meth:`rule` if no scalar depends on the age.
         """
@@ -194,12 +194,12 @@ class Optimizer:
 
         ``step(closure)`` first calls the function with gradients enabled, and returns its result, the loss, as in torch.
 
-        ``max_norm`` scales the gradients down first if the norm of all of them together is larger; the scaling happens inside
-        the update, so ``.grad`` keeps its values, and the norm is returned as a 0-d tensor, without waiting.
+        ``max_norm`` scales the gradients down if the norm of all gradients together is larger. The update does the scaling, so ``.grad``
+        keeps its values. The norm is returned as a 0-d tensor, without waiting for the device.
 
-        ``grad_scale`` and ``found_inf`` are 0-d tensors on the device (from :class:`netcl.amp.GradScaler`): gradients are
-        multiplied by the first inside the update, and if the second is 1 the step is skipped. The host does not wait for the device:
-        the number of steps is then counted on the device, and :meth:`state_dict` reads it.
+        ``grad_scale`` and ``found_inf`` are 0-d tensors on the device (from :class:`netcl.amp.GradScaler`). The update multiplies gradients
+        by ``grad_scale`` and is skipped if ``found_inf`` is 1. The host does not wait for the device: the device counts the steps, and
+        :meth:`state_dict` reads the count.
         """
         if closure is not None or callable(max_norm):
             with enable_grad():
@@ -266,7 +266,7 @@ class Optimizer:
     def _factor(
         self, live: Sequence[tuple[Group, list[Tensor]]], max_norm: float | None, grad_scale: Tensor | None
     ) -> tuple[Tensor | None, Tensor | float]:
-        """Return the norm of all gradients (``None`` unless they are clipped) and the factor by which the update multiplies them."""
+        """Return the norm of all gradients (``None`` without clipping) and the factor by which the update multiplies gradients."""
         unclipped: Tensor | float = 1.0 if grad_scale is None else grad_scale
         if max_norm is None:
             return None, unclipped
@@ -297,7 +297,7 @@ class Optimizer:
     def _roles(
         self, group: Group, params: list[Tensor], on_device: bool
     ) -> Iterator[tuple[int | Tensor, list[dict[str, Any]], list[list[Any]]]]:
-        """Group parameters by step count; yields the count or its device tensor, their states, and one list of tensors per role."""
+        """Group parameters by step count. Yields the count or its device tensor, the states, and a list per tensor of the rule."""
         names = self.tensors(group)
         for age, mastered, own, states in self._together(group, params, names, on_device):
             roles: list[list[Any]] = [[p.grad for p in own], *[self.remembered(group, own, states, name) for name in names]]
@@ -308,7 +308,7 @@ class Optimizer:
     def _together(
         self, group: Group, params: list[Tensor], names: Sequence[str], on_device: bool
     ) -> Iterator[tuple[int, bool, list[Tensor], list[dict[str, Any]]]]:
-        """Group parameters by step count and by whether they have master weights; yields both, the parameters and their states."""
+        """Group parameters by step count and by whether they have master weights. Yields count, flag, parameters and states."""
         states: list[Any] = [self.state.get(p) for p in params]
         if None in states:
             states = [self.state.setdefault(p, {}) for p in params]
@@ -473,7 +473,7 @@ def _uncount(states: Sequence[dict[str, Any]]) -> None:
 
 
 def _of_one_age(states: Sequence[dict[str, Any]], counter: Any) -> bool:
-    """Whether parameters that are updated together still have one step count: on the host, or the device tensor ``counter``."""
+    """Whether parameters that are updated together still share a step count: a host number, or the device tensor ``counter``."""
     first = states[0].get("step", 0) if counter is None else counter
     for state in states:
         steps = state.get("step", 0)

@@ -1,6 +1,6 @@
 """Learning-rate schedules: a scheduler takes the optimizer and changes ``lr`` of its groups in ``step``.
 
-As in torch, many schedulers compute a new rate from the group's current one, so that several may act on one optimizer.
+As in torch, many schedulers compute the new rate from the group's current rate, so several schedulers can share an optimizer.
 """
 
 from __future__ import annotations
@@ -422,7 +422,7 @@ class OneCycleLR(Scheduler):
     """Raises the rate from ``max_lr / div_factor`` to ``max_lr`` in a fraction ``pct_start`` of the steps, then lowers it to a minimum.
 
     The length is ``total_steps``, or ``epochs * steps_per_epoch``. The minimum is the first rate divided by ``final_div_factor``.
-    ``three_phase`` lowers the rate to the first rate in as many steps as it was raised, then to the minimum. ``cycle_momentum`` lowers
+    ``three_phase`` lowers the rate to the first rate in as many steps as raised it, then to the minimum. ``cycle_momentum`` lowers
     the momentum (or first beta) from ``max_momentum`` to ``base_momentum`` while the rate rises, and raises it while the rate falls.
     """
 
@@ -500,7 +500,7 @@ def _phases(total: int, pct_start: float, three: bool) -> list[list[Any]]:
 
 
 class _Several(Scheduler):
-    """Base class of schedulers that combine several others of one optimizer; the state includes that of each."""
+    """Base class of schedulers that combine several schedulers of one optimizer; the state includes all their states."""
 
     _not_saved = ("optimizer", "_schedulers")
 
@@ -559,7 +559,7 @@ class ChainedScheduler(_Several):
 
 
 class SequentialLR(_Several):
-    """One scheduler after the other: each begins at its milestone by :meth:`Scheduler.restart`, most from the initial learning rate."""
+    """Runs one scheduler after the other. Each begins at its milestone by :meth:`Scheduler.restart`; most start from the initial rate."""
 
     def __init__(self, optimizer: Optimizer, schedulers: Sequence[Scheduler], milestones: Sequence[int], last_epoch: int = -1):
         if not schedulers or len(milestones) != len(schedulers) - 1:

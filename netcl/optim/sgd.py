@@ -65,7 +65,7 @@ class SGD(Optimizer):
 
     @property
     def skips_on_device(self) -> bool:
-        """Whether the device can skip a step: not with dampening, where the first step differs and the host must know if it was taken."""
+        """Whether the device can skip a step: not with dampening, where the host must know whether the first step was skipped."""
         return not any(group["dampening"] for group in self.param_groups)
 
     def numbers(self, group: Group, age: int) -> Mapping[str, float]:

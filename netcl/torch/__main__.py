@@ -10,7 +10,7 @@ from netcl.torch import MissingNameError, missing, run
 
 
 def main(words: list[str] | None = None) -> int:
-    """Run the command line; returns 1 if the script ends at (``--check``: uses) a missing name, 2 if it is unreadable, else 0."""
+    """Run the command line. Returns 1 if the script needs a name that is missing, 2 if the script is unreadable, else 0."""
     parser = argparse.ArgumentParser(prog="python -m netcl.torch", description="Run a PyTorch script on an OpenCL device, unchanged.")
     parser.add_argument("--device", default="cpu", help="where tensors are created that name no device (default: cpu, as in torch)")
     parser.add_argument("--check", action="store_true", help="list the names that netcl lacks instead of running the script")

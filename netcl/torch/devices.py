@@ -18,7 +18,7 @@ _current = [0]
 
 
 def _indices() -> list[str]:
-    """Return selectors of the devices that "cuda" may select: the default one first, the others by score. Empty if the default is NumPy."""
+    """Return selectors of the devices that "cuda" may select: the default device, then others by score. Empty if the default is NumPy."""
     best = core.require("auto")
     usable = sorted((f for f in manager.found() if core.score(f.profile)[0] >= 0), key=lambda f: core.score(f.profile), reverse=True)
     others = [f.index for f in usable if f.device != best.device]

@@ -77,9 +77,9 @@ def _saved_on(f: str | os.PathLike[str]) -> str:
 
 
 def load(f: Any, map_location: Any = None, pickle_module: Any = None, *, weights_only: bool | None = None, **options: Any) -> Any:
-    """``torch.load`` of a path or a file. Tensors are on ``map_location``; by default on "cuda" if all were, else on "cpu".
+    """``torch.load`` of a path or a file. Tensors go to ``map_location``; by default to "cuda" if all were saved on it, else to "cpu".
 
-    Unregistered classes of a whole module must be in :func:`safe_globals`, or ``weights_only=False`` finds them in imported modules.
+    To load a whole module, list its unregistered classes in :func:`safe_globals`, or pass ``weights_only=False`` to find imported ones.
     """
     if not isinstance(f, str | os.PathLike):
         with tempfile.TemporaryDirectory() as folder:

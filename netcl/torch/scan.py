@@ -29,7 +29,7 @@ def missing(path: str | os.PathLike[str]) -> dict[str, str]:
 
 
 def is_guarded(path: str | os.PathLike[str]) -> bool:
-    """Whether a script has a top-level ``if`` on ``__name__``. Without it, worker processes that import the script would run it."""
+    """Whether a script has a top-level ``if`` on ``__name__``. Without this guard, worker processes that import the script would run it."""
     tests = [node.test for node in ast.parse(Path(path).read_bytes()).body if isinstance(node, ast.If)]
     return any(isinstance(part, ast.Name) and part.id == "__name__" for test in tests for part in ast.walk(test))
 

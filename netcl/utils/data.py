@@ -42,7 +42,7 @@ def default_collate(batch: Sequence[Any]) -> Any:
 
 
 class TensorDataset(data.TensorDataset):
-    """Tensors of equal length; a sample is a tuple with row ``i`` of each.
+    """Tensors of equal length; sample ``i`` is the tuple of row ``i`` of each tensor.
 
     >>> TensorDataset(Tensor.from_host([1.0, 2.0]))[1][0].item()
     2.0
@@ -60,7 +60,7 @@ class TensorDataset(data.TensorDataset):
 
 
 class DataLoader(data.DataLoader):
-    """:class:`netcl.data.DataLoader` with torch's arguments, whose batches are tensors, by default on the active device.
+    """:class:`netcl.data.DataLoader` with torch's arguments. Batches are tensors, by default on the active device.
 
     >>> x, y = next(iter(DataLoader(TensorDataset([[1.0], [2.0]], [0, 1]), batch_size=2)))
     >>> x.shape, y.tolist()

@@ -255,7 +255,7 @@ _ALLOWED = {name: Allowed(name, _Described) for name in ("numpy.core.multiarray.
 
 
 def _unpacked(path: Path) -> dict[str, Any]:
-    """Return the dictionary in a file of CIFAR's Python version, read by an interpreter that runs no code of it."""
+    """Return the dictionary in a file of CIFAR's Python version. The pickle is read without running any code in it."""
     try:
         made, _ = opcodes.run_program(regular(path, "CIFAR").read_bytes(), _ALLOWED, lambda reference: None)
     except Refused as error:

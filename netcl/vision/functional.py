@@ -188,7 +188,7 @@ def as_pair(size: Any) -> list[Any]:
 def resize(
     img: Any, size: Any, interpolation: Any = InterpolationMode.BILINEAR, max_size: int | None = None, antialias: bool | None = True
 ) -> Any:
-    """Resize to ``[height, width]``, or the shorter side to ``size``; less if the longer one would exceed ``max_size``."""
+    """Resize to ``[height, width]``, or the shorter side to ``size``. ``max_size`` then limits the longer side."""
     _, height, width = get_dimensions(img)
     sizes: list[Any] = [size] if isinstance(size, int | np.integer) else list(size)
     if len(sizes) == 1:
@@ -224,7 +224,7 @@ def _borders(padding: Any) -> list[Any]:
 
 
 def pad(img: Any, padding: Any, fill: Any = 0, padding_mode: str = "constant") -> Any:
-    """Pad the sides by ``n``, (left and right, top and bottom) or (left, top, right, bottom) pixels of ``fill``, or by ``padding_mode``."""
+    """Pad with ``fill`` or by ``padding_mode``. ``padding``: one width, (left and right, top and bottom) or (left, top, right, bottom)."""
     left, top, right, bottom = _borders(padding)
     if padding_mode not in ("constant", "edge", "reflect", "symmetric"):
         raise ValueError(message("pad", "padding_mode must be constant, edge, reflect or symmetric", padding_mode=padding_mode))
@@ -339,7 +339,7 @@ def affine(
 
 
 def _sampled(x: np.ndarray, matrix: np.ndarray, out: tuple[int, ...], mode: str, fill: Any) -> np.ndarray:
-    """Return an image of size ``out``; ``matrix`` maps its pixels to points of ``x``, both as offsets from the image centers."""
+    """Return an image of size ``out``. ``matrix`` maps its pixels to points of ``x``; coordinates are relative to the image centers."""
     whole, (height, width) = x.reshape(-1, *x.shape[-2:])[None].astype(np.float32), x.shape[-2:]
     linear = matrix[:, :2]
     shift = matrix[:, 2] + [(width - 1) / 2, (height - 1) / 2] - linear @ [(out[1] - 1) / 2, (out[0] - 1) / 2]

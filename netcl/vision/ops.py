@@ -55,7 +55,7 @@ def clip_boxes_to_image(boxes: Tensor, size: Sequence[int]) -> Tensor:
 
 
 def nms(boxes: Tensor, scores: Tensor, iou_threshold: float) -> Tensor:
-    """Return indices of the boxes to keep, by decreasing score: a kept box removes all later ones whose IoU with it exceeds the threshold.
+    """Return the indices of boxes to keep, by decreasing score. A kept box removes later boxes whose IoU with it exceeds the threshold.
 
     The number of results depends on the values, so the loop runs on the host.
 

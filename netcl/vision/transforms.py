@@ -27,7 +27,7 @@ _random_state: dict[str, Any] = {"seeded": None, "rng": None}
 
 
 def rng() -> Any:
-    """Return the generator of transforms: in a loader, that of the batch, else one that ``netcl.manual_seed`` seeds."""
+    """Return the generator of transforms: in a loader the batch's generator, else a generator that ``netcl.manual_seed`` seeds."""
     own = batch_rng()
     if own is not None:
         return own
@@ -52,7 +52,7 @@ class Transform:
 
 
 def _class_of(name: str, function: Callable[..., Any], probability: float | None = None, **renamed: str) -> Any:
-    """Return a transform class that calls ``function``, with its arguments, some ``renamed``; ``probability`` is the default of ``p``."""
+    """Return a transform class that calls ``function``. ``renamed`` maps its parameters to new names; ``p`` defaults to ``probability``."""
     known = list(inspect.signature(function).parameters.values())[1:]
     taken = [p.replace(name=renamed.get(p.name, p.name), kind=p.POSITIONAL_OR_KEYWORD) for p in known]
     if probability is not None:
@@ -192,7 +192,7 @@ class RandomCrop(Transform):
 
 
 class RandomResizedCrop(Transform):
-    """Crops a window of random area (``scale``, a fraction) and aspect ratio (``ratio``, width over height), resized to ``size``."""
+    """Crops a window of random area (``scale``, a fraction) and aspect ratio (``ratio``, width / height) and resizes it to ``size``."""
 
     def __init__(
         self, size: Any, scale: Sequence[float] = (0.08, 1.0), ratio: Sequence[float] = (3 / 4, 4 / 3),

@@ -14,7 +14,7 @@ from netcl.nn.utils.parametrize import WeightNorm, register_parametrization, spe
 
 
 def weight_norm(module: Module, name: str = "weight", dim: int | None = 0) -> Module:
-    """Replace a parameter by ``g * v / |v|``: ``g`` is ``parametrizations.weight.original0``, ``v`` ``original1``. Returns the module."""
+    """Replace a parameter by ``g * v / |v|``; ``parametrizations.weight`` holds ``g`` as ``original0`` and ``v`` as ``original1``."""
     return register_parametrization(module, name, WeightNorm(dim))
 
 
@@ -24,7 +24,7 @@ def spectral_norm(module: Module, name: str = "weight", n_power_iterations: int 
 
 
 class _Orthogonal(Module):
-    """Computes ``base`` times an orthogonal matrix, which is a function of a skew-symmetric matrix as large as the longer axis."""
+    """Computes ``base`` times an orthogonal matrix, made from a skew-symmetric matrix as large as the weight's longer axis."""
 
     base: Any
 
@@ -57,7 +57,7 @@ class _Orthogonal(Module):
 
 
 def orthogonal(module: Module, name: str = "weight", orthogonal_map: str | None = None, *, use_trivialization: bool = True) -> Module:
-    """Keep the rows or columns of a parameter orthonormal: ``matrix_exp`` or ``cayley`` computes it from a skew-symmetric matrix."""
+    """Keep the rows or columns of a parameter orthonormal: compute them by ``matrix_exp`` or ``cayley`` from a skew-symmetric matrix."""
     kind, weight = orthogonal_map or "matrix_exp", getattr(module, name)
     if kind not in ("matrix_exp", "cayley") or weight.ndim != 2 or not use_trivialization:
         what = "the weight must be a matrix, orthogonal_map matrix_exp or cayley, and use_trivialization True"

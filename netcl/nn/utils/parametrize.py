@@ -1,7 +1,7 @@
 """Parameters that are computed from others: ``torch.nn.utils.parametrize``, and weight and spectral norm in torch's older form.
 
-A module with a computed parameter gets its own class, in which the parameter is a property; the state dict has the tensors from which
-the property is computed.
+A module with a computed parameter gets a class of its own, and the parameter becomes a property of that class. The state dict has the
+tensors from which the property is computed.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def _put_back(module: Module, name: str, value: Tensor) -> Module:
 
 
 class ParametrizationList(ModuleList):
-    """The parametrizations of one parameter, applied one after the other, and the tensors that the first one takes."""
+    """The parametrizations of one parameter, applied one after the other, and the input tensors of the first parametrization."""
 
     def __init__(self, modules: Any = (), original: Any = ()):
         super().__init__(modules)
@@ -76,7 +76,7 @@ class ParametrizationList(ModuleList):
 def register_parametrization(module: Any, tensor_name: str, parametrization: Any, *, unsafe: bool = False) -> Any:
     """Replace a parameter by the result of a module: ``module.weight`` is ``parametrization(module.parametrizations.weight.original)``.
 
-    The ``right_inverse`` of the first parametrization, if it has one, computes ``original``; further ones apply to the result.
+    The ``right_inverse`` of the first parametrization, if it has one, computes ``original``; further parametrizations apply to the result.
 
     >>> from netcl import nn
     >>> class Symmetric(nn.Module):
@@ -146,7 +146,7 @@ class WeightNorm(Module):
 
 
 def weight_norm(module: Module, name: str = "weight", dim: int | None = 0) -> Module:
-    """Replace a parameter by ``g * v / |v|`` of ``weight_g`` and ``weight_v``; norms are per slice along ``dim``, or total with ``None``.
+    """Replace a parameter by ``weight_g * weight_v / |weight_v|``. The norm is per slice along ``dim``, or total if ``dim`` is ``None``.
 
     >>> from netcl import nn
     >>> [(key, value.shape) for key, value in weight_norm(nn.Linear(3, 2)).state_dict().items()]
@@ -182,7 +182,7 @@ def _unit(x: Tensor, eps: float) -> Tensor:
 
 
 class SpectralNorm(Module):
-    """Divides a weight by its largest singular value, estimated with ``u`` and ``v``; in training, power iterations refine both in place.
+    """Divides a weight by its largest singular value, estimated with ``u`` and ``v``. Training refines ``u`` and ``v`` by power iterations.
 
     ``older`` is torch's older form, which starts from random vectors and updates ``v`` before ``u``.
     """
@@ -222,13 +222,13 @@ class SpectralNorm(Module):
 
 
 def spectral_form(module: Module, name: str, rounds: int, eps: float, dim: int | None, older: bool = False) -> SpectralNorm:
-    """Make the :class:`SpectralNorm` of a parameter; its matrix has axis ``dim`` as rows, by default 0 (1 for a transposed layer)."""
+    """Make the :class:`SpectralNorm` of a parameter. Axis ``dim`` becomes the rows of a matrix; by default 0 (1 in transposed layers)."""
     axis = dim if dim is not None else int(getattr(module, "transposed", False))
     return SpectralNorm(getattr(module, name).detach(), rounds, axis, eps, older)
 
 
 def spectral_norm(module: Module, name: str = "weight", n_power_iterations: int = 1, eps: float = 1e-12, dim: int | None = None) -> Module:
-    """Replace a parameter by ``weight_orig`` divided by its largest singular value, which power iterations in training approximate.
+    """Replace a parameter by ``weight_orig`` divided by its largest singular value, as estimated by power iterations in training.
 
     >>> from netcl import nn
     >>> list(spectral_norm(nn.Linear(3, 2)).state_dict())

@@ -14,10 +14,10 @@ from netcl.core.tensor import Tensor
 
 
 class PackedSequence(NamedTuple):
-    """The steps of sequences in the order of time, the longest sequence first.
+    """The time steps of several sequences, without padding: ordered by time, within a step the longest sequence first.
 
     - **data**: ``(steps of all sequences, *)``. **batch_sizes**: the number of sequences at each time step; on the host.
-    - **sorted_indices**, **unsorted_indices**: the order of the sequences by length, and its inverse; ``None`` if given sorted.
+    - **sorted_indices**, **unsorted_indices**: the order of the sequences by length, and its inverse. ``None`` if they came sorted.
     """
 
     data: Tensor

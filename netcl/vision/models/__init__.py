@@ -1,4 +1,4 @@
-"""Models of ``torchvision.models`` by their names; their parameters have torchvision's names, so that its state dicts load.
+"""Models of ``torchvision.models`` by their names. Parameters have torchvision's names, so that torchvision's state dicts load.
 
 >>> from netcl.vision import models
 >>> model = models.get_model("mobilenet_v3_small", num_classes=10).eval()
@@ -25,7 +25,7 @@ from netcl.vision.transforms import ImageClassification, ToTensor
 def get_model(name: str, weights: Any = None, **options: Any) -> Any:
     """Return the model ``name``, with the weights of a file (a state dict of torchvision: ``.pth``, ``.safetensors``) or random weights.
 
-    - **options**: those of the model (``num_classes``, ``dropout``, ...), ``in_channels``, and its ``device``.
+    - **options**: arguments of the model (``num_classes``, ``dropout``, ...), ``in_channels`` and ``device``.
     """
     if name not in VISION_MODELS:
         near = difflib.get_close_matches(str(name), VISION_MODELS, n=3)
@@ -54,7 +54,7 @@ _BICUBIC = ("swin_", "efficientnet_b", "efficientnet_v2_l", "regnet_y_128gf", "v
 
 
 def get_transforms(name: str) -> Any:
-    """Return the preprocessing that torchvision's weights of a model expect, which converts an image to a normalized tensor."""
+    """Return the preprocessing that torchvision's weights of a model expect. It converts an image to a normalized tensor."""
     if hasattr(detection, name):
         return ToTensor()
     crop, resize = (None, 520) if hasattr(segmentation, name) else _PRESETS.get(name, (224, 256))

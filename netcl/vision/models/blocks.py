@@ -27,7 +27,7 @@ def divisible(value: float, divisor: int = 8) -> int:
 
 def conv_norm(inside: int, out: int, kernel: int = 3, stride: int = 1, groups: int = 1, activation: Any = nn.ReLU, dilation: int = 1,
               **norm: Any) -> nn.Sequential:  # fmt: skip
-    """Return a convolution, padded so that only ``stride`` shrinks the image, a batch norm, and an optional ``activation``."""
+    """Return a convolution, a batch norm and an optional ``activation``. Due to padding, only ``stride`` shrinks the image."""
     conv = nn.Conv2d(inside, out, kernel, stride, (kernel - 1) // 2 * dilation, dilation, groups, bias=False)
     return nn.Sequential(conv, nn.BatchNorm2d(out, **norm), *([activation()] if activation else []))
 
@@ -45,7 +45,7 @@ class SqueezeExcitation(nn.Module):
 
 
 class ResidualPath(nn.Module):
-    """Layers in a submodule named ``path``, with an optional shortcut; training skips them per sample with probability ``p``."""
+    """Layers in the submodule ``path``, with an optional shortcut. In training each sample skips the layers with probability ``p``."""
 
     def __init__(self, path: str, layers: Iterable[Any], shortcut: bool, p: float = 0.0):
         super().__init__()

@@ -108,7 +108,7 @@ class SSD(nn.Module):
         return ag.cat([ag.reshape(x, (x.shape[0], -1, 4 if head[0] == "r" else self.num_classes)) for x in made], axis=1)
 
     def _kept(self, boxes: np.ndarray, scores: np.ndarray, size: Any, queue: Any) -> dict[str, Tensor]:
-        """Return the detections of an image: per class the best candidates that do not suppress each other, then the best of all."""
+        """Return the detections of an image: the best candidates of each class after non-maximum suppression, then the best of all."""
         rows = []
         for label in range(1, self.num_classes):
             over = np.flatnonzero(scores[:, label] > self.score_thresh)
@@ -122,7 +122,7 @@ class SSD(nn.Module):
         return {name: Tensor.from_host(queue, value) for name, value in made.items()}
 
     def _losses(self, logits: Tensor, offsets: Tensor, around: np.ndarray, sizes: Sequence[Any], targets: Any) -> dict[str, Tensor]:
-        """Return the smooth L1 loss of matched default boxes (``around``), and the cross entropy of these and the hardest others."""
+        """Return the smooth L1 loss of the matched boxes in ``around``, and the cross entropy of matched boxes and the hardest others."""
         queue, made = logits.queue, []
         for (height, width), target in zip(sizes, targets, strict=True):
             boxes, labels = (np.asarray(x.to_host() if isinstance(x, Tensor) else x) for x in (target["boxes"], target["labels"]))
@@ -138,7 +138,7 @@ class SSD(nn.Module):
         return {name: ag.div(total, float(max(1, taken.sum()))) for name, total in totals.items()}
 
     def _matched(self, boxes: np.ndarray, labels: np.ndarray, around: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Match default boxes to targets; returns the offsets and labels of the default boxes, label 0 without a target.
+        """Match default boxes to targets; returns the offsets and labels of all default boxes; label 0 means no target.
 
         Each default box in ``around`` gets its best target if their IoU is at least ``iou_thresh``; each target gets its best default box.
         """

@@ -81,7 +81,7 @@ class LayerNorm2d(nn.LayerNorm):
 
 
 class CNBlock(nn.Module):
-    """A depthwise 7 x 7 convolution and a feed-forward network over channels, scaled, beside a shortcut."""
+    """A depthwise 7 x 7 convolution and a feed-forward network over channels. The scaled result is added to the input."""
 
     def __init__(self, dim: int, layer_scale: float, stochastic_depth_prob: float):
         super().__init__()
@@ -146,7 +146,7 @@ class MobileNetV2(LayerChain):
 
 def _inverted(inside: int, hidden: int, out: int, kernel: int, stride: int, activation: Any, gate: Any, squeezed: int, norm: dict[str, Any],
               dilation: int = 1) -> list[nn.Module]:  # fmt: skip
-    """Return layers that expand to ``hidden`` channels, convolve each, scale them by ``gate`` if ``squeezed``, and project to ``out``."""
+    """Return layers that expand to ``hidden`` channels, convolve each channel, scale by ``gate`` if ``squeezed``, project to ``out``."""
     parts: list[nn.Module] = [conv_norm(inside, hidden, 1, activation=activation, **norm)] if hidden != inside else []
     parts.append(conv_norm(hidden, hidden, kernel, stride, hidden, activation, dilation, **norm))
     parts += [SqueezeExcitation(hidden, squeezed, *gate)] if squeezed else []
@@ -227,7 +227,7 @@ class EfficientNet(LayerChain):
 
 
 class ShuffleUnit(nn.Module):
-    """Passes half of the channels, or all if the stride is 2, through convolutions, then shuffles the channels of both halves."""
+    """Convolves half of the channels (with stride 2, all channels in two branches), then shuffles the channels of both halves."""
 
     def __init__(self, inp: int, oup: int, stride: int):
         super().__init__()

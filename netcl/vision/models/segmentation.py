@@ -35,7 +35,7 @@ class ASPP(nn.Module):
 
 
 class LRASPPHead(nn.Module):
-    """Adds class scores of deep features, scaled by a gate from their means, to class scores of shallow features."""
+    """Adds the class scores of deep and shallow features. Deep features are first scaled by a gate computed from their means."""
 
     def __init__(self, low_channels: int, high_channels: int, num_classes: int, inter_channels: int):
         super().__init__()
@@ -52,7 +52,7 @@ class SegmentationModel(nn.Module):
     """A backbone, a classifier of every position and, with ``aux_loss``, a second classifier of shallower features.
 
     - **head**: ``fcn``, ``deeplabv3`` or ``lraspp``. **backbone**: ``resnet50``, ``resnet101`` or ``mobilenet_v3_large``.
-    - **num_classes**, **aux_loss**: how many classes there are; whether the result also has the key ``aux`` (never for ``lraspp``).
+    - **num_classes**: how many classes there are. **aux_loss**: whether the result also has the key ``aux`` (never for ``lraspp``).
 
     Shapes: ``(N, 3, H, W)`` becomes ``{"out": (N, num_classes, H, W)}``.
     """

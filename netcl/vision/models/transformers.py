@@ -82,7 +82,7 @@ class WindowAttention(nn.Module):
         return made if (tall, wide) == (height, width) else ag.narrow(ag.narrow(made, 1, 0, height), 2, 0, width)
 
     def _mask(self, tall: int, wide: int, shift: tuple[int, ...]) -> np.ndarray:
-        """Return a mask of -100 between positions of a window that the shift joined from opposite edges; ``(windows, 1, area, area)``."""
+        """Return a mask ``(windows, 1, area, area)``: -100 between positions that ``shift`` moved in from opposite edges, else 0."""
         (rows, columns), (y, x) = self.window_size, np.indices((tall, wide))
         part = 8 * (y >= tall - rows) + 4 * (y >= tall - shift[0]) + 2 * (x >= wide - columns) + (x >= wide - shift[1])
         windows = part.reshape(tall // rows, rows, wide // columns, columns).transpose(0, 2, 1, 3).reshape(-1, 1, rows * columns)
@@ -90,7 +90,7 @@ class WindowAttention(nn.Module):
 
 
 class SwinBlock(nn.Module):
-    """Attention and a feed-forward network, each with a shortcut and a norm, which comes first in version 1 and last in version 2."""
+    """Attention and a feed-forward network, each with a shortcut and a norm. The norm comes first in version 1, last in version 2."""
 
     def __init__(self, dim: int, num_heads: int, window: Sequence[int], shift: Sequence[int], mlp_ratio: float, dropout: float,
                  attention_dropout: float, p: float, version: int):  # fmt: skip
