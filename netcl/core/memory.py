@@ -134,7 +134,7 @@ def power_of_two(nbytes: int) -> int:
 
 @lru_cache(maxsize=8192)
 def eighth_steps(nbytes: int) -> int:
-    """Round up to a bucket size: a power of two to 64 KB, four steps per doubling to 256 MB, then multiples of 32 MB."""
+    """Round up to a bucket size: powers of two up to 64 KB, four sizes per doubling up to 256 MB, then multiples of 32 MB."""
     if nbytes <= 1 << 16:
         return power_of_two(nbytes)
     step = min(1 << (nbytes - 1).bit_length(), LARGEST_BUCKET) >> 3

@@ -218,7 +218,7 @@ def alignment(*tensors: Tensor) -> int:
 def _copy_block(
     sizes: Sequence[int], src: Tensor, s_start: int, s_strides: Sequence[int], dst: Tensor, d_start: int, d_strides: Sequence[int]
 ) -> Tensor:
-    """Copy a block of ``sizes`` from ``src`` into ``dst`` and return ``dst``. Both tensors have the same dtype; blocks do not overlap."""
+    """Copy a block of ``sizes`` from ``src`` into ``dst`` and return ``dst``. Dtypes must be equal and blocks must not overlap."""
     if 0 in sizes:
         return dst
     if dst.array is not None:

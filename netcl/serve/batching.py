@@ -37,7 +37,7 @@ class ServeLimits(NamedTuple):
 
 
 class ServeError(RuntimeError):
-    """Raised for a request that is not answered; ``status`` is the HTTP status code."""
+    """An error that rejects or ends a request; ``status`` is the HTTP status code of the response."""
 
     def __init__(self, status: int, text: str):
         super().__init__(text)

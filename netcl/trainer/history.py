@@ -52,7 +52,7 @@ class History(Mapping[str, list[float]]):
         try:
             from matplotlib.figure import Figure
         except ImportError as missing:
-            remedy = "pip install matplotlib; or write a page without it: the Report callback, netcl report RUN"
+            remedy = "pip install matplotlib, or write an HTML report with the Report callback or netcl report RUN"
             raise ImportError(message("History.plot", "matplotlib is required", remedy)) from missing
         hidden = ("seconds", "samples_per_second")
         names = [name for name in self if not name.startswith("val_") and name not in hidden]
