@@ -117,7 +117,10 @@ class BufferHandle:
             self.shelf.take_back(buffer)
 
     def __del__(self) -> None:
-        buffer = self.buffer
+        try:
+            buffer = self.buffer
+        except AttributeError:  # a daemon thread that ended inside __init__, at exit
+            return
         if buffer is not None:
             self.buffer = None
             shelf = self.shelf
