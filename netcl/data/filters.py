@@ -34,8 +34,7 @@ def _windows(name: str, x: np.ndarray, size: tuple[int, ...]) -> np.ndarray:
     if x.ndim < 2 or any(n <= k // 2 for n, k in zip(x.shape[-2:], size, strict=True)):
         raise ValueError(message(name, "x must have a height and a width larger than half of the kernel", shape=x.shape, size=size))
     border = [(0, 0)] * (x.ndim - 2) + [(n // 2, n // 2) for n in size]
-    padded = np.pad(x, border, mode="reflect")
-    return np.lib.stride_tricks.sliding_window_view(padded, size, (-2, -1))  # type: ignore[call-overload, unused-ignore] # NumPy 2.2
+    return np.lib.stride_tricks.sliding_window_view(np.pad(x, border, mode="reflect"), size, axis=(-2, -1))
 
 
 def _separable(x: Any, weights: np.ndarray) -> np.ndarray:

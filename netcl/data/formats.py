@@ -94,7 +94,7 @@ def read_cifar100(path: str | os.PathLike[str]) -> tuple[np.ndarray, np.ndarray]
 
 
 def _cifar(op: str, given: str | os.PathLike[str], classes: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
-    """Return images and labels. A record has one label per entry of ``classes``, of which the last is returned, and 3 x 32 x 32 pixels."""
+    """Return images and labels. A record has a label for each entry of ``classes`` and 3 x 32 x 32 pixels; the last label is returned."""
     path = regular(given, op)
     size, record = path.stat().st_size, len(classes) + 3 * 32 * 32
     if not size or size % record:

@@ -134,7 +134,7 @@ def latest(folder: str | os.PathLike[str]) -> Path | None:
 
 
 def latest_whole(folder: str | os.PathLike[str]) -> Path | None:
-    """Return the checkpoint with the highest step among those that are completely readable; ``None`` if ``folder`` has no checkpoint.
+    """Return the readable checkpoint with the highest step; ``None`` if ``folder`` has no checkpoint.
 
     Unreadable checkpoints with higher steps are renamed to ``step-000123.netcl.unreadable``, so that they are not overwritten, and a
     warning gives the reason for each. If no checkpoint can be read, none is renamed and the error of the newest is raised.

@@ -237,7 +237,7 @@ class InferenceSession:
         return x.to(queue) if isinstance(x, Tensor) else Tensor.from_host(queue, numbers(x), held)
 
     def array(self, name: str, x: Any) -> Any:
-        """Return an output as an array of the declared dtype, a sequence as a list of arrays, and ``None`` as it is."""
+        """Return an output as an array of the declared dtype, a sequence as a list of arrays, and ``None`` unchanged."""
         if not isinstance(x, Tensor):
             return x if x is None else [part.to_host() for part in x]
         return x.to_host().astype(self._outputs[name].dtype or x.dtype, copy=False)

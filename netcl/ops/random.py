@@ -41,8 +41,7 @@ def philox(start: int, blocks: int, seed: int) -> np.ndarray:
     """Return the random words of ``blocks`` blocks, beginning at ``start``, as a (blocks, 4) array of uint32: Philox 4x32-10."""
     counter = (np.arange(blocks, dtype=np.uint64) + np.uint64(start % 2**64)).astype(np.uint64)
     c0, c1 = counter & _LOW, counter >> _SHIFT
-    c2: np.ndarray = np.zeros(blocks, np.uint64)
-    c3 = c2
+    c2 = c3 = np.zeros(blocks, np.uint64)
     k0, k1 = seed & 0xFFFFFFFF, (seed >> 32) & 0xFFFFFFFF
     for _ in range(10):
         p0, p1 = _M0 * c0, _M1 * c2

@@ -145,7 +145,7 @@ class EarlyStopping(Callback):
 
 
 class ModelCheckpoint(Callback):
-    """Writes checkpoints a run can be resumed from: ``step-000123.netcl``, of which ``keep_last`` are kept, and ``best.netcl``.
+    """Writes checkpoints to resume a run from: the last ``keep_last`` files ``step-000123.netcl``, and ``best.netcl``.
 
     A checkpoint is written after every epoch and after Ctrl-C. Files are written atomically.
 

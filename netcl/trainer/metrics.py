@@ -206,9 +206,8 @@ class AUC(_Collected):
     name = "auc"
 
     def of(self, outputs: np.ndarray, targets: np.ndarray) -> float:
-        scores: np.ndarray = outputs.reshape(len(outputs), -1)
-        rows = targets.reshape(len(targets), -1)
-        labels = rows.argmax(axis=1) if rows.shape[1] > 1 else rows[:, 0]
+        scores, labels = outputs.reshape(len(outputs), -1), targets.reshape(len(targets), -1)
+        labels = labels.argmax(axis=1) if labels.shape[1] > 1 else labels[:, 0]
         if scores.shape[1] <= 2:
             return _roc_area(scores[:, -1] - (scores[:, 0] if scores.shape[1] == 2 else 0.0), labels == 1)
         scores = scores - scores.max(axis=1, keepdims=True)

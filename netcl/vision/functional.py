@@ -357,7 +357,7 @@ def _sampled(x: np.ndarray, matrix: np.ndarray, out: tuple[int, ...], mode: str,
 
 
 def _gray(x: np.ndarray) -> np.ndarray:
-    return x if x.shape[-3] == 1 else np.asarray(sum(x[..., [c], :, :] * share for c, share in enumerate(_GRAY))).astype(x.dtype)
+    return x if x.shape[-3] == 1 else sum(x[..., [c], :, :] * share for c, share in enumerate(_GRAY)).astype(x.dtype)
 
 
 def rgb_to_grayscale(img: Any, num_output_channels: int = 1) -> Any:

@@ -158,8 +158,8 @@ INLINE void gather(float sums[][4], const Places* own, float scores[SCORES][4], 
 }
 
 // Parts of a value that is not finite are not that value: scores that hold one are computed again, plainly. x and y: the rows and columns.
-INLINE void mend(float scores[SCORES][4], __global const X_T* x, const int row, const int rows, __global const X_T* y, const int column,
-                 const int columns, const int depth) {
+INLINE void recompute(float scores[SCORES][4], __global const X_T* x, const int row, const int rows, __global const X_T* y,
+                      const int column, const int columns, const int depth) {
 #if TERMS == 2
   float test = 0;
   EACH for (int j = 0; j < SCORES; ++j)
@@ -241,7 +241,7 @@ SIZED __kernel void attention(__global const X_T* q, __global const X_T* k, __gl
     float s[SCORES][4];
     if (busy) {
       products(s, own, 0, keys, STEPS(DEPTH));
-      mend(s, q, row, n, k, j + place * 2, m, DEPTH);
+      recompute(s, q, row, n, k, j + place * 2, m, DEPTH);
       EACH for (int x = 0; x < SCORES; ++x)
         EACH for (int e = 0; e < 4; ++e) s[x][e] *= scale * LOG2_E;
       if (MASK || j + COLUMNS > m || (causal && j + COLUMNS > from + 1)) {
@@ -329,9 +329,9 @@ SIZED __kernel void attention_query_grad(__global const X_T* g, __global const X
     barrier(CLK_LOCAL_MEM_FENCE);
     if (j + COLUMNS < end) copy_lines(base, values, v, j + COLUMNS, m, COLUMNS, DEPTH_V);
     if (busy) {
-      mend(d, g, row, n, v, j + place * 2, m, DEPTH_V);
+      recompute(d, g, row, n, v, j + place * 2, m, DEPTH_V);
       products(s, own, 0, keys, STEPS(DEPTH));
-      mend(s, q, row, n, k, j + place * 2, m, DEPTH);
+      recompute(s, q, row, n, k, j + place * 2, m, DEPTH);
       const int partial = MASK || j + COLUMNS > m || (causal && j + COLUMNS > from + 1);
       EACH for (int x = 0; x < SCORES; ++x)
         EACH for (int e = 0; e < 4; ++e) {
@@ -389,7 +389,7 @@ SIZED __kernel void attention_key_grad(__global const X_T* g, __global const X_T
       float s[SCORES][4], d[SCORES][4];
       if (busy) {
         products(s, own, 0, queries, STEPS(DEPTH));
-        mend(s, k, row, m, q_here, i + place * 2, n, DEPTH);
+        recompute(s, k, row, m, q_here, i + place * 2, n, DEPTH);
         EACH for (int x = 0; x < SCORES; ++x)
           EACH for (int e = 0; e < 4; ++e) {
             const int query = i + x * 8 + place * 2 + e % 2;
@@ -399,7 +399,7 @@ SIZED __kernel void attention_key_grad(__global const X_T* g, __global const X_T
           }
         gather(sums_v, own, s, upstream, WIDTH(DEPTH_V));
         products(d, own, values, upstream, STEPS(DEPTH_V));
-        mend(d, v, row, m, g_here, i + place * 2, n, DEPTH_V);
+        recompute(d, v, row, m, g_here, i + place * 2, n, DEPTH_V);
         EACH for (int x = 0; x < SCORES; ++x)
           EACH for (int e = 0; e < 4; ++e)
             d[x][e] = s[x][e] * (d[x][e] - S_LOAD(delta_here, min(i + x * 8 + place * 2 + e % 2, n - 1)));

@@ -24,7 +24,7 @@ def _paddings(size: tuple[int, ...], outs: Two, kernel: Two, stride: Two, pad: T
 def windows(x: np.ndarray, outs: Two, kernel: Two, stride: Two, pad: Two, dilation: Two, fill: float = 0) -> np.ndarray:
     """Return a view ``(n, c, oh, ow, kh, kw)`` of the padded images: the window of every output pixel."""
     x = np.pad(x, ((0, 0), (0, 0), *_paddings(x.shape[2:], outs, kernel, stride, pad, dilation)), constant_values=fill)
-    view = sliding_window_view(x, _spans(kernel, dilation), (2, 3))  # type: ignore[call-overload, unused-ignore] # NumPy 2.2 declares one axis
+    view = sliding_window_view(x, _spans(kernel, dilation), (2, 3))
     return view[:, :, :: stride[0], :: stride[1], :: dilation[0], :: dilation[1]][:, :, : outs[0], : outs[1]]
 
 

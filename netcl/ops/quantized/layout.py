@@ -92,8 +92,7 @@ def _words(codes: np.ndarray, kind: Kind) -> np.ndarray:
 
 def _codes(words: np.ndarray, kind: Kind) -> np.ndarray:
     """Extract the codes from words: the inverse of :func:`_words`."""
-    lines, begin = words.reshape(-1, 4 * kind.bits), 0
-    codes: np.ndarray = np.zeros(1, np.uint8)
+    lines, codes, begin = words.reshape(-1, 4 * kind.bits), np.uint8(0), 0
     for at, bits in _planes(kind):
         codes = codes | (unpack_bits(np.ascontiguousarray(lines[:, begin : begin + 4 * bits]), bits, 4) << np.uint8(at))
         begin += 4 * bits
@@ -111,8 +110,7 @@ def unpack_strips(packed: Any, kind: str | Kind, shape: tuple[int, int]) -> np.n
     if row.plain:
         return found["low"].reshape(strips * STRIP_ROWS, -1)[:rows]
     d, m = (found[name].view(np.float16) if name in found else None for name in ("d", "m"))
-    scales: np.ndarray | None = found.get("scales")
-    codes = _codes(found["words"], row)
+    scales, codes = found.get("scales"), _codes(found["words"], row)
     if scales is not None and m is None:
         scales = scales.view(np.int8)
     assert d is not None
