@@ -109,10 +109,10 @@ def unit_dtype(p: Matmul) -> str | None:
     return "float32" if p.k >= MMA_SPLIT_DEPTH or get_matmul_precision() == "medium" else None
 
 
-def mma_cost(p: Matmul, tile: Tile, units: int, dtype: str) -> float:
-    """Estimate the time as :func:`gemm.cost` does, plus the time to copy operands that are not aligned or have another dtype."""
+def copy_cost(p: Matmul, units: int, dtype: str) -> float:
+    """Estimate the time to copy operands that are not aligned or have another dtype, in the unit of :func:`gemm.cost`."""
     copied = [side for side in operand_sides(p) if not side.ready(p, dtype)]
-    return gemm.cost(p, tile, units) + sum(gemm.ADDING + gemm.PER_PART * p.batches * side.lines * side.width / units for side in copied)
+    return sum(gemm.ADDING + gemm.PER_PART * p.batches * side.lines * side.width / units for side in copied)
 
 
 def choices(p: Matmul, units: int, dtype: str) -> Iterator[Tile]:
@@ -127,8 +127,8 @@ def best(p: Matmul, units: int, config: KernelConfig | None = None) -> tuple[Til
     found = list(choices(p, units, dtype))
     if config and config.extra.get("tier") == MMA_TIER:
         found = [tile for tile in found if tile[:3] == (config.tile_m, config.tile_n, config.tile_k)] or found
-    costs = [mma_cost(p, tile, units, dtype) for tile in found]
-    return found[costs.index(min(costs))], min(costs)
+    costs = [gemm.cost(p, tile, units) for tile in found]
+    return found[costs.index(min(costs))], min(costs) + copy_cost(p, units, dtype)
 
 
 def run(queue: Any, p: Matmul, t: Operands, tile: Tile | None = None) -> None:

@@ -126,19 +126,19 @@ __kernel __attribute__((reqd_work_group_size(ITEMS, 1, 1)))
 void gemm_wgmma(__global const A_T* restrict a, __global const B_T* restrict b, __global const BIAS_T* restrict bias,
                 __global const ADDED_T* restrict added_operand, __global C_T* restrict result, const int m, const int n, const int k,
                 const int lda, const int ldb, const int has_bias, const int batch1, const long a0_stride, const long a1_stride,
-                const long b0_stride, const long b1_stride, const int batches, const int splits, const REAL scale) {
+                const long b0_stride, const long b1_stride, const long b_first, const int batches, const int splits, const REAL scale) {
   __local uchar ring[STAGES * STAGE_BYTES] __attribute__((aligned(1024)));
   __local ulong barriers[2 * STAGES];
   const uint stages = LOCAL_AT(ring), full = LOCAL_AT(barriers), empty = full + 8 * STAGES;
   const int t = get_local_id(0), lane = t & 31, warp = (t >> 5) & 3, group = t >> 7;
 #if SWAPPED
-  __global const LEFT_T* left_operand = b;
+  __global const LEFT_T* left_operand = b + b_first;
   __global const RIGHT_T* right_operand = a;
   const int rows = n, columns = m, ldl = ldb, ldr = lda;
   const long left0 = b0_stride, left1 = b1_stride, right0 = a0_stride, right1 = a1_stride;
 #else
   __global const LEFT_T* left_operand = a;
-  __global const RIGHT_T* right_operand = b;
+  __global const RIGHT_T* right_operand = b + b_first;
   const int rows = m, columns = n, ldl = lda, ldr = ldb;
   const long left0 = a0_stride, left1 = a1_stride, right0 = b0_stride, right1 = b1_stride;
 #endif
@@ -164,7 +164,7 @@ void gemm_wgmma(__global const A_T* restrict a, __global const B_T* restrict b, 
 #else
 #define K_L(i) (own / (ROWS / PIECE) + (i) * (COPIERS * PIECE / ROWS))
 #define R_L(i) (own % (ROWS / PIECE) * PIECE)
-#define LAST_L (rows - PIECE)
+#define LAST_L ((rows - 1) / PIECE * PIECE)
 #if SIZE == 4
 #define TO_L(i) (stages + K_L(i) * (ROWS * 4) + ((own % (ROWS / PIECE) ^ (K_L(i) & 3) << 1) << 4))
 #else
@@ -181,7 +181,7 @@ void gemm_wgmma(__global const A_T* restrict a, __global const B_T* restrict b, 
 #define K_R(i) (own / (COLUMNS / PIECE) + (i) * (COPIERS * PIECE / COLUMNS))
 #define C_R(i) (own % (COLUMNS / PIECE) * PIECE)
 #define TO_R(i) BLOCKS(stages + LEFT_BYTES, own % (COLUMNS / PIECE), K_R(i))
-#define LAST_R (columns - PIECE)
+#define LAST_R ((columns - 1) / PIECE * PIECE)
 #else
     // float32 must lie along k, so what does not is turned: a work-item copies blocks of 4 x 4 to where their second parts will be, takes
     // them from there and writes both parts. Eight of them in turn touch all banks.
@@ -190,7 +190,7 @@ void gemm_wgmma(__global const A_T* restrict a, __global const B_T* restrict b, 
 #define C_R(i) (piece_r * 4 + (i) / 4 * 64)
 #define TURNED(i, row) (stages + LEFT_BYTES + ((piece_r + 16 * (i)) * 4 + (row)) * 128 + ((k_r ^ ((piece_r * 4 + (row)) & 7)) << 4))
 #define TO_R(i) (TURNED((i) / 4, (i) % 4) + RIGHT_BYTES)
-#define LAST_R (columns - PIECE)
+#define LAST_R ((columns - 1) / PIECE * PIECE)
 #endif
 #define FETCH(inside)                                                                                                   \
   _Pragma("unroll") for (int i = 0; i < ROWS / 16; ++i) {                                                               \

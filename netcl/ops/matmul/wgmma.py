@@ -3,12 +3,14 @@
 16-bit operands are multiplied directly. Each float32 operand is split into a high and a low TF32 part; all products of parts but low x
 low are summed over slices of 32 along k, and the slices in float32. From a few hundred terms on, a plain float32 sum has a larger error.
 
-The kernels (wgmma.cl) copy 16 bytes at a time, so rows and batches of both operands must start at multiples of 16 bytes.
+The kernels (wgmma.cl) copy 16 bytes at a time. As in the mma tier, an operand whose rows are not aligned to 16 bytes or that has another
+dtype is copied first.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from netcl.core.capabilities import DeviceProfile
@@ -71,29 +73,30 @@ _TURNING = 0.82  # fraction of the rate if float32 operands are not contiguous a
 
 
 def takes(p: Matmul) -> bool:
-    """Whether the kernels should compute a product, by dtypes and alignment. With precision "medium", float32 is faster in the mma tier."""
-    if (p.a == "float32" and get_matmul_precision() == "medium") or not p.a == p.b == mma.unit_dtype(p):
-        return False
-    return all(side.ready(p, p.a) for side in mma.operand_sides(p)) and p.placed and p.batches * p.m * p.n < 2**31
+    """Whether the kernels can compute a product. With precision "medium", float32 is faster in the mma tier."""
+    dtype = mma.unit_dtype(p)
+    medium = dtype == "float32" and get_matmul_precision() == "medium"
+    return dtype is not None and not medium and p.batches * p.m * p.n < 2**31
 
 
 def best_tile(p: Matmul, units: int, config: KernelConfig | None = None) -> tuple[WarpGroupTile, float]:
     """Return the fastest tile by the model and its estimated time; only tiles of the form that ``config`` names, if there are any."""
-    tiles: Sequence[WarpGroupTile] = WGMMA_TILES[DTYPES[p.a].itemsize]
+    dtype = mma.unit_dtype(p) or "float32"
+    tiles: Sequence[WarpGroupTile] = WGMMA_TILES[DTYPES[dtype].itemsize]
     extra = config.extra if config else {}
     if config and extra.get("tier") == WGMMA_TIER:
         wanted = (config.tile_m, config.tile_n, bool(extra.get("swapped")))
         tiles = [tile for tile in tiles if (tile.m, tile.n, tile.swapped) == wanted] or tiles
     splits = (extra["splits"],) if "splits" in extra else None
     found = [tile._replace(splits=parts) for tile in tiles for parts in splits or gemm.useful_splits(p, tile, units)]
-    costs = [gemm.cost(p, _priced(p, tile), units) + _BEGIN for tile in found]
-    return found[costs.index(min(costs))], min(costs)
+    costs = [gemm.cost(p, _priced(p, tile, dtype), units) for tile in found]
+    return found[costs.index(min(costs))], min(costs) + _BEGIN + mma.copy_cost(p, units, dtype)
 
 
-def _priced(p: Matmul, tile: WarpGroupTile) -> WarpGroupTile:
+def _priced(p: Matmul, tile: WarpGroupTile, dtype: str) -> WarpGroupTile:
     """Return a tile with its rate reduced if the right operand must be transposed."""
     along = not p.trans_a if tile.swapped else p.trans_b
-    return tile if along or p.a != "float32" else tile._replace(rate=_TURNING * tile.rate)
+    return tile if along or dtype != "float32" else tile._replace(rate=_TURNING * tile.rate)
 
 
 def instruction(name: str, columns: int, dtype: str, turned: tuple[int, int], first: bool = False) -> str:
@@ -125,20 +128,22 @@ def instructions(p: Matmul, tile: WarpGroupTile) -> str:
 
 
 def run(queue: Any, p: Matmul, t: Operands, tile: WarpGroupTile | None = None, **named: Any) -> None:
-    """Launch at most one work-group per compute unit, and a kernel that sums the parts if k is split."""
+    """Copy operands that are not aligned, launch at most one work-group per compute unit, and sum the parts if k is split."""
     units = int(queue.device.max_compute_units)
-    tile = tile or best_tile(p, units)[0]
+    tile, dtype = tile or best_tile(p, units)[0], mma.unit_dtype(p) or "float32"
+    (a, b), (left, right), first = mma.written_out(queue, p, dtype, t)
+    p = replace(p, a=dtype, b=dtype)
     inner = p if tile.splits == 1 else p.bare()
     macros: dict[str, Any] = {
-        "COLUMNS": tile.columns, "STAGES": tile.stages, "SIZE": DTYPES[p.a].itemsize, "TRANS_A": int(p.trans_a),
+        "COLUMNS": tile.columns, "STAGES": tile.stages, "SIZE": DTYPES[dtype].itemsize, "TRANS_A": int(p.trans_a),
         "TRANS_B": int(p.trans_b), "SWAPPED": int(tile.swapped), "C_WIDTH": 1 if tile.swapped else _width(inner),
     }  # fmt: skip
     if inner.c in HALVES:
         macros["PAIR(low, high)"] = f"pair_{inner.c}(low, high)"
     kernel = gemm.compiled(queue, "reads.cl ptx.cl wgmma.cl", "gemm_wgmma", inner, text=instructions(p, tile), **macros | named)
-    numbers = (*p.sizes(), p.lda, p.ldb, inner.has_bias, *p.strides(), p.batches, tile.splits)
+    numbers = (*p.sizes(), a.width, b.width, inner.has_bias, p.batch[1], *a.strides, *b.strides, first, p.batches, tile.splits)
     groups = min(gemm.groups_of(p, tile.m, tile.n) * tile.splits, units)
-    gemm.in_parts(queue, p, tile.splits, kernel, groups * ITEMS, ITEMS, t.a, t.b, numbers, t)
+    gemm.in_parts(queue, p, tile.splits, kernel, groups * ITEMS, ITEMS, left, right, numbers, t)
 
 
 def _width(p: Matmul) -> int:
@@ -151,7 +156,7 @@ def _wgmma(queue: Any, p: Matmul, config: KernelConfig, profile: DeviceProfile, 
 
 
 algorithms.add(
-    "matmul", "wgmma", "wgmma.cl ptx.cl", "products whose rows begin at multiples of 16 bytes, large by the cost model",
+    "matmul", "wgmma", "wgmma.cl ptx.cl pad.cl", "products of floats that are large by the cost model",
     "cases_h200.json: matmul 4096", _wgmma, device="gpu", tiers=(WGMMA_TIER,), variants=gemm.VARIANTS,
     needs="NVIDIA, compute capability 9.0",
     when=lambda p, config, profile: nvidia.capable(profile, CAPABILITY, CAPABILITY) and takes(p),
