@@ -66,6 +66,10 @@ class Stream:
         if isinstance(self.queue, CPUQueue):
             return None
         flush()
+        return self._marker()
+
+    def _marker(self) -> Any:
+        """Return an event that completes when all commands of the queue are done."""
         with program.driver_errors("Stream.record", "to enqueue an event"):
             event = platforms.opencl().enqueue_marker(self.queue)
         self.queue.flush()  # another queue may wait for it: an event that was never submitted would keep that one waiting
@@ -152,7 +156,8 @@ class _Borrowed(BufferHandle):
         if self.buffer is not None and not platforms.forked_child:
             self.buffer = None
             try:
-                Stream.of(self.owner).wait_for(self.stream)
+                with recording.paused():  # garbage may be collected while an op is planned or a step recorded
+                    Stream.of(self.owner).wait_for(self.stream._marker())  # deferred ops of the stream hold their tensors
             except (DeviceError, OutOfMemoryError):
                 self.stream.queue.finish()  # nothing may be raised here: the host waits instead
 
