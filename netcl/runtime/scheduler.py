@@ -66,10 +66,6 @@ class Stream:
         if isinstance(self.queue, CPUQueue):
             return None
         flush()
-        return self._marker()
-
-    def _marker(self) -> Any:
-        """Return an event that completes when all commands of the queue are done."""
         with program.driver_errors("Stream.record", "to enqueue an event"):
             event = platforms.opencl().enqueue_marker(self.queue)
         self.queue.flush()  # another queue may wait for it: an event that was never submitted would keep that one waiting
@@ -156,8 +152,10 @@ class _Borrowed(BufferHandle):
         if self.buffer is not None and not platforms.forked_child:
             self.buffer = None
             try:
-                with recording.paused():  # garbage may be collected while an op is planned or a step recorded
-                    Stream.of(self.owner).wait_for(self.stream._marker())  # deferred ops of the stream hold their tensors
+                with recording.paused(), program.driver_errors("Stream", "to enqueue an event"):  # also while recording
+                    done = platforms.opencl().enqueue_marker(self.stream.queue)  # deferred ops need no flush: they hold their tensors
+                    self.stream.queue.flush()
+                    Stream.of(self.owner).wait_for(done)
             except (DeviceError, OutOfMemoryError):
                 self.stream.queue.finish()  # nothing may be raised here: the host waits instead
 

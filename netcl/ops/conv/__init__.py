@@ -89,7 +89,7 @@ def _conv2d_vjp(F, g, x, w, bias_shape, needs, stride, padding, dilation, groups
 
 
 _CONV_SAMPLES = [
-    S((1, 1, 1, 1), (1, 1, 1, 1)),
+    S((3, 5, 4, 2), (6, 5, 4, 2), (6,)),
     S((2, 3, 7, 6), (4, 3, 3, 3), (4,), padding=1),
     S((1, 4, 9, 17), (5, 4, 3, 2), stride=2, padding=(1, 0)),
     S((2, 6, 8, 11), (8, 3, 3, 3), (8,), groups=2, padding=(2, 1), dilation=2),
@@ -160,7 +160,7 @@ def _input_grad_vjp(F, g, dy, w, needs, stride, padding, dilation, groups):
 
 @op(vjp=_input_grad_vjp, ref="numpy", amp="half",
     samples=[
-        S((1, 1, 1, 1), (1, 1, 1, 1), size=(1, 1)),
+        S((3, 6, 1, 1), (6, 5, 4, 2), size=(4, 2)),
         S((2, 4, 7, 6), (4, 3, 3, 3), size=(7, 6), padding=1),
         S((1, 5, 5, 8), (5, 4, 3, 2), size=(9, 17), stride=2, padding=(1, 0)),
         S((1, 5, 5, 9), (5, 7, 3, 2), size=(10, 18), stride=2, padding=(1, 0)),
@@ -202,7 +202,7 @@ def _weight_grad_vjp(F, g, dy, x, needs, stride, padding, dilation, groups):
 
 @op(vjp=_weight_grad_vjp, ref="numpy", amp="half", tol=4.0,
     samples=[
-        S((1, 1, 1, 1), (1, 1, 1, 1), kernel=(1, 1)),
+        S((3, 6, 1, 1), (3, 5, 4, 2), kernel=(4, 2)),
         S((2, 4, 7, 6), (2, 3, 7, 6), kernel=(3, 3), padding=1),
         S((1, 5, 5, 8), (1, 4, 9, 17), kernel=(3, 2), stride=2, padding=(1, 0)),
         S((2, 8, 8, 9), (2, 6, 8, 11), kernel=(3, 3), groups=2, padding=(2, 1), dilation=2),

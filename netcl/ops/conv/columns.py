@@ -199,6 +199,33 @@ algorithms.add(
 )  # fmt: skip
 
 
+def _is_product(job: Job, config: KernelConfig) -> bool:
+    """Whether the kernel covers the whole image, so that the pass is one product of tensors as they are. A bias is per column there."""
+    g = job.g
+    whole = (g.kh, g.kw, *g.pad, g.groups) == (g.h, g.w, 0, 0, 1) and g.n > 0
+    return whole and not is_named(config) and not (job.bias and job.kind == INPUT_GRAD and g.taps > 1)
+
+
+def _whole_image(job: Job, t: ConvOperands) -> None:
+    g, rows = job.g, job.g.c * job.g.taps
+    if job.kind == WEIGHT_GRAD:  # the product of dy, transposed, and x
+        p, a, b = gemm.Matmul(g.f, rows, g.n, True, False, *(job.dtype,) * 3), t.weight, t.source
+    else:
+        n, k = (g.f, rows) if job.kind == FORWARD else (rows, g.f)
+        bias, stored = job.dtype if job.bias else None, job.ending.stored
+        p = gemm.Matmul(g.n, n, k, False, job.kind == FORWARD, job.dtype, job.dtype, stored, bias, job.ending)
+        p, a, b = replace(p, scaled=job.finish is not None), t.source, t.weight
+    aligned = p.lda % 4 == p.ldb % 4 == 0
+    _multiply(t.result.queue, replace(p, aligned=aligned), gemm.Operands(a, b, *t[2:]))
+
+
+algorithms.add(
+    "conv2d", "whole", "", "kernels as large as the image, such as a head of 4 x 4 on 4 x 4: one product, nothing is unfolded",
+    "zoo_h200.json: DCGAN, step, compiled", lambda queue, job, config, profile, t: _whole_image(job, t),
+    when=lambda job, config, profile: _is_product(job, config), cost=algorithms.first,
+)  # fmt: skip
+
+
 def _by_product(job: Job, queue: Any, t: ConvOperands, a: Tensor, b: Tensor) -> None:
     """Run a pass that is one product, with its epilogue."""
     p = replace(columns_product(job), c=job.ending.stored, finish=job.ending, scaled=job.finish is not None)
