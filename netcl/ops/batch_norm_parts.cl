@@ -57,7 +57,7 @@ __kernel void join_moments(__global const M_T* part_means, __global const M_T* p
   const int c = get_global_id(0);
   if (c >= channels) return;
   real mean = 0, square = 0, count = 0;
-  for (int part = 0; part < parts; ++part) {
+  _Pragma("unroll 8") for (int part = 0; part < parts; ++part) {  // loads overlap
     const real more = (real)(min((part + 1) * chunk, images) - part * chunk) * span;
     const real d = M_LOAD(part_means, part * channels + c) - mean;
     count += more;

@@ -150,6 +150,6 @@ __kernel void sum_splits(__global const X_T* restrict x, __global Y_T* restrict 
   const int i = get_global_id(0);
   if (i >= n) return;
   REAL sum = X_LOAD(x, i);
-  for (int s = 1; s < splits; ++s) sum += X_LOAD(x, (size_t)s * n + i);
+  _Pragma("unroll 8") for (int s = 1; s < splits; ++s) sum += X_LOAD(x, (size_t)s * n + i);  // loads overlap
   Y_STORE(y, i, sum);
 }

@@ -41,7 +41,7 @@ TAPS_TILES = ((64, 64), (64, 128), (128, 64), (128, 128))  # candidates of the t
 SIMT_TILES = ((32, 32, 16, 2), (64, 64, 16, 4), (64, 64, 16, 8), (128, 64, 16, 8), (128, 128, 8, 8), (128, 128, 16, 8))
 RIM_MAX = 2048  # pixels of a tile with its border, in local memory
 LONGEST_SUM = 4096  # pixels that a GPU sums at a time: rounding errors grow with the length of a sum
-SPLIT_ROOM = 1 << 24  # maximum elements of partial weight gradients
+SPLIT_ROOM, MOST_SPLITS = 1 << 24, 1024  # maximum elements of partial weight gradients, and parts for a busy device
 VECTOR_BYTES = 32  # bytes of a vector
 ROWS_KEPT = (96, 192, 384)
 PACKING_TILES = 8  # register tiles of rows from which packing a panel costs little
@@ -303,7 +303,7 @@ def _simt_gemm(queue: Any, job: Job, config: KernelConfig, profile: DeviceProfil
 
 def _pixel_splits(job: Job, profile: DeviceProfile, groups: int, depth: int) -> int:
     """Return the number of partial sums over the pixels: enough to occupy the GPU, more if a sum would exceed :data:`LONGEST_SUM`."""
-    busy = min(-(-_busy_groups(profile) // groups), job.pixels // (16 * depth), 256)
+    busy = min(-(-_busy_groups(profile) // groups), job.pixels // (16 * depth), MOST_SPLITS)
     return max(1, busy, min(job.pixels // LONGEST_SUM, SPLIT_ROOM // math.prod(job.g.w_shape)))
 
 
