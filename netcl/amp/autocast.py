@@ -1,8 +1,9 @@
 """autocast: a block in which ops run in half precision if the ``amp`` column of their row allows it.
 
-``half`` rows (products, convolutions, attention) get float16 or bfloat16 inputs, ``float`` rows (exponentials, losses, long sums) get
-float32, ``keep`` rows keep the dtype of their inputs. float64 is never cast. Parameters keep their dtype. The tape records each cast, so a
-gradient has the dtype of its parameter, and optimizers are not affected.
+``half`` rows (products, convolutions, attention) get float16 or bfloat16 inputs, ``float`` rows (exponentials, most losses) get
+float32. ``wide`` rows (cross-entropy) read half inputs themselves and return float32: with ``widen=True`` their kernels round only the
+result. ``keep`` rows keep the dtype of their inputs. float64 is never cast. Parameters keep their dtype. The tape records each cast, so
+a gradient has the dtype of its parameter, and optimizers are not affected.
 """
 
 from __future__ import annotations
@@ -144,11 +145,16 @@ def master_param(parameter: Tensor) -> Tensor:
 # ---- what autograd calls
 
 
-def cast_arguments(policy: Literal["half", "float"], args: Sequence[Any], kwargs: Any) -> tuple[Sequence[Any], dict[str, Any]]:
-    """Return an op's arguments, cast by :func:`cast_recorded` to the dtype of the block (policy ``half``) or to float32 (``float``)."""
+def cast_arguments(policy: Literal["half", "float", "wide"], args: Sequence[Any], kwargs: Any) -> tuple[Sequence[Any], dict[str, Any]]:
+    """Return an op's arguments, cast by :func:`cast_recorded` to the dtype of the block (policy ``half``) or to float32 (``float``).
+
+    Policy ``wide`` casts nothing and adds ``widen=True``.
+    """
     half = get_autocast_dtype()
     if half is None:  # a block that is off
         return args, kwargs
+    if policy == "wide":
+        return args, {**kwargs, "widen": True}
     wanted = half if policy == "half" else "float32"
     return [_fitted_dtype(x, wanted) for x in args], {name: x if name == "out" else _fitted_dtype(x, wanted) for name, x in kwargs.items()}
 

@@ -158,6 +158,7 @@ def _make(row: Any, function: Callable[..., Any], words: Mapping[str, str]) -> C
         forward = _linked(row, forward)
     if isinstance(row, Composite):
         forward, note = _composite(row), None
+        policy = "keep" if policy == "wide" else policy  # its parts are wide
     elif not row.differentiable:
         note = None
     else:
@@ -180,7 +181,8 @@ def _make(row: Any, function: Callable[..., Any], words: Mapping[str, str]) -> C
             if row.inputs and row.inputs[0] in kwargs:  # input=: the code below expects the first tensor as args[0]
                 args = (kwargs.pop(row.inputs[0]), *args)
         if policy != "keep" and autocast_block.get() is not None:
-            args, kwargs = cast_arguments(policy, args, kwargs)
+            traced = policy == "wide" and modes.observer is not None  # a tracer sees casts, which every operator set has
+            args, kwargs = cast_arguments("float" if traced else policy, args, kwargs)
         if kwargs and note is not None and kwargs.get("out") is not None and learns(args, kwargs):
             what = "out= cannot be used with an input that requires a gradient, because the call is not recorded"
             raise AutogradError(message(row.name, what, "drop out=, or call it inside no_grad()", out=kwargs["out"].shape))

@@ -25,7 +25,7 @@ from netcl.core.errors import message
 from netcl.engine import launch
 from netcl.engine.functions import FORMULA_FUNCTIONS, FormulaFunction
 
-Amp = Literal["half", "float", "keep"]
+Amp = Literal["half", "float", "wide", "keep"]
 ResultRule = Literal["same", "bool", "float", "sum"]
 
 _SYNTAX = (ast.Expression, ast.BinOp, ast.Add, ast.Sub, ast.Mult, ast.Div, ast.UnaryOp, ast.USub, ast.Compare, ast.Lt, ast.Gt,

@@ -39,7 +39,7 @@ def values(*shape: int, grad: bool = False) -> Tensor:
 def test_rows_get_what_they_ask_for(numpy_device, dtype):
     """A ``half`` row works in the block's dtype, a ``float`` row in float32, a ``keep`` row in what it is given."""
     x, half = values(4, 4), values(4, 4).to(dtype)
-    assert {REGISTRY["matmul"].amp, REGISTRY["softmax"].amp, REGISTRY["relu"].amp} == {"half", "float", "keep"}
+    assert [REGISTRY[name].amp for name in ("matmul", "softmax", "cross_entropy", "relu")] == ["half", "float", "wide", "keep"]
     with autocast(dtype=dtype):
         assert (x @ x).dtype == ag.linear(half, x).dtype == dtype
         assert ag.softmax(half).dtype == ag.sum(half).dtype == ag.exp(half).dtype == "float32"
@@ -130,6 +130,59 @@ def test_nan_and_inf_reach_the_loss(device):
         x[1, 2] = bad
         with autocast():
             assert not np.isfinite(ag.cross_entropy(ag.linear(Tensor.from_host(x), w), target).item())
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"reduction": "sum"}, {"reduction": "none", "label_smoothing": 0.1}, {"weight": True, "label_smoothing": 0.2}, {"soft": True},
+     {"soft": True, "weight": True, "reduction": "sum"}, {"log_probs": True, "weight": True}],
+    ids=str,
+)  # fmt: skip
+def test_cross_entropy_reads_half_logits_as_if_they_were_cast(device, dtype, options):
+    """The loss is float32, the gradient has the dtype of the logits, and both have the bits of a float32 copy of the logits."""
+    options, rng = dict(options), np.random.default_rng(1)
+    loss_of = ag.nll if options.pop("log_probs", False) else ag.cross_entropy
+    labels = np.where(rng.random(33) < 0.2, -100, rng.integers(0, 300, 33))
+    target = rng.random((33, 300)).astype(np.float32) if options.pop("soft", False) else labels
+    if options.get("weight"):
+        options["weight"] = Tensor.from_host(rng.uniform(0.5, 2, 300).astype(np.float32))
+    logits = Tensor.from_host((3 * rng.normal(size=(33, 300))).astype(np.float32)).to(dtype)
+    here, there = logits.detach().requires_grad_(), logits.detach().requires_grad_()
+    with autocast(dtype=dtype), ag.Tape() as tape:
+        loss = loss_of(here, target, **options)
+    assert casts(tape) == 0 and loss.dtype == "float32"
+    exact = loss_of(there.to("float32"), target, **options)
+    np.testing.assert_array_equal(loss.to_host(), exact.to_host())
+    for each in (loss, exact):
+        each.sum().backward()
+    assert here.grad.dtype == dtype
+    np.testing.assert_array_equal(here.grad.to_host(), there.grad.to_host())
+
+
+def test_gradients_of_class_weights_and_soft_targets_are_those_of_float32_logits(device):
+    logits = values(6, 5).to("bfloat16")
+    found = []
+    for half in (True, False):
+        weight, target = values(5).abs().requires_grad_(), values(6, 5).abs().requires_grad_()
+        with autocast(half, "bfloat16"):
+            loss = ag.cross_entropy(logits if half else logits.to("float32"), target, weight, label_smoothing=0.1)
+        loss.backward()
+        found.append((weight.grad.to_host(), target.grad.to_host()))
+    for ours, exact in zip(*found, strict=True):
+        np.testing.assert_allclose(ours, exact, rtol=1e-6, atol=1e-7)
+
+
+def test_second_derivatives_of_cross_entropy_differ_by_the_rounding_of_their_parts(numpy_device):
+    found = []
+    for half in (True, False):
+        logits = values(4, 5).to("bfloat16").detach().requires_grad_()
+        with autocast(half, "bfloat16"):
+            loss = ag.cross_entropy(logits if half else logits.to("float32"), np.array([0, 1, 2, 3]))
+        (once,) = ag.grad(loss, logits, create_graph=True)
+        assert once.dtype == "bfloat16"
+        found.append(ag.grad(ag.sum(ag.square(once.to("float32"))), logits)[0].to_host())
+    np.testing.assert_allclose(*found, rtol=2**-6, atol=2**-12)
 
 
 def test_a_checkpoint_runs_again_as_it_ran_first(numpy_device):
