@@ -62,7 +62,7 @@ def addr(input: Operand, a: Operand, b: Operand, *, beta: float = 1, alpha: floa
     """beta * x + alpha * (outer(a, b))."""
 
 def affine(input: Operand, weight: Operand, bias: Operand | None = None) -> Tensor:
-    """Compute ``x w' + bias``: ``linear`` without an activation."""
+    """Compute ``x w' + bias``: ``linear`` without an activation. A float32 ``bias`` leaves the dtype of 16-bit ``x`` and ``w``."""
 
 def affine_activated(input: Operand, weight: Operand, bias: Operand | None = None, *, activation: str) -> Tensor:
     """``linear`` with an activation, as one op; the result is kept for backward."""
@@ -816,7 +816,7 @@ def max_pool2d(input: Operand, kernel_size: Any, stride: Any = None, padding: An
 def maximum(input: Operand, other: Operand, *, out: Tensor | None = None) -> Tensor:
     """The larger of two; NaN wins. The gradient of a tie is shared."""
 
-def mean(input: Operand, dim: Any = None, keepdim: bool = False, *, out: Tensor | None = None, dtype: Any = None, axis: Any = ..., keepdims: bool = ...) -> Tensor:
+def mean(input: Operand, dim: Any = None, keepdim: bool = False, *, widen: bool = False, out: Tensor | None = None, dtype: Any = None, axis: Any = ..., keepdims: bool = ...) -> Tensor:
     """Mean over axes."""
 
 def median(input: Operand, dim: int | None = None, keepdim: bool = False, *, axis: int | None = ..., keepdims: bool = ...) -> Any:
@@ -1184,7 +1184,7 @@ def strided_unslice(input: Operand, shape: Sequence[int] = ..., starts: Sequence
 def sub(input: Operand, other: Operand, *, out: Tensor | None = None, alpha: float | None = None) -> Tensor:
     """Difference of two tensors."""
 
-def sum(input: Operand, dim: Any = None, keepdim: bool = False, *, out: Tensor | None = None, dtype: Any = None, axis: Any = ..., keepdims: bool = ...) -> Tensor:
+def sum(input: Operand, dim: Any = None, keepdim: bool = False, *, widen: bool = False, out: Tensor | None = None, dtype: Any = None, axis: Any = ..., keepdims: bool = ...) -> Tensor:
     """Sum over axes; integers and bool give int64."""
 
 def svd(A: Operand, some: bool = True, compute_uv: bool = True) -> Any:

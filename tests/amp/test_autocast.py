@@ -185,6 +185,58 @@ def test_second_derivatives_of_cross_entropy_differ_by_the_rounding_of_their_par
     np.testing.assert_allclose(*found, rtol=2**-6, atol=2**-12)
 
 
+BIASED = {
+    "linear": (ag.linear, (4, 5), (3, 5), lambda x, w: x @ w.T),
+    "activated": (lambda x, w, b: ag.linear(x, w, b, activation="relu"), (2, 4, 5), (3, 5), lambda x, w: x @ w.T),
+    "by name": (lambda x, w, b: ag.affine(x, w, bias=b), (70, 64), (96, 64), lambda x, w: x @ w.T),
+    "conv2d": (ag.conv2d, (2, 4, 6, 6), (3, 4, 1, 1), lambda x, w: np.einsum("nchw,fcij->nfhw", x, w)),
+    "conv2d_relu": (ag.conv2d_relu, (2, 4, 6, 6), (3, 4, 1, 1), lambda x, w: np.einsum("nchw,fcij->nfhw", x, w)),
+    "conv1d": (ag.conv1d, (2, 4, 6), (3, 4, 1), lambda x, w: np.einsum("nch,fci->nfh", x, w)),
+    "conv_transpose2d": (ag.conv_transpose2d, (2, 4, 6, 6), (4, 3, 1, 1), lambda x, w: np.einsum("nchw,cfij->nfhw", x, w)),
+}
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.parametrize("name", BIASED)
+def test_biases_are_added_in_float32_and_their_gradients_are_float32_sums(device, name, dtype):
+    """1 / 3 is not a half number. The result has one rounding, and neither the bias nor its gradient has a launch of its own."""
+    op, x_shape, w_shape, product = BIASED[name]
+    x, w = (Tensor.from_host(np.random.default_rng(2).integers(-2, 3, shape).astype(np.float32)) for shape in (x_shape, w_shape))
+    last = name not in ("conv2d", "conv2d_relu", "conv1d", "conv_transpose2d")
+    outs = w_shape[1 if name == "conv_transpose2d" else 0]
+    bias = Tensor.from_host(np.linspace(1 / 3, 7 / 3, outs, dtype=np.float32), requires_grad=True)
+    with autocast(dtype=dtype), ag.Tape() as tape:
+        y = op(x, w.requires_grad_(), bias)
+    assert casts(tape) == 1 and y.dtype == dtype  # of the weight
+    shape = (outs,) if last else (outs, *(1,) * (len(x_shape) - 2))
+    exact = product(x.to_host(), w.to_host()) + bias.to_host().reshape(shape)
+    exact = exact if name not in ("activated", "conv2d_relu") else np.maximum(exact, 0)
+    np.testing.assert_array_equal(y.to_host(), Tensor.from_host(exact).to(dtype).to_host())
+    g = Tensor.from_host(np.random.default_rng(3).normal(size=y.shape).astype(np.float32)).to(dtype)
+    y.backward(g)
+    mask = y.to_host() > 0 if name in ("activated", "conv2d_relu") else 1
+    axes = tuple(i for i in range(y.ndim) if i != (y.ndim - 1 if last else 1))
+    assert bias.grad.dtype == "float32"
+    np.testing.assert_allclose(bias.grad.to_host(), (g.to_host() * mask).sum(axes, np.float64), rtol=1e-5, atol=1e-5)
+
+
+def test_a_half_bias_of_another_dtype_is_cast(numpy_device):
+    with autocast(dtype="bfloat16"):
+        assert ag.linear(values(2, 3), values(4, 3), values(4).to("float16")).dtype == "bfloat16"
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+def test_sum_and_mean_read_halves_as_if_they_were_cast(device, dtype):
+    x = values(33, 70).to(dtype).detach().requires_grad_()
+    for op in (ag.sum, ag.mean):
+        with autocast(dtype=dtype), ag.Tape() as tape:
+            found = op(x, axis=0)
+        assert casts(tape) == 0 and found.dtype == "float32"
+        np.testing.assert_array_equal(found.to_host(), op(x.to("float32"), axis=0).to_host())
+        (g,) = ag.grad(found, x, found.detach())
+        assert g.dtype == dtype
+
+
 def test_a_checkpoint_runs_again_as_it_ran_first(numpy_device):
     w, x = values(3, 3, grad=True), values(2, 3)
     seen = []
