@@ -1,9 +1,9 @@
 """autocast: a block in which ops run in half precision if the ``amp`` column of their row allows it.
 
 ``half`` rows (products, convolutions, attention) get float16 or bfloat16 inputs, ``float`` rows (exponentials, most losses) get
-float32. ``wide`` rows (cross-entropy) read half inputs themselves and return float32: with ``widen=True`` their kernels round only the
-result. ``keep`` rows keep the dtype of their inputs. float64 is never cast. Parameters keep their dtype. The tape records each cast, so
-a gradient has the dtype of its parameter, and optimizers are not affected.
+float32. ``wide`` rows (cross-entropy, softmax, sums) read half inputs themselves and, with ``widen=True``, return float32. ``keep`` rows
+keep the dtype of their inputs. float64 is never cast. Parameters keep their dtype. The tape records each cast, so a gradient has the dtype
+of its parameter, and optimizers are not affected.
 """
 
 from __future__ import annotations

@@ -733,11 +733,14 @@ def log2(input: Operand, *, out: Tensor | None = None) -> Tensor:
 def log_sigmoid(input: Operand, *, out: Tensor | None = None) -> Tensor:
     """log(sigmoid(x)) without overflow."""
 
-def log_softmax(input: Operand, dim: int = -1, *, dtype: Any = None, axis: int = ...) -> Tensor:
-    """The logarithm of :func:`softmax`: ``x - log(sum(exp(x)))``, accurate where the softmax itself is nearly 0."""
+def log_softmax(input: Operand, dim: int = -1, *, widen: bool = False, dtype: Any = None, axis: int = ...) -> Tensor:
+    """The logarithm of :func:`softmax`: ``x - log(sum(exp(x)))``, accurate where the softmax itself is nearly 0.
 
-def log_softmax_grad(upstream: Operand, y: Operand, dim: int = -1, *, axis: int = ...) -> Tensor:
-    """The gradient of :func:`log_softmax` from its result ``y``: ``upstream - exp(y) sum(upstream)``."""
+    With ``widen``, the result for a 16-bit ``x`` is float32.
+    """
+
+def log_softmax_grad(upstream: Operand, y: Operand, dim: int = -1, *, dtype: Any = None, axis: int = ...) -> Tensor:
+    """The gradient of :func:`log_softmax` from its result ``y``: ``upstream - exp(y) sum(upstream)``; ``dtype``: as in softmax_grad."""
 
 def logaddexp(input: Operand, other: Operand, *, out: Tensor | None = None) -> Tensor:
     """log(exp(a) + exp(b)) without overflow."""
@@ -1136,11 +1139,14 @@ def slice(input: Operand, dim: int = 0, start: int | None = None, stop: int | No
 def smooth_l1(input: Operand, target: Operand, *, beta: float = 1.0, reduction: str = 'mean', size_average: Any = None, reduce: Any = None) -> Tensor:
     """``d^2 / (2 beta)`` where ``d = |x - target| < beta``, else ``d - beta / 2``."""
 
-def softmax(input: Operand, dim: int = -1, *, dtype: Any = None, axis: int = ...) -> Tensor:
-    """Normalize exponentials to a sum of one along an axis: ``exp(x) / sum(exp(x))``, computed without overflow."""
+def softmax(input: Operand, dim: int = -1, *, widen: bool = False, dtype: Any = None, axis: int = ...) -> Tensor:
+    """Normalize exponentials to a sum of one along an axis: ``exp(x) / sum(exp(x))``, computed without overflow.
 
-def softmax_grad(upstream: Operand, y: Operand, dim: int = -1, *, axis: int = ...) -> Tensor:
-    """The gradient of :func:`softmax` from its result ``y``: ``y (upstream - sum(upstream y))``."""
+    With ``widen``, the result for a 16-bit ``x`` is float32.
+    """
+
+def softmax_grad(upstream: Operand, y: Operand, dim: int = -1, *, dtype: Any = None, axis: int = ...) -> Tensor:
+    """The gradient of :func:`softmax` from its result ``y``: ``y (upstream - sum(upstream y))``; ``dtype``: its dtype, by default y's."""
 
 def softplus(input: Operand, beta: float = 1.0, threshold: float = 20.0, *, out: Tensor | None = None) -> Tensor:
     """A smooth ReLU: log(1 + exp(beta x)) / beta; linear where beta x is above threshold."""

@@ -39,7 +39,7 @@ def values(*shape: int, grad: bool = False) -> Tensor:
 def test_rows_get_what_they_ask_for(numpy_device, dtype):
     """A ``half`` row works in the block's dtype, a ``float`` row in float32, a ``keep`` row in what it is given."""
     x, half = values(4, 4), values(4, 4).to(dtype)
-    assert [REGISTRY[name].amp for name in ("matmul", "softmax", "cross_entropy", "relu")] == ["half", "float", "wide", "keep"]
+    assert [REGISTRY[name].amp for name in ("matmul", "exp", "softmax", "relu")] == ["half", "float", "wide", "keep"]
     with autocast(dtype=dtype):
         assert (x @ x).dtype == ag.linear(half, x).dtype == dtype
         assert ag.softmax(half).dtype == ag.sum(half).dtype == ag.exp(half).dtype == "float32"
@@ -223,6 +223,23 @@ def test_biases_are_added_in_float32_and_their_gradients_are_float32_sums(device
 def test_a_half_bias_of_another_dtype_is_cast(numpy_device):
     with autocast(dtype="bfloat16"):
         assert ag.linear(values(2, 3), values(4, 3), values(4).to("float16")).dtype == "bfloat16"
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("axis", [0, -1])
+@pytest.mark.parametrize("op", [ag.softmax, ag.log_softmax])
+def test_softmax_reads_halves_as_if_they_were_cast(device, op, axis, compiled):
+    x = (values(33, 70) * 4).to("bfloat16")
+    here, there = x.detach().requires_grad_(), x.detach().requires_grad_()
+    with autocast(dtype="bfloat16"), ag.Tape() as tape:
+        found = (ag.jit_compile(op) if compiled else op)(here, axis)
+    assert casts(tape) == 0 and found.dtype == "float32"
+    exact = op(there.to("float32"), axis)
+    np.testing.assert_allclose(found.to_host(), exact.to_host(), rtol=1e-6)
+    for each in (found, exact):
+        each.backward(values(33, 70))
+    assert here.grad.dtype == "bfloat16"
+    np.testing.assert_allclose(here.grad.to_host(), there.grad.to_host(), rtol=2**-7, atol=1e-6)
 
 
 @pytest.mark.parametrize("dtype", HALVES)
