@@ -275,7 +275,7 @@ def append_op(name: str, values: Sequence[Any], place: int, shape: tuple[int, ..
 _matmul, _affine, _conv2d = (planned(call.__name__, call) for call in (matmul_with, affine_with, conv2d_with))
 
 
-def _fusable_operands(x: Any, w: Any, bias: Any = None) -> bool:
+def _fusable_operands(x: object, w: object, bias: object = None) -> bool:
     """Whether the operands are non-empty tensors of one float dtype (a bias: of that or of the sums) on one OpenCL queue."""
     if not isinstance(x, Tensor) or x.dtype not in FLOATS or isinstance(x.queue, CPUQueue):
         return False

@@ -220,6 +220,19 @@ def test_biases_are_added_in_float32_and_their_gradients_are_float32_sums(device
     np.testing.assert_allclose(bias.grad.to_host(), (g.to_host() * mask).sum(axes, np.float64), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.parametrize("name", ["linear", "by name", "conv2d"])
+def test_a_fused_product_adds_a_float32_bias_before_what_follows(device, name, dtype):
+    op, x_shape, w_shape, _ = BIASED[name]
+    x, w, bias = values(*x_shape), values(*w_shape), values(w_shape[0])
+
+    def block(x):
+        with autocast(dtype=dtype):
+            return ag.relu(op(x, w, bias)).to("float32")
+
+    np.testing.assert_array_equal(ag.jit_compile(block)(x).to_host(), block(x).to_host())
+
+
 def test_a_half_bias_of_another_dtype_is_cast(numpy_device):
     with autocast(dtype="bfloat16"):
         assert ag.linear(values(2, 3), values(4, 3), values(4).to("float16")).dtype == "bfloat16"
