@@ -82,7 +82,8 @@ def amp_policy() -> str:
     """Every op under what autocast does with it."""
     from netcl.engine.registry import REGISTRY
 
-    meaning = {"half": "inputs become float16 or bfloat16", "float": "inputs become float32", "keep": "takes what comes"}
+    meaning = {"half": "inputs become float16 or bfloat16", "float": "inputs become float32",
+               "wide": "reads half inputs, returns float32", "keep": "takes what comes"}  # fmt: skip
     rows = ((_code(policy), text, ", ".join(_code(name) for name in sorted(REGISTRY) if REGISTRY[name].amp == policy))
             for policy, text in meaning.items())  # fmt: skip
     return _table(("policy", "inside `autocast`", "ops"), rows)

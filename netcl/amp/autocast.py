@@ -1,8 +1,9 @@
 """autocast: a block in which ops run in half precision if the ``amp`` column of their row allows it.
 
-``half`` rows (products, convolutions, attention) get float16 or bfloat16 inputs, ``float`` rows (exponentials, losses, long sums) get
-float32, ``keep`` rows keep the dtype of their inputs. float64 is never cast. Parameters keep their dtype. The tape records each cast, so a
-gradient has the dtype of its parameter, and optimizers are not affected.
+``half`` rows (products, convolutions, attention) get float16 or bfloat16 inputs, ``float`` rows (exponentials, most losses) get
+float32. ``wide`` rows (cross-entropy, softmax, sums) read half inputs themselves and, with ``widen=True``, return float32. ``keep`` rows
+keep the dtype of their inputs. float64 is never cast. Parameters keep their dtype. The tape records each cast, so a gradient has the dtype
+of its parameter, and optimizers are not affected.
 """
 
 from __future__ import annotations
@@ -144,18 +145,26 @@ def master_param(parameter: Tensor) -> Tensor:
 # ---- what autograd calls
 
 
-def cast_arguments(policy: Literal["half", "float"], args: Sequence[Any], kwargs: Any) -> tuple[Sequence[Any], dict[str, Any]]:
-    """Return an op's arguments, cast by :func:`cast_recorded` to the dtype of the block (policy ``half``) or to float32 (``float``)."""
+def cast_arguments(
+    policy: Literal["half", "float", "wide"], args: Sequence[Any], kwargs: Any, bias: int = -1
+) -> tuple[Sequence[Any], dict[str, Any]]:
+    """Return an op's arguments, cast by :func:`cast_recorded` to the dtype of the block (policy ``half``) or to float32 (``float``).
+
+    Policy ``wide`` casts nothing and adds ``widen=True``. ``bias``: the position of a bias that stays float32; -1: there is none.
+    """
     half = get_autocast_dtype()
     if half is None:  # a block that is off
         return args, kwargs
+    if policy == "wide":
+        return args, {**kwargs, "widen": True}
     wanted = half if policy == "half" else "float32"
-    return [_fitted_dtype(x, wanted) for x in args], {name: x if name == "out" else _fitted_dtype(x, wanted) for name, x in kwargs.items()}
+    named = {name: x if name == "out" else _fitted_dtype(x, wanted, name == "bias" and bias >= 0) for name, x in kwargs.items()}
+    return [_fitted_dtype(x, wanted, i == bias) for i, x in enumerate(args)], named
 
 
-def _fitted_dtype(value: Any, wanted: str) -> Any:
+def _fitted_dtype(value: Any, wanted: str, stays: bool = False) -> Any:
     if isinstance(value, Tensor):
-        return cast_recorded(value, wanted)
+        return value if stays and value.dtype == "float32" else cast_recorded(value, wanted)
     if isinstance(value, (list, tuple)) and any(isinstance(part, Tensor) for part in value):
         return [_fitted_dtype(part, wanted) for part in value]
     return value

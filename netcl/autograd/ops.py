@@ -154,10 +154,12 @@ def keeps_first(name: str) -> bool:
 
 def _make(row: Any, function: Callable[..., Any], words: Mapping[str, str]) -> Callable[..., Any]:
     forward, policy = function, row.amp
+    bias = row.inputs.index("bias") if isinstance(row, Op | Composite) and row.bias_stays else -1
     if row.name in views.LAYOUTS:
         forward = _linked(row, forward)
     if isinstance(row, Composite):
         forward, note = _composite(row), None
+        policy = "keep" if policy == "wide" else policy  # its parts are wide
     elif not row.differentiable:
         note = None
     else:
@@ -180,7 +182,8 @@ def _make(row: Any, function: Callable[..., Any], words: Mapping[str, str]) -> C
             if row.inputs and row.inputs[0] in kwargs:  # input=: the code below expects the first tensor as args[0]
                 args = (kwargs.pop(row.inputs[0]), *args)
         if policy != "keep" and autocast_block.get() is not None:
-            args, kwargs = cast_arguments(policy, args, kwargs)
+            traced = modes.observer is not None  # a tracer records casts: operators of other runtimes have inputs of one dtype
+            args, kwargs = cast_arguments("float" if traced and policy == "wide" else policy, args, kwargs, -1 if traced else bias)
         if kwargs and note is not None and kwargs.get("out") is not None and learns(args, kwargs):
             what = "out= cannot be used with an input that requires a gradient, because the call is not recorded"
             raise AutogradError(message(row.name, what, "drop out=, or call it inside no_grad()", out=kwargs["out"].shape))

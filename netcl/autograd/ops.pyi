@@ -62,7 +62,7 @@ def addr(input: Operand, a: Operand, b: Operand, *, beta: float = 1, alpha: floa
     """beta * x + alpha * (outer(a, b))."""
 
 def affine(input: Operand, weight: Operand, bias: Operand | None = None) -> Tensor:
-    """Compute ``x w' + bias``: ``linear`` without an activation."""
+    """Compute ``x w' + bias``: ``linear`` without an activation. A float32 ``bias`` leaves the dtype of 16-bit ``x`` and ``w``."""
 
 def affine_activated(input: Operand, weight: Operand, bias: Operand | None = None, *, activation: str) -> Tensor:
     """``linear`` with an activation, as one op; the result is kept for backward."""
@@ -338,10 +338,11 @@ def cross_entropy(input: Operand, target: Operand, weight: Operand | None = None
     ``x`` are probabilities. ``mean`` divides by the total weight of the labels that are not ignored, or by the rows of probabilities.
     """
 
-def cross_entropy_forward(logits: Operand, target: Operand, weight: Operand | None = None, *, reduction: str = 'mean', ignore_index: int = -100, label_smoothing: float = 0.0, log_probs: bool = False) -> tuple[Tensor, ...]:
+def cross_entropy_forward(logits: Operand, target: Operand, weight: Operand | None = None, *, reduction: str = 'mean', ignore_index: int = -100, label_smoothing: float = 0.0, log_probs: bool = False, widen: bool = False) -> tuple[Tensor, ...]:
     """Compute the loss, the log-sum-exp of each row, and a factor: one over the divisor of the mean, or 1 for other reductions.
 
-    With ``log_probs``, logits must be log-probabilities, and no log-sum-exp is computed. :func:`netcl.ops.cross_entropy` checks labels.
+    With ``log_probs``, logits must be log-probabilities, and no log-sum-exp is computed. With ``widen``, the loss of 16-bit logits is
+    float32. :func:`netcl.ops.cross_entropy` checks labels.
     """
 
 def cross_entropy_grad(upstream: Operand, logits: Operand, target: Operand, weight: Operand | None, logarithms: Operand, scale: Operand, *, reduction: str = 'mean', ignore_index: int = -100, label_smoothing: float = 0.0, log_probs: bool = False) -> Tensor:
@@ -732,11 +733,14 @@ def log2(input: Operand, *, out: Tensor | None = None) -> Tensor:
 def log_sigmoid(input: Operand, *, out: Tensor | None = None) -> Tensor:
     """log(sigmoid(x)) without overflow."""
 
-def log_softmax(input: Operand, dim: int = -1, *, dtype: Any = None, axis: int = ...) -> Tensor:
-    """The logarithm of :func:`softmax`: ``x - log(sum(exp(x)))``, accurate where the softmax itself is nearly 0."""
+def log_softmax(input: Operand, dim: int = -1, *, widen: bool = False, dtype: Any = None, axis: int = ...) -> Tensor:
+    """The logarithm of :func:`softmax`: ``x - log(sum(exp(x)))``, accurate where the softmax itself is nearly 0.
 
-def log_softmax_grad(upstream: Operand, y: Operand, dim: int = -1, *, axis: int = ...) -> Tensor:
-    """The gradient of :func:`log_softmax` from its result ``y``: ``upstream - exp(y) sum(upstream)``."""
+    With ``widen``, the result for a 16-bit ``x`` is float32.
+    """
+
+def log_softmax_grad(upstream: Operand, y: Operand, dim: int = -1, *, dtype: Any = None, axis: int = ...) -> Tensor:
+    """The gradient of :func:`log_softmax` from its result ``y``: ``upstream - exp(y) sum(upstream)``; ``dtype``: as in softmax_grad."""
 
 def logaddexp(input: Operand, other: Operand, *, out: Tensor | None = None) -> Tensor:
     """log(exp(a) + exp(b)) without overflow."""
@@ -815,7 +819,7 @@ def max_pool2d(input: Operand, kernel_size: Any, stride: Any = None, padding: An
 def maximum(input: Operand, other: Operand, *, out: Tensor | None = None) -> Tensor:
     """The larger of two; NaN wins. The gradient of a tie is shared."""
 
-def mean(input: Operand, dim: Any = None, keepdim: bool = False, *, out: Tensor | None = None, dtype: Any = None, axis: Any = ..., keepdims: bool = ...) -> Tensor:
+def mean(input: Operand, dim: Any = None, keepdim: bool = False, *, widen: bool = False, out: Tensor | None = None, dtype: Any = None, axis: Any = ..., keepdims: bool = ...) -> Tensor:
     """Mean over axes."""
 
 def median(input: Operand, dim: int | None = None, keepdim: bool = False, *, axis: int | None = ..., keepdims: bool = ...) -> Any:
@@ -1135,11 +1139,14 @@ def slice(input: Operand, dim: int = 0, start: int | None = None, stop: int | No
 def smooth_l1(input: Operand, target: Operand, *, beta: float = 1.0, reduction: str = 'mean', size_average: Any = None, reduce: Any = None) -> Tensor:
     """``d^2 / (2 beta)`` where ``d = |x - target| < beta``, else ``d - beta / 2``."""
 
-def softmax(input: Operand, dim: int = -1, *, dtype: Any = None, axis: int = ...) -> Tensor:
-    """Normalize exponentials to a sum of one along an axis: ``exp(x) / sum(exp(x))``, computed without overflow."""
+def softmax(input: Operand, dim: int = -1, *, widen: bool = False, dtype: Any = None, axis: int = ...) -> Tensor:
+    """Normalize exponentials to a sum of one along an axis: ``exp(x) / sum(exp(x))``, computed without overflow.
 
-def softmax_grad(upstream: Operand, y: Operand, dim: int = -1, *, axis: int = ...) -> Tensor:
-    """The gradient of :func:`softmax` from its result ``y``: ``y (upstream - sum(upstream y))``."""
+    With ``widen``, the result for a 16-bit ``x`` is float32.
+    """
+
+def softmax_grad(upstream: Operand, y: Operand, dim: int = -1, *, dtype: Any = None, axis: int = ...) -> Tensor:
+    """The gradient of :func:`softmax` from its result ``y``: ``y (upstream - sum(upstream y))``; ``dtype``: its dtype, by default y's."""
 
 def softplus(input: Operand, beta: float = 1.0, threshold: float = 20.0, *, out: Tensor | None = None) -> Tensor:
     """A smooth ReLU: log(1 + exp(beta x)) / beta; linear where beta x is above threshold."""
@@ -1183,7 +1190,7 @@ def strided_unslice(input: Operand, shape: Sequence[int] = ..., starts: Sequence
 def sub(input: Operand, other: Operand, *, out: Tensor | None = None, alpha: float | None = None) -> Tensor:
     """Difference of two tensors."""
 
-def sum(input: Operand, dim: Any = None, keepdim: bool = False, *, out: Tensor | None = None, dtype: Any = None, axis: Any = ..., keepdims: bool = ...) -> Tensor:
+def sum(input: Operand, dim: Any = None, keepdim: bool = False, *, widen: bool = False, out: Tensor | None = None, dtype: Any = None, axis: Any = ..., keepdims: bool = ...) -> Tensor:
     """Sum over axes; integers and bool give int64."""
 
 def svd(A: Operand, some: bool = True, compute_uv: bool = True) -> Any:

@@ -17,7 +17,7 @@ import numpy as np
 
 from netcl.core.capabilities import DeviceProfile
 from netcl.core.device import CPUQueue, profile_of
-from netcl.core.dtype import DTYPES, STORED, DType
+from netcl.core.dtype import DTYPES, HALVES, STORED, DType
 from netcl.core.errors import DtypeError, ShapeError, message
 from netcl.core.kernel_selector import KernelVariant, get_kernel_selector, is_named
 from netcl.core.kernels import program
@@ -500,12 +500,17 @@ def _refuse_bool(name: str, axis: bool) -> None:
 def reduction_function(row: Reduction) -> Callable[..., Tensor]:
     """Return the public function of a row: ``f(x, axis=None, keepdims=False, *, <parameters>, out=None)``.
 
-    If the row has parameters, ``keepdims`` must be named: torch's ``var`` and ``std`` take ``unbiased`` in its position.
+    If the row has parameters, ``keepdims`` must be named: torch's ``var`` and ``std`` take ``unbiased`` in its position. A ``wide`` row
+    has ``widen``: 16-bit floats give float32.
     """
 
-    def plain(x: Any, axis: Axis = None, keepdims: bool = False, *, out: Tensor | None = None) -> Tensor:
+    def plain(x: Any, axis: Axis = None, keepdims: bool = False, *, widen: bool = False, out: Tensor | None = None) -> Tensor:
         if axis is True or axis is False:
             _refuse_bool(row.name, axis)
+        if widen:
+            x = operand(row.name, x)
+            if x.dtype in HALVES:
+                return run_fold(row, x, axis, keepdims, (), out, "float32")
         return run_fold(row, x, axis, keepdims, (), out)
 
     def with_parameters(x: Any, axis: Axis = None, *, keepdims: bool = False, out: Tensor | None = None, **given: Any) -> Tensor:
@@ -522,6 +527,7 @@ def reduction_function(row: Reduction) -> Callable[..., Tensor]:
     either, by_name = Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY
     first = [Parameter("x", either), Parameter("axis", either, default=None)]
     first.append(Parameter("keepdims", by_name if row.params else either, default=False))
-    rest = [Parameter(name, by_name, default=value) for name, value in {**row.params, "out": None}.items()]
+    wide = {"widen": False} if row.amp == "wide" else {}
+    rest = [Parameter(name, by_name, default=value) for name, value in {**row.params, **wide, "out": None}.items()]
     made.__signature__ = Signature(first + rest)
     return made

@@ -25,7 +25,7 @@ from netcl.core.errors import message
 from netcl.engine import launch
 from netcl.engine.functions import FORMULA_FUNCTIONS, FormulaFunction
 
-Amp = Literal["half", "float", "keep"]
+Amp = Literal["half", "float", "wide", "keep"]
 ResultRule = Literal["same", "bool", "float", "sum"]
 
 _SYNTAX = (ast.Expression, ast.BinOp, ast.Add, ast.Sub, ast.Mult, ast.Div, ast.UnaryOp, ast.USub, ast.Compare, ast.Lt, ast.Gt,
@@ -367,6 +367,7 @@ class Op(_WithFunction):
     call, and ``needs``: per input, whether its gradient is wanted. It returns one gradient or ``None`` per tensor
     input; gradients of broadcast inputs are summed to the input's shape by the tape.
 
+    ``bias_stays``: the input ``bias`` may be float32 beside 16-bit inputs, so autocast does not cast it.
     ``deferred`` and ``waits`` are those of :func:`netcl.engine.call.planned`. An op that is ``at_once`` has no plan: it returns a
     view, calls other ops, or its work depends on values.
     """
@@ -385,6 +386,7 @@ class Op(_WithFunction):
     deferred: Callable[..., Any] | None = None
     waits: Callable[..., bool] | None = None
     at_once: bool = False
+    bias_stays: bool = False
 
     @cached_property
     def _signature(self) -> inspect.Signature:
@@ -437,7 +439,8 @@ def call_vjp(row: Op | Reduction, F: Any, g: Any, out: Any, inputs: Sequence[Any
 class Composite:
     """An op made of other ops: ``call(F, ...)`` over ``F``, which is ``netcl.ops`` or ``netcl.autograd``. Made by :func:`composite`.
 
-    It has no kernel and no gradient of its own; autocast applies to the ops it calls, unless ``amp`` is ``"float"``.
+    It has no kernel and no gradient of its own; autocast applies to the ops it calls, unless ``amp`` is ``"float"``. ``bias_stays`` is
+    that of :class:`Op`.
     """
 
     name: str
@@ -450,6 +453,7 @@ class Composite:
     differentiable: bool = True
     tol: float = 1.0
     doc: str = ""
+    bias_stays: bool = False
 
     def over(self, F: Any) -> Callable[..., Any]:
         """Return the public function: ``call`` with ``F`` bound."""

@@ -3,6 +3,8 @@
 // (X_T X_LOAD X_VLOAD L_T L_REAL L_LOAD L_VLOAD W_T W_LOAD W_VLOAD M_T M_LOAD M_STORE G_T G_LOAD Y_T Y_STORE Y_VSTORE); the rest is of rows.cl: REAL
 // VEC GROUP LANE LOCAL SIZED SHARED LOWEST GROUP_MAX GROUP_SUM FOR_VECTORS FOR_REST FOR_ROWS.
 
+#pragma OPENCL FP_CONTRACT OFF  // 16-bit logits then give the loss of their float32 copy, bit for bit
+
 #ifndef PROBABILITIES  // 1: targets are probabilities, 0: class labels
 #define PROBABILITIES 0
 #endif

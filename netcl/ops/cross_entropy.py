@@ -30,6 +30,7 @@ class LossProblem(NamedTuple):
     ignore_index: int
     label_smoothing: float
     log_probs: bool
+    widen: bool = False
 
     @property
     def rows(self) -> int:
@@ -129,14 +130,14 @@ def _loss_kernel(queue: Any, kernel: str, p: LossProblem, dtypes: dict[str, str]
 
 def _forward_cl(logits: Tensor, target: Tensor, weight: Tensor | None, p: LossProblem, shape: tuple[int, ...]) -> tuple[Tensor, ...]:
     sums = sum_dtype(logits.dtype)
-    queue = logits.queue
+    queue, dtype = logits.queue, sums if p.widen else logits.dtype
     losses, logs, counts = (new_result(shape, sums, queue) for _ in range(3))
     operands = {"X": logits, "L": target, "M": losses} | ({} if weight is None else {"W": weight})
     spread = _run_loss("cross_entropy", p, operands, logits, target, logits if weight is None else weight, losses, logs, counts)
     if p.reduction == "none":
-        return cast(losses, logits.dtype), logs, Tensor.ones((), sums, queue=queue)
-    total, scale = new_result((), logits.dtype, queue), new_result((), sums, queue)
-    finish = _loss_kernel(queue, "cross_entropy_total", p, {key: t.dtype for key, t in operands.items()}, spread)
+        return cast(losses, dtype), logs, Tensor.ones((), sums, queue=queue)
+    total, scale = new_result((), dtype, queue), new_result((), sums, queue)
+    finish = _loss_kernel(queue, "cross_entropy_total", p, {key: t.dtype for key, t in (operands | {"Y": total}).items()}, spread)
     finish(queue, spread.local, spread.local, losses, counts, total, scale, int(p.reduction == "mean"), p.rows)
     return total, logs, scale
 
@@ -149,6 +150,8 @@ def _forward_vjp(F, g, out, logits, target, weight, reduction, ignore_index, lab
     loss, logs, scale = out
     options = {"reduction": reduction, "ignore_index": ignore_index, "label_smoothing": label_smoothing}
     upstream = F.mul(loss, 0) if upstream is None else upstream
+    if through is not None or any(needs[1:]):
+        logits = F.cast(logits, logs.dtype)  # the other gradients are sums of terms that 16 bits would round
     d_logits = F.cross_entropy_grad(upstream, logits, target, weight, logs, scale, log_probs=log_probs, **options) if needs[0] else None
     if through is None and not any(needs[1:]):
         return d_logits, None, None
@@ -201,6 +204,7 @@ def _class_axis(shape: tuple[int, ...]) -> tuple[int, ...]:
 def _grad_vjp(F, g, upstream, logits, target, weight, logarithms, scale, reduction, ignore_index, label_smoothing, log_probs, needs):
     """Compute second derivatives. The gradient is linear in ``upstream``; it has a softmax term only with ``log_probs=False``."""
     options = {"reduction": reduction, "ignore_index": ignore_index, "label_smoothing": label_smoothing}
+    logits = F.cast(logits, logarithms.dtype)
     known = (logits, target, weight, logarithms, scale)
     axis = 1 if len(logits.shape) > 1 else 0
     once = F.mul(g, F.cross_entropy_grad(F.add(F.mul(upstream, 0), 1), *known, log_probs=log_probs, **options))
@@ -249,23 +253,24 @@ _CROSS_ENTROPY_ERRORS = [
 ]
 
 
-@op(vjp=_forward_vjp, ref="numpy", amp="float", tol=4, samples=_CROSS_ENTROPY_SAMPLES,
+@op(vjp=_forward_vjp, ref="numpy", amp="wide", tol=4, samples=_CROSS_ENTROPY_SAMPLES,
     errors=_CROSS_ENTROPY_ERRORS)  # fmt: skip
 def cross_entropy_forward(
     logits: Tensor, target: Tensor, weight: Tensor | None = None, *, reduction: str = "mean", ignore_index: int = -100,
-    label_smoothing: float = 0.0, log_probs: bool = False,
+    label_smoothing: float = 0.0, log_probs: bool = False, widen: bool = False,
 ) -> tuple[Tensor, ...]:  # fmt: skip
     """Compute the loss, the log-sum-exp of each row, and a factor: one over the divisor of the mean, or 1 for other reductions.
 
-    With ``log_probs``, logits must be log-probabilities, and no log-sum-exp is computed. :func:`netcl.ops.cross_entropy` checks labels.
+    With ``log_probs``, logits must be log-probabilities, and no log-sum-exp is computed. With ``widen``, the loss of 16-bit logits is
+    float32. :func:`netcl.ops.cross_entropy` checks labels.
     """
     logits, target, weight = launch.as_tensors("cross_entropy", logits, target, weight)
     options = {"reduction": reduction, "ignore_index": ignore_index, "label_smoothing": label_smoothing, "log_probs": log_probs}
-    p = _problem("cross_entropy", logits, target, weight, **options)
+    p = _problem("cross_entropy", logits, target, weight, **options, widen=widen)
     shape = logits.shape[:1] + logits.shape[2:] if logits.ndim > 1 else ()
     if logits.backend == "cpu":
         sums = sum_dtype(logits.dtype)
-        return launch.run_cpu(_forward_cpu, logits, target, weight, dtype=(logits.dtype, sums, sums), p=p, shape=shape)
+        return launch.run_cpu(_forward_cpu, logits, target, weight, dtype=(sums if widen else logits.dtype, sums, sums), p=p, shape=shape)
     return _forward_cl(logits, target, weight, p, shape) if p.rows and p.classes else _empty(logits, p, shape)
 
 
@@ -273,7 +278,8 @@ def _empty(logits: Tensor, p: LossProblem, shape: tuple[int, ...]) -> tuple[Tens
     """Return the result for no rows or no classes: a loss of NaN for a mean, else 0."""
     where = {"queue": logits.queue}
     sums = sum_dtype(logits.dtype)
-    loss = Tensor.full(shape if p.reduction == "none" else (), math.nan if p.reduction == "mean" else 0, logits.dtype, **where)
+    dtype = sums if p.widen else logits.dtype
+    loss = Tensor.full(shape if p.reduction == "none" else (), math.nan if p.reduction == "mean" else 0, dtype, **where)
     return loss, Tensor.full(shape, -math.inf, sums, **where), Tensor.full((), math.inf if p.reduction == "mean" else 1, sums, **where)
 
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from netcl.core import recording
 from netcl.core.device import CPUQueue
-from netcl.core.dtype import DTYPES, HALVES, DType
+from netcl.core.dtype import DTYPES, HALVES, DType, sum_dtype
 from netcl.core.errors import ShapeError
 from netcl.core.tensor import Tensor, deferred_tensor, with_shape
 from netcl.engine import lazy_graph
@@ -275,12 +275,12 @@ def append_op(name: str, values: Sequence[Any], place: int, shape: tuple[int, ..
 _matmul, _affine, _conv2d = (planned(call.__name__, call) for call in (matmul_with, affine_with, conv2d_with))
 
 
-def _fusable_operands(*tensors: Any) -> bool:
-    """Whether the operands are non-empty tensors of one float dtype on one OpenCL queue; operands after the first may be ``None``."""
-    first = tensors[0]
-    return isinstance(first, Tensor) and first.dtype in FLOATS and not isinstance(first.queue, CPUQueue) and all([
-        t is None or (isinstance(t, Tensor) and t.dtype is first.dtype and t.queue is first.queue and t.size) for t in tensors
-    ])  # fmt: skip
+def _fusable_operands(x: object, w: object, bias: object = None) -> bool:
+    """Whether the operands are non-empty tensors of one float dtype (a bias: of that or of the sums) on one OpenCL queue."""
+    if not isinstance(x, Tensor) or x.dtype not in FLOATS or isinstance(x.queue, CPUQueue):
+        return False
+    others = [(w, (x.dtype,)), *([] if bias is None else [(bias, (x.dtype, sum_dtype(x.dtype)))])]
+    return x.size > 0 and all([isinstance(t, Tensor) and t.dtype in known and t.queue is x.queue and t.size for t, known in others])
 
 
 def _waits(name: str, inputs: tuple[Any, ...], shape: tuple[int, ...], call: Callable[..., Tensor], by_column: bool) -> Tensor | None:

@@ -124,13 +124,15 @@ def _last(x: Any, axis: int) -> bool:
 def _deferred_along_axis(name: str, rows: Callable[..., Any], count: int) -> Callable[..., Tensor | None]:
     """Return a function that defers an op of ``count`` tensors and an axis. The function returns ``None`` for calls it cannot defer."""
 
-    def deferred(*args: Any, axis: int = -1, **named: Any) -> Tensor | None:
+    def deferred(*args: Any, axis: int = -1, widen: bool = False, dtype: str | None = None, **named: Any) -> Tensor | None:
         if named:
             return None  # tensors that are passed by name run the op's own kernels
         tensors, y = args[:count], args[count - 1]
         if not _last(y, *(args[count:] or (axis,))) or any(not isinstance(t, Tensor) or t.shape != y.shape for t in tensors):
             return None
-        return rows(_Rows(name, y), *tensors)
+        r = _Rows(name, y)
+        r.dtype = dtype or (r.wide if widen else y.dtype)
+        return rows(r, *tensors)
 
     return deferred
 

@@ -116,7 +116,7 @@ _CE: dict[str, Any] = {"dtypes": ("float32", "int64", "float32"), "low": (-4.0, 
 
 @composite(
     ref="numpy",
-    amp="float",
+    amp="wide",
     tol=2,
     samples=[
         S((4, 3), (4,), None, **_CE),
@@ -155,7 +155,7 @@ def cross_entropy(
 
 @composite(
     ref="numpy",
-    amp="float",
+    amp="wide",
     samples=[S((4, 3), (4,), None, **_CE), S((2, 3, 5), (2, 5), (3,), **_CE), S((4, 3), (4,), (3,), reduction="sum", **_CE)],
     errors=[(S((2, 3), np.array([0, 3])), r"\[nll\] labels must be classes, got 3")],
 )

@@ -80,8 +80,8 @@ def reduction(name: str, combine: str, neutral: str, ref: Callable[..., Any], vj
     return row
 
 
-_SUM = reduction("sum", "v0 + v1", "0", np.sum, _sum_vjp, result="sum", doc="Sum over axes; integers and bool give int64.")
-reduction("mean", "v0 + v1", "0", np.mean, _mean_vjp, finish="v0 / n", accepts="float", doc="Mean over axes.")
+_SUM = reduction("sum", "v0 + v1", "0", np.sum, _sum_vjp, result="sum", amp="wide", doc="Sum over axes; integers and bool give int64.")
+reduction("mean", "v0 + v1", "0", np.mean, _mean_vjp, finish="v0 / n", accepts="float", amp="wide", doc="Mean over axes.")
 reduction("prod", "v0 * v1", "1", np.prod, _prod_vjp, result="sum", domain=(0.5, 1.5), tol=4, doc="Product over axes.")
 reduction("amax", "MAX(v0, v1)", "LOWEST", np.max, _extreme_vjp, empty=False, amp="keep",
           doc="Largest element; NaN wins. The gradient of ties is shared.")  # fmt: skip

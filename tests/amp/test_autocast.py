@@ -39,7 +39,7 @@ def values(*shape: int, grad: bool = False) -> Tensor:
 def test_rows_get_what_they_ask_for(numpy_device, dtype):
     """A ``half`` row works in the block's dtype, a ``float`` row in float32, a ``keep`` row in what it is given."""
     x, half = values(4, 4), values(4, 4).to(dtype)
-    assert {REGISTRY["matmul"].amp, REGISTRY["softmax"].amp, REGISTRY["relu"].amp} == {"half", "float", "keep"}
+    assert [REGISTRY[name].amp for name in ("matmul", "exp", "softmax", "relu")] == ["half", "float", "wide", "keep"]
     with autocast(dtype=dtype):
         assert (x @ x).dtype == ag.linear(half, x).dtype == dtype
         assert ag.softmax(half).dtype == ag.sum(half).dtype == ag.exp(half).dtype == "float32"
@@ -130,6 +130,141 @@ def test_nan_and_inf_reach_the_loss(device):
         x[1, 2] = bad
         with autocast():
             assert not np.isfinite(ag.cross_entropy(ag.linear(Tensor.from_host(x), w), target).item())
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"reduction": "sum"}, {"reduction": "none", "label_smoothing": 0.1}, {"weight": True, "label_smoothing": 0.2}, {"soft": True},
+     {"soft": True, "weight": True, "reduction": "sum"}, {"log_probs": True, "weight": True}],
+    ids=str,
+)  # fmt: skip
+def test_cross_entropy_reads_half_logits_as_if_they_were_cast(device, dtype, options):
+    """The loss is float32, the gradient has the dtype of the logits, and both have the bits of a float32 copy of the logits."""
+    options, rng = dict(options), np.random.default_rng(1)
+    loss_of = ag.nll if options.pop("log_probs", False) else ag.cross_entropy
+    labels = np.where(rng.random(33) < 0.2, -100, rng.integers(0, 300, 33))
+    target = rng.random((33, 300)).astype(np.float32) if options.pop("soft", False) else labels
+    if options.get("weight"):
+        options["weight"] = Tensor.from_host(rng.uniform(0.5, 2, 300).astype(np.float32))
+    logits = Tensor.from_host((3 * rng.normal(size=(33, 300))).astype(np.float32)).to(dtype)
+    here, there = logits.detach().requires_grad_(), logits.detach().requires_grad_()
+    with autocast(dtype=dtype), ag.Tape() as tape:
+        loss = loss_of(here, target, **options)
+    assert casts(tape) == 0 and loss.dtype == "float32"
+    exact = loss_of(there.to("float32"), target, **options)
+    np.testing.assert_array_equal(loss.to_host(), exact.to_host())
+    for each in (loss, exact):
+        each.sum().backward()
+    assert here.grad.dtype == dtype
+    np.testing.assert_array_equal(here.grad.to_host(), there.grad.to_host())
+
+
+def test_gradients_of_class_weights_and_soft_targets_are_those_of_float32_logits(device):
+    logits = values(6, 5).to("bfloat16")
+    found = []
+    for half in (True, False):
+        weight, target = values(5).abs().requires_grad_(), values(6, 5).abs().requires_grad_()
+        with autocast(half, "bfloat16"):
+            loss = ag.cross_entropy(logits if half else logits.to("float32"), target, weight, label_smoothing=0.1)
+        loss.backward()
+        found.append((weight.grad.to_host(), target.grad.to_host()))
+    for ours, exact in zip(*found, strict=True):
+        np.testing.assert_allclose(ours, exact, rtol=1e-6, atol=1e-7)
+
+
+def test_second_derivatives_of_cross_entropy_differ_by_the_rounding_of_their_parts(numpy_device):
+    found = []
+    for half in (True, False):
+        logits = values(4, 5).to("bfloat16").detach().requires_grad_()
+        with autocast(half, "bfloat16"):
+            loss = ag.cross_entropy(logits if half else logits.to("float32"), np.array([0, 1, 2, 3]))
+        (once,) = ag.grad(loss, logits, create_graph=True)
+        assert once.dtype == "bfloat16"
+        found.append(ag.grad(ag.sum(ag.square(once.to("float32"))), logits)[0].to_host())
+    np.testing.assert_allclose(*found, rtol=2**-6, atol=2**-12)
+
+
+BIASED = {
+    "linear": (ag.linear, (4, 5), (3, 5), lambda x, w: x @ w.T),
+    "activated": (lambda x, w, b: ag.linear(x, w, b, activation="relu"), (2, 4, 5), (3, 5), lambda x, w: x @ w.T),
+    "by name": (lambda x, w, b: ag.affine(x, w, bias=b), (70, 64), (96, 64), lambda x, w: x @ w.T),
+    "conv2d": (ag.conv2d, (2, 4, 6, 6), (3, 4, 1, 1), lambda x, w: np.einsum("nchw,fcij->nfhw", x, w)),
+    "conv2d_relu": (ag.conv2d_relu, (2, 4, 6, 6), (3, 4, 1, 1), lambda x, w: np.einsum("nchw,fcij->nfhw", x, w)),
+    "conv1d": (ag.conv1d, (2, 4, 6), (3, 4, 1), lambda x, w: np.einsum("nch,fci->nfh", x, w)),
+    "conv_transpose2d": (ag.conv_transpose2d, (2, 4, 6, 6), (4, 3, 1, 1), lambda x, w: np.einsum("nchw,cfij->nfhw", x, w)),
+}
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.parametrize("name", BIASED)
+def test_biases_are_added_in_float32_and_their_gradients_are_float32_sums(device, name, dtype):
+    """1 / 3 is not a half number. The result has one rounding, and neither the bias nor its gradient has a launch of its own."""
+    op, x_shape, w_shape, product = BIASED[name]
+    x, w = (Tensor.from_host(np.random.default_rng(2).integers(-2, 3, shape).astype(np.float32)) for shape in (x_shape, w_shape))
+    last = name not in ("conv2d", "conv2d_relu", "conv1d", "conv_transpose2d")
+    outs = w_shape[1 if name == "conv_transpose2d" else 0]
+    bias = Tensor.from_host(np.linspace(1 / 3, 7 / 3, outs, dtype=np.float32), requires_grad=True)
+    with autocast(dtype=dtype), ag.Tape() as tape:
+        y = op(x, w.requires_grad_(), bias)
+    assert casts(tape) == 1 and y.dtype == dtype  # of the weight
+    shape = (outs,) if last else (outs, *(1,) * (len(x_shape) - 2))
+    exact = product(x.to_host(), w.to_host()) + bias.to_host().reshape(shape)
+    exact = exact if name not in ("activated", "conv2d_relu") else np.maximum(exact, 0)
+    np.testing.assert_array_equal(y.to_host(), Tensor.from_host(exact).to(dtype).to_host())
+    g = Tensor.from_host(np.random.default_rng(3).normal(size=y.shape).astype(np.float32)).to(dtype)
+    y.backward(g)
+    mask = y.to_host() > 0 if name in ("activated", "conv2d_relu") else 1
+    axes = tuple(i for i in range(y.ndim) if i != (y.ndim - 1 if last else 1))
+    assert bias.grad.dtype == "float32"
+    np.testing.assert_allclose(bias.grad.to_host(), (g.to_host() * mask).sum(axes, np.float64), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.parametrize("name", ["linear", "by name", "conv2d"])
+def test_a_fused_product_adds_a_float32_bias_before_what_follows(device, name, dtype):
+    op, x_shape, w_shape, _ = BIASED[name]
+    x, w, bias = values(*x_shape), values(*w_shape), values(w_shape[0])
+
+    def block(x):
+        with autocast(dtype=dtype):
+            return ag.relu(op(x, w, bias)).to("float32")
+
+    np.testing.assert_array_equal(ag.jit_compile(block)(x).to_host(), block(x).to_host())
+
+
+def test_a_half_bias_of_another_dtype_is_cast(numpy_device):
+    with autocast(dtype="bfloat16"):
+        assert ag.linear(values(2, 3), values(4, 3), values(4).to("float16")).dtype == "bfloat16"
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("axis", [0, -1])
+@pytest.mark.parametrize("op", [ag.softmax, ag.log_softmax])
+def test_softmax_reads_halves_as_if_they_were_cast(device, op, axis, compiled):
+    x = (values(33, 70) * 4).to("bfloat16")
+    here, there = x.detach().requires_grad_(), x.detach().requires_grad_()
+    with autocast(dtype="bfloat16"), ag.Tape() as tape:
+        found = (ag.jit_compile(op) if compiled else op)(here, axis)
+    assert casts(tape) == 0 and found.dtype == "float32"
+    exact = op(there.to("float32"), axis)
+    np.testing.assert_allclose(found.to_host(), exact.to_host(), rtol=1e-6)
+    for each in (found, exact):
+        each.backward(values(33, 70))
+    assert here.grad.dtype == "bfloat16"
+    np.testing.assert_allclose(here.grad.to_host(), there.grad.to_host(), rtol=2**-7, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+def test_sum_and_mean_read_halves_as_if_they_were_cast(device, dtype):
+    x = values(33, 70).to(dtype).detach().requires_grad_()
+    for op in (ag.sum, ag.mean):
+        with autocast(dtype=dtype), ag.Tape() as tape:
+            found = op(x, axis=0)
+        assert casts(tape) == 0 and found.dtype == "float32"
+        np.testing.assert_array_equal(found.to_host(), op(x.to("float32"), axis=0).to_host())
+        (g,) = ag.grad(found, x, found.detach())
+        assert g.dtype == dtype
 
 
 def test_a_checkpoint_runs_again_as_it_ran_first(numpy_device):

@@ -12,6 +12,7 @@ import pytest
 
 import netcl.autograd as ag
 from netcl import nn
+from netcl.amp import autocast
 from netcl.core.device import device as activate
 from netcl.core.errors import AutogradError
 from netcl.core.tensor import Tensor
@@ -532,6 +533,20 @@ def outside(weight: onnx.TensorProto, location: str, **place: int) -> None:
     for key, value in {"location": location, **place}.items():
         entry = weight.external_data.add()
         entry.key, entry.value = key, str(value)
+
+
+@pytest.mark.filterwarnings("ignore:.autocast. the device has no half arithmetic")
+def test_casts_of_autocast_are_exported(tmp_path):
+    """Operators of ONNX have inputs of one dtype: the bias of a product is cast with the others, and a softmax gets float32."""
+    weight, bias = (Tensor.from_host(np.full(shape, 0.3, np.float32)) for shape in ((5, 4), (5,)))
+
+    @autocast()
+    def function(x):
+        return ag.sum(ag.softmax(ag.linear(x, weight, bias)), axis=0)
+
+    export_onnx(function, tmp_path / "m.onnx", np.linspace(0, 1, 8, dtype=np.float32).reshape(2, 4))  # which compares the results
+    kinds = [node.op_type for node in onnx.load(tmp_path / "m.onnx").graph.node]
+    assert kinds.count("Cast") >= 2 and "Softmax" in kinds
 
 
 def test_without_the_package_the_error_says_how_to_get_it(tmp_path, monkeypatch):

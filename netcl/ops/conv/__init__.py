@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from netcl.core.dtype import sum_dtype
 from netcl.core.errors import DtypeError, ShapeError, message
 from netcl.core.tensor import Tensor, with_shape
 from netcl.engine import launch
@@ -16,12 +17,15 @@ from netcl.ops.matmul.gemm import Extras
 
 
 def _conv_tensors(name: str, **tensors: Tensor | None) -> list[Any]:
-    """Return the arguments of a call as tensors; raises unless all have one device and one floating-point dtype."""
+    """Return the arguments of a call as tensors; raises unless all have one device and one floating-point dtype.
+
+    A bias may have the dtype of the sums instead: float32 for 16-bit tensors.
+    """
     given = launch.as_tensors(name, *tensors.values())
     (first, x), *others = ((label, t) for label, t in zip(tensors, given, strict=True) if t is not None)
     launch.check_dtype(name, x, name=first)
     for label, t in others:
-        if t.dtype != x.dtype:
+        if t.dtype != x.dtype and not (label == "bias" and t.dtype == sum_dtype(x.dtype)):
             remedy = "cast one to the dtype of the other"
             raise DtypeError(message(name, f"{label} must be {x.dtype} like {first}, got {t.dtype}", remedy, **{f"{label}.shape": t.shape}))
     return given
@@ -52,7 +56,7 @@ def conv2d_with(x: Tensor, w: Tensor, extras: Extras, g: Geometry, kept: bool = 
         return y
     relu = finish == Finish(x.dtype, activation="relu")
     late = None if scale == 1 and (relu or finish.plain) else finish
-    job = plans.Job(plans.FORWARD, g, x.dtype, bias is not None, relu and late is None, late, kept)
+    job = plans.Job(plans.FORWARD, g, x.dtype, "" if bias is None else bias.dtype, relu and late is None, late, kept)
     plans.run(job, x.queue, x, w, y, bias=bias, residual=residual, scale=scale)
     return y
 
@@ -62,7 +66,7 @@ def _backward(dy: Tensor, w: Tensor, bias: Tensor | None, g: Geometry) -> Tensor
         return launch.run_cpu(arrays.input_grad, dy, w, bias, g=g)
     dx = Tensor.empty(g.x_shape, dy.dtype, queue=dy.queue)
     if dx.size:
-        plans.run(plans.Job(plans.INPUT_GRAD, g, dy.dtype, bias is not None), dy.queue, dy, w, dx, bias=bias)
+        plans.run(plans.Job(plans.INPUT_GRAD, g, dy.dtype, "" if bias is None else bias.dtype), dy.queue, dy, w, dx, bias=bias)
     return dx
 
 
@@ -79,13 +83,13 @@ def _without_batch(F, vjp, g, x, *args):
     return dx if dx is None else F.squeeze(dx, 0), *others
 
 
-def _conv2d_vjp(F, g, x, w, bias_shape, needs, stride, padding, dilation, groups, pad):
+def _conv2d_vjp(F, g, x, w, bias_dtype, needs, stride, padding, dilation, groups, pad):
     if len(x.shape) == 3:
-        return _without_batch(F, _conv2d_vjp, g, x, w, bias_shape, needs, stride, padding, dilation, groups, pad)
+        return _without_batch(F, _conv2d_vjp, g, x, w, bias_dtype, needs, stride, padding, dilation, groups, pad)
     options = {"stride": stride, "padding": padding if pad is None else pad, "dilation": dilation, "groups": groups}
     dx = F.conv2d_input_grad(g, w, size=x.shape[2:], **options) if needs[0] else None
     dw = F.conv2d_weight_grad(g, x, kernel=w.shape[2:], **options) if needs[1] else None
-    return dx, dw, F.sum(g, axis=(0, 2, 3)) if bias_shape is not None and needs[2] else None
+    return dx, dw, F.sum(g, axis=(0, 2, 3), widen=bias_dtype != g.dtype) if bias_dtype and needs[2] else None
 
 
 _CONV_SAMPLES = [
@@ -116,7 +120,7 @@ _CONV_ERRORS: list[Any] = [
 ]  # fmt: skip
 
 
-@op(vjp=_conv2d_vjp, ref="numpy", amp="half", samples=_CONV_SAMPLES, errors=_CONV_ERRORS)
+@op(vjp=_conv2d_vjp, ref="numpy", amp="half", bias_stays=True, samples=_CONV_SAMPLES, errors=_CONV_ERRORS)
 def conv2d(
     x: Tensor, w: Tensor, bias: Tensor | None = None, *, stride: Pair = 1, padding: Padding = 0, dilation: Pair = 1, groups: int = 1,
     pad: Padding | None = None,
@@ -135,12 +139,12 @@ def conv2d(
     return _convolve("conv2d", x, w, bias, _conv_options(stride, padding, dilation, groups, pad), relu=False)
 
 
-def _conv2d_relu_vjp(F, g, out, x, w, bias_shape, needs, stride, padding, dilation, groups, pad):
+def _conv2d_relu_vjp(F, g, out, x, w, bias_dtype, needs, stride, padding, dilation, groups, pad):
     g = activation_vjp(F, "relu", g, out)
-    return _conv2d_vjp(F, g, x, w, bias_shape, needs, stride, padding, dilation, groups, pad)
+    return _conv2d_vjp(F, g, x, w, bias_dtype, needs, stride, padding, dilation, groups, pad)
 
 
-@op(vjp=_conv2d_relu_vjp, ref="numpy", amp="half", samples=_CONV_SAMPLES[1:5])
+@op(vjp=_conv2d_relu_vjp, ref="numpy", amp="half", bias_stays=True, samples=_CONV_SAMPLES[1:5])
 def conv2d_relu(
     x: Tensor, w: Tensor, bias: Tensor | None = None, *, stride: Pair = 1, padding: Padding = 0, dilation: Pair = 1, groups: int = 1,
     pad: Padding | None = None,
@@ -245,16 +249,16 @@ def conv2d_weight_grad(
 # ---- transposed
 
 
-def _transpose_vjp(F, g, x, w, bias_shape, needs, stride, padding, groups, dilation):
+def _transpose_vjp(F, g, x, w, bias_dtype, needs, stride, padding, groups, dilation):
     if len(x.shape) == 3:
-        return _without_batch(F, _transpose_vjp, g, x, w, bias_shape, needs, stride, padding, groups, dilation)
+        return _without_batch(F, _transpose_vjp, g, x, w, bias_dtype, needs, stride, padding, groups, dilation)
     options = {"stride": stride, "padding": padding, "dilation": dilation, "groups": groups}
     dx = F.conv2d(g, w, **options) if needs[0] else None
     dw = F.conv2d_weight_grad(x, g, kernel=w.shape[2:], **options) if needs[1] else None
-    return dx, dw, F.sum(g, axis=(0, 2, 3)) if bias_shape is not None and needs[2] else None
+    return dx, dw, F.sum(g, axis=(0, 2, 3), widen=bias_dtype != g.dtype) if bias_dtype and needs[2] else None
 
 
-@op(vjp=_transpose_vjp, ref="numpy", amp="half",
+@op(vjp=_transpose_vjp, ref="numpy", amp="half", bias_stays=True,
     samples=[
         S((1, 1, 1, 1), (1, 1, 1, 1)),
         S((2, 4, 5, 6), (4, 3, 3, 3), (3,), stride=2, padding=1, output_padding=1),
@@ -322,7 +326,7 @@ def _for_images(stride: Any, padding: Any, dilation: Any) -> dict[str, Any]:
     return {"stride": for_image(stride, 1), "padding": for_image(padding, 0), "dilation": for_image(dilation, 1)}
 
 
-@composite(ref="numpy", amp="half",
+@composite(ref="numpy", amp="half", bias_stays=True,
     samples=[
         S((2, 3, 11), (4, 3, 3), (4,), padding=1, stride=2),
         S((1, 4, 257), (6, 2, 5), groups=2, dilation=3),
@@ -337,7 +341,7 @@ def conv1d(
     return F.squeeze(F.conv2d(images, from_signal(F, w), bias, groups=groups, **_for_images(stride, padding, dilation)), -2)
 
 
-@composite(ref="numpy", amp="half",
+@composite(ref="numpy", amp="half", bias_stays=True,
     samples=[S((2, 4, 7), (4, 3, 3), (3,), stride=2, padding=1, output_padding=1), S((1, 4, 9), (4, 2, 4), groups=2, dilation=2)],
     errors=[(S((3,), (4, 3, 3)), r"\[conv_transpose1d\] x must have 3 dimensions \(or 2, without a batch\)")])  # fmt: skip
 def conv_transpose1d(

@@ -38,8 +38,8 @@ def widened(run: Callable[..., None]) -> Callable[..., None]:
 def ending_kernel(queue: Any, job: Job, files: str, name: str, defines: dict[str, Any], text: str = "") -> program.Kernel:
     """Return a kernel that applies the epilogue, on CPUs to ``VW`` values at a time. ``text`` is generated source before the kernel."""
     end, lanes, stored = job.ending, defines.get("VW", 1), job.ending.stored
-    operands = {"X": job.dtype, "W": job.dtype, "B": job.dtype, "Y": stored, "ADDED": end.residual or job.dtype}
-    fixed: dict[str, Any] = {"REAL": job.compute, "PART": 1, "INPUT_GRAD": job.kind == INPUT_GRAD, "BIAS": job.bias}
+    operands = {"X": job.dtype, "W": job.dtype, "B": job.bias or job.dtype, "Y": stored, "ADDED": end.residual or job.dtype}
+    fixed: dict[str, Any] = {"REAL": job.compute, "PART": 1, "INPUT_GRAD": job.kind == INPUT_GRAD, "BIAS": bool(job.bias)}
     fixed |= {"ENDS": 1, "ADDED": bool(end.residual), "LATE": job.finish is not None}
     macros, functions = _access(end.residual, stored, job.compute, lanes) if lanes > 1 else ({}, "")
     text += end.source(job.compute, lanes, scaled=job.finish is not None) + functions

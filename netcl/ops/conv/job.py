@@ -28,7 +28,7 @@ class Job(NamedTuple):
     kind: str
     g: Geometry
     dtype: str
-    bias: bool = False
+    bias: str = ""  # its dtype; empty: there is none
     relu: bool = False
     finish: Finish | None = None  # the epilogue if it is more than relu
     kept: bool = False  # the weights are constants of a recording: what is computed from them alone is computed once
@@ -92,7 +92,9 @@ class Job(NamedTuple):
     @property
     def wide(self) -> Job:
         """The same job with inputs in the accumulation type and the same epilogue."""
-        return self if self.dtype == self.accumulator else self._replace(dtype=self.accumulator, finish=self.ending)
+        if self.dtype == self.accumulator:
+            return self
+        return self._replace(dtype=self.accumulator, bias=self.bias and self.accumulator, finish=self.ending)
 
 
 class ConvOperands(NamedTuple):

@@ -209,7 +209,9 @@ def _check_linear(x: Tensor, w: Tensor, bias: Tensor | None) -> None:
 
 def _launch_affine(x: Any, w: Any, bias: Any, activation: str | None) -> Tensor:
     x, w, bias = launch.as_tensors("linear", x, w, bias)
-    dtype = _result_dtype("linear", x, w) if bias is None else _result_dtype("linear", x, w, bias)
+    dtype = _result_dtype("linear", x, w)
+    if bias is not None and (dtype not in dtypes.HALVES or bias.dtype != "float32"):
+        dtype = _result_dtype("linear", x, w, bias)
     _check_linear(x, w, bias)
     finish = Finish(dtype, activation=EPILOGUE_ACTIVATIONS[activation] if activation else "")
     if x.array is not None:
@@ -230,13 +232,13 @@ def _affine_numpy(x: np.ndarray, w: np.ndarray, bias: np.ndarray | None) -> np.n
     return out if bias is None else out + bias
 
 
-def _affine_vjp(F, g, x, w, bias_shape, needs):
+def _affine_vjp(F, g, x, w, bias_dtype, needs):
     flat, count = len(x.shape) == 2, math.prod(x.shape[:-1])
     g, rows = (g, x) if flat else (F.reshape(g, (count, w.shape[0])), F.reshape(x, (count, w.shape[1])))
     grad_x = F.matmul(g, w) if needs[0] else None
     grad_x = grad_x if flat or grad_x is None else F.reshape(grad_x, x.shape)
     grad_w = F.matmul(g, rows, transpose_a=True) if needs[1] else None
-    return grad_x, grad_w, None if bias_shape is None else F.sum(g, axis=0)
+    return grad_x, grad_w, F.sum(g, axis=0, widen=bias_dtype != g.dtype) if bias_dtype and needs[2] else None
 
 
 def _affine_ref(x, w, bias=None):
@@ -253,6 +255,7 @@ _LINEAR_ERRORS = [
     vjp=_affine_vjp,
     ref=_affine_ref,
     amp="half",
+    bias_stays=True,
     samples=[
         S((3, 5), (2, 5)),
         S((3, 5), (2, 5), (2,)),
@@ -263,13 +266,13 @@ _LINEAR_ERRORS = [
     errors=_LINEAR_ERRORS,
 )
 def affine(x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Compute ``x w' + bias``: ``linear`` without an activation."""
+    """Compute ``x w' + bias``: ``linear`` without an activation. A float32 ``bias`` leaves the dtype of 16-bit ``x`` and ``w``."""
     return _launch_affine(x, w, bias, None)
 
 
-def _activated_vjp(F, g, x, w, bias, out, activation, needs):
+def _activated_vjp(F, g, x, w, bias, bias_dtype, out, activation, needs):
     g = activation_vjp(F, EPILOGUE_ACTIVATIONS[activation], g, out, lambda: F.affine(x, w, bias))
-    return _affine_vjp(F, g, x, w, None if bias is None else bias.shape, needs)
+    return _affine_vjp(F, g, x, w, bias_dtype, needs)
 
 
 _PLAIN_ACTIVATIONS: dict[str, Callable[[Any], Any]] = {
@@ -285,6 +288,7 @@ _PLAIN_ACTIVATIONS: dict[str, Callable[[Any], Any]] = {
     vjp=_activated_vjp,
     ref=lambda x, w, bias=None, *, activation: _PLAIN_ACTIVATIONS[activation](_affine_ref(x, w, bias)),
     amp="half",
+    bias_stays=True,
     samples=[S((3, 5), (20, 5), (20,), activation=name) for name in EPILOGUE_ACTIVATIONS] + [S((70, 40), (19, 40), activation="relu")],
     errors=_LINEAR_ERRORS[:0],
 )

@@ -48,9 +48,9 @@ def _linear_cpu(x, weight, bias=None, *, kind, rows, activations="auto"):
     return out if bias is None else out + bias
 
 
-def _linear_vjp(F, g, x_shape, weight, bias_shape, kind, needs):
+def _linear_vjp(F, g, x_shape, weight, bias_dtype, kind, needs):
     grad_x = F.quantized_linear_grad(g, weight, kind=kind, columns=x_shape[-1]) if needs[0] else None
-    grad_bias = None if bias_shape is None else F.sum(F.reshape(g, (-1, g.shape[-1])), axis=0)
+    grad_bias = F.sum(F.reshape(g, (-1, g.shape[-1])), axis=0, widen=bias_dtype != g.dtype) if bias_dtype and needs[2] else None
     return grad_x, None, grad_bias
 
 
@@ -64,6 +64,7 @@ def _packed_sample(x: tuple[int, ...], rows: int, kind: str, biased: bool = Fals
     vjp=_linear_vjp,
     ref=_linear_cpu,
     amp="half",
+    bias_stays=True,
     samples=[
         _packed_sample((3, 64), 5, "Q4_0", True), _packed_sample((2, 3, 64), 33, "Q8_0"), _packed_sample((32,), 18, "F16", True),
         _packed_sample((1, 256), 16, "Q4_K"), _packed_sample((18, 256), 7, "Q6_K", True), _packed_sample((0, 32), 7, "Q4_0"),
