@@ -38,7 +38,7 @@ def test_a_training_step_survives_the_failure_of_each_of_its_driver_calls(target
     )
     *told, mended = [tuple(map(int, re.fullmatch(r".*: (\d+) calls, (\d+) told", line).groups())) for line in lines]
     tried(sum(calls for calls, _ in (*told, mended)))
-    assert all(calls == errors >= 10 for calls, errors in told), lines
+    assert all(calls == errors >= 5 for calls, errors in told), lines
     assert mended[1] < mended[0] / 2, mended  # a second attempt, after the pools were emptied, succeeds
 
 
