@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import netcl.autograd as ag
-from netcl import nn
+from netcl import nn, ops
 from netcl.core import memory
 from netcl.core.device import synchronize
 from netcl.core.errors import AutogradError
@@ -72,6 +72,15 @@ def test_a_copy_of_a_view_whose_base_was_written_stays(given):
     for copy, now in zip(copies, (lambda a: a.reshape(2, 12), lambda a: a, lambda a: a[::-1]), strict=True):
         np.testing.assert_array_equal(copy.to_host(), now(np.swapaxes(2.0 * VALUES, 1, 2)))
     assert not view.to_host().any()
+
+
+def test_functions_that_record_nothing_give_copies(given):
+    x = given(VALUES)
+    copies = [ops.reorder(x, (2, 0, 1)), ops.split(x, 2, 2)[1], ops.unbind(x, 1)[2], ops.strided_slice(x, (0, 1, 0), (2, 1, 2), (1, 1, 2))]
+    x *= 0.0
+    expected = [VALUES.transpose(2, 0, 1), VALUES[:, :, 2:], VALUES[:, 2], VALUES[:, 1:2, ::2]]
+    for copy, values in zip(copies, expected, strict=True):
+        np.testing.assert_array_equal(copy.to_host(), values)
 
 
 def test_one_part_is_read_before_a_write_and_another_after_it(given):
