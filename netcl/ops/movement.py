@@ -152,11 +152,11 @@ def reorder(x: Tensor, order: Sequence[int]) -> Tensor:
             message("permute", f"axes must name all {x.ndim} dimensions, got {len(order)}", **{"x.shape": x.shape, "axes": tuple(order)})
         )
     base, start, strides = views.strided(x)
-    return views.block(base, start, *_reordered(x.shape, strides, tuple(order)))
+    return views.block(base, start, *_reordered_layout(x.shape, strides, tuple(order)))
 
 
 @lru_cache(4096)
-def _reordered(shape: tuple[int, ...], strides: tuple[int, ...], order: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def _reordered_layout(shape: tuple[int, ...], strides: tuple[int, ...], order: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
     axes = _checked_axes("reorder", order, len(shape))
     return tuple(shape[i] for i in axes), tuple(strides[i] for i in axes)
 

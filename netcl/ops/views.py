@@ -109,9 +109,9 @@ def link(x: Tensor, view: Tensor, offset: int, strides: Sequence[int] | None) ->
     _note(history.attached, view)
 
 
-def link_pending(x: Tensor, out: Any) -> bool:
+def link_pending(x: Tensor, out: Tensor | Sequence[Tensor]) -> bool:
     """Link ``out``, a tensor or several, to ``x`` if it consists of pending blocks of the memory of ``x``; returns whether it does."""
-    for view in (out,) if type(out) is Tensor else out:
+    for view in (out,) if isinstance(out, Tensor) else out:
         source = view.source
         if type(source) is not PendingCopy or not source.inputs or source.inputs[0] is not x:
             return False
@@ -325,10 +325,14 @@ def _take_blocks(base: Tensor, offsets: tuple[int, ...], sizes: tuple[int, ...],
     return tuple(take_block(base, sizes[i * rank : (i + 1) * rank], start, strides) for i, start in enumerate(offsets))
 
 
+def _pending_source(x: Tensor) -> PendingCopy | None:
+    return x.source if x.memory is None and isinstance(x.source, PendingCopy) else None
+
+
 def strided(x: Tensor) -> tuple[Tensor, int, tuple[int, ...]]:
     """Return the base of a pending view, and the offset and strides of the view there; for any other ``x``, ``x`` itself as a block."""
-    source = x.source
-    if x.memory is None and isinstance(source, PendingCopy) and (inputs := source.inputs):
+    source = _pending_source(x)
+    if source is not None and (inputs := source.inputs):
         strides = source.strides if x.shape == source.shape else restrided(source.shape, source.strides, x.shape)
         if strides is not None:
             return inputs[0], source.offset, strides
@@ -341,7 +345,7 @@ def block(base: Tensor, offset: int, shape: tuple[int, ...], strides: tuple[int,
         return take_block(base, shape, offset, strides)
     source = PendingCopy(base, shape, offset, strides)
     lazy_graph.add_pending(source)
-    return _deferred(source, base)
+    return _pending_tensor(source, base)
 
 
 def blocks(base: Tensor, offset: int, parts: Sequence[tuple[int, tuple[int, ...]]], strides: tuple[int, ...]) -> tuple[Tensor, ...]:
@@ -352,7 +356,7 @@ def blocks(base: Tensor, offset: int, parts: Sequence[tuple[int, tuple[int, ...]
     sources = [PendingCopy(base, shape, offset + start, strides, group) for start, shape in parts]
     group.parts = [weakref.ref(source) for source in sources]
     lazy_graph.add_pending(group)
-    return tuple([_deferred(source, base) for source in sources])
+    return tuple([_pending_tensor(source, base) for source in sources])
 
 
 def _copied_at_once(base: Tensor) -> bool:
@@ -361,29 +365,33 @@ def _copied_at_once(base: Tensor) -> bool:
     return isinstance(there, (np.ndarray, PlannedMemory)) or (base.host_ref is not None and memory.shares_host(base.lease))
 
 
-def _deferred(source: PendingCopy, base: Tensor) -> Tensor:
+def _pending_tensor(source: PendingCopy, base: Tensor) -> Tensor:
     made = Tensor(None, source.shape, base.dtype, base.context, base.queue)
     made.source = source
     return made
 
 
-def is_pending(x: Any) -> bool:
+def is_pending(x: object) -> bool:
     """Whether ``x`` is a view that has not been copied."""
-    return isinstance(x, Tensor) and x.memory is None and isinstance(x.source, PendingCopy) and x.source.made is None
+    return isinstance(x, Tensor) and (source := _pending_source(x)) is not None and source.made is None
 
 
-def any_pending(xs: Any = (), *_: Any) -> bool:
+def any_pending(xs: object = (), *_: object) -> bool:
     """Whether ``xs``, a tensor or several, include a view that has not been copied."""
     return any([is_pending(x) for x in xs]) if isinstance(xs, list | tuple) else is_pending(xs)
 
 
+#: Sizes of a block; its offset and strides in the source; its offset and strides in the target.
+BlockCopy = tuple[tuple[int, ...], int, tuple[int, ...], int, tuple[int, ...]]
+
+
 def copy_blocks(shape: tuple[int, ...], xs: Sequence[Tensor], offsets: Sequence[int], strides: tuple[int, ...]) -> Tensor:
     """Return a new tensor of ``shape``: ``xs`` at ``offsets``, ``strides`` apart, zeros elsewhere. Pending views are read in their base."""
-    bases, blocks = [], []
+    bases: list[Tensor] = []
+    blocks: list[BlockCopy] = []
     for x, offset in zip(xs, offsets, strict=True):
-        source: Any = x.source if x.memory is None else None
-        inputs = source.inputs if isinstance(source, PendingCopy) else ()
-        if inputs and (steps := restrided(x.shape, strides, source.shape)) is not None:
+        source = _pending_source(x)
+        if source is not None and (inputs := source.inputs) and (steps := restrided(x.shape, strides, source.shape)) is not None:
             bases.append(inputs[0])
             blocks.append((source.shape, source.offset, source.strides, offset, steps))
         else:
@@ -393,7 +401,7 @@ def copy_blocks(shape: tuple[int, ...], xs: Sequence[Tensor], offsets: Sequence[
 
 
 @partial(planned, "copy_blocks")
-def _copy_blocks(shape: tuple[int, ...], bases: Sequence[Tensor], blocks: Sequence[tuple[Any, ...]], whole: bool) -> Tensor:
+def _copy_blocks(shape: tuple[int, ...], bases: Sequence[Tensor], blocks: Sequence[BlockCopy], whole: bool) -> Tensor:
     out = (Tensor.empty if whole else Tensor.zeros)(shape, bases[0].dtype, queue=bases[0].queue)
     for base, (sizes, start, steps, offset, strides) in zip(bases, blocks, strict=True):
         copy_block(sizes, base, start, steps, out, offset, strides)
