@@ -173,6 +173,7 @@ def _base(x: Tensor) -> Callable[[], Tensor | None]:
     """Return a function that returns a tensor over the memory of ``x``, or ``None`` after that memory has been released."""
     there, written, kind = weakref.ref(x), weakref.ref(writes_of(x)), (x.shape, x.dtype, x.context, x.queue)
     host = x.host_ref if memory.shares_host(x.lease) else None
+    copied = None if x.place is None else x.place.source  # the view that x may share its memory with
     memory_owner: Any = x.source
     weak = True
     if memory_owner is None and x.array is not None:
@@ -200,7 +201,7 @@ def _base(x: Tensor) -> Callable[[], Tensor | None]:
             made = Tensor(owner.buffer, shape, dtype, context, queue, owner)
         else:
             made = Tensor(owner, shape, dtype, context, queue)
-        made.writes, made.host_ref = mark, host
+        made.writes, made.host_ref, made.place = mark, host, None if copied is None else Place(0, None, None, copied)
         return made
 
     return find

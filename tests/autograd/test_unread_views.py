@@ -99,9 +99,15 @@ def test_a_write_to_a_copy_does_not_reach_an_unread_view(given):
     copy = view.reshape(2, 12)
     with pytest.raises(AutogradError, match="it still shares its memory with the view"):
         copy += 1.0
+    part = view.reshape(2, 12)[0]
+    with pytest.raises(AutogradError, match="it still shares its memory with the view"):
+        part += 1.0
     clone = view.clone()
     clone += 1.0
     np.testing.assert_array_equal(view.to_host(), np.swapaxes(VALUES, 1, 2))
+    del view
+    part += 1.0  # no other tensor has this memory now
+    np.testing.assert_array_equal(part.to_host(), np.swapaxes(VALUES, 1, 2)[0].reshape(-1) + 1.0)
 
 
 # ---- gradients
