@@ -209,7 +209,7 @@ def _linked(row: Op, forward: Callable[..., Any]) -> Callable[..., Any]:
         if modes.finishers is None and isinstance(x, Tensor):
             if place is None:
                 views.link(x, out, 0, None)
-            else:
+            elif not views.link_pending(x, out):
                 place(x, out, **bind(*args, **kwargs)[1])
         return out
 

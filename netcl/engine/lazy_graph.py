@@ -18,6 +18,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
+
 from netcl.core import env
 from netcl.core.device import CPUQueue, profile_of
 from netcl.core.dtype import DType
@@ -166,7 +168,8 @@ def _unread(refs: Sequence[weakref.ref[Any]]) -> list[weakref.ref[Any]]:
 
 def _shared_values(x: Tensor) -> Any:
     """Return the object that tensors over the same memory share: the lease, or the array that owns the memory."""
-    return x.pool_handle if x.array is None else memory_of(x.array)
+    memory = x.realize()
+    return memory_of(memory) if isinstance(memory, np.ndarray) else x.lease
 
 
 def add_pending(node: Any) -> None:

@@ -191,6 +191,8 @@ class Plan:
 
     def _run_observed(self, tensors: Sequence[Tensor], numbers: Sequence[Any]) -> list[Any]:
         """Run the commands one by one for recorders and profilers, with separate memory per temporary; returns the results."""
+        for t in tensors:
+            t.realize()  # which may run other plans
         leases = [shelf.lease(nbytes) for shelf, nbytes in self.leased]
         memory: list[Any] = [*tensors, *[lease.buffer for lease in leases]]
         for at, shape, dtype in self.results:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -52,6 +53,11 @@ def dense(shape: Sequence[int]) -> tuple[int, ...]:
     >>> dense((2, 3, 4))
     (12, 4, 1)
     """
+    return _dense(tuple(shape))
+
+
+@lru_cache(4096)
+def _dense(shape: tuple[int, ...]) -> tuple[int, ...]:
     strides = [1] * len(shape)
     for axis in range(len(shape) - 2, -1, -1):
         strides[axis] = strides[axis + 1] * shape[axis + 1]
@@ -240,11 +246,13 @@ def _strided_array(x: Tensor, sizes: Sequence[int], start: int, strides: Sequenc
     return np.lib.stride_tricks.as_strided(array.reshape(-1)[start:], tuple(sizes), steps)
 
 
-def take_block(x: Tensor, sizes: Sequence[int], start: int, strides: Sequence[int]) -> Tensor:
+def _take_block(x: Tensor, sizes: Sequence[int], start: int, strides: Sequence[int]) -> Tensor:
     """Copy a strided block of ``x`` to a new tensor."""
     out = Tensor.empty(tuple(sizes), x.dtype, queue=x.queue)
-    copy_block(sizes, x, start, strides, out, 0, dense(sizes))
-    return out
+    return _copy_block(sizes, x, start, strides, out, 0, dense(sizes))
+
+
+take_block = planned("take_block", _take_block)
 
 
 def broadcast_to(x: Tensor, shape: Sequence[int]) -> Tensor:

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from functools import reduce
-from itertools import product
+from functools import lru_cache, reduce
+from itertools import accumulate, product
 from typing import Any
 
 import numpy as np
@@ -38,7 +38,7 @@ def _checked_axes(name: str, axes: SizesArgument, ndim: int) -> tuple[int, ...]:
 
 
 def _as_tensor(name: str, x: Any) -> Tensor:
-    return launch.as_tensors(name, x)[0]
+    return x if type(x) is Tensor else launch.as_tensors(name, x)[0]
 
 
 def along(ndim: int, axis: int, value: int, other: Any = 0) -> tuple[Any, ...]:
@@ -138,10 +138,11 @@ def clone(x: Tensor) -> Tensor:
 
 
 @op(
-    vjp=lambda F, g, order: F.reorder(g, np.argsort(order).tolist()),
+    vjp=lambda F, g, order: F.reorder(g, sorted(range(len(order)), key=list(order).__getitem__)),
     ref=lambda x, order: np.transpose(x, order),
     samples=[S((2, 3, 4), order=(2, 0, 1)), S((33, 41), order=(1, 0)), S((3, 2, 40, 9), order=(0, 3, 1, 2)), S((), order=())],
     errors=[(S((2, 3), order=(0, 0)), r"\[reorder\] every axis must be named only once; axes=\(0, 0\)")],
+    at_once=True,
 )
 def reorder(x: Tensor, order: Sequence[int]) -> Tensor:
     """Permute the axes: the op that ``permute`` and ``transpose`` call."""
@@ -150,8 +151,14 @@ def reorder(x: Tensor, order: Sequence[int]) -> Tensor:
         raise ShapeError(
             message("permute", f"axes must name all {x.ndim} dimensions, got {len(order)}", **{"x.shape": x.shape, "axes": tuple(order)})
         )
-    axes, strides = _checked_axes("reorder", order, x.ndim), dense(x.shape)
-    return take_block(x, [x.shape[i] for i in axes], 0, [strides[i] for i in axes])
+    base, start, strides = views.strided(x)
+    return views.block(base, start, *_reordered_layout(x.shape, strides, tuple(order)))
+
+
+@lru_cache(4096)
+def _reordered_layout(shape: tuple[int, ...], strides: tuple[int, ...], order: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    axes = _checked_axes("reorder", order, len(shape))
+    return tuple(shape[i] for i in axes), tuple(strides[i] for i in axes)
 
 
 @composite(
@@ -297,14 +304,24 @@ def _unsliced(x: np.ndarray, shape: Sequence[int], starts: Sequence[int], steps:
     ref=lambda x, starts, sizes, steps: x[_slice_indices(starts, sizes, steps)],
     samples=[S((5, 7), starts=(1, 6), sizes=(2, 3), steps=(2, -2)), S((4,), starts=(0,), sizes=(0,), steps=(1,))],
     errors=[(S((5,), starts=(3,), sizes=(3,), steps=(1,)), r"\[strided_slice\] a slice must lie inside the tensor, .*; shape=\(5,\)")],
+    at_once=True,
 )
 def strided_slice(x: Tensor, starts: Sequence[int], sizes: Sequence[int], steps: Sequence[int]) -> Tensor:
     """Take ``sizes`` elements along each axis, beginning at ``starts``, ``steps`` apart (which may be negative)."""
     x = _as_tensor("strided_slice", x)
-    _check_slice("strided_slice", x.shape, starts, sizes, steps)
-    strides = dense(x.shape)
+    base, offset, strides = views.strided(x)
+    start, steps = _sliced(x.shape, strides, tuple(starts), tuple(sizes), tuple(steps))
+    return views.block(base, offset + start, tuple(sizes), steps)
+
+
+@lru_cache(4096)
+def _sliced(
+    shape: tuple[int, ...], strides: tuple[int, ...], starts: tuple[int, ...], sizes: tuple[int, ...], steps: tuple[int, ...]
+) -> tuple[int, tuple[int, ...]]:
+    """Return the offset and the strides of a slice of a strided tensor."""
+    _check_slice("strided_slice", shape, starts, sizes, steps)
     start = sum(s * stride for s, stride in zip(starts, strides, strict=True))
-    return take_block(x, tuple(sizes), start, [step * stride for step, stride in zip(steps, strides, strict=True)])
+    return start, tuple(step * stride for step, stride in zip(steps, strides, strict=True))
 
 
 @op(
@@ -312,16 +329,16 @@ def strided_slice(x: Tensor, starts: Sequence[int], sizes: Sequence[int], steps:
     ref=_unsliced,
     samples=[S((2, 3), shape=(5, 7), starts=(1, 6), steps=(2, -2)), S((2,), shape=(2,), starts=(0,), steps=(1,))],
     errors=[(S((3,), shape=(5,), starts=(3,), steps=(1,)), r"\[strided_unslice\] a slice must lie inside the tensor, .*; shape=\(5,\)")],
+    deferred=lambda x, *how, **more: strided_unslice(x, *how, **more) if views.any_pending(x) else None,
+    waits=views.any_pending,
 )
 def strided_unslice(x: Tensor, shape: Sequence[int], starts: Sequence[int], steps: Sequence[int]) -> Tensor:
     """Return zeros of ``shape`` with ``x`` at the elements that ``strided_slice`` reads: the gradient of that op."""
     x = _as_tensor("strided_unslice", x)
     _check_slice("strided_unslice", shape, starts, x.shape, steps)
-    out = (Tensor.empty if x.size == math.prod(shape) else Tensor.zeros)(tuple(shape), x.dtype, queue=x.queue)
     strides = dense(shape)
-    start = sum(s * stride for s, stride in zip(starts, strides, strict=True))
-    copy_block(x.shape, x, 0, dense(x.shape), out, start, [step * stride for step, stride in zip(steps, strides, strict=True)])
-    return out
+    start = sum([s * stride for s, stride in zip(starts, strides, strict=True)])
+    return views.copy_blocks(tuple(shape), (x,), (start,), tuple([step * stride for step, stride in zip(steps, strides, strict=True)]))
 
 
 @composite(
@@ -430,6 +447,8 @@ def cat(F: Any, xs: Sequence[Tensor], axis: int = 0) -> Tensor:
         (S([(2, 3), (4, 5)], axis=0, lengths=(2, 4)), r"\[joined\] lengths must be the sizes of the tensors"),
         (S([(2, 3), (4, 3)], axis=0, lengths=(6,)), r"\[joined\] lengths must be the sizes of the tensors"),
     ],
+    deferred=lambda xs, **how: joined(xs, **how) if views.any_pending(xs) else None,
+    waits=views.any_pending,
 )
 def joined(xs: Sequence[Tensor], *, axis: int, lengths: Sequence[int]) -> Tensor:
     """Concatenate checked tensors; ``lengths`` are their sizes along the axis, so that backward need not keep the tensors."""
@@ -437,12 +456,9 @@ def joined(xs: Sequence[Tensor], *, axis: int, lengths: Sequence[int]) -> Tensor
     if [x.shape for x in xs] != [along(first.ndim, axis, n, first.shape) for n in lengths]:
         what = "lengths must be the sizes of the tensors along the axis, and all other sizes must be equal"
         raise ShapeError(message("joined", what, shapes=[x.shape for x in xs], axis=axis, lengths=tuple(lengths)))
-    out = Tensor.empty(along(first.ndim, axis, sum(lengths), first.shape), first.dtype, queue=first.queue)
-    strides, start = dense(out.shape), 0
-    for x, length in zip(xs, lengths, strict=True):
-        copy_block(x.shape, x, 0, dense(x.shape), out, start * strides[axis], strides)
-        start += length
-    return out
+    shape = along(first.ndim, axis, sum(lengths), first.shape)
+    strides = dense(shape)
+    return views.copy_blocks(shape, xs, tuple([start * strides[axis] for start in accumulate(lengths[:-1], initial=0)]), strides)
 
 
 @composite(
@@ -501,19 +517,28 @@ def _split_ref(x, sizes, axis=0):
         (S((7, 3), sizes=(3, 3)), r"\[split\] sizes must be at least 0 and add up to the length of the axis, 7"),
         (S((7, 3), sizes=0), r"\[split\] size must be at least 1, and x must have a dimension"),
     ],
+    at_once=True,
 )
 def split(x: Tensor, sizes: SizesArgument, axis: int = 0) -> tuple[Tensor, ...]:
     """Split an axis into parts of ``sizes`` elements (the last may be shorter), or of the sizes in a list."""
     x = _as_tensor("split", x)
-    (lengths, axis), strides = _split_lengths("split", x.shape, sizes, axis), dense(x.shape)
-    starts = np.cumsum([0, *lengths[:-1]]).tolist()
-    shapes = [along(x.ndim, axis, length, x.shape) for length in lengths]
-    return tuple(take_block(x, shape, start * strides[axis], strides) for start, shape in zip(starts, shapes, strict=True))
+    base, offset, strides = views.strided(x)
+    sizes = sizes if isinstance(sizes, (int, np.integer)) else tuple(sizes)
+    return views.blocks(base, offset, _split_parts(x.shape, strides, sizes, axis), strides)
 
 
-def _unbound(shape: Sequence[int], axis: int, order: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...], int]:
-    """Return shape and strides of one slice of a contiguous tensor, with axes in ``order``, and the distance between slices."""
-    strides = dense(shape)
+@lru_cache(4096)
+def _split_parts(
+    shape: tuple[int, ...], strides: tuple[int, ...], sizes: SizesArgument, axis: int
+) -> tuple[tuple[int, tuple[int, ...]], ...]:
+    """Return offset and shape of each part of a strided tensor."""
+    lengths, at = _split_lengths("split", shape, sizes, axis)
+    starts = [start * strides[at] for start in accumulate(lengths[:-1], initial=0)]
+    return tuple((start, along(len(shape), at, length, shape)) for start, length in zip(starts, lengths, strict=True))
+
+
+def _unbound(shape: Sequence[int], strides: Sequence[int], axis: int, order: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...], int]:
+    """Return shape and strides of one slice of a strided tensor, with axes in ``order``, and the distance between slices."""
     kept = [i for i in range(len(shape)) if i != axis]
     kept = [kept[i] for i in order]
     return tuple(shape[i] for i in kept), tuple(strides[i] for i in kept), strides[axis]
@@ -531,6 +556,7 @@ def _unbind_vjp(F, g, axis, order):
     ref=lambda x, axis=0, order=None: tuple(np.transpose(part, order) for part in np.moveaxis(x, axis, 0)),
     samples=[S((2, 4, 3, 5, 6), axis=2, order=(0, 2, 1, 3)), S((3, 2)), S((2, 3, 4), axis=-2, order=(1, 0))],
     errors=[(S((2, 3), axis=0, order=(0, 1)), r"\[unbind\] order must name each of the 1 remaining dimensions once")],
+    at_once=True,
 )
 def unbind(x: Tensor, axis: int = 0, *, order: Sequence[int] | None = None) -> tuple[Tensor, ...]:
     """Return the slices along an axis, each with its remaining axes in ``order``: for instance q, k and v of one projection."""
@@ -539,8 +565,9 @@ def unbind(x: Tensor, axis: int = 0, *, order: Sequence[int] | None = None) -> t
     at = launch.check_axis("unbind", axis, x.ndim)
     if sorted(order) != list(range(x.ndim - 1)):
         raise ShapeError(message("unbind", f"order must name each of the {x.ndim - 1} remaining dimensions once", order=tuple(order)))
-    shape, strides, step = _unbound(x.shape, at, order)
-    return tuple(take_block(x, shape, i * step, strides) for i in range(x.shape[at]))
+    base, start, strides = views.strided(x)
+    shape, strides, step = _unbound(x.shape, strides, at, order)
+    return views.blocks(base, start, [(i * step, shape) for i in range(x.shape[at])], strides)
 
 
 @op(
@@ -548,6 +575,8 @@ def unbind(x: Tensor, axis: int = 0, *, order: Sequence[int] | None = None) -> t
     ref=lambda xs, axis, order: np.stack([np.transpose(x, np.argsort(order)) for x in xs], axis),
     inputs=("xs",),
     samples=[S([(2, 5, 4, 6)] * 3, axis=2, order=(0, 2, 1, 3)), S([(3,), (3,)], axis=0, order=(0,))],
+    deferred=lambda xs, **how: bound(xs, **how) if views.any_pending(xs) else None,
+    waits=views.any_pending,
 )
 def bound(xs: Sequence[Tensor], *, axis: int, order: Sequence[int]) -> Tensor:
     """Stack tensors along an axis: the inverse of :func:`unbind` with the same ``order``."""
@@ -555,11 +584,8 @@ def bound(xs: Sequence[Tensor], *, axis: int, order: Sequence[int]) -> Tensor:
     at = launch.check_axis("bound", axis, first.ndim + 1)
     shape = [first.shape[i] for i in np.argsort(order)]
     shape.insert(at, len(xs))
-    out = Tensor.empty(tuple(shape), first.dtype, queue=first.queue)
-    _, strides, step = _unbound(shape, at, order)
-    for i, x in enumerate(xs):
-        copy_block(x.shape, x, 0, dense(x.shape), out, i * step, strides)
-    return out
+    _, strides, step = _unbound(shape, dense(shape), at, order)
+    return views.copy_blocks(tuple(shape), xs, tuple([i * step for i in range(len(xs))]), strides)
 
 
 @composite(

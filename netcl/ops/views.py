@@ -1,7 +1,7 @@
 """Views: slices and transpositions are copies, which this module keeps consistent with the tensor they were taken from.
 
-A :class:`Place` holds the position of a view in the memory of its base. A write to a view writes its base. After a write to the base,
-views that hold a copy become deferred tensors, which are copied again at their next use.
+A :class:`Place` holds the position of a view in the memory of its base. A view is a deferred tensor (:class:`PendingCopy`) until its values
+are needed, so a view of a view is copied once. A write to a view writes its base. After a write to the base, views become deferred again.
 """
 
 from __future__ import annotations
@@ -9,16 +9,19 @@ from __future__ import annotations
 import math
 import weakref
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
 
 from netcl.core import memory, recording
+from netcl.core.commands import PlannedMemory
 from netcl.core.errors import AutogradError, ShapeError, message
 from netcl.core.hooks import hooks
 from netcl.core.tensor import Source, Tensor, duplicate, memory_of, with_shape, wrap_array
 from netcl.core.writes import Writes, clock, writes_of, wrote
+from netcl.engine import lazy_graph
+from netcl.engine.call import planned
 from netcl.engine.registry import S, op
 from netcl.engine.strided import broadcast_strides, copy_block, dense, take_block
 
@@ -106,6 +109,16 @@ def link(x: Tensor, view: Tensor, offset: int, strides: Sequence[int] | None) ->
     _note(history.attached, view)
 
 
+def link_pending(x: Tensor, out: Tensor | Sequence[Tensor]) -> bool:
+    """Link ``out``, a tensor or several, to ``x`` if it consists of pending blocks of the memory of ``x``; returns whether it does."""
+    for view in (out,) if isinstance(out, Tensor) else out:
+        source = view.source
+        if type(source) is not PendingCopy or not source.inputs or source.inputs[0] is not x:
+            return False
+        link(x, view, source.offset, source.strides)
+    return True
+
+
 def _base_size(view: Tensor) -> int:
     """Return the minimum size of the base of ``view``, which holds a copy of a part of it."""
     return 1 + view.place.offset + sum((n - 1) * max(0, step) for n, step in zip(view.shape, view.place.strides, strict=True))
@@ -122,18 +135,22 @@ def composed(x: Tensor, offset: int, strides: Sequence[int]) -> tuple[int, tuple
     place = x.place
     if place is None or place.strides is None:
         return offset, tuple(strides)
-    steps, own = dense(x.shape), place.strides
+    start, *steps = _distances(x.shape, place.strides, (offset, *strides))
+    return place.offset + start, tuple(steps)
 
-    def along(n: int) -> int:
-        """Return the distance in the base of ``n`` elements of contiguous ``x``; ``n`` is a step along one axis, or a position."""
+
+@lru_cache(4096)
+def _distances(shape: tuple[int, ...], strides: tuple[int, ...], counts: tuple[int, ...]) -> tuple[int, ...]:
+    """Convert distances in a contiguous tensor, each a step along one axis or a position, to those in a tensor with ``strides``."""
+    found = []
+    for n in counts:
         total, sign, n = 0, (-1 if n < 0 else 1), abs(n)
-        for step, stride, size in zip(steps, own, x.shape, strict=True):
+        for step, stride, size in zip(dense(shape), strides, shape, strict=True):
             if size > 1 and step:
                 total += n // step * stride
                 n %= step
-        return sign * total
-
-    return place.offset + along(offset), tuple(along(n) for n in strides)
+        found.append(sign * total)
+    return tuple(found)
 
 
 def _join_family(x: Tensor, view: Tensor, place: Place) -> None:
@@ -156,6 +173,7 @@ def _base(x: Tensor) -> Callable[[], Tensor | None]:
     """Return a function that returns a tensor over the memory of ``x``, or ``None`` after that memory has been released."""
     there, written, kind = weakref.ref(x), weakref.ref(writes_of(x)), (x.shape, x.dtype, x.context, x.queue)
     host = x.host_ref if memory.shares_host(x.lease) else None
+    copied = None if x.place is None else x.place.source  # the view that x may share its memory with
     memory_owner: Any = x.source
     weak = True
     if memory_owner is None and x.array is not None:
@@ -183,7 +201,7 @@ def _base(x: Tensor) -> Callable[[], Tensor | None]:
             made = Tensor(owner.buffer, shape, dtype, context, queue, owner)
         else:
             made = Tensor(owner, shape, dtype, context, queue)
-        made.writes, made.host_ref = mark, host
+        made.writes, made.host_ref, made.place = mark, host, None if copied is None else Place(0, None, None, copied)
         return made
 
     return find
@@ -197,14 +215,15 @@ def follow(t: Tensor, alias: Tensor) -> Tensor:
     elif place.strides is not None:
         strides = restrided(t.shape, place.strides, alias.shape)
         if strides is None:
-            alias.place, alias.writes = Place(0, None, None, weakref.ref(t)), Writes(writes_of(t).last)
+            _detach_copy(t, alias)
         else:
             alias.place = Place(place.offset, strides)
             _note(writes_of(alias).copies, alias)
     return alias
 
 
-def restrided(shape: Sequence[int], strides: Sequence[int], new: Sequence[int]) -> tuple[int, ...] | None:
+@lru_cache(4096)
+def restrided(shape: tuple[int, ...], strides: tuple[int, ...], new: tuple[int, ...]) -> tuple[int, ...] | None:
     """Return the strides of a strided block in another shape; ``None`` if only a copy can have that shape.
 
     >>> restrided((2, 3), (3, 1), (6,)), restrided((3, 2), (1, 3), (6,))
@@ -234,45 +253,172 @@ def contiguous(x: Tensor) -> Tensor:
     if not is_copy(x) or all(n == 1 or a == b for n, a, b in zip(x.shape, x.place.strides, dense(x.shape), strict=True)):
         return x
     made: Tensor = hooks.call("reshape", x, x.shape)
-    made.place, made.writes = Place(0, None, None, weakref.ref(x)), Writes(writes_of(x).last)
+    _detach_copy(x, made)
     return made
+
+
+def _detach_copy(view: Tensor, copy: Tensor) -> None:
+    """Make ``copy``, a tensor over the memory of ``view``, independent of later writes to the base of ``view``."""
+    if type(copy.source) is Reread:
+        copy.realize()
+    copy.place, copy.writes = Place(0, None, None, weakref.ref(view)), Writes(writes_of(view).last)
+
+
+# ---- copying views
+
+
+class PendingCopy(Source):
+    """The source of a view that has not been copied: a strided block of the memory of a base. Writes to the base compute it first."""
+
+    __slots__ = ("__weakref__", "group", "inputs", "made", "offset", "queue", "shape", "strides")
+    name = "view"
+
+    def __init__(self, base: Tensor, shape: tuple[int, ...], offset: int, strides: tuple[int, ...], group: PendingParts | None = None):
+        self.inputs: tuple[Tensor, ...] = (base,)  # empty once the view is copied
+        self.shape, self.offset, self.strides, self.queue, self.group = shape, offset, strides, base.queue, group
+        self.made: Tensor | None = None
+
+    def alive(self) -> bool:
+        """Whether a tensor of this source still exists: only tensors refer to it strongly."""
+        return True
+
+    def compute(self, wanted: Sequence[Source] = ()) -> Tensor:
+        """Return the values of the view, copied from the base at the first call. Other pending values are not computed."""
+        with lazy_graph.lock:
+            if self.made is None and self.group is not None:
+                self.group.compute()
+            elif self.made is None:
+                self.made = take_block(self.inputs[0], self.shape, self.offset, self.strides)
+                self.inputs = ()
+        assert self.made is not None
+        return self.made
+
+
+class PendingParts:
+    """The parts of a split that have not been copied. The first part that is needed copies all others that still exist: one plan."""
+
+    __slots__ = ("__weakref__", "inputs", "made", "parts", "queue")
+    name = "split"
+    alive = PendingCopy.alive
+
+    def __init__(self, base: Tensor):
+        self.inputs: tuple[Tensor, ...] = (base,)
+        self.made: bool | None = None  # True once the parts are copied
+        self.parts: list[weakref.ref[PendingCopy]] = []
+        self.queue = base.queue
+
+    def compute(self, wanted: Sequence[Source] = ()) -> None:
+        """Copy the parts."""
+        with lazy_graph.lock:
+            parts = [part for ref in self.parts if (part := ref()) is not None and part.made is None]
+            if parts:
+                sizes = tuple([n for part in parts for n in part.shape])
+                made = _take_blocks(self.inputs[0], tuple([part.offset for part in parts]), sizes, parts[0].strides)
+                for part, values in zip(parts, made, strict=True):
+                    part.made, part.inputs, part.group = values, (), None
+            self.made, self.inputs = True, ()
+
+
+@partial(planned, "take_blocks")
+def _take_blocks(base: Tensor, offsets: tuple[int, ...], sizes: tuple[int, ...], strides: tuple[int, ...]) -> tuple[Tensor, ...]:
+    """Copy blocks at ``offsets``. ``sizes`` are all sizes of the first block, then of the second and so on: the key of a plan is short."""
+    rank = len(strides)
+    return tuple(take_block(base, sizes[i * rank : (i + 1) * rank], start, strides) for i, start in enumerate(offsets))
+
+
+def _pending_source(x: Tensor) -> PendingCopy | None:
+    return x.source if x.memory is None and isinstance(x.source, PendingCopy) else None
+
+
+def strided(x: Tensor) -> tuple[Tensor, int, tuple[int, ...]]:
+    """Return the base of a pending view, and the offset and strides of the view there; for any other ``x``, ``x`` itself as a block."""
+    source = _pending_source(x)
+    if source is not None and (inputs := source.inputs):
+        strides = source.strides if x.shape == source.shape else restrided(source.shape, source.strides, x.shape)
+        if strides is not None:
+            return inputs[0], source.offset, strides
+    return x, 0, dense(x.shape)
+
+
+def block(base: Tensor, offset: int, shape: tuple[int, ...], strides: tuple[int, ...]) -> Tensor:
+    """Return a strided block of ``base`` as a new tensor with its current values; the block is copied when the values are needed."""
+    if _copied_at_once(base):
+        return take_block(base, shape, offset, strides)
+    source = PendingCopy(base, shape, offset, strides)
+    lazy_graph.add_pending(source)
+    return _pending_tensor(source, base)
+
+
+def blocks(base: Tensor, offset: int, parts: Sequence[tuple[int, tuple[int, ...]]], strides: tuple[int, ...]) -> tuple[Tensor, ...]:
+    """Return strided blocks of ``base`` as :func:`block` does; ``parts`` are their positions after ``offset``, and their shapes."""
+    if _copied_at_once(base):
+        return tuple([take_block(base, shape, offset + start, strides) for start, shape in parts])
+    group = PendingParts(base)
+    sources = [PendingCopy(base, shape, offset + start, strides, group) for start, shape in parts]
+    group.parts = [weakref.ref(source) for source in sources]
+    lazy_graph.add_pending(group)
+    return tuple([_pending_tensor(source, base) for source in sources])
+
+
+def _copied_at_once(base: Tensor) -> bool:
+    """Whether blocks of ``base`` are copied immediately: in plans, and in host memory, which the caller may write without notice."""
+    there = base.memory if base.memory is not None else base.realize()
+    return isinstance(there, (np.ndarray, PlannedMemory)) or (base.host_ref is not None and memory.shares_host(base.lease))
+
+
+def _pending_tensor(source: PendingCopy, base: Tensor) -> Tensor:
+    made = Tensor(None, source.shape, base.dtype, base.context, base.queue)
+    made.source = source
+    return made
+
+
+def is_pending(x: object) -> bool:
+    """Whether ``x`` is a view that has not been copied."""
+    return isinstance(x, Tensor) and (source := _pending_source(x)) is not None and source.made is None
+
+
+def any_pending(xs: object = (), *_: object) -> bool:
+    """Whether ``xs``, a tensor or several, include a view that has not been copied."""
+    return any([is_pending(x) for x in xs]) if isinstance(xs, list | tuple) else is_pending(xs)
+
+
+#: Sizes of a block; its offset and strides in the source; its offset and strides in the target.
+BlockCopy = tuple[tuple[int, ...], int, tuple[int, ...], int, tuple[int, ...]]
+
+
+def copy_blocks(shape: tuple[int, ...], xs: Sequence[Tensor], offsets: Sequence[int], strides: tuple[int, ...]) -> Tensor:
+    """Return a new tensor of ``shape``: ``xs`` at ``offsets``, ``strides`` apart, zeros elsewhere. Pending views are read in their base."""
+    bases: list[Tensor] = []
+    blocks: list[BlockCopy] = []
+    for x, offset in zip(xs, offsets, strict=True):
+        source = _pending_source(x)
+        if source is not None and (inputs := source.inputs) and (steps := restrided(x.shape, strides, source.shape)) is not None:
+            bases.append(inputs[0])
+            blocks.append((source.shape, source.offset, source.strides, offset, steps))
+        else:
+            bases.append(x)
+            blocks.append((x.shape, 0, dense(x.shape), offset, strides))
+    return _copy_blocks(shape, bases, blocks, sum([x.size for x in xs]) == math.prod(shape))
+
+
+@partial(planned, "copy_blocks")
+def _copy_blocks(shape: tuple[int, ...], bases: Sequence[Tensor], blocks: Sequence[BlockCopy], whole: bool) -> Tensor:
+    out = (Tensor.empty if whole else Tensor.zeros)(shape, bases[0].dtype, queue=bases[0].queue)
+    for base, (sizes, start, steps, offset, strides) in zip(bases, blocks, strict=True):
+        copy_block(sizes, base, start, steps, out, offset, strides)
+    return out
 
 
 # ---- refreshing views
 
 
-class Reread(Source):
-    """The source of a view whose base has been written since the view was copied."""
+class Reread(PendingCopy):
+    """The source of a view whose base has been written. Later writes do not compute it first, so a copy must not share it."""
 
-    __slots__ = ("__weakref__", "_made", "base", "dtype", "place", "shape")
-
-    def __init__(self, view: Tensor, base: Tensor):
-        self.shape, self.dtype, self.place = view.shape, view.dtype, view.place
-        self.base: Tensor | None = base
-        self._made: Tensor | None = None
-
-    @property
-    def stale(self) -> bool:
-        """Whether the view must still be copied."""
-        return self._made is None
-
-    def compute(self) -> Tensor:
-        """Return the current values of the view, copied from the base at the first call."""
-        if self._made is None:
-            assert self.base is not None
-            made = Tensor.empty(self.shape, self.dtype, queue=self.base.queue)
-            copy_block(self.shape, self.base, self.place.offset, self.place.strides, made, 0, dense(self.shape))
-            self._made, self.base = made, None
-        return self._made
-
-    made = property(compute)  # fused code checks this first
+    __slots__ = ()
 
 
 _stale: weakref.WeakValueDictionary[int, Tensor] = weakref.WeakValueDictionary()  # by id
-
-
-def _is_stale(view: Tensor) -> bool:
-    return type(view.source) is Reread and view.source.stale
 
 
 def _memory_object(t: Tensor) -> Any:
@@ -289,11 +435,13 @@ def refresh_copies(written: Writes) -> None:
     base = written.base() if views else None
     if base is not None:
         for view in views:
-            if _is_stale(view):
+            if not is_pending(view):
+                view.realize()
+                view._compute_readers()
+            elif type(view.source) is Reread:
                 continue
-            view.realize()  # from the previous content of the base
-            view._compute_readers()
-            view.source, view.memory, view.lease = Reread(view, base), None, None
+            place = view.place
+            view.source, view.memory, view.lease = Reread(base, view.shape, place.offset, place.strides), None, None
             _stale[id(view)] = view
     written.copies = [weakref.ref(view) for view in views] or None
 
@@ -370,8 +518,9 @@ def check_write(t: Tensor) -> None:
     if place is None:
         return
     if place.source is not None:
+        t.realize()
         other = place.source()
-        if other is not None and not _is_stale(other) and _memory_object(other) is _memory_object(t):
+        if other is not None and not is_pending(other) and _memory_object(other) is _memory_object(t):
             what = "cannot write in place to this copy of a view: it still shares its memory with the view"
             raise AutogradError(message("in place", what, "write to a clone()", shape=t.shape))
         place.source = None

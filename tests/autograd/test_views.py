@@ -321,10 +321,11 @@ def test_a_view_outlives_its_base(given):
     assert alone.tolist() == [12.0, 2.0]
 
 
-def test_views_do_not_keep_their_base(given):
+def test_views_that_were_read_do_not_keep_their_base(given):
     x = given(np.ones((8, 8)))
-    there, view = weakref.ref(x), x[0]
-    del x
+    there, view, unread = weakref.ref(x), x[0], x.T[1:]
+    assert view.tolist() == [1.0] * 8
+    del x, unread
     gc.collect()
     assert there() is None and view.tolist() == [1.0] * 8
 
