@@ -39,7 +39,7 @@ test-full: lint
 
 test-oldest:
 	$(PYTHON) -m venv build/oldest
-	build/oldest/bin/python -m pip install --quiet --disable-pip-version-check --constraint tests/oldest.txt --editable ".[all]" matplotlib hypothesis import-linter pytest pytest-timeout pytest-xdist
+	build/oldest/bin/python -m pip install --quiet --disable-pip-version-check --constraint tests/oldest.txt --editable ".[all]" matplotlib "pyparsing<3.3" hypothesis import-linter pytest pytest-timeout pytest-xdist
 	build/oldest/bin/pytest -q -n $(JOBS) -m "not slow"
 
 test-models: $(VENV)/.dev

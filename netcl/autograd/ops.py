@@ -72,7 +72,9 @@ def signature(name: str) -> tuple[inspect.Signature, dict[str, str]]:
     shown |= {"b": _SECOND[name]} if name in _SECOND else {"axis": "dims"} if name in ("flip", "roll") and "axis" in taken else {}
     if row.inputs and row.inputs[0] in ("x", "a", "p", "index") and "input" not in taken:
         shown[row.inputs[0]] = "input"
-    parameters = [p.replace(name=shown.get(p.name, p.name)) for p in taken.values() if p.kind is not p.VAR_KEYWORD]
+    own_only = {"widen"} if row.amp == "wide" else set()  # set by autocast
+    visible = [p for p in taken.values() if p.kind is not p.VAR_KEYWORD and p.name not in own_only]
+    parameters = [p.replace(name=shown.get(p.name, p.name)) for p in visible]
     more = [extra for extra in EXTRAS if words.get(extra) == extra]
     parameters += [inspect.Parameter(extra, inspect.Parameter.KEYWORD_ONLY, default=None) for extra in more]
     others = {theirs: ours for theirs, ours in words.items() if ours not in (theirs, *row.inputs)} | {ours: ours for ours in shown}

@@ -338,7 +338,7 @@ def cross_entropy(input: Operand, target: Operand, weight: Operand | None = None
     ``x`` are probabilities. ``mean`` divides by the total weight of the labels that are not ignored, or by the rows of probabilities.
     """
 
-def cross_entropy_forward(logits: Operand, target: Operand, weight: Operand | None = None, *, reduction: str = 'mean', ignore_index: int = -100, label_smoothing: float = 0.0, log_probs: bool = False, widen: bool = False) -> tuple[Tensor, ...]:
+def cross_entropy_forward(logits: Operand, target: Operand, weight: Operand | None = None, *, reduction: str = 'mean', ignore_index: int = -100, label_smoothing: float = 0.0, log_probs: bool = False) -> tuple[Tensor, ...]:
     """Compute the loss, the log-sum-exp of each row, and a factor: one over the divisor of the mean, or 1 for other reductions.
 
     With ``log_probs``, logits must be log-probabilities, and no log-sum-exp is computed. With ``widen``, the loss of 16-bit logits is
@@ -733,7 +733,7 @@ def log2(input: Operand, *, out: Tensor | None = None) -> Tensor:
 def log_sigmoid(input: Operand, *, out: Tensor | None = None) -> Tensor:
     """log(sigmoid(x)) without overflow."""
 
-def log_softmax(input: Operand, dim: int = -1, *, widen: bool = False, dtype: Any = None, axis: int = ...) -> Tensor:
+def log_softmax(input: Operand, dim: int = -1, *, dtype: Any = None, axis: int = ...) -> Tensor:
     """The logarithm of :func:`softmax`: ``x - log(sum(exp(x)))``, accurate where the softmax itself is nearly 0.
 
     With ``widen``, the result for a 16-bit ``x`` is float32.
@@ -819,7 +819,7 @@ def max_pool2d(input: Operand, kernel_size: Any, stride: Any = None, padding: An
 def maximum(input: Operand, other: Operand, *, out: Tensor | None = None) -> Tensor:
     """The larger of two; NaN wins. The gradient of a tie is shared."""
 
-def mean(input: Operand, dim: Any = None, keepdim: bool = False, *, widen: bool = False, out: Tensor | None = None, dtype: Any = None, axis: Any = ..., keepdims: bool = ...) -> Tensor:
+def mean(input: Operand, dim: Any = None, keepdim: bool = False, *, out: Any = None, dtype: Any = None, axis: Any = ..., keepdims: bool = ...) -> Tensor:
     """Mean over axes."""
 
 def median(input: Operand, dim: int | None = None, keepdim: bool = False, *, axis: int | None = ..., keepdims: bool = ...) -> Any:
@@ -1139,7 +1139,7 @@ def slice(input: Operand, dim: int = 0, start: int | None = None, stop: int | No
 def smooth_l1(input: Operand, target: Operand, *, beta: float = 1.0, reduction: str = 'mean', size_average: Any = None, reduce: Any = None) -> Tensor:
     """``d^2 / (2 beta)`` where ``d = |x - target| < beta``, else ``d - beta / 2``."""
 
-def softmax(input: Operand, dim: int = -1, *, widen: bool = False, dtype: Any = None, axis: int = ...) -> Tensor:
+def softmax(input: Operand, dim: int = -1, *, dtype: Any = None, axis: int = ...) -> Tensor:
     """Normalize exponentials to a sum of one along an axis: ``exp(x) / sum(exp(x))``, computed without overflow.
 
     With ``widen``, the result for a 16-bit ``x`` is float32.
@@ -1190,7 +1190,7 @@ def strided_unslice(input: Operand, shape: Sequence[int] = ..., starts: Sequence
 def sub(input: Operand, other: Operand, *, out: Tensor | None = None, alpha: float | None = None) -> Tensor:
     """Difference of two tensors."""
 
-def sum(input: Operand, dim: Any = None, keepdim: bool = False, *, widen: bool = False, out: Tensor | None = None, dtype: Any = None, axis: Any = ..., keepdims: bool = ...) -> Tensor:
+def sum(input: Operand, dim: Any = None, keepdim: bool = False, *, out: Any = None, dtype: Any = None, axis: Any = ..., keepdims: bool = ...) -> Tensor:
     """Sum over axes; integers and bool give int64."""
 
 def svd(A: Operand, some: bool = True, compute_uv: bool = True) -> Any:

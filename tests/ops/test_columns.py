@@ -72,7 +72,7 @@ def test_every_geometry(cl_queue, rng, kind, case, monkeypatch):
 def test_it_ends_in_what_follows(cl_queue, rng, kind, case, bias):
     """Bit for bit as the ops one by one."""
     finish = Finish("float32", "float32", "relu", "float16")
-    job = job_of(kind, *case)._replace(bias=bias)
+    job = job_of(kind, *case)._replace(bias="float32" if bias else "")
     shape = job.g.y_shape if kind == plans.FORWARD else job.g.x_shape
     first, w, added, residual = operands(job, cl_queue, rng, (6,), shape)
     plain, got = Tensor.empty(shape, queue=cl_queue), Tensor.empty(shape, "float16", queue=cl_queue)
@@ -82,7 +82,7 @@ def test_it_ends_in_what_follows(cl_queue, rng, kind, case, bias):
     want = exact(job, first, w) + (added.to_host().reshape(1, -1, 1, 1) if bias else 0)
     np.testing.assert_allclose(plain.to_host(), want, rtol=1e-5, atol=1e-4)
     if bias:  # which is not scaled
-        plans.run(job._replace(bias=False), cl_queue, first, w, plain, CONFIG)
+        plans.run(job._replace(bias=""), cl_queue, first, w, plain, CONFIG)
         plain = Tensor.from_host(cl_queue, plain.to_host() * np.float32(0.5) + added.to_host().reshape(1, -1, 1, 1))
     np.testing.assert_array_equal(got.to_host(), apart(plain, finish, residual, 1 if bias else 0.5).to_host())
 

@@ -92,7 +92,7 @@ def test_long_sums_go_in_parts(cl_queue, rng, monkeypatch):
 @pytest.mark.parametrize("finish", [Finish("float32", "float32", "relu"), Finish("float32", result="float16")], ids=str)
 def test_it_ends_in_what_follows(cl_queue, rng, finish):
     """Bit for bit as the ops one by one."""
-    job = job_of(plans.FORWARD, 1, 3, 8, 12, 4, (1, 1))._replace(bias=True)
+    job = job_of(plans.FORWARD, 1, 3, 8, 12, 4, (1, 1))._replace(bias="float32")
     shapes = (*shapes_of(job)[:2], (4,), job.g.y_shape)
     x, w, bias, residual = (Tensor.from_host(cl_queue, rng.normal(size=shape).astype("f")) for shape in shapes)
     plain, got = Tensor.empty(job.g.y_shape, queue=cl_queue), Tensor.empty(job.g.y_shape, finish.stored, queue=cl_queue)

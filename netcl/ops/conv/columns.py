@@ -212,8 +212,7 @@ def _whole_image(job: Job, t: ConvOperands) -> None:
         p, a, b = gemm.Matmul(g.f, rows, g.n, True, False, *(job.dtype,) * 3), t.weight, t.source
     else:
         n, k = (g.f, rows) if job.kind == FORWARD else (rows, g.f)
-        bias, stored = job.dtype if job.bias else None, job.ending.stored
-        p = gemm.Matmul(g.n, n, k, False, job.kind == FORWARD, job.dtype, job.dtype, stored, bias, job.ending)
+        p = gemm.Matmul(g.n, n, k, False, job.kind == FORWARD, job.dtype, job.dtype, job.ending.stored, job.bias or None, job.ending)
         p, a, b = replace(p, scaled=job.finish is not None), t.source, t.weight
     aligned = p.lda % 4 == p.ldb % 4 == 0
     _multiply(t.result.queue, replace(p, aligned=aligned), gemm.Operands(a, b, *t[2:]))
