@@ -183,7 +183,7 @@ def add_pending(node: Any) -> None:
             held += x.nbytes
     own = deferral.__dict__  # the thread's own dictionary: one access costs as much as one attribute of ``deferral``
     waiting = own["waiting"]
-    waiting[id(node)] = me
+    waiting.append(me)
     own["held"] += held
     if len(waiting) > MOST_WAITING or own["held"] > MOST_HELD:
         _shrink(most_held(node.queue))
@@ -196,15 +196,15 @@ def most_held(queue: Any) -> int:
 
 def _shrink(most: int = MOST_HELD) -> None:
     """Drop nodes that are computed or dead; compute the others if they still exceed the limits."""
-    left = [node for ref in deferral.waiting.values() if (node := ref()) is not None and node.made is None]
+    left = [node for ref in deferral.waiting if (node := ref()) is not None and node.made is None]
     held = sum(x.nbytes for node in left for x in node.inputs if isinstance(x, Tensor))
-    deferral.waiting, deferral.held = {id(node): weakref.ref(node) for node in left}, held
+    deferral.waiting, deferral.held = [weakref.ref(node) for node in left], held
     if len(left) > MOST_WAITING // 2 or held > most // 2:
-        deferral.waiting, deferral.held = {}, 0  # computing may defer formulas, whose registration must not recurse
+        deferral.waiting, deferral.held = [], 0  # computing may defer formulas, whose registration must not recurse
         for node in left:
             if node.alive():
                 node.compute()
-        deferral.waiting |= {id(node): weakref.ref(node) for node in left if node.made is None and node.alive()}
+        deferral.waiting += [weakref.ref(node) for node in left if node.made is None and node.alive()]
     with _noting:
         for key, refs in list(hooks.readers.items()):
             refs[:] = _unread(refs)
@@ -215,7 +215,7 @@ def _shrink(most: int = MOST_HELD) -> None:
 def flush() -> None:
     """Compute all pending nodes of this thread that a tensor refers to."""
     if deferral.waiting:
-        found = [ref() for ref in deferral.waiting.values()]
+        found = [ref() for ref in deferral.waiting]
         _compute([node for node in found if node is not None and node.made is None and node.alive()])
         _shrink()
 

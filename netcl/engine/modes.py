@@ -26,7 +26,7 @@ class _Fusing(threading.local):
     whole: Any = None
 
     def __init__(self) -> None:
-        self.waiting: dict[int, Any] = {}  # weak references to pending nodes, by id
+        self.waiting: list[Any] = []  # weak references to pending nodes, in the order in which they were deferred
         self.held = 0  # bytes of their inputs; includes the inputs of nodes dropped since the last count
         lifecycle.computing.add(threading.current_thread())
 

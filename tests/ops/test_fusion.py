@@ -12,6 +12,7 @@ from netcl import ops
 from netcl.core.hooks import hooks
 from netcl.core.tensor import Tensor
 from netcl.engine import lazy_graph, schedule
+from netcl.profiling.profiler import profile
 
 
 def test_weights_that_never_change_do_not_gather_notes(device):
@@ -194,3 +195,15 @@ def test_steps_after_a_product_are_applied_in_order(device, rng):
     with lazy_graph.eager_fusion(1):
         for name, (follow, want) in cases.items():
             np.testing.assert_allclose(follow(ops.linear(x, w, b)).to_host(), want, rtol=1e-5, atol=1e-5, err_msg=name)
+
+
+def test_pending_values_are_computed_in_the_order_of_their_ops(cl_device):
+    """A recording must not depend on where Python puts an object: a pending op that is given up leaves no place to the next one."""
+    x, y, z = (Tensor.ones((size,), queue=cl_device.queue) for size in (5, 6, 7))
+    with profile(cl_device, roofline=False) as seen, lazy_graph.fusing():
+        given_up, first = [ops.exp(x) for _ in range(50)], ops.sin(y)
+        del given_up
+        second = ops.cos(z)
+        lazy_graph.flush()
+    assert [event.name for event in seen.events] == ["op_sin", "op_cos"]
+    np.testing.assert_allclose([first.to_host()[0], second.to_host()[0]], [np.sin(1), np.cos(1)], rtol=1e-6)
