@@ -50,7 +50,7 @@ FAULTS: dict[str, Fault] = {
         "fusion", _FUSION, "_note_readers(_shared_values(made), self.users)", "pass", _OF_FUSION
     ),
     "making room computes what makes room": Fault(
-        "fusion", _FUSION, "deferral.waiting, deferral.held = {}, 0", "deferral.held = 0", _OF_FUSION
+        "fusion", _FUSION, "deferral.waiting, deferral.held = [], 0", "deferral.held = 0", _OF_FUSION
     ),
     # ---- epilogues: what a product may end in
     "a pending product forgets its view": Fault(
