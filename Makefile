@@ -37,6 +37,7 @@ test: lint
 test-full: lint
 	$(BIN)/pytest -n $(JOBS) --full
 
+# matplotlib 3.9 warns with pyparsing 3.3.
 test-oldest:
 	$(PYTHON) -m venv build/oldest
 	build/oldest/bin/python -m pip install --quiet --disable-pip-version-check --constraint tests/oldest.txt --editable ".[all]" matplotlib "pyparsing<3.3" hypothesis import-linter pytest pytest-timeout pytest-xdist

@@ -41,15 +41,15 @@ GPU_DRIVERS = {
 
 @dataclass(frozen=True)
 class Finding:
-    """A finding of doctor: ``what`` describes it; ``mend`` is the command or action that fixes it, or empty if nothing is to be done."""
+    """A finding of doctor: ``what`` describes it; ``remedy`` is the command or action that fixes it, or empty if nothing is to be done."""
 
     code: str
     what: str
-    mend: str = ""
+    remedy: str = ""
 
     @property
     def is_note(self) -> bool:
-        return not self.mend
+        return not self.remedy
 
 
 @dataclass(frozen=True)
@@ -159,8 +159,8 @@ def _about_pyopencl(facts: Facts) -> Iterator[Finding]:
     if "does not import" in facts.import_error:
         yield Finding("pyopencl-broken", facts.import_error.partition(";")[0], "pip install --force-reinstall pyopencl")
     elif facts.import_error:
-        mend = facts.install if facts.install.startswith("pip") else f"{platforms.PIP_OPENCL}, and {facts.install}"
-        yield Finding("no-pyopencl", "pyopencl is not installed in this Python environment", mend)
+        remedy = facts.install if facts.install.startswith("pip") else f"{platforms.PIP_OPENCL}, and {facts.install}"
+        yield Finding("no-pyopencl", "pyopencl is not installed in this Python environment", remedy)
 
 
 def _about_settings(facts: Facts) -> Iterator[Finding]:
@@ -212,9 +212,9 @@ def _about_missing_runtimes(facts: Facts) -> Iterator[Finding]:
 def _about_gpus(facts: Facts) -> Iterator[Finding]:
     names = {key: name for key, name in GPU_VENDORS.values()}
     for key in facts.gpus:
-        pattern, mend = GPU_DRIVERS[key]
+        pattern, remedy = GPU_DRIVERS[key]
         if not any(re.search(pattern, runtime.library, re.I) for runtime in facts.runtimes):
-            yield Finding("gpu-without-driver", f"the system has a GPU of {names[key]}, but no OpenCL library for it", mend)
+            yield Finding("gpu-without-driver", f"the system has a GPU of {names[key]}, but no OpenCL library for it", remedy)
 
 
 def _about_devices(facts: Facts) -> Iterator[Finding]:
@@ -312,14 +312,14 @@ def print_doctor(facts: Facts, findings: Sequence[Finding]) -> None:
         if chosen:
             say(f"\n{title}:")
         for finding in chosen:
-            say(f"  [{finding.code}] {finding.what}" + (f"\n      mend: {finding.mend}" if finding.mend else ""))
+            say(f"  [{finding.code}] {finding.what}" + (f"\n      fix: {finding.remedy}" if finding.remedy else ""))
     print()
     if facts.ready:
         say("Ready: there is an OpenCL device fit for work.")
     elif facts.illegal:
         say(f"Not ready: {', '.join(name for name, _ in facts.illegal)} cannot be read, and nothing runs until they are corrected.")
     elif facts.refused:
-        say("Not ready: NETCL_DEVICE names a device that is not there, and nothing runs until it is mended.")
+        say("Not ready: NETCL_DEVICE names a device that is not there, and nothing runs until that is fixed.")
     else:
         say("Not ready: there is no OpenCL device fit for work. netcl computes with NumPy until there is one.")
 

@@ -1,4 +1,4 @@
-"""Each broken set-up is made for real, in a process of its own, and doctor must name it and the command that mends it.
+"""Each broken set-up is made for real, in a process of its own, and doctor must name it and the command that remedies it.
 
 The loader's folder is moved with ``OPENCL_VENDOR_PATH``, which the real loader obeys; pyopencl is a copy without the runtimes that
 wheels may have put next to it; ``sys.prefix`` is a folder of the test.
@@ -147,7 +147,7 @@ def test_no_pyopencl(sandbox):
     assert status == 1
     assert "[no-pyopencl] pyopencl is not installed in this Python environment" in text
     by_pip = platforms.PIP_CPU if platforms.has_wheel() else f"{platforms.PIP_OPENCL}, and {platforms.install_command()}"
-    assert f"mend: {by_pip}" in text and "*  cpu       NumPy" in text
+    assert f"fix: {by_pip}" in text and "*  cpu       NumPy" in text
 
 
 @pytest.mark.fault("pyopencl does not import", "a broken extension module", "named with its remedy")
@@ -157,7 +157,7 @@ def test_pyopencl_that_does_not_import(sandbox):
     status, text = sandbox.doctor()
     assert status == 1
     assert "[pyopencl-broken]" in text and "does not import (libOpenCL.so.1: cannot open shared object file)" in text
-    assert "mend: pip install --force-reinstall pyopencl" in text
+    assert "fix: pip install --force-reinstall pyopencl" in text
 
 
 @pytest.mark.fault("no OpenCL runtime", "an empty machine", "named with its remedy")
@@ -165,7 +165,7 @@ def test_no_runtime(sandbox):
     status, text = sandbox.doctor()
     assert status == 1
     assert "[no-runtime] no OpenCL runtime is installed: no .icd file, no wheel, no driver library was found" in text
-    assert f"mend: {platforms.install_command()}" in text
+    assert f"fix: {platforms.install_command()}" in text
     assert str(sandbox.vendors) in text and str(sandbox.prefix) in text  # where it was looked for
 
 
@@ -174,7 +174,7 @@ def test_a_loader_without_icd_files(sandbox):
     status, text = sandbox.doctor()
     assert status == 1
     assert "[loader-without-icd] the loader" in text and f"{sandbox.vendors} holds no .icd file" in text and "libOpenCL" in text
-    assert f"mend: {platforms.install_command()}" in text
+    assert f"fix: {platforms.install_command()}" in text
 
 
 def test_a_setting_of_the_user_that_finds_nothing(sandbox):
@@ -183,7 +183,7 @@ def test_a_setting_of_the_user_that_finds_nothing(sandbox):
     status, text = sandbox.doctor(OCL_ICD_VENDORS=str(empty))
     assert status == 1
     assert f"[setting-finds-nothing] OCL_ICD_VENDORS={empty} is set by you and leads to no OpenCL runtime" in text
-    assert "mend: unset OCL_ICD_VENDORS" in text and "[no-runtime]" not in text
+    assert "fix: unset OCL_ICD_VENDORS" in text and "[no-runtime]" not in text
 
 
 def test_a_setting_pyopencls_loader_does_not_read(sandbox):
@@ -213,7 +213,7 @@ def test_a_runtime_whose_library_is_missing(sandbox):
     status, text = sandbox.doctor()
     assert status == 1
     assert "[runtime-fails] the runtime gone (libgone.so.7) does not load: libgone.so.7: cannot open shared object file" in text
-    assert "mend: install the package that provides libgone.so.7" in text
+    assert "fix: install the package that provides libgone.so.7" in text
 
 
 def test_a_runtime_of_another_machine(sandbox):
@@ -249,7 +249,7 @@ def test_intels_wheel_without_its_needs(sandbox, missing):
     status, text = sandbox.doctor()
     assert status == 1
     assert f"[intel-needs] Intel's CPU runtime is installed, but a library that it needs is missing: {missing}" in text
-    assert "mend: pip install intel-cmplr-lib-rt tbb" in text
+    assert "fix: pip install intel-cmplr-lib-rt tbb" in text
     assert "told to read" not in text  # what does not load is not registered
     assert "fpga" not in text
 
@@ -259,7 +259,7 @@ def test_intels_wheel_without_its_library(sandbox):
     status, text = sandbox.doctor()
     assert status == 1
     assert "[runtime-fails] the runtime intel-cpu" in text and "the library that its .icd file names does not exist" in text
-    assert "mend: pip install --force-reinstall intel-opencl-rt" in text
+    assert "fix: pip install --force-reinstall intel-opencl-rt" in text
 
 
 def test_intels_wheel_is_registered_in_spite_of_its_placeholder(sandbox, driver):
@@ -276,7 +276,7 @@ def test_only_oclgrind(sandbox, oclgrind):
     status, text = sandbox.doctor()
     assert status == 1
     assert "[only-simulator] the only OpenCL device is a simulator (Oclgrind)" in text
-    assert f"mend: {platforms.install_command()}" in text and "only when named" in text
+    assert f"fix: {platforms.install_command()}" in text and "only when named" in text
     assert "*  cpu       NumPy" in text
 
 
@@ -304,7 +304,7 @@ def test_platforms_were_queried_before_netcl_could_register(sandbox, oclgrind):
     status, text = sandbox.doctor(before)
     assert status == 1
     assert "[imported-before] pyopencl had asked for platforms before netcl could register: oclgrind" in text
-    assert "mend: import netcl and use it before pyopencl.get_platforms() is called" in text
+    assert "fix: import netcl and use it before pyopencl.get_platforms() is called" in text
 
 
 @pytest.mark.fault("no folder can be written", "a read-only home", "works with a temporary folder, removed at exit")
@@ -326,7 +326,7 @@ def test_devices_hidden_by_the_environment(sandbox, oclgrind):
 
 def codes(**facts) -> dict[str, str]:
     sound = {"pyopencl": "2026.1", "loader": "libOpenCL.so.1", "platform_names": ("Clover",), "install": "INSTALL"}
-    return {finding.code: f"{finding.what} / {finding.mend}" for finding in diagnose(Facts(**{**sound, **facts}))}
+    return {finding.code: f"{finding.what} / {finding.remedy}" for finding in diagnose(Facts(**{**sound, **facts}))}
 
 
 def test_a_gpu_without_its_opencl_library(tmp_path):
@@ -337,9 +337,9 @@ def test_a_gpu_without_its_opencl_library(tmp_path):
     (tmp_path / "proc/driver/nvidia/version").write_text("NVRM version")
     assert gpus_of_the_kernel(tmp_path) == ["nvidia", "intel-gpu"]
     found = diagnose(Facts(pyopencl="1", gpus=("nvidia", "intel-gpu")))
-    mends = {finding.what: finding.mend for finding in found if finding.code == "gpu-without-driver"}
-    assert "NVIDIA_DRIVER_CAPABILITIES=compute,utility" in mends["the system has a GPU of NVIDIA, but no OpenCL library for it"]
-    assert mends["the system has a GPU of Intel, but no OpenCL library for it"] == "apt-get install intel-opencl-icd"
+    remedies = {finding.what: finding.remedy for finding in found if finding.code == "gpu-without-driver"}
+    assert "NVIDIA_DRIVER_CAPABILITIES=compute,utility" in remedies["the system has a GPU of NVIDIA, but no OpenCL library for it"]
+    assert remedies["the system has a GPU of Intel, but no OpenCL library for it"] == "apt-get install intel-opencl-icd"
     driver = Runtime("nvidia", "libnvidia-opencl.so.1", None, "system", "", True)
     assert "gpu-without-driver" not in codes(gpus=("nvidia",), runtimes=(driver,))
 
@@ -380,7 +380,7 @@ def test_a_pyopencl_that_raises_an_os_error(sandbox, tmp_path):
 def test_a_variable_that_holds_nonsense(sandbox, setting):
     status, text = sandbox.doctor(**dict([setting]))
     assert status == 1 and f"[illegal-variable] [env] {setting[0]} must have one of its legal values; value='{setting[1]}'" in text
-    assert f"mend: unset {setting[0]}" in text
+    assert f"fix: unset {setting[0]}" in text
 
 
 @pytest.mark.parametrize("from_registry", [True, False])
