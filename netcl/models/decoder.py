@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 import netcl.autograd as ag
+from netcl.autograd import packed
 from netcl.core.device import queue_of
 from netcl.core.errors import ShapeError, message
 from netcl.core.tensor import Tensor
@@ -103,6 +104,12 @@ class CausalLM(Module):
             table = self.embed_positions.weight
             x = ag.add(x, ag.narrow(table, 0, 0, ids.shape[1]) if positions is None else self.embed_positions(positions))
         span = make_span(self.config, ids.queue, ids.shape[1], seen, positions, self._tables, cache is not None, documents)
+        if cache is not None and self._decodes_whole(x, span, cache):
+            layers: list[Any] = list(self.layers)
+            x, *projected = x, layers[0].project(x)
+            for layer, after in zip(layers, [*layers[1:], None], strict=True):
+                x, *projected = layer.decode(*projected, x, span, cache, after)
+            return self.norm(x)
         again = self.checkpointing and self.training
         if again and not x.requires_grad:
             x = x.detach().requires_grad_()  # a checkpoint without such an input has no gradient
@@ -113,6 +120,11 @@ class CausalLM(Module):
                 span = make_span(self.config, queue, ids.shape[1], seen, places, self._tables, cache is not None, apart)
             x = ag.checkpoint(layer, x, span) if again else layer(x, span, cache)
         return self.norm(x.to(ids.queue) if self.layer_queues else x)
+
+    def _decodes_whole(self, x: Tensor, span: Any, cache: KVCache) -> bool:
+        few = packed.decodes_together(x) and not ag.is_grad_enabled() and not self.layer_queues
+        layers: list[Any] = list(self.layers) if few else []
+        return bool(layers) and all(layer.decodes_whole(x, span, cache) for layer in layers)
 
     def merge_projections(self) -> CausalLM:
         """Compute queries, keys and values with one matrix product per layer, where weights allow it; return the model.

@@ -18,7 +18,7 @@ from netcl.nn.linear import Linear
 from netcl.nn.module import Module
 from netcl.nn.norm import LayerNorm, RMSNorm
 from netcl.nn.parameter import placed
-from netcl.nn.quantized import QuantizedLinear, decodable, decoded_linear
+from netcl.nn.quantized import QuantizedLinear, decodable, decoded_block, decoded_linear
 from netcl.ops.quantized.layout import STRIP_ROWS
 
 ACTIVATION_FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -252,6 +252,31 @@ class TransformerLayer(Module):
             return self._end_decoded(x, out, mlp.down_proj, self.post_feedforward_norm)
         out = mlp(self.pre_feedforward_layernorm(x))
         return ag.add(x, out if self.post_feedforward_norm is None else self.post_feedforward_norm(out))
+
+    def decodes_whole(self, x: Tensor, span: AttentionSpan, cache: KVCache) -> bool:
+        """Whether :meth:`project` and :meth:`decode` can be used: packed layers without biases, RMS norms in front, a gated network."""
+        attn, mlp = self.self_attn, cast(Any, self.mlp)
+        apart = not self.norm_first or self.post_attention_norm is not None or type(attn) is not SelfAttention
+        if apart or type(mlp) is not FeedForwardNetwork or mlp.gate_proj is None or mlp.activation not in _DECODED_ACTIVATIONS:
+            return False
+        norms: Any = (self.input_layernorm, self.pre_feedforward_layernorm)
+        layers: Any = (attn.o_proj, mlp.gate_proj, mlp.up_proj, mlp.down_proj)
+        if any(type(norm) is not RMSNorm for norm in norms) or any(type(layer) is not QuantizedLinear for layer in layers):
+            return False
+        whole = not any(layer.bias is not None for layer in layers) and attn.attends_whole(x, span, cache)
+        return whole and decodable(attn, attn.qkv_proj, attn.o_proj) and decodable(self, *norms, attn.qkv_proj) and decodable(mlp, *layers)
+
+    def project(self, x: Tensor) -> Tensor:
+        """Return queries, keys and values of a few rows, the first argument of :meth:`decode`."""
+        return decoded_linear(x, self.self_attn.qkv_proj, self.input_layernorm)
+
+    def decode(self, projected: Tensor, x: Tensor, span: AttentionSpan, cache: KVCache, after: TransformerLayer | None) -> Any:
+        """Return a tuple of the layer's result for a few rows and, if there is a layer ``after``, what its :meth:`project` makes of it."""
+        attn, mlp = self.self_attn, cast(Any, self.mlp)
+        norm, following = (None, None) if after is None else (after.input_layernorm, after.self_attn.qkv_proj)
+        inside = attn.attend_whole(projected, span, cache)
+        act = _DECODED_ACTIVATIONS[mlp.activation]
+        return decoded_block(x, inside, attn.o_proj, self.pre_feedforward_layernorm, mlp, act, norm, following)
 
     def _end_decoded(self, x: Tensor, inside: Tensor, linear: Any, norm: Any) -> Tensor:
         """Return ``x + norm(linear(inside))``; without a norm, in one launch if possible."""

@@ -106,6 +106,15 @@ def decoded_linear(x: Tensor, linear: Any, norm: Any = None, gate: Any = None, a
                             activation=activation, **packs)  # fmt: skip
 
 
+def decoded_block(x: Tensor, inside: Tensor, out: Any, norm: Any, mlp: Any, activation: str, next_norm: Any, following: Any) -> Any:
+    """Compute what lies between two attentions: ``out`` of the first, the network ``mlp`` and, if given, the projection ``following``."""
+    after = (None, None, None) if following is None else (next_norm.weight, following.weight, following.bias)
+    eps, next_eps = (EPSILON[x.dtype] if layer is None or layer.eps is None else layer.eps for layer in (norm, next_norm))
+    return ag.decode_block(inside, x, out.weight, norm.weight, mlp.gate_proj.weight, mlp.up_proj.weight, mlp.down_proj.weight, *after,
+                           kind=out.kind, inner=mlp.up_proj.out_features, next_rows=0 if following is None else following.out_features,
+                           eps=eps, next_eps=next_eps, activation=activation, activations=out.activations)  # fmt: skip
+
+
 def decodable(owner: Module, *layers: Any) -> bool:
     """Whether :func:`decoded_linear` can compute ``layers``: linear layers of one class and block type, and norms with a weight.
 

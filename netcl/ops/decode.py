@@ -17,7 +17,7 @@ from netcl.engine.strided import alignment
 from netcl.ops.finish import Finish
 from netcl.ops.matmul import affine, gemm
 from netcl.ops.norm import row_norm
-from netcl.ops.quantized import _packed_sample, plans, quantized_linear
+from netcl.ops.quantized import _packed_sample, chain, plans, quantized_linear
 from netcl.ops.quantized.formats import kind_of
 
 DECODED_ROWS = 8  # most rows of x that one launch takes
@@ -145,3 +145,55 @@ def _launch_of(parts: DecodeParts, x: Tensor, weight: Tensor, bias: Tensor | Non
     if algorithm is None or algorithm.name != "gemv":
         return None
     return lambda out: algorithm.run(queue, p, config, profile, gemm.Operands(flat, weight, out, bias, parts.residual, 1, parts))
+
+
+def _block_sample(tokens: int, next_rows: int = 0, kind: str = "Q4_0", **options: Any) -> Any:
+    width, attended, inner = (256, 256, 256) if kind.endswith("K") else (64, 96, 128)
+    shapes = {"out": (width, attended), "gate": (inner, width), "up": (inner, width), "down": (width, inner), "next": (next_rows, width)}
+    w: dict[str, Any] = {name: _packed_sample((1, columns), rows, kind).shapes[1] for name, (rows, columns) in shapes.items() if rows}
+    after = ((width,), w["next"], (next_rows,)) if next_rows else (None, None, None)
+    given = ((tokens, attended), (tokens, width), w["out"], (width,), w["gate"], w["up"], w["down"], *after)
+    return S(*given, kind=kind, inner=inner, next_rows=next_rows, activations="float", **options)
+
+
+@op(
+    vjp=None, ref="numpy", tol=8,
+    samples=[_block_sample(1), _block_sample(2, 48), _block_sample(1, 32, "Q8_0"), _block_sample(1, 16, "Q4_K"), _block_sample(9, 16)],
+    errors=[(S((1, 64), (2, 64), (64,), (64,), (64,), (64,), (64,), kind="Q4_0", inner=64),
+             r"\[decode_block\] inside and x must have the same rows; inside=\(1, 64\), x=\(2, 64\)")],
+)  # fmt: skip
+def decode_block(
+    inside: Tensor, x: Tensor, out: Tensor, norm_weight: Tensor, gate: Tensor, up: Tensor, down: Tensor, next_norm: Tensor | None = None,
+    next_weight: Tensor | None = None, next_bias: Tensor | None = None, *, kind: str, inner: int, next_rows: int = 0, eps: float = 1e-5,
+    next_eps: float = 1e-5, activation: str = "silu", activations: str = "auto",
+) -> tuple[Tensor, ...]:  # fmt: skip
+    """Compute what lies between two attentions of a decoder, with packed weights of one ``kind``: ``(y, z)``, or ``(y,)`` without a next.
+
+    ``h = x + inside out'``, ``y = h + (activation(n gate') * (n up')) down'`` for the RMS norm ``n`` of h, and
+    ``z = norm(y) next_weight' + next_bias``. On NVIDIA GPUs a few rows are one launch, whose groups
+    wait for each other; elsewhere the products run one by one. There is no gradient.
+
+    - **inside**: the result of the attention; **out** is its projection. **gate**, **up**: ``inner`` rows. **next_weight**: ``next_rows``.
+    - **norm_weight**, **eps**, **next_norm**, **next_eps**: weights and epsilons of the RMS norms.
+    """
+    inside, x, out, norm_weight, gate, up, down, next_norm, next_weight, next_bias = launch.as_tensors(
+        "decode_block", inside, x, out, norm_weight, gate, up, down, next_norm, next_weight, next_bias
+    )
+    if inside.shape[:-1] != x.shape[:-1]:
+        raise ShapeError(message("decode_block", "inside and x must have the same rows", inside=inside.shape, x=x.shape))
+    if (next_weight is None) is not (next_rows == 0) or (next_weight is None) is not (next_norm is None):
+        what = "next_weight, next_norm and next_rows must be given together"
+        raise ShapeError(message("decode_block", what, next_rows=next_rows, next_weight=None if next_weight is None else next_weight.shape))
+    packs: dict[str, Any] = {"kind": kind, "activations": activations}
+    if 0 < x.size <= DECODED_ROWS * x.shape[-1]:
+        parts = DecodeParts(Finish(x.dtype, "", DECODE_ACTIVATIONS[activation]), "rms", eps, gate, None, None, norm_weight, None)
+        weights = (out, up, down, next_weight)
+        whole = chain.Chain(kind_of(kind, "decode_block"), inside, x, weights, parts, next_norm, next_bias, inner, next_rows, next_eps)
+        if (found := chain.launch_of(whole)) is not None:
+            return found()
+    h = decode_linear(inside, out, residual=x, rows=x.shape[-1], **packs)
+    f = decode_linear(h, up, None, gate, norm_weight=norm_weight, norm="rms", eps=eps, activation=activation, rows=inner, **packs)
+    y = decode_linear(f, down, residual=h, rows=x.shape[-1], **packs)
+    if next_weight is None:
+        return (y,)
+    return y, decode_linear(y, next_weight, next_bias, norm_weight=next_norm, norm="rms", eps=next_eps, rows=next_rows, **packs)

@@ -15,6 +15,7 @@ from netcl.core.errors import DeviceError, ShapeError
 from netcl.core.kernel_selector import get_kernel_selector
 from netcl.core.kernels import program
 from netcl.core.tensor import Tensor
+from netcl.engine import waiting
 from netcl.engine.algorithms import ALGORITHMS
 from netcl.engine.registry import REGISTRY
 from netcl.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence, pad_sequence
@@ -110,15 +111,15 @@ def test_a_wait_in_vain_raises_and_ends_the_use_of_the_kernel(cl_device, forced)
     compiled = netcl.compile(lambda x: ops.recurrent(x, weight, kind="lstm")[0])
     try:
         exact = compiled(gx).to_host()
-        plans.late_flag(cl_device.queue).fill_(1)
-        with pytest.raises(DeviceError, match=r"\[recurrent\] work-groups of one launch must run concurrently"):
-            for _ in range(3 * plans._WATCHED):
+        waiting.late_flag(cl_device.queue).fill_(1)
+        with pytest.raises(DeviceError, match=r"\[launch\] work-groups of one launch must run concurrently"):
+            for _ in range(3 * waiting.WATCHED):
                 np.testing.assert_array_equal(compiled(gx).to_host(), exact)
-        assert state[plans._VERDICT] is False and len(compiled.graphs) == 1 and not compiled.refused
+        assert not waiting.may_wait(cl_device.queue) and len(compiled.graphs) == 1 and not compiled.refused
         np.testing.assert_allclose(ops.recurrent(gx, weight, kind="lstm")[0].to_host(), exact, rtol=1e-6)
     finally:
-        state.pop(plans._VERDICT, None)
-        plans.late_flag(cl_device.queue).fill_(0)
+        state.pop(("waiting", "failed"), None)
+        waiting.late_flag(cl_device.queue).fill_(0)
 
 
 @pytest.mark.parametrize("name", cases.CASES)

@@ -29,7 +29,7 @@
 #define VALUE_LOADS KEY_LOADS
 #define BATCH 1
 #else
-#define KEY_LOADS _Pragma("unroll 16")
+#define KEY_LOADS _Pragma("unroll 32")
 #define VALUE_LOADS
 #define BATCH 8
 #endif
@@ -139,7 +139,9 @@ __kernel __attribute__((reqd_work_group_size(ITEMS, 1, 1))) void cached_attentio
     for (int d = i % 8; d < DEPTH; d += 8) squares[i] += (REAL)X_LOAD(TAKEN(i / 8), d) * (REAL)X_LOAD(TAKEN(i / 8), d);
   }
   barrier(CLK_LOCAL_MEM_FENCE);
-  for (int i = l; i < (ROWS + NEW) * (DEPTH / 2); i += ITEMS) {
+#define PAIRS ((ROWS + NEW) * (DEPTH / 2))
+  _Pragma("unroll") for (int i0 = 0; i0 < PAIRS; i0 += ITEMS) {  // beyond the last pair the last one again: loads wait together
+    const int i = min(i0 + l, PAIRS - 1);
     const int r = i / (DEPTH / 2), pair = i % (DEPTH / 2), turns = pair < ROTARY / 2;
     const int one = turns ? pair : 2 * pair, other = turns ? pair + ROTARY / 2 : 2 * pair + 1;
     const int place = seen + (r < ROWS ? (min(r, rows - 1) + first) % T : r - ROWS);
@@ -204,7 +206,7 @@ __kernel __attribute__((reqd_work_group_size(ITEMS, 1, 1))) void cached_attentio
     for (int i = mate; i < (active ? to - from : 0); i += TEAM) top = fmax(top, scores[r][i]);
     found[l] = top;
     barrier(CLK_LOCAL_MEM_FENCE);
-    for (int i = begin; i < min(begin + TEAM, ITEMS); ++i) top = fmax(top, found[i]);
+    _Pragma("unroll") for (int i = 0; i < TEAM; ++i) top = fmax(top, found[min(begin + i, ITEMS - 1)]);
     barrier(CLK_LOCAL_MEM_FENCE);
     for (int i = mate; i < (active ? to - from : 0); i += TEAM) {
       const REAL share = top == -INFINITY ? (REAL)0 : exp(scores[r][i] - top);
@@ -214,7 +216,7 @@ __kernel __attribute__((reqd_work_group_size(ITEMS, 1, 1))) void cached_attentio
     found[l] = sum;
     barrier(CLK_LOCAL_MEM_FENCE);
     if (active && mate == 0) {
-      for (int i = 1; i < TEAM; ++i) sum += found[l + i];
+      _Pragma("unroll") for (int i = 1; i < TEAM; ++i) sum += found[l + i];
       most[r] = top;
       total[r] = sum;
     }

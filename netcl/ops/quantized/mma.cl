@@ -11,7 +11,8 @@
 // CHUNKED  1: there are more than STAGED runs      KINDS  columns of a fragment that differ, a power of two: those of the tokens
 // From codes.cl: PLAIN LOW HIGH OFFSET SCALES MIN NIBBLES GROUPS, and what decode.cl defines (NORM: X_HALVES is 0); from ptx.cl: MMA_FLOAT16 MMA_FRESH STREAM_8 STREAM_4 FETCH_4 BYTES_OF
 // SUB_HALVES FMA_HALVES FROM_LANE PREFETCH; from the launch: X_T X_QUAD(p), BIAS_T BIAS_LOAD, Y_T Y_STORE.
-#define QUAD_OF(part) (PER_RUN == 2 ? t + 4 * (part) : 2 * t + (part))  // a scale covers both, or one each
+#define SPREAD (PER_RUN == 2 || (IN_LOCAL && LOW == 8))  // local memory has 32 banks: lanes then read lines that lie apart
+#define QUAD_OF(part) (SPREAD ? t + 4 * (part) : 2 * t + (part))  // a scale covers both, or one each
 #define TINY (NIBBLES && MIN)  // codes are halves as they are: code * 2^-24
 #define LOWS (LOW == 4 && PER_RUN == 1 ? 1 : 2)
 #define LANE_AT (PLAIN ? t * 256 + g * 4 : QUAD_OF(0) / EIGHTHS * 64 + g * 8)  // of its first word in the codes of a run
@@ -29,33 +30,45 @@
 #define CHUNKS const int base = 0;
 #endif
 #define MAGIC 0x4b000000u  // 2^23: a byte under it is an exact float
+#ifndef IN_LOCAL  // 1: weights are in local memory (chain.cl)
+#define IN_LOCAL 0
+#endif
+#if IN_LOCAL
+#define WHERE __local
+#define LOAD_8(v, p) (v) = *(__local const uint2*)(p)
+#define LOAD_4(v, p) (v) = *(__local const uint*)(p)
+#else
+#define WHERE __global
+#define LOAD_8 STREAM_8
+#define LOAD_4 STREAM_4
+#endif
 
 typedef struct { uint2 words[LANE_WORDS]; uint scale, minimum; } held;
 typedef struct { float2 d, m; uint groups[GROUPS / 4 + 1]; } head;
 
 // What a lane needs of a run: its words (low ones from `codes`, high ones from `high` on), and scale and minimum from `record` on.
-static inline void hold(held* h, __global const uchar* record, __global const uchar* codes, __global const uchar* high) {
+static inline void hold(held* h, WHERE const uchar* record, WHERE const uchar* codes, WHERE const uchar* high) {
 #if PLAIN
   UNROLL for (int i = 0; i < 8; ++i) FETCH_4(h->words[i].x, codes + i * 32);
 #else
-  UNROLL for (int i = 0; i < LOWS; ++i) STREAM_8(h->words[i], codes + i * (PER_RUN == 2 ? 4 / EIGHTHS : 1) * 64);
-  UNROLL for (int i = 0; i < HIGH; ++i) STREAM_8(h->words[LOWS + i], high + i * 64);
+  UNROLL for (int i = 0; i < LOWS; ++i) LOAD_8(h->words[i], codes + i * (SPREAD ? 4 / EIGHTHS : 1) * 64);
+  UNROLL for (int i = 0; i < HIGH; ++i) LOAD_8(h->words[LOWS + i], high + i * 64);
 #if !SCALES
-  STREAM_4(h->scale, record);
-  if (MIN) STREAM_4(h->minimum, record + 32);
+  LOAD_4(h->scale, record);
+  if (MIN) LOAD_4(h->minimum, record + 32);
 #endif
 #endif
 }
 
 #if SCALES
 // What a lane needs of the groups of a record, which begins 4 * g bytes before p: its fourth of their scales, which lanes then exchange.
-static inline void hold_head(head* h, __global const uchar* p, const int g, const int t) {
+static inline void hold_head(head* h, WHERE const uchar* p, const int g, const int t) {
   uint d, m = 0;
-  STREAM_4(d, p);
-  if (MIN) STREAM_4(m, p + 32);
+  LOAD_4(d, p);
+  if (MIN) LOAD_4(m, p + 32);
   UNROLL for (int i = 0; i < GROUPS / 4; ++i) {
-    h->groups[i] = *(__global const ushort*)(p + AT_SCALES + (4 * i + t) * 16 - g * 2);
-    if (MIN) h->groups[i] |= (uint)*(__global const ushort*)(p + AT_LOWER + (4 * i + t) * 16 - g * 2) << 16;
+    h->groups[i] = *(WHERE const ushort*)(p + AT_SCALES + (4 * i + t) * 16 - g * 2);
+    if (MIN) h->groups[i] |= (uint)*(WHERE const ushort*)(p + AT_LOWER + (4 * i + t) * 16 - g * 2) << 16;
     if (SCALES == 2) h->groups[i] ^= 0x8080u;
   }
   h->d = of_halves(d) * (TINY ? 16777216.0f : 1.0f);
@@ -103,7 +116,7 @@ static inline void weights_of(uint* a, const held* h, const int part, const int 
 }
 
 // Four activations as halves, or 2048 times what that leaves of them.
-#define APART (PER_RUN == 2 ? 16 : 4)  // columns between both fours of a lane
+#define APART (SPREAD ? 16 : 4)  // columns between both fours of a lane
 #if X_HALVES
 #define ACTIVATIONS(p, s, column, rest) (*(__global const uint2*)(p))
 #else

@@ -114,7 +114,7 @@ def surrounded(queue: Any, p: Packed) -> tuple[algorithms.Algorithm, KernelConfi
     return (algorithm, config) if groups else None
 
 
-def _kind_macros(kind: Kind, lanes: int, **more: Any) -> dict[str, Any]:
+def kind_macros(kind: Kind, lanes: int, **more: Any) -> dict[str, Any]:
     signs = {"Q6_K": 2, "Q3_K": 2, "IQ4_XS": 2}.get(kind.name, 1) if "scales" in kind.fields else 0
     return {
         "PLAIN": ("F16", "BF16").index(kind.name) + 1 if kind.plain else 0, "BLOCK": record_size(kind)[0], "GROUP": kind.group,
@@ -131,7 +131,7 @@ def _compiled(
     quad = {"float32": "vload4(0, p)", "bfloat16": "as_float4(convert_uint4(vload4(0, p)) << 16)"}
     macros: dict[str, Any] = {
         "PICK(no, yes, mask)": "((mask) ? (yes) : (no))",
-        **_kind_macros(p.kind, lanes, CLANG=clang, ASM=assembly, **more),
+        **kind_macros(p.kind, lanes, CLANG=clang, ASM=assembly, **more),
     }
     macros["X_QUAD(p)"] = launch.QUADS[p.dtype] if alignment(t.x) == 16 else quad.get(p.dtype, launch.QUADS[p.dtype])
     operands = {"X": t.x.dtype, "Y": t.out.dtype, "BIAS": t.end[-2].dtype}
@@ -275,7 +275,7 @@ def unpack_rows(queue: Any, p: Packed, weight: Tensor, dtype: str, begin: int, c
     units = profile_of(queue).compute_capability is not None and dtype == "float16"
     puts = _PUTS if not units else {"float16": "PUT_HALVES(p, a, b)"}
     listing, put = int(listed is not None), {"PUT_8(p, a, b)": puts.get(dtype, _PUT_EACH)}
-    macros = _kind_macros(p.kind, 1, CLANG=0, ASM=0, EACH=each, LISTED=listing, **put)
+    macros = kind_macros(p.kind, 1, CLANG=0, ASM=0, EACH=each, LISTED=listing, **put)
     operands = {"Y": dtype, "INDEX": "int32" if listed is None else listed.dtype}
     text = primitives.cl_source(nvidia.__file__, "ptx.cl") if units else ""
     kernel = launch.kernel(queue, __file__, "codes.cl unpack.cl", "unpack_rows", operands, macros, text)

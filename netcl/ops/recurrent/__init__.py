@@ -15,6 +15,7 @@ from netcl.core.errors import DtypeError, ShapeError, message
 from netcl.core.tensor import Tensor, with_shape
 from netcl.engine import launch, reduction
 from netcl.engine.registry import S, lookup_op, op
+from netcl.engine.waiting import late_flag
 from netcl.ops import reduce  # noqa: F401, adds the row of sum
 from netcl.ops.finish import Finish
 from netcl.ops.matmul.gemm import Extras, product
@@ -138,7 +139,7 @@ def recurrent(
     if y.size:
         full = y if projection is None else Tensor.empty((count, rows, hidden), wide, queue=gx.queue)
         given = [gx if x is None else x for x in (bias, h0, c0, lengths)]
-        rest = (gx, *given, y, saved, h_n, c_n, full, plans.late_flag(gx.queue))
+        rest = (gx, *given, y, saved, h_n, c_n, full, late_flag(gx.queue))
         plans.run(gx.queue, layer, plans.LayerOperands({plans.FORWARD_PART: weight, plans.PROJECT: projection}, rest, y))
     results = (y, h_n, c_n) if kind == "lstm" else (y, h_n)
     return *(cast(x, dtype) for x in results), saved
@@ -206,7 +207,7 @@ def _run_layer_grad(
         return [x.fill_(0) for x in (dx, empty(*weight.shape), empty(gates * hidden), d_h0, carry, empty(width, hidden))]
     h0, c0, g_y, g_h, g_c, ends = (y if x is None else x for x in (h0, c0, g_y, g_h, g_c, lengths))
     weights = {plans.BACKWARD: weight, plans.BACK_WIDTH: weight, plans.BACK_PROJECT: projection}
-    rest = (g_y, g_h, g_c, h0, c0, ends, y, saved, dg, dx, dhp, d_h0, carry, full, plans.late_flag(queue))
+    rest = (g_y, g_h, g_c, h0, c0, ends, y, saved, dg, dx, dhp, d_h0, carry, full, late_flag(queue))
     plans.run(queue, layer, plans.LayerOperands(weights, rest, dg))
     before, total = empty(count, rows, width), count * rows
     shift = launch.kernel(queue, __file__, "previous.cl", "previous", None, {"REAL": DTYPES[layer.dtype].c_compute, "WIDTH": width})

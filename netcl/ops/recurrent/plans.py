@@ -12,16 +12,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from netcl.core import recording
-from netcl.core.backend.cpu import HostCopy
-from netcl.core.commands import constant
-from netcl.core.device import handle_of, profile_of
+from netcl.core.device import profile_of
 from netcl.core.dtype import DTYPES
-from netcl.core.errors import DeviceError, message
 from netcl.core.kernel_selector import KernelConfig, KernelVariant, get_kernel_selector
-from netcl.core.kernels import program
-from netcl.core.queue_state import queue_state
 from netcl.core.tensor import Tensor
 from netcl.engine import algorithms, launch
+from netcl.engine.waiting import late_flag, may_wait, watch
 from netcl.ops.matmul import nvidia
 from netcl.ops.recurrent import steps
 from netcl.ops.recurrent.steps import GATES
@@ -36,7 +32,6 @@ _BLOCKS = {FORWARD_PART: 8, PROJECT: 32, BACKWARD: 16, BACK_WIDTH: 16, BACK_PROJ
 _REGISTERS = {256: 128, 512: 64}  # registers of an item for weights, by the items of a group
 _LOCAL = 48 * 1024  # bytes of local memory that every supported GPU has
 _VERDICT = ("recurrent", "persistent", "float32")  # key under which a context caches whether groups may wait for each other
-_WATCHED = 64  # layers between two checks for timeouts
 _WAVES = 2  # groups per compute unit that launches of one step aim at
 
 
@@ -108,45 +103,6 @@ def part_kernel(queue: Any, layer: Layer, part: int, file: str, macros: Mapping[
     }  # fmt: skip
     files = f"{'vectors.cl' if lanes > 1 else 'values.cl'} cell.cl {file} entry.cl"
     return launch.kernel(queue, __file__, files, name or ("backward" if layer.backward else "forward"), None, defines, text)
-
-
-def late_flag(queue: Any) -> Tensor:
-    """Return the flag that kernels set on a timeout; one per context."""
-    state = program.state(queue)
-    if ("recurrent", "late") not in state:
-        state["recurrent", "late"] = constant(Tensor.zeros((1,), "int32", queue=queue_state(queue).queue))
-    return state["recurrent", "late"]
-
-
-class Watch:
-    """A callable that raises if a kernel timed out. Every few calls, it checks its last copy of :func:`late_flag` and makes a new copy."""
-
-    def __init__(self, queue: Any):
-        self.queue, self.calls = queue, 0
-        self.copy: HostCopy | None = None
-
-    def __call__(self) -> None:
-        self.calls += 1
-        if self.calls % _WATCHED:
-            return
-        copy, flag = self.copy, late_flag(self.queue)
-        with recording.paused():
-            if copy is not None and copy.wait()[0]:
-                self.copy = None
-                flag.fill_(0)
-                program.state(self.queue)[_VERDICT] = False
-                get_kernel_selector().clear_cache()
-                what = f"work-groups of one launch must run concurrently but did not; results of the last {2 * _WATCHED} layers may be NaN"
-                raise DeviceError(message("recurrent", what, "repeat the step: later layers use one launch per step"))
-            self.copy = flag.to_host_async()
-
-
-def watch(queue: Any) -> Watch:
-    """Return the watch of a context, created at first use."""
-    state = program.state(queue)
-    if ("recurrent", "watch") not in state:
-        state["recurrent", "watch"] = Watch(queue_state(queue).queue)
-    return state["recurrent", "watch"]
 
 
 # ---- CPUs
@@ -278,15 +234,10 @@ def _launch(queue: Any, layer: Layer, part: int, block: _Block, t: LayerOperands
 
 
 def _trusted(queue: Any, layer: Layer, config: KernelConfig) -> bool:
-    """Whether groups that wait for each other run concurrently; checked once per context with a group per compute unit.
-
-    Only on the device's own queue: kernels of two queues could each occupy half of the compute units and wait for the other half.
-    """
-    if handle_of(queue).queue is not queue:
-        return False
+    """Whether groups that wait for each other run concurrently; checked once per context with a group per compute unit."""
     profile = profile_of(queue)
-    if not profile.compute_capability:
-        return program.state(queue).get(_VERDICT, True)  # one group
+    if not may_wait(queue) or not profile.compute_capability:
+        return may_wait(queue)  # without a capability there is one group
     return nvidia.verdict(queue, *_VERDICT, lambda queue: _waits_right(queue, profile))
 
 
