@@ -174,13 +174,14 @@ class KVCache(Module):
         self._count, self._places, self._even = max(lengths), None, len(set(lengths)) == 1
         self._elsewhere.clear()
 
-    def copy_sequence(self, row: int, source: KVCache) -> None:
-        """Copy the keys and values of the only sequence of ``source`` to sequence ``row``; call ``set_lengths`` next."""
+    def copy_sequence(self, row: int, source: KVCache, source_row: int = 0) -> None:
+        """Copy the keys and values of sequence ``source_row`` of ``source`` to sequence ``row``; call ``set_lengths`` next."""
         count = source.length
         with ag.no_grad():
             for name, memory in self.named_buffers(recurse=False):
                 if name != "lengths":
-                    memory[row : row + 1, :, :count] = ag.narrow(getattr(source, name), 2, 0, count)
+                    one = ag.narrow(getattr(source, name), 0, source_row, 1)
+                    memory[row : row + 1, :, :count] = ag.narrow(one, 2, 0, count)
         self._count = max(self._count, count)
 
     def fill(self, tensors: Mapping[str, Tensor]) -> None:

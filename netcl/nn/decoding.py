@@ -236,7 +236,10 @@ def continued(
 
 
 def prompt_logits(model: Any, ids: np.ndarray, lengths: Sequence[int], cache: KVCache, file: Any = None) -> Tensor:
-    """Return the logits after the last token of each prompt, ``(batch, vocabulary)``; the cache then holds the prompts."""
+    """Return the logits after the last token of each prompt, ``(batch, vocabulary)``; the cache then holds the prompts.
+
+    ``ids`` ``(batch, length)`` is padded where ``lengths`` are shorter.
+    """
     whole = ids
     if file is not None:
         ids = whole[:, file.restore(cache, whole[0].tolist()) :]
@@ -245,7 +248,7 @@ def prompt_logits(model: Any, ids: np.ndarray, lengths: Sequence[int], cache: KV
     states = parts[0] if len(parts) == 1 else ag.cat(parts, axis=1)
     if file is not None:
         file.store(cache, whole[0].tolist())
-    if len(set(lengths)) == 1:
+    if min(lengths) == whole.shape[1]:
         last = ag.narrow(states, 1, ids.shape[1] - 1, 1)
     else:
         cache.set_lengths(lengths)

@@ -1,6 +1,7 @@
 """Continuous batching: sequences join and leave a running batch with a fixed number of slots. Every step computes all slots.
 
-A prompt is computed alone, then its keys and values are copied into a free slot. Steps are compiled if the model can be replayed.
+Prompts that wait are computed together, then their keys and values are copied into free slots. Steps are compiled if the model can be
+replayed.
 """
 
 from __future__ import annotations
@@ -17,12 +18,15 @@ import netcl.autograd as ag
 from netcl.core.errors import message
 from netcl.core.tensor import Tensor
 from netcl.models import CausalLM, TextStream
+from netcl.nn.attention import KVCache
 from netcl.nn.decoding import Sampling, prompt_logits, token_counts
 from netcl.replay import compiled
 
 _MODEL_FAULTS = (ValueError, TypeError, RuntimeError, MemoryError)  # what computing may raise; a request ends, the server goes on
 GREEDY = (1.0, 1.0, 1.0, 0.0)  # temperature, top_k, top_p, min_p; three penalties and a random number follow
 _IDLE = (*GREEDY, 1.0, 0.0, 0.0, 0.0)
+_JOINED_TOKENS = 2048  # of prompts that are computed together, with padding: the running sequences wait for them
+_PADDED = 32  # prompts are padded to multiples of this length, because ops are planned for each length
 _ENDING = message("serve", "the server is shutting down")
 
 
@@ -121,7 +125,7 @@ class Batcher:
     def _make_cache(self) -> None:
         """Allocate the caches of an empty batch and create its step, compiled if the model can be replayed."""
         model, cache = self.model, self.model.new_cache(self.capacity)
-        self._alone, self._cache, self._lengths = model.new_cache(self.capacity), cache, [0] * len(self.slots)
+        self._joining, self._cache, self._lengths = dict[tuple[int, int], KVCache](), cache, [0] * len(self.slots)
         self._members: list[TextRequest | None] = []  # of the slots when lengths were last written
         with ag.no_grad():
             model.states(Tensor.from_host(model.queue, np.zeros((len(self.slots), 1), np.int64)), cache)
@@ -177,7 +181,7 @@ class Batcher:
             self._end(request, outcome, AnswerPart(error=ServeError(status, text)))
 
     def turn(self) -> None:
-        """Run one round: end requests that are cancelled or timed out, add at most one prompt, and compute one token of every sequence."""
+        """Run one round: end requests that are cancelled or timed out, add waiting prompts, and compute one token of every sequence."""
         now, late = self.clock(), message("serve", "the request took longer than the timeout of the server", seconds=self.limits.timeout)
         over = self.closing is not None and now >= self.closing
         with self._changed:
@@ -186,19 +190,33 @@ class Batcher:
             self.waiting = deque(request for request in self.waiting if request not in ended)
         self._fail(ended, *((503, _ENDING) if over else (504, late)))
         with self._changed:
-            ready = self.waiting and (None in self.slots or not self.waiting[0].most)
-            joins = self.waiting.popleft() if ready else None
+            joins = self._next_prompts()
         try:
-            if joins is not None:
-                (self._join if joins.most else self._embed)(joins)
+            if joins and not joins[0].most:
+                self._embed(joins[0])
+            elif joins:
+                self._join(joins)
         except _MODEL_FAULTS as fault:
-            self._fail([joins], 500, f"the model failed: {fault}")
+            self._fail(joins, 500, f"the model failed: {fault}")
         try:
             if self.running:
                 self._decode()
         except _MODEL_FAULTS as fault:
             self._fail(self.slots, 500, f"the model failed: {fault}")
             self._make_cache()
+
+    def _next_prompts(self) -> list[TextRequest]:
+        """Remove the first waiting requests that can be computed together and return them: one to embed, or those with a free slot."""
+        found: list[TextRequest] = []
+        while self.waiting:
+            longest = max(len(request.ids) for request in (*found, self.waiting[0]))
+            fits = not found or (self.waiting[0].most and (len(found) + 1) * longest <= _JOINED_TOKENS)
+            if not fits or (self.waiting[0].most and len(found) == self.slots.count(None)):
+                break
+            found.append(self.waiting.popleft())
+            if not found[0].most:
+                break
+        return found
 
     def _embed(self, request: TextRequest) -> None:
         with ag.no_grad():
@@ -207,23 +225,53 @@ class Batcher:
         self.metrics.add("netcl_prompt_tokens_total", len(request.ids))
         self._end(request, "embedding", AnswerPart(vector=vector))
 
-    def _join(self, request: TextRequest) -> None:
-        slot, cache, count = self.slots.index(None), self._alone, len(request.ids)
-        cache.reset()
+    def _join(self, requests: list[TextRequest]) -> None:
+        """Compute prompts and their first tokens, and put the sequences into free slots."""
+        lengths = [len(request.ids) for request in requests]
+        width = min(self.capacity, -(-max(lengths) // _PADDED) * _PADDED)
+        ids = np.zeros((min(len(self.slots), 1 << (len(requests) - 1).bit_length()), width), np.int64)
+        for i, request in enumerate(requests):
+            ids[i, : len(request.ids)] = request.ids
+        lengths += [1] * (len(ids) - len(requests))  # rows that round the number of prompts up
+        cache = self._cache_for(*ids.shape)
         with ag.no_grad():
-            logits = prompt_logits(self.model, np.array([request.ids], np.int64), [count], cache)
-            drawn = Tensor.from_host(self.model.queue, np.array(request.settings(1)[-1:], np.float32))
-            known = Tensor.from_host(logits.queue, token_counts([request.ids], self.vocabulary)) if request.sampling.penalizes else None
-            token = int(request.sampling.choose(logits, drawn, known).item())
-        self.metrics.add("netcl_prompt_tokens_total", count)
-        self.metrics.add("netcl_first_token_seconds", self.clock() - request.begun)
-        self.slots[slot] = request
-        self._advance(request, token)
-        if self.slots[slot] is request:
-            self._cache.copy_sequence(slot, cache)
-            self._lengths[slot] = count
-            if known is not None:
-                self._counts[slot : slot + 1] = known
+            logits = prompt_logits(self.model, ids, lengths, cache)
+            for row, (request, token) in enumerate(zip(requests, self._first_tokens(requests, logits), strict=True)):
+                self.metrics.add("netcl_prompt_tokens_total", len(request.ids))
+                self.metrics.add("netcl_first_token_seconds", self.clock() - request.begun)
+                slot = self.slots.index(None)
+                self.slots[slot] = request
+                self._advance(request, token)
+                if self.slots[slot] is request:
+                    self._cache.copy_sequence(slot, cache, row)
+                    self._lengths[slot] = len(request.ids)
+                    if request.sampling.penalizes:
+                        self._counts[slot : slot + 1] = self._prompt_counts(request, token)
+
+    def _cache_for(self, rows: int, width: int) -> KVCache:
+        """Return an empty cache for prompts; the last one is used again if it has these sizes."""
+        key = rows, min(self.capacity, 1 << (width - 1).bit_length())
+        if key not in self._joining:
+            self._joining = {key: self.model.new_cache(key[1])}
+        self._joining[key].reset()
+        return self._joining[key]
+
+    def _first_tokens(self, requests: list[TextRequest], logits: Tensor) -> list[int]:
+        if not any(request.sampling.temperature or request.sampling.penalizes for request in requests):
+            return [int(token) for token in ag.argmax(logits, axis=-1).to_host()[: len(requests)]]
+        found = []
+        for i, request in enumerate(requests):
+            drawn = Tensor.from_host(logits.queue, np.array(request.settings(1)[-1:], np.float32))
+            known = self._prompt_counts(request) if request.sampling.penalizes else None
+            found.append(int(request.sampling.choose(ag.narrow(logits, 0, i, 1), drawn, known).item()))
+        return found
+
+    def _prompt_counts(self, request: TextRequest, token: int | None = None) -> Tensor:
+        """Return the counts of a prompt's tokens for penalties, with the first token of the answer if it is given."""
+        counts = token_counts([request.ids], self.vocabulary)
+        if token is not None:
+            counts[0, token] += 1
+        return Tensor.from_host(self.model.queue, counts)
 
     def _decode(self) -> None:
         queue, slots = self.model.queue, list(self.slots)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from netcl.nn.decoding import Sampling
-from netcl.serve import Batcher, ServeLimits, TextRequest
+from netcl.serve import Batcher, ServeLimits, TextRequest, batching
 from netcl.serve.batching import ServeError
 from tests.serve.conftest import run_rounds
 
@@ -37,6 +37,19 @@ def test_greedy_answers_are_those_of_generate(model):
     _, again = ask(batcher, "Hello", 12)  # slots are used again
     run_rounds(batcher)
     assert text_of(again) == expected[0]
+
+
+def test_waiting_prompts_join_in_one_round_as_far_as_slots_and_tokens_allow(host_model, monkeypatch):
+    expected = [host_model.generate(prompt, 6) for prompt in PROMPTS]
+    monkeypatch.setattr(batching, "_JOINED_TOKENS", 3 * len(host_model.tokenizer.encode(PROMPTS[2])))
+    batcher = Batcher(host_model, ServeLimits(batch=6))
+    answers = [ask(batcher, prompt, 6)[1] for prompt in PROMPTS]
+    batcher.turn()
+    assert (batcher.running, len(batcher.waiting)) == (3, 5) and [len(parts) for parts in answers[:4]] == [2, 2, 2, 0]
+    batcher.turn()
+    assert batcher.running == 6
+    run_rounds(batcher)
+    assert [text_of(parts) for parts in answers] == expected
 
 
 def test_sampled_answers_follow_their_own_seed_and_options(model):
