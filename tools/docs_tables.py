@@ -382,6 +382,37 @@ def portability() -> str:
     return _table(("op", *found), ((_code(op), *(_row_state(made["rows"].get(op)) for made in found.values())) for op in ops))
 
 
+# Sizes that the makers of some models publish: hidden_size, intermediate_size, num_hidden_layers, num_attention_heads,
+# num_key_value_heads, vocab_size, head_dim, tie_word_embeddings.
+PUBLISHED_SIZES = {
+    "SmolLM2 135M": (576, 1536, 30, 9, 3, 49152, 64, True), "Qwen2.5 0.5B": (896, 4864, 24, 14, 2, 151936, 64, True),
+    "LLaMA 3.2 1B": (2048, 8192, 16, 32, 8, 128256, 64, True), "LLaMA 3.2 3B": (3072, 8192, 28, 24, 8, 128256, 128, True),
+    "Phi-3 mini": (3072, 8192, 32, 32, 32, 32064, 96, False), "Mistral 7B": (4096, 14336, 32, 32, 8, 32768, 128, False),
+    "Qwen2.5 7B": (3584, 18944, 28, 28, 4, 152064, 128, False), "LLaMA 3.1 8B": (4096, 14336, 32, 32, 8, 128256, 128, False),
+}  # fmt: skip
+
+
+def model_bytes(sizes: tuple[Any, ...], bits: int) -> tuple[float, float]:
+    """Bytes of a decoder's matrices in float16 or packed (embeddings stay float16), and those of a cached position in float16."""
+    from netcl.ops.quantized.formats import BLOCK_TYPES
+
+    width, inner, layers, heads, groups, vocabulary, size, tied = sizes
+    each = 2.0 if bits == 16 else BLOCK_TYPES[f"Q{bits}_0"].nbytes / BLOCK_TYPES[f"Q{bits}_0"].block
+    inside = layers * width * (size * (2 * heads + 2 * groups) + 3 * inner) + (0 if tied else vocabulary * width)
+    return inside * each + 2 * vocabulary * width, 4 * layers * groups * size
+
+
+def model_memory() -> str:
+    rows = []
+    for name, sizes in PUBLISHED_SIZES.items():
+        weights = [f"{model_bytes(sizes, bits)[0] / 1e9:.2f}" for bits in (16, 8, 4)]
+        position = model_bytes(sizes, 16)[1]
+        rows.append(
+            (name, *weights, *(f"{n * position / 1e9:.2f}" for n in (4096, 32768)), f"{32768 * position * (1 + 4 / sizes[6]) / 2e9:.2f}")
+        )
+    return _table(("model", "float16", "`bits=8`", "`bits=4`", "context 4,096", "context 32,768", "the same in int8"), rows)
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "environment": environment,
     "error_classes": error_classes,
@@ -398,6 +429,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "portability": portability,
     "torch_names": torch_names,
     "vision_models": vision_models,
+    "model_memory": model_memory,
 }
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+import netcl
 from netcl import models, nn
 from netcl.autograd import no_grad
 from netcl.core.tensor import Tensor
@@ -199,3 +202,27 @@ def test_quantized_matrices_stay_packed(case, kind, folder_of, tmp_path, device)
     again = models.load(tmp_path / "b.gguf", device.queue)
     with no_grad():
         np.testing.assert_allclose(again(ids).to_host(), got, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.filterwarnings("ignore:.*layers with shared weights.*stay unpacked")
+def test_the_memory_table_counts_what_a_model_holds():
+    spec = importlib.util.spec_from_file_location("docs_tables", Path(__file__).parents[2] / "tools" / "docs_tables.py")
+    tables = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(tables)
+    for tied in (True, False):
+        config = {"model_type": "llama", "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
+                  "num_key_value_heads": 2, "vocab_size": 32, "head_dim": 16, "max_position_embeddings": 32,
+                  "tie_word_embeddings": tied}  # fmt: skip
+        with netcl.device("cpu"):
+            model = models.CausalLM(models.read_config(config)).half()
+        for bits in (16, 8, 4):
+            held = netcl.quantize(model, bits=bits) if bits < 16 else model
+            tensors = {id(t): t.nbytes for t in (*held.parameters(), *held.buffers()) if t.ndim > 1 or t.dtype == "uint8"}
+            assert sum(tensors.values()) == tables.model_bytes((64, 96, 2, 4, 2, 32, 16, tied), bits)[0]
+            with netcl.device("cpu"):
+                model = models.CausalLM(models.read_config(config)).half()
+    cache = model.new_cache(32)
+    with netcl.no_grad():
+        model(np.zeros((1, 4), np.int64), cache)
+    kept = sum(t.nbytes for name, t in cache.named_buffers() if name != "lengths")
+    assert kept == 32 * tables.model_bytes((64, 96, 2, 4, 2, 32, 16, False), 16)[1]
