@@ -1,4 +1,5 @@
-"""Probability distributions under torch's names. Values of parameters are not checked: ``validate_args`` has no effect.
+"""Probability distributions under torch's names. Parameters that are Python numbers are checked; tensors, and values of ``log_prob``, are
+checked with ``validate_args=True``, which reads them back from the device.
 
 >>> import netcl
 >>> from netcl.distributions import Categorical
@@ -11,8 +12,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -32,14 +33,28 @@ class Distribution:
     batch_shape: tuple[int, ...]
     event_shape: tuple[int, ...] = ()
     has_rsample = False
+    #: What each parameter must be, in words and as a function of its values; the entry "value" is for values of ``log_prob``.
+    limits: ClassVar[dict[str, tuple[str, Callable[[np.ndarray], Any]]]] = {}
 
-    def __init__(self, **parameters: Any):
+    def __init__(self, validate_args: bool | None = None, **parameters: Any):
         """Store the parameters as tensors, broadcast to a common shape."""
+        self._validates = bool(validate_args)
+        for name, x in parameters.items():
+            if validate_args is not False and (validate_args or not isinstance(x, Tensor)):
+                self._check(name, x)
         queue = next((x.queue for x in parameters.values() if isinstance(x, Tensor)), None)
         given = {name: x if isinstance(x, Tensor) else Tensor.from_host(queue, np.asarray(x, np.float32)) for name, x in parameters.items()}
         self.batch_shape = tuple(int(n) for n in np.broadcast_shapes(*(x.shape for x in given.values())))
         for name, x in given.items():
             setattr(self, name, x if x.shape == self.batch_shape else x.expand(self.batch_shape))
+
+    def _check(self, name: str, x: Any) -> None:
+        """Raise ``ValueError`` unless all values of a parameter or, if its name is "value", of an argument of ``log_prob`` are allowed."""
+        words, allowed = self.limits.get(name, ("numbers", lambda a: a == a))
+        values = x.to_host() if isinstance(x, Tensor) else np.asarray(x)
+        wrong = values[~np.broadcast_to(allowed(values), values.shape)]
+        if wrong.size:
+            raise ValueError(message(type(self).__name__, f"{name} must be {words}", count=wrong.size, first=wrong.flat[0]))
 
     def rsample(self, sample_shape: Sequence[int] = ()) -> Tensor:
         """Draw values of shape ``sample_shape + batch_shape + event_shape``; gradients flow through them to the parameters."""
@@ -74,14 +89,17 @@ class Normal(Distribution):
     has_rsample = True
     loc: Tensor
     scale: Tensor
+    limits: ClassVar = {"scale": ("positive", lambda a: a > 0)}
 
-    def __init__(self, loc: TensorOrNumber, scale: TensorOrNumber, validate_args: Any = None):
-        super().__init__(loc=loc, scale=scale)
+    def __init__(self, loc: TensorOrNumber, scale: TensorOrNumber, validate_args: bool | None = None):
+        super().__init__(validate_args, loc=loc, scale=scale)
 
     def rsample(self, sample_shape: Sequence[int] = ()) -> Tensor:
         return self.loc + self.scale * self._drawn("randn", self.loc, sample_shape)
 
     def log_prob(self, value: Any) -> Tensor:
+        if self._validates:
+            self._check("value", value)
         return ((value - self.loc) / self.scale).square() * -0.5 - self.scale.log() - 0.5 * math.log(2 * math.pi)
 
     def entropy(self) -> Tensor:
@@ -102,14 +120,19 @@ class Uniform(Distribution):
     low: Tensor
     high: Tensor
 
-    def __init__(self, low: TensorOrNumber, high: TensorOrNumber, validate_args: Any = None):
-        super().__init__(low=low, high=high)
+    def __init__(self, low: TensorOrNumber, high: TensorOrNumber, validate_args: bool | None = None):
+        super().__init__(validate_args, low=low, high=high)
+        numbers = not isinstance(low, Tensor) and not isinstance(high, Tensor)
+        if (validate_args or (numbers and validate_args is None)) and not bool((self.low < self.high).all()):
+            raise ValueError(message("Uniform", "low must be less than high", low=self.low.to_host(), high=self.high.to_host()))
 
     def rsample(self, sample_shape: Sequence[int] = ()) -> Tensor:
         return self.low + (self.high - self.low) * self._drawn("rand", self.low, sample_shape)
 
     def log_prob(self, value: Any) -> Tensor:
         inside = (self.low <= value) * (value < self.high)
+        if self._validates and not bool(inside.all()):
+            raise ValueError(message("Uniform", "value must be from low to below high", "without validate_args its log_prob is -inf"))
         return inside.to(self.low.dtype).log() - (self.high - self.low).log()
 
     def entropy(self) -> Tensor:
@@ -131,10 +154,11 @@ class Bernoulli(Distribution):
 
     probs: Tensor
     logits: Tensor
+    limits: ClassVar = {"probs": ("from 0 to 1", lambda a: (a >= 0) & (a <= 1)), "value": ("0 or 1", lambda a: (a == 0) | (a == 1))}
 
-    def __init__(self, probs: TensorOrNumber | None = None, logits: TensorOrNumber | None = None, validate_args: Any = None):
+    def __init__(self, probs: TensorOrNumber | None = None, logits: TensorOrNumber | None = None, validate_args: bool | None = None):
         name, given = _pick_one("Bernoulli", probs, logits)
-        super().__init__(**{name: given})
+        super().__init__(validate_args, **{name: given})
         if name == "logits":
             self.probs = self.logits.sigmoid()
         else:
@@ -147,6 +171,8 @@ class Bernoulli(Distribution):
             return ag.bernoulli(self.probs.detach().expand((*sample_shape, *self.batch_shape)))
 
     def log_prob(self, value: Any) -> Tensor:
+        if self._validates:
+            self._check("value", value)
         return -ag.binary_cross_entropy_with_logits(self.logits.expand(value.shape), value.to(self.logits.dtype), reduction="none")
 
     def entropy(self) -> Tensor:
@@ -161,12 +187,13 @@ class Categorical(Distribution):
 
     probs: Tensor
     logits: Tensor
+    limits: ClassVar = {"probs": ("at least 0", lambda a: a >= 0)}
 
-    def __init__(self, probs: Any = None, logits: Any = None, validate_args: Any = None):
+    def __init__(self, probs: Any = None, logits: Any = None, validate_args: bool | None = None):
         name, given = _pick_one(type(self).__name__, probs, logits)
         if not getattr(given, "shape", ()):
             raise ShapeError(message(type(self).__name__, f"{name} must be a tensor with at least 1 dimension", given=repr(given)))
-        super().__init__(**{name: given})
+        super().__init__(validate_args, **{name: given})
         if name == "logits":
             self.logits = self.logits - self.logits.logsumexp(-1, keepdim=True)
             self.probs = self.logits.exp()
@@ -182,6 +209,8 @@ class Categorical(Distribution):
             return drawn.t().reshape((*sample_shape, *self.batch_shape))
 
     def log_prob(self, value: Any) -> Tensor:
+        if self._validates and not bool(((value >= 0) * (value < self._classes)).all()):
+            raise ValueError(message("Categorical", f"value must be from 0 to {self._classes - 1}", shape=value.shape))
         shape = np.broadcast_shapes(value.shape, self.batch_shape)
         logits = self.logits.expand((*shape, self._classes))
         return logits.gather(-1, value.to("int64").expand(shape).unsqueeze(-1)).squeeze(-1)
@@ -198,7 +227,7 @@ class Categorical(Distribution):
 class Independent(Distribution):
     """A distribution whose last ``reinterpreted_batch_ndims`` batch axes are one event: log probabilities are summed over them."""
 
-    def __init__(self, base_distribution: Distribution, reinterpreted_batch_ndims: int, validate_args: Any = None):
+    def __init__(self, base_distribution: Distribution, reinterpreted_batch_ndims: int, validate_args: bool | None = None):
         shape, count = base_distribution.batch_shape, reinterpreted_batch_ndims
         if not 0 <= count <= len(shape):
             raise ShapeError(message("Independent", f"reinterpreted_batch_ndims must be from 0 to {len(shape)}, got {count}", shape=shape))

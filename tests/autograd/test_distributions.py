@@ -114,3 +114,27 @@ def test_numpy_numbers_are_parameters(device):
     with netcl.device(device):
         x = netcl.tensor([-1.0, 0.5, 2.0])
         assert x.clamp(np.float32(0), np.float64(1)).tolist() == [0.0, 0.5, 1.0] and (x * np.float64(2)).dtype == netcl.float32
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda t: D.Normal(0.0, -1.0), lambda t: D.Uniform(2.0, 1.0), lambda t: D.Bernoulli(1.5),
+        lambda t: D.Normal(t([0.0]), t([0.0]), validate_args=True), lambda t: D.Uniform(t([1.0]), t([1.0]), validate_args=True),
+        lambda t: D.Categorical(probs=t([-1.0, 2.0]), validate_args=True),
+        lambda t: D.Categorical(logits=t([math.nan, 2.0]), validate_args=True),
+        lambda t: D.Bernoulli(t([0.5]), validate_args=True).log_prob(t([0.5])),
+        lambda t: D.Categorical(t([0.5, 0.5]), validate_args=True).log_prob(t([2.0])),
+        lambda t: D.Uniform(t([0.0]), t([1.0]), validate_args=True).log_prob(t([1.5])),
+        lambda t: D.Normal(t([0.0]), t([1.0]), validate_args=True).log_prob(t([math.nan])),
+    ],
+)  # fmt: skip
+def test_invalid_values_raise(make, device):
+    with netcl.device(device), pytest.raises(ValueError, match=r"\[(Normal|Uniform|Bernoulli|Categorical)\] .* must be"):
+        make(netcl.tensor)
+
+
+def test_invalid_values_are_accepted_without_validation(device):
+    with netcl.device(device):
+        assert math.isnan(D.Normal(0.0, -1.0, validate_args=False).entropy().item())
+        assert math.isnan(D.Normal(netcl.tensor(0.0), netcl.tensor(-1.0)).entropy().item())
