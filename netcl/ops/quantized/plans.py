@@ -51,6 +51,7 @@ _MMA_TABLE = {
     "many": ((2, 8, 1, 4), (math.inf, 4, 2, 4)),
     "many bytes": ((2, 8, 1, 2), (math.inf, 4, 1, 2)),
 }
+_STAGED_SUMS = 65536  # bytes of local memory for 8 columns, where sums of groups save products of their own; sums of strips need some too
 _MMA_RESIDENT = 1024  # work-items of a compute unit that keep the memory busy
 _FLAGS = {"x86_64": ("avx512_vnni", 1), "AMD64": ("avx512_vnni", 1), "aarch64": ("asimddp", 2)}
 
@@ -204,7 +205,7 @@ def _mma_sizes(p: Packed, strips_per_unit: float, gated: bool, direct: bool) -> 
     if scaled and p.columns // record_size(p.kind)[0] < warps:
         warps = max(4, warps // 2)
     tall, step = 2 if gated else tall, warps * (8 if scaled else deep)
-    room = (32768 if warps * tall <= 16 else 16384) // (64 * kinds)  # runs; sums are in local memory too
+    room = (_STAGED_SUMS if kinds == 8 and scaled and direct else 32768 if warps * tall <= 16 else 16384) // (64 * kinds)  # runs
     staged = staged and step <= room and (runs <= room or kinds <= 2)
     return {
         "WARPS": warps, "MT": tall, "DEEP": deep, "SETS": -(-p.fragment // 8), "SPLIT": int(p.dtype == "float32"), "KINDS": kinds,
