@@ -1,17 +1,22 @@
-"""The sizes of an attention call: heads, groups of heads that share keys and values, and the strides of the mask."""
+"""The sizes of an attention call: heads, groups of heads that share keys and values, strides of the mask and of blocks in memory."""
 
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 from typing import NamedTuple
 
+from netcl.core.dtype import DTYPES
 from netcl.core.errors import DtypeError, ShapeError, message
 from netcl.core.tensor import Tensor
 from netcl.engine import launch
+from netcl.ops import views
 from netcl.ops.movement import expand
 
 DEPTHS = (32, 64, 128, 256)  # kernels are built for these head sizes and serve every smaller one
 LARGEST = DEPTHS[-1]
+#: Where ``(batch, heads, rows, depth)`` lies in memory: offset, and strides by batch, head and row, in elements. Rows are contiguous.
+HeadBlock = tuple[int, int, int, int]
 
 
 class HeadSizes(NamedTuple):
@@ -73,12 +78,12 @@ class Mask(NamedTuple):
 NO_MASK = Mask(None, 0, (0, 0, 0, 0), (1, 1, 1, 1))
 
 
-def mask_of(op: str, mask: Tensor | None, q: Tensor, sizes: HeadSizes) -> Mask:
+def mask_of(op: str, mask: Tensor | None, q_shape: tuple[int, ...], sizes: HeadSizes) -> Mask:
     """Return ``mask`` with its strides; raises if ``mask`` does not broadcast to the scores or is neither bool nor floats."""
     if mask is None:
         return NO_MASK
     launch.check_dtype(op, mask, ("bool", *launch.FLOATS), "mask")
-    scores = (*q.shape[:-2], sizes.n, sizes.m)
+    scores = (*q_shape[:-2], sizes.n, sizes.m)
     padded = (*(1,) * (len(scores) - mask.ndim), *mask.shape)
     if len(padded) != len(scores) or any(a not in (1, b) for a, b in zip(padded, scores, strict=True)):
         raise ShapeError(message(op, "mask must broadcast to the scores", mask=mask.shape, scores=scores))
@@ -100,3 +105,59 @@ def score_scale(scale: float | None, depth: int) -> float:
 def grouped(sizes: HeadSizes, rows: int, depth: int, queries: bool) -> tuple[int, ...]:
     """Return the shape ``(batch, kv_heads, sharing, rows, depth)``; 1 replaces ``sharing`` for keys and values (``queries=False``)."""
     return (sizes.batch, sizes.kv_heads, sizes.sharing if queries else 1, rows, depth)
+
+
+# ---- blocks of memory
+
+
+def new_block(heads: int, rows: int, depth: int, by_row: bool = False) -> HeadBlock:
+    """Return the block of contiguous heads; ``by_row``: in the memory order ``(batch, rows, heads, depth)``."""
+    return (0, heads * rows * depth, depth, heads * depth) if by_row else (0, heads * rows * depth, rows * depth, depth)
+
+
+def is_by_row(block: HeadBlock) -> bool:
+    """Whether the heads of a row lie closer together than the rows of a head, as in the result of a projection."""
+    return block[3] > block[2]
+
+
+def located(x: Tensor, heads: int, read_once: bool = False) -> tuple[Tensor, HeadBlock]:
+    """Return the tensor that kernels read ``x`` from, and the block of ``x`` in its memory: the base of a pending view, else ``x`` itself.
+
+    A view is copied first if :func:`_block` cannot express it and, on CPUs, unless kernels have ``read_once``: rows that are read again
+    for every few queries must be close together for a CPU.
+    """
+    base, offset, strides = views.strided(x)
+    copied = base is x or base.size >= 1 << 31 or (launch.on_cpu_device(x.queue) and not read_once)
+    block = None if copied else _block(x.shape, heads, offset, strides, DTYPES[x.dtype].itemsize)
+    return (x, new_block(heads, x.shape[-2], x.shape[-1])) if block is None else (base, block)
+
+
+def origin(x: Tensor, heads: int) -> tuple[object, int, HeadBlock]:
+    """Return an object that all views of one base share, the size of that base, and the block of ``x`` in it: for the order of results."""
+    of, size, offset, strides = views.origin(x)
+    block = None if of is x else _block(x.shape, heads, offset, strides, DTYPES[x.dtype].itemsize)
+    return (x, x.size, new_block(heads, x.shape[-2], x.shape[-1])) if block is None else (of, size, block)
+
+
+@lru_cache(1024)
+def _block(shape: tuple[int, ...], heads: int, offset: int, strides: tuple[int, ...], itemsize: int) -> HeadBlock | None:
+    """Return the block of a view; ``None`` unless rows are contiguous, and offset and strides are multiples of 16 bytes."""
+    *lead, rows, depth = shape
+    four = views.restrided(shape, strides, (math.prod(lead) // heads, heads, rows, depth)) if 0 not in shape else None
+    if four is None or four[3] != 1 or any(n < 0 or n * itemsize % 16 for n in (offset, *four[:3])):
+        return None
+    return offset, four[0], four[1], four[2]
+
+
+@lru_cache(1024)
+def cover(size: int, sizes: HeadSizes, blocks: tuple[HeadBlock, HeadBlock, HeadBlock]) -> bool:
+    """Whether the blocks of q, k and v contain each of ``size`` elements once: they are the three parts of one projection."""
+    width, rows = blocks[0][3], sizes.n
+    if sizes.m != rows or size != sizes.batch * rows * width:
+        return False
+    if any(row != width or (sizes.batch > 1 and batch != rows * width) for _, batch, _, row in blocks):
+        return False
+    counts, lengths = (sizes.heads, sizes.kv_heads, sizes.kv_heads), (sizes.depth, sizes.depth, sizes.depth_v)
+    parts = sorted((at + i * head, n) for (at, _, head, _), count, n in zip(blocks, counts, lengths, strict=True) for i in range(count))
+    ends = [0, *(start + n for start, n in parts)]
+    return [start for start, _ in parts] == ends[:-1] and ends[-1] == width
