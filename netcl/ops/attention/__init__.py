@@ -410,7 +410,7 @@ def _grad_of_views(
     heads = (sizes.heads, sizes.kv_heads, sizes.kv_heads, sizes.heads, sizes.heads)
     pairs = list(zip((q, k, v, upstream, result), heads, strict=True))
     origins, (bases, counts, blocks) = pairs[:3], zip(*[origin(*pair) for pair in pairs[:3]], strict=True)
-    joint = counts[0] if bases[0] is bases[1] is bases[2] and cover(counts[0], sizes, blocks) else 0
+    joint = int(counts[0]) if bases[0] is bases[1] is bases[2] and cover(counts[0], sizes, blocks) else 0
     if not joint:
         blocks = tuple([new_block(n, x.shape[-2], x.shape[-1], is_by_row(block)) for (x, n), block in zip(origins, blocks, strict=True)])
     tensors, read = zip(*[located(*pair) for pair in pairs[:4]], located(*pairs[4], read_once=True), strict=True)
