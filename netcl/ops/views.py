@@ -344,7 +344,7 @@ def strided(x: Tensor) -> tuple[Tensor, int, tuple[int, ...]]:
     return x, 0, dense(x.shape)
 
 
-def origin(x: Tensor) -> tuple[object, int, int, tuple[int, ...]]:
+def base_layout(x: Tensor) -> tuple[object, int, int, tuple[int, ...]]:
     """Return an object that all views of one base share, the size of the base, and offset and strides of ``x`` there.
 
     Unlike :func:`strided`, also for a view that has been copied, whose base may no longer exist; ``x`` itself if it is no view.

@@ -249,8 +249,8 @@ class Attended(NamedTuple):
     @property
     def shapes(self) -> tuple[tuple[int, ...], ...]:
         """The shapes of q, k and v."""
-        s, lead = self.sizes, self.shape[:-3]
-        rows = (*lead, *(self.sizes.kv_heads,)[: len(self.shape) - 2], s.m)
+        s = self.sizes
+        rows = (*self.shape[:-3], *(s.kv_heads,)[: len(self.shape) - 2], s.m)
         return self.shape, (*rows, s.depth), (*rows, s.depth_v)
 
     @property
@@ -344,15 +344,9 @@ def _attention_of_views(
 
 
 @op(
-    vjp=_attention_vjp,
-    ref="numpy",
-    amp="half",
-    samples=_ATTENTION_SAMPLES,
-    errors=_ATTENTION_ERRORS,
-    tol=4,
-    deferred=_attention_of_views,
-    waits=lambda *xs: views.any_pending(xs[:3]),
-)
+    vjp=_attention_vjp, ref="numpy", amp="half", samples=_ATTENTION_SAMPLES, errors=_ATTENTION_ERRORS, tol=4,
+    deferred=_attention_of_views, waits=lambda *xs: views.any_pending(xs[:3]),
+)  # fmt: skip
 def attention(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, *, causal: bool = False, scale: float | None = None
 ) -> tuple[Tensor, Tensor]:
@@ -402,30 +396,27 @@ def _grad_of_views(
     """
     if not views.any_pending((upstream, q, k, v, result)):
         return None
-    at = _attended("attention_grad", q, k, v, causal, scale)
-    sizes = at.sizes
-    made = (*at.shape[:-1], sizes.depth_v)
+    name = "attention_grad"
+    upstream, q, k, v, mask, result, logarithms, through = launch.as_tensors(name, upstream, q, k, v, mask, result, logarithms, through)
+    at = _attended(name, q, k, v, causal, scale)
+    sizes, made = at.sizes, (*at.shape[:-1], at.sizes.depth_v)
     if not (q.size and k.size and v.size) or (upstream.shape, result.shape) != (made, made) or {upstream.dtype, result.dtype} != {q.dtype}:
         return None
     heads = (sizes.heads, sizes.kv_heads, sizes.kv_heads, sizes.heads, sizes.heads)
     pairs = list(zip((q, k, v, upstream, result), heads, strict=True))
-    origins, (bases, counts, blocks) = pairs[:3], zip(*[origin(*pair) for pair in pairs[:3]], strict=True)
+    bases, counts, blocks = zip(*[origin(*pair) for pair in pairs[:3]], strict=True)
     joint = int(counts[0]) if bases[0] is bases[1] is bases[2] and cover(counts[0], sizes, blocks) else 0
     if not joint:
-        blocks = tuple([new_block(n, x.shape[-2], x.shape[-1], is_by_row(block)) for (x, n), block in zip(origins, blocks, strict=True)])
+        blocks = tuple([new_block(n, x.shape[-2], x.shape[-1], is_by_row(b)) for (x, n), b in zip(pairs, blocks, strict=False)])
     tensors, read = zip(*[located(*pair) for pair in pairs[:4]], located(*pairs[4], read_once=True), strict=True)
     found = _planned_grad(*tensors, mask, logarithms, through, at, read, blocks, joint)
     return tuple(map(_viewed, found * 3 if joint else found, (q.shape, k.shape, v.shape), blocks))
 
 
 @op(
-    vjp=attention_grad_vjp,
-    ref="numpy",
-    samples=_ATTENTION_GRAD_SAMPLES,
-    tol=8,
-    deferred=_grad_of_views,
-    waits=lambda *xs: views.any_pending((*xs[:4], *xs[5:6])),
-)
+    vjp=attention_grad_vjp, ref="numpy", samples=_ATTENTION_GRAD_SAMPLES, tol=8,
+    deferred=_grad_of_views, waits=lambda *xs: views.any_pending((*xs[:4], *xs[5:6])),
+)  # fmt: skip
 def attention_grad(
     upstream: Tensor, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, result: Tensor, logarithms: Tensor,
     through: Tensor | None = None, *, causal: bool = False, scale: float | None = None,

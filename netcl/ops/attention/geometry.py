@@ -123,24 +123,24 @@ def is_by_row(block: HeadBlock) -> bool:
 def located(x: Tensor, heads: int, read_once: bool = False) -> tuple[Tensor, HeadBlock]:
     """Return the tensor that kernels read ``x`` from, and the block of ``x`` in its memory: the base of a pending view, else ``x`` itself.
 
-    A view is copied first if :func:`_block` cannot express it and, on CPUs, unless kernels have ``read_once``: rows that are read again
-    for every few queries must be close together for a CPU.
+    A view is copied first if :func:`_head_block` cannot express it. On CPUs, it is also copied unless kernels read it only once: rows that
+    are read again for every few queries must be close together in memory.
     """
     base, offset, strides = views.strided(x)
     copied = base is x or base.size >= 1 << 31 or (launch.on_cpu_device(x.queue) and not read_once)
-    block = None if copied else _block(x.shape, heads, offset, strides, DTYPES[x.dtype].itemsize)
+    block = None if copied else _head_block(x.shape, heads, offset, strides, DTYPES[x.dtype].itemsize)
     return (x, new_block(heads, x.shape[-2], x.shape[-1])) if block is None else (base, block)
 
 
 def origin(x: Tensor, heads: int) -> tuple[object, int, HeadBlock]:
     """Return an object that all views of one base share, the size of that base, and the block of ``x`` in it: for the order of results."""
-    of, size, offset, strides = views.origin(x)
-    block = None if of is x else _block(x.shape, heads, offset, strides, DTYPES[x.dtype].itemsize)
+    of, size, offset, strides = views.base_layout(x)
+    block = None if of is x else _head_block(x.shape, heads, offset, strides, DTYPES[x.dtype].itemsize)
     return (x, x.size, new_block(heads, x.shape[-2], x.shape[-1])) if block is None else (of, size, block)
 
 
 @lru_cache(1024)
-def _block(shape: tuple[int, ...], heads: int, offset: int, strides: tuple[int, ...], itemsize: int) -> HeadBlock | None:
+def _head_block(shape: tuple[int, ...], heads: int, offset: int, strides: tuple[int, ...], itemsize: int) -> HeadBlock | None:
     """Return the block of a view; ``None`` unless rows are contiguous, and offset and strides are multiples of 16 bytes."""
     *lead, rows, depth = shape
     four = views.restrided(shape, strides, (math.prod(lead) // heads, heads, rows, depth)) if 0 not in shape else None
