@@ -340,7 +340,7 @@ class _Walk:
         leaf = None if edge is None else edge[0]
         if not isinstance(leaf, Tensor) or gradient is None or self.wanted is not None or self.F is not ops or anomaly_mode.get():
             return False
-        if leaf._hooks or leaf.dtype != "float32" or leaf in self.narrow or gradient.dtype not in HALVES:
+        if leaf.dtype != "float32" or gradient.dtype not in HALVES or leaf in self.narrow or _hooked((edge,)):
             return False
         if gradient.memory is None or gradient.array is not None:  # the kernel of a deferred gradient may include the cast
             return False
