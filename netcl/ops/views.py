@@ -344,15 +344,15 @@ def strided(x: Tensor) -> tuple[Tensor, int, tuple[int, ...]]:
     return x, 0, dense(x.shape)
 
 
-def base_layout(x: Tensor) -> tuple[object, int, int, tuple[int, ...]]:
-    """Return an object that all views of one base share, the size of the base, and offset and strides of ``x`` there.
+def base_layout(x: Tensor) -> tuple[object, int, tuple[int, ...]]:
+    """Return an object that all views of one base share, and offset and strides of ``x`` in the base, also if ``x`` has been copied.
 
-    Unlike :func:`strided`, also for a view that has been copied, whose base may no longer exist; ``x`` itself if it is no view.
+    The object has the ``size`` of the base, which itself may no longer exist. For a tensor that is no view, it is ``x`` itself.
     """
-    if is_copy(x) and x.place.history is not None:
-        return x.place.history, x.place.history.size, x.place.offset, x.place.strides
-    base, offset, strides = strided(x)
-    return base, base.size, offset, strides
+    place = x.place
+    if place is None or place.strides is None or place.history is None:
+        return x, 0, dense(x.shape)
+    return place.history, place.offset, place.strides
 
 
 def block(base: Tensor, offset: int, shape: tuple[int, ...], strides: tuple[int, ...]) -> Tensor:

@@ -24,7 +24,6 @@ from netcl.engine import algorithms, launch
 from netcl.engine.call import planned
 from netcl.engine.registry import S, composite, op
 from netcl.engine.strided import alignment
-from netcl.engine.strided import dense as dense_strides
 from netcl.ops import views
 from netcl.ops.attention.cached import cached_attention
 from netcl.ops.attention.dense import (
@@ -39,13 +38,13 @@ from netcl.ops.attention.geometry import (
     HeadBlock,
     HeadSizes,
     Mask,
+    Operand,
     attention_geometry,
-    cover,
-    is_by_row,
-    located,
+    layout_of,
     mask_of,
     new_block,
-    origin,
+    numbers_of,
+    numbers_read,
     score_scale,
 )
 from netcl.ops.attention.rope import rope
@@ -277,11 +276,26 @@ def _kernel_numbers(sizes: HeadSizes, mask: Mask, causal: bool, scale: float) ->
     return (scale, int(causal), sizes.n, sizes.m, sizes.depth, sizes.depth_v, sizes.heads, sizes.sharing, *mask.steps)
 
 
-def _viewed(memory: Tensor, shape: tuple[int, ...], block: HeadBlock) -> Tensor:
-    """Return the block of ``memory``, which no other tensor uses, as a tensor of ``shape``."""
-    offset, batch, *steps = block
-    strides = (*(batch * n for n in dense_strides(shape[:-3])), *steps, 1)[-len(shape) :]
-    return views.unshared_block(memory, offset, shape, strides) if strides != dense_strides(shape) else with_shape(memory, shape)
+def _views_among(xs: Sequence[Tensor]) -> tuple[list[Tensor], tuple[Operand, ...], int]:
+    """Return the bases of pending views (for other tensors: themselves), the operands, and the size of the base that q, k and v share."""
+    bases, owners, operands = [], [], []
+    for x in xs:
+        owner: Any
+        base, offset, strides = views.strided(x)
+        if base is x:
+            owner, offset, strides = views.base_layout(x)
+        else:
+            owner = base
+        bases.append(base)
+        owners.append(owner)
+        operands.append((x.shape, base is not x and base.size < 1 << 31, offset, strides))
+    shared = int(owners[0].size) if owners[0] is owners[1] is owners[2] else 0
+    return bases, tuple(operands), shared
+
+
+def _viewed(memory: Tensor, shape: tuple[int, ...], view: tuple[int, tuple[int, ...]] | None) -> Tensor:
+    """Return a block of ``memory``, which no other tensor uses, as a tensor of ``shape``."""
+    return with_shape(memory, shape) if view is None else views.unshared_block(memory, view[0], shape, view[1])
 
 
 _ATTENTION_SAMPLES = [
@@ -325,22 +339,18 @@ def _attention_vjp(F, g, out, q, k, v, mask, causal, scale, needs):
 def _attention_of_views(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, *, causal: bool = False, scale: float | None = None
 ) -> tuple[Tensor, Tensor] | None:
-    """Compute :func:`attention` if q, k or v is a pending view; else return ``None``.
-
-    If heads of a position lie side by side in an operand, they do in the memory of the result: joining them then needs no copy.
-    """
+    """Compute :func:`attention` if q, k or v is a pending view; else return ``None``."""
     if not views.any_pending((q, k, v)):
         return None
     q, k, v, mask = launch.as_tensors("attention", q, k, v, mask)
-    at = _attended("attention", q, k, v, causal, scale)
-    sizes = at.sizes
+    sizes = attention_geometry("attention", q, k, v)
     if not (q.size and k.size and v.size):
         return None
-    pairs = list(zip((q, k, v), (sizes.heads, sizes.kv_heads, sizes.kv_heads), strict=True))
-    place = new_block(sizes.heads, sizes.n, sizes.depth_v, any([is_by_row(origin(*pair)[2]) for pair in pairs]))
-    tensors, read = zip(*[located(*pair) for pair in pairs], strict=True)
-    out, logarithms = _planned_attention(*tensors, mask, at, (*read, place))
-    return _viewed(out, out.shape, place), logarithms
+    bases, operands, shared = _views_among((q, k, v))
+    layout = layout_of(sizes, operands, shared, DTYPES[q.dtype].itemsize, launch.on_cpu_device(q.queue))
+    tensors = [base if from_base else x for x, base, from_base in zip((q, k, v), bases, layout.from_base, strict=True)]
+    out, logarithms = _planned_attention(*tensors, mask, q.shape, layout.numbers, causal, score_scale(scale, sizes.depth))
+    return _viewed(out, out.shape, layout.views[0]), logarithms
 
 
 @op(
@@ -357,12 +367,15 @@ def attention(
         place, dtypes = mask_of("attention", mask, q.shape, at.sizes), (q.dtype, sum_dtype(q.dtype))
         how = {"sizes": at.sizes, "place": place, "causal": causal, "scale": at.scale}
         return launch.run_cpu(attention_cpu, q, k, v, place.tensor, dtype=dtypes, **how)
-    return _attend(q, k, v, mask, at, at.contiguous)
+    return _attend(q, k, v, mask, q.shape, numbers_of(at.sizes, at.contiguous), causal, at.scale)
 
 
-def _attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, at: Attended, places: tuple[HeadBlock, ...]) -> tuple[Tensor, Tensor]:
-    """Run the kernel of :func:`attention`. ``places``: the blocks of q, k, v and the result in their memory."""
-    sizes, place = at.sizes, mask_of("attention", mask, at.shape, at.sizes)
+def _attend(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, shape: tuple[int, ...], numbers: tuple[int, ...], causal: bool, scale: float
+) -> tuple[Tensor, Tensor]:
+    """Run the kernel of :func:`attention` for queries of ``shape``. ``numbers``: sizes and the blocks of q, k, v and the result."""
+    sizes, places = numbers_read(numbers)
+    at, place = Attended(shape, sizes, causal, scale), mask_of("attention", mask, shape, sizes)
     out = Tensor.empty((*at.shape[:-1], sizes.depth_v), q.dtype, queue=q.queue)
     logarithms = Tensor.empty(at.shape[:-1], sum_dtype(q.dtype), queue=q.queue)
     if not logarithms.size:
@@ -390,27 +403,22 @@ def _grad_of_views(
     upstream: Tensor, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, result: Tensor, logarithms: Tensor,
     through: Tensor | None = None, *, causal: bool = False, scale: float | None = None,
 ) -> tuple[Tensor, ...] | None:  # fmt: skip
-    """Compute :func:`attention_grad` if an operand is a pending view; else return ``None``.
-
-    A gradient has the memory order of its operand. If q, k and v are the parts of one tensor, their gradients are those of a new one.
-    """
+    """Compute :func:`attention_grad` if an operand is a pending view; else return ``None``."""
     if not views.any_pending((upstream, q, k, v, result)):
         return None
     name = "attention_grad"
     upstream, q, k, v, mask, result, logarithms, through = launch.as_tensors(name, upstream, q, k, v, mask, result, logarithms, through)
-    at = _attended(name, q, k, v, causal, scale)
-    sizes, made = at.sizes, (*at.shape[:-1], at.sizes.depth_v)
-    if not (q.size and k.size and v.size) or (upstream.shape, result.shape) != (made, made) or {upstream.dtype, result.dtype} != {q.dtype}:
+    sizes, made = attention_geometry(name, q, k, v), (*q.shape[:-1], v.shape[-1])
+    fits = upstream.shape == result.shape == made and upstream.dtype == result.dtype == q.dtype
+    if not fits or not (q.size and k.size and v.size):
         return None
-    heads = (sizes.heads, sizes.kv_heads, sizes.kv_heads, sizes.heads, sizes.heads)
-    pairs = list(zip((q, k, v, upstream, result), heads, strict=True))
-    bases, counts, blocks = zip(*[origin(*pair) for pair in pairs[:3]], strict=True)
-    joint = int(counts[0]) if bases[0] is bases[1] is bases[2] and cover(counts[0], sizes, blocks) else 0
-    if not joint:
-        blocks = tuple([new_block(n, x.shape[-2], x.shape[-1], is_by_row(b)) for (x, n), b in zip(pairs, blocks, strict=False)])
-    tensors, read = zip(*[located(*pair) for pair in pairs[:4]], located(*pairs[4], read_once=True), strict=True)
-    found = _planned_grad(*tensors, mask, logarithms, through, at, read, blocks, joint)
-    return tuple(map(_viewed, found * 3 if joint else found, (q.shape, k.shape, v.shape), blocks))
+    given = (q, k, v, upstream, result)
+    bases, operands, shared = _views_among(given)
+    layout = layout_of(sizes, operands, shared, DTYPES[q.dtype].itemsize, launch.on_cpu_device(q.queue))
+    tensors = [base if from_base else x for x, base, from_base in zip(given, bases, layout.from_base, strict=True)]
+    how = (q.shape, layout.numbers, causal, score_scale(scale, sizes.depth), layout.joint)
+    found = _planned_grad(*tensors, mask, logarithms, through, *how)
+    return tuple(map(_viewed, found * 3 if layout.joint else found, (q.shape, k.shape, v.shape), layout.views))
 
 
 @op(
@@ -433,19 +441,22 @@ def attention_grad(
         given = (upstream, q, k, v, place.tensor, result, logarithms, through)
         how = {"sizes": at.sizes, "place": place, "causal": causal, "scale": at.scale}
         return launch.run_cpu(attention_grad_cpu, *given, dtype=q.dtype, **how)
-    places = at.contiguous
-    return _attend_grad(q, k, v, upstream, result, mask, logarithms, through, at, (*places, places[3]), places[:3], 0)
+    numbers = numbers_of(at.sizes, (*at.contiguous, at.contiguous[3], *at.contiguous[:3]))
+    return _attend_grad(q, k, v, upstream, result, mask, logarithms, through, q.shape, numbers, causal, at.scale, 0)
 
 
 def _attend_grad(
     q: Tensor, k: Tensor, v: Tensor, upstream: Tensor, result: Tensor, mask: Tensor | None, logarithms: Tensor, through: Tensor | None,
-    at: Attended, read: tuple[HeadBlock, ...], made: tuple[HeadBlock, ...], joint: int,
+    shape: tuple[int, ...], numbers: tuple[int, ...], causal: bool, scale: float, joint: int,
 ) -> tuple[Tensor, ...]:  # fmt: skip
-    """Run the kernels of :func:`attention_grad`. ``read``: the blocks of the first five tensors; ``made``: those of the gradients.
+    """Run the kernels of :func:`attention_grad` for queries of ``shape``.
 
-    With ``joint``, the gradients lie in one tensor of that many elements, which alone is returned.
+    ``numbers``: sizes, the blocks of the first five tensors and those of the gradients. With ``joint``, the gradients lie in one tensor of
+    that many elements, which alone is returned.
     """
-    sizes, place = at.sizes, mask_of("attention_grad", mask, at.shape, at.sizes)
+    sizes, blocks = numbers_read(numbers)
+    read, made = blocks[:5], blocks[5:]
+    at, place = Attended(shape, sizes, causal, scale), mask_of("attention_grad", mask, shape, sizes)
     dtype, (q, k, v) = q.dtype, _widened_halves(q, k, v)
     results = tuple(Tensor.empty(shape, q.dtype, queue=q.queue) for shape in (((joint,),) if joint else at.shapes))
     if not sum(t.size for t in results) or not sizes.n or not sizes.m:

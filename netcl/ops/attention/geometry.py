@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
-from netcl.core.dtype import DTYPES
 from netcl.core.errors import DtypeError, ShapeError, message
 from netcl.core.tensor import Tensor
 from netcl.engine import launch
-from netcl.ops import views
+from netcl.engine.strided import dense
 from netcl.ops.movement import expand
+from netcl.ops.views import restrided
 
 DEPTHS = (32, 64, 128, 256)  # kernels are built for these head sizes and serve every smaller one
 LARGEST = DEPTHS[-1]
@@ -48,22 +49,25 @@ class HeadSizes(NamedTuple):
 
 def attention_geometry(op: str, q: Tensor, k: Tensor, v: Tensor) -> HeadSizes:
     """Return the sizes of a call; raises ``ShapeError`` or ``DtypeError`` if the operands do not fit together."""
-    shapes = {"q": q.shape, "k": k.shape, "v": v.shape}
-    for name, t in (("q", q), ("k", k), ("v", v)):
-        launch.check_dtype(op, t, name=name)
     if not q.dtype == k.dtype == v.dtype:
         raise DtypeError(message(op, "q, k and v must have the same dtype", q=q.dtype, k=k.dtype, v=v.dtype))
-    if min(q.ndim, k.ndim, v.ndim) < 2 or k.shape[:-1] != v.shape[:-1] or q.ndim != k.ndim:
+    launch.check_dtype(op, q, name="q")
+    return _head_sizes(op, q.shape, k.shape, v.shape)
+
+
+@lru_cache(1024)
+def _head_sizes(op: str, q: tuple[int, ...], k: tuple[int, ...], v: tuple[int, ...]) -> HeadSizes:
+    shapes = {"q": q, "k": k, "v": v}
+    if min(map(len, (q, k, v))) < 2 or k[:-1] != v[:-1] or len(q) != len(k):
         raise ShapeError(message(op, "q, k and v must be (..., N, D), (..., M, D) and (..., M, Dv)", **shapes))
-    if q.shape[-1] != k.shape[-1]:
-        raise ShapeError(message(op, f"q and k must have the same head size, got {q.shape[-1]} and {k.shape[-1]}", **shapes))
-    if max(q.shape[-1], v.shape[-1]) > LARGEST:
+    if q[-1] != k[-1]:
+        raise ShapeError(message(op, f"q and k must have the same head size, got {q[-1]} and {k[-1]}", **shapes))
+    if max(q[-1], v[-1]) > LARGEST:
         raise ShapeError(message(op, f"head sizes must be at most {LARGEST}", **shapes))
-    heads, kv_heads = (t.shape[-3] if t.ndim > 2 else 1 for t in (q, k))
-    if q.shape[:-3] != k.shape[:-3] or (heads != kv_heads and (not kv_heads or heads % kv_heads)):
+    heads, kv_heads = (shape[-3] if len(shape) > 2 else 1 for shape in (q, k))
+    if q[:-3] != k[:-3] or (heads != kv_heads and (not kv_heads or heads % kv_heads)):
         raise ShapeError(message(op, "k and v must have the batch axes of q, and their number of heads must divide that of q", **shapes))
-    sharing = heads // kv_heads if kv_heads else 1
-    return HeadSizes(math.prod(q.shape[:-3]), heads, sharing, q.shape[-2], k.shape[-2], q.shape[-1], v.shape[-1])
+    return HeadSizes(math.prod(q[:-3]), heads, heads // kv_heads if kv_heads else 1, q[-2], k[-2], q[-1], v[-1])
 
 
 class Mask(NamedTuple):
@@ -115,42 +119,76 @@ def new_block(heads: int, rows: int, depth: int, by_row: bool = False) -> HeadBl
     return (0, heads * rows * depth, depth, heads * depth) if by_row else (0, heads * rows * depth, rows * depth, depth)
 
 
-def is_by_row(block: HeadBlock) -> bool:
-    """Whether the heads of a row lie closer together than the rows of a head, as in the result of a projection."""
-    return block[3] > block[2]
+def numbers_of(sizes: HeadSizes, blocks: Sequence[HeadBlock]) -> tuple[int, ...]:
+    """Return sizes and blocks as one tuple of integers, which makes a short key of a plan. :func:`numbers_read` is the inverse."""
+    return (*sizes, *[n for block in blocks for n in block])
 
 
-def located(x: Tensor, heads: int, read_once: bool = False) -> tuple[Tensor, HeadBlock]:
-    """Return the tensor that kernels read ``x`` from, and the block of ``x`` in its memory: the base of a pending view, else ``x`` itself.
+def numbers_read(numbers: tuple[int, ...]) -> tuple[HeadSizes, tuple[HeadBlock, ...]]:
+    """Return the sizes and the blocks in ``numbers``."""
+    blocks = [numbers[i : i + 4] for i in range(7, len(numbers), 4)]
+    return HeadSizes(*numbers[:7]), tuple(blocks)  # type: ignore[arg-type]
 
-    A view is copied first if :func:`_head_block` cannot express it. On CPUs, it is also copied unless kernels read it only once: rows that
-    are read again for every few queries must be close together in memory.
+
+class Layout(NamedTuple):
+    """Where the tensors of a call lie in memory.
+
+    ``from_base``: per operand, whether it is read from its base. ``numbers``: :func:`numbers_of` the blocks of operands and results.
+    ``views``: offset and strides of each result in its memory; ``None`` if it is contiguous. ``joint``: the size of the memory that all
+    results share; 0 if they share none.
     """
-    base, offset, strides = views.strided(x)
-    copied = base is x or base.size >= 1 << 31 or (launch.on_cpu_device(x.queue) and not read_once)
-    block = None if copied else _head_block(x.shape, heads, offset, strides, DTYPES[x.dtype].itemsize)
-    return (x, new_block(heads, x.shape[-2], x.shape[-1])) if block is None else (base, block)
+
+    from_base: tuple[bool, ...]
+    numbers: tuple[int, ...]
+    views: tuple[tuple[int, tuple[int, ...]] | None, ...]
+    joint: int
 
 
-def origin(x: Tensor, heads: int) -> tuple[object, int, HeadBlock]:
-    """Return an object that all views of one base share, the size of that base, and the block of ``x`` in it: for the order of results."""
-    of, size, offset, strides = views.base_layout(x)
-    block = None if of is x else _head_block(x.shape, heads, offset, strides, DTYPES[x.dtype].itemsize)
-    return (x, x.size, new_block(heads, x.shape[-2], x.shape[-1])) if block is None else (of, size, block)
+#: An operand: its shape; whether it is a pending view, so that its base can be read; offset and strides in the base.
+Operand = tuple[tuple[int, ...], bool, int, tuple[int, ...]]
 
 
 @lru_cache(1024)
+def layout_of(sizes: HeadSizes, operands: tuple[Operand, ...], shared: int, itemsize: int, cpu: bool) -> Layout:
+    """Return the layout of a call over views of q, k, v and, for gradients, of the gradient of the result and of the result.
+
+    GPUs read views in their base; CPUs only the result, because rows that are read again for every few queries must be close together.
+    If heads of a row lie side by side in an operand, they do in the result, so that joining them is no copy. Gradients have the order of
+    their operands. If q, k and v are the parts of one tensor of ``shared`` elements, their gradients are the same parts of another one.
+    """
+    heads, shapes = (sizes.heads, sizes.kv_heads, sizes.kv_heads, sizes.heads, sizes.heads), [shape for shape, *_ in operands]
+    found = [_head_block(shape, n, at, strides, itemsize) for n, (shape, _, at, strides) in zip(heads, operands, strict=False)]
+    plain = [new_block(n, shape[-2], shape[-1]) for n, shape in zip(heads, shapes, strict=False)]
+    from_base = [block is not None and operands[i][1] and (i == 4 or not cpu) for i, block in enumerate(found)]
+    blocks = [b if a is None else a for a, b in zip(found, plain, strict=True)]
+    read = [a if base else b for a, b, base in zip(blocks, plain, from_base, strict=True)]
+    by_row, joint = [block[3] > block[2] for block in blocks], 0
+    if len(operands) == 3:
+        shapes, made = [(*shapes[0][:-1], sizes.depth_v)], [new_block(sizes.heads, sizes.n, sizes.depth_v, any(by_row))]
+    elif _covers(shared, sizes, blocks[:3]):
+        joint, made = shared, blocks[:3]
+    else:
+        made = [new_block(n, shape[-2], shape[-1], b) for n, shape, b in zip(heads[:3], shapes, by_row, strict=False)]
+    return Layout(tuple(from_base), numbers_of(sizes, (*read, *made)), tuple(map(_view_of, shapes, made)), joint)
+
+
+def _view_of(shape: tuple[int, ...], block: HeadBlock) -> tuple[int, tuple[int, ...]] | None:
+    """Return offset and strides of the tensor of ``shape`` in a block; ``None`` if it is contiguous."""
+    offset, batch, *steps = block
+    strides = (*(batch * n for n in dense(shape[:-3])), *steps, 1)[-len(shape) :]
+    return None if strides == dense(shape) else (offset, strides)
+
+
 def _head_block(shape: tuple[int, ...], heads: int, offset: int, strides: tuple[int, ...], itemsize: int) -> HeadBlock | None:
     """Return the block of a view; ``None`` unless rows are contiguous, and offset and strides are multiples of 16 bytes."""
     *lead, rows, depth = shape
-    four = views.restrided(shape, strides, (math.prod(lead) // heads, heads, rows, depth)) if 0 not in shape else None
+    four = restrided(shape, strides, (math.prod(lead) // heads, heads, rows, depth))
     if four is None or four[3] != 1 or any(n < 0 or n * itemsize % 16 for n in (offset, *four[:3])):
         return None
     return offset, four[0], four[1], four[2]
 
 
-@lru_cache(1024)
-def cover(size: int, sizes: HeadSizes, blocks: tuple[HeadBlock, HeadBlock, HeadBlock]) -> bool:
+def _covers(size: int, sizes: HeadSizes, blocks: Sequence[HeadBlock]) -> bool:
     """Whether the blocks of q, k and v contain each of ``size`` elements once: they are the three parts of one projection."""
     width, rows = blocks[0][3], sizes.n
     if sizes.m != rows or size != sizes.batch * rows * width:
