@@ -9,6 +9,7 @@ of its parameter, and optimizers are not affected.
 from __future__ import annotations
 
 import warnings
+import weakref
 from collections.abc import Sequence
 from contextlib import ContextDecorator
 from contextvars import ContextVar
@@ -38,16 +39,23 @@ class _Cast(NamedTuple):
 
 
 class _AutocastBlock(NamedTuple):
-    """An ``autocast`` block: its dtype (``None``: off), the block around it, and the casts that nested blocks share."""
+    """An ``autocast`` block: its dtype (``None``: off), the block around it, and the casts that nested blocks share.
+
+    ``ahead``: casts that no op has used yet.
+    """
 
     dtype: str | None
     outer: Any
     casts: dict[int, _Cast]
+    ahead: dict[int, _Cast]
 
 
 #: The innermost ``autocast`` block of the current thread or asyncio task.
 autocast_block: ContextVar[_AutocastBlock | None] = ContextVar("autocast_block", default=None)
 _warned = False
+#: The parameters that the last block with the same first parameter has cast, by the id of the first one.
+_together: dict[int, list[weakref.ref[Tensor]]] = {}
+_MOST_BLOCKS = 256  # entries of _together
 
 
 class autocast(ContextDecorator):
@@ -79,12 +87,16 @@ class autocast(ContextDecorator):
 
     def __enter__(self) -> autocast:
         outer = autocast_block.get()
-        autocast_block.set(_AutocastBlock(self.dtype, outer, {} if outer is None else outer.casts))
+        autocast_block.set(_AutocastBlock(self.dtype, outer, *(({}, {}) if outer is None else (outer.casts, outer.ahead))))
         return self
 
     def __exit__(self, *exc: object) -> None:
         block = autocast_block.get()
         autocast_block.set(None if block is None else block.outer)
+        if block is not None and block.outer is None and len(block.casts) > 1:
+            if len(_together) >= _MOST_BLOCKS:
+                _together.clear()
+            _together[next(iter(block.casts))] = [weakref.ref(cast.parameter) for cast in block.casts.values()]
 
 
 def is_autocast_enabled() -> bool:
@@ -176,24 +188,38 @@ def cast_recorded(tensor: Tensor, wanted: str) -> Tensor:
         return tensor
     if wanted == "float16" and not _warned:
         _warn_once(tensor)
-    if tensor.grad_fn is None and tensor.requires_grad and tensor.dtype == "float32":
-        return _cast_parameter(tensor, wanted)
-    return tensor.to(wanted)
+    return _cast_parameter(tensor, wanted) if _is_parameter(tensor) else tensor.to(wanted)
+
+
+def _is_parameter(tensor: Tensor) -> bool:
+    return tensor.grad_fn is None and tensor.requires_grad and tensor.dtype == "float32"
 
 
 def _cast_parameter(parameter: Tensor, wanted: str) -> Tensor:
     """Cast a parameter. The cast is cached until the parameter is written or backward uses the cast.
 
-    A replay repeats the casts of its own recording and no others.
+    The first cast of a block also casts the parameters that followed this one in the last block, all in one launch. A replay repeats the
+    casts of its own recording and no others.
     """
-    block = autocast_block.get()
-    known = None if block is None else block.casts.get(id(parameter))
-    if known is not None and known.good(wanted):
-        return known.half
-    half = parameter.to(wanted)
-    if half.grad_fn is not None and block is not None:
-        block.casts[id(parameter)] = _Cast(parameter, half, writes_of(parameter).last, recording.active.recorder)
-    return half
+    block, key = autocast_block.get(), id(parameter)
+    if block is None:
+        return parameter.to(wanted)
+    first, known = not block.casts, block.casts.get(key) or block.ahead.pop(key, None)
+    if known is None or not known.good(wanted):
+        known = _cast_of(parameter, parameter.to(wanted))
+        if known.half.grad_fn is None:
+            return known.half
+    block.casts[key] = known
+    others = [t for ref in _together.get(key, ()) if (t := ref()) is not None and t.queue is parameter.queue] if first else []
+    if others and others[0] is parameter:
+        others = [t for t in others[1:] if _is_parameter(t)]
+        halves = hooks.upper("autograd.ops").cast_together(others, wanted)
+        block.ahead.update({id(t): _cast_of(t, half) for t, half in zip(others, halves, strict=False)})
+    return known.half
+
+
+def _cast_of(parameter: Tensor, half: Tensor) -> _Cast:
+    return _Cast(parameter, half, writes_of(parameter).last, recording.active.recorder)
 
 
 def _warn_once(tensor: Tensor) -> None:

@@ -16,7 +16,7 @@ from netcl.core.writes import clock
 from netcl.engine import pointwise, registry
 from netcl.engine.expression import compose
 from netcl.engine.registry import Choice, Composite, Op, Pointwise, Reduction
-from netcl.ops import views
+from netcl.ops import update, views
 
 _twins: dict[str, tuple[Any, Callable[..., Any]]] = {}
 #: torch's names of parameters and the names here. ``input`` and ``other`` stand for the first two inputs.
@@ -144,6 +144,17 @@ def record(name: str, out: Tensor, *args: Any) -> None:
         _note_of(name)(out, args, {})
     finally:
         anomaly_mode.reset(anomaly)
+
+
+def cast_together(tensors: Sequence[Tensor], dtype: str) -> list[Tensor]:
+    """Cast tensors to another float dtype, in one launch per 64, and record the casts. Returns nothing while a tracer observes all ops."""
+    if modes.observer is not None or not tensors:
+        return []
+    made = [Tensor.empty(x.shape, dtype, queue=x.queue) for x in tensors]
+    update.apply(update.COPY, [made, tensors])
+    for x, result in zip(tensors, made, strict=True):
+        record("cast", result, x, dtype)
+    return made
 
 
 def keeps_first(name: str) -> bool:

@@ -21,7 +21,7 @@ import numpy as np
 
 from netcl import ops
 from netcl.core import recording as recorded
-from netcl.core.dtype import DTYPES
+from netcl.core.dtype import DTYPES, HALVES
 from netcl.core.errors import AutogradError, ShapeError, message
 from netcl.core.hooks import hooks
 from netcl.core.tensor import Remover, Source, Tensor, deferred_tensor, duplicate, memory_of
@@ -29,6 +29,7 @@ from netcl.core.tracebacks import user_line
 from netcl.core.writes import clock, writes_of
 from netcl.engine import lazy_graph
 from netcl.engine.modes import deferral, in_mode
+from netcl.ops import update
 
 
 class _Modes(threading.local):
@@ -290,6 +291,7 @@ class _Walk:
         self.handed: dict[int, Any] = {}
         self.leaves: list[Tensor] = []
         self.held: dict[Tensor, Tensor] = {}  # partial gradients of leaves with hooks
+        self.narrow: dict[Tensor, Tensor] = {}  # 16-bit gradients of float32 leaves, which are cast together at the end
         self.due: Counter[Tensor] | None = None  # the number of gradients each of these leaves may still receive
 
     def start(self, out: Any, gradient: Any) -> None:
@@ -333,7 +335,21 @@ class _Walk:
         grads = self.pending[target]
         grads[index] = _sum(self.F, grads[index], gradient)
 
+    def cast_later(self, edge: tuple[Any, int] | None, gradient: Tensor | None) -> bool:
+        """Keep a 16-bit gradient of a leaf for :meth:`finish`, which casts all of them in one launch; returns whether it was kept."""
+        leaf = None if edge is None else edge[0]
+        if not isinstance(leaf, Tensor) or gradient is None or self.wanted is not None or self.F is not ops or anomaly_mode.get():
+            return False
+        if leaf.dtype != "float32" or gradient.dtype not in HALVES or leaf in self.narrow or _hooked((edge,)):
+            return False
+        if gradient.memory is None or gradient.array is not None:  # the kernel of a deferred gradient may include the cast
+            return False
+        self.narrow[leaf] = gradient
+        return True
+
     def accumulate(self, leaf: Tensor, gradient: Tensor) -> None:
+        if self.narrow and leaf in self.narrow:
+            self.accumulate(leaf, ops.cast(self.narrow.pop(leaf), leaf.dtype))
         if recorded.listening and recorded.active.recorder is not None:
             recorded.active.recorder.leaf(leaf)
         hooks: Sequence[Callable[[Tensor], Tensor | None]] = leaf._hooks or ()
@@ -386,7 +402,8 @@ class _Walk:
     def step(self, node: Node, grads: list[Tensor | None]) -> None:
         assert node.rule is not None
         edges, likes = node.edges, node.likes
-        back = node.rule(node, self.F, grads)
+        later = node.name == "cast" and self.cast_later(edges[0], grads[0])
+        back = [None] if later else node.rule(node, self.F, grads)
         if not self.retain:
             node.release()
         anomaly = anomaly_mode.get()
@@ -398,7 +415,15 @@ class _Walk:
                 self.send(edge, gradient if fits else _fit(self.F, gradient, wanted))
 
     def finish(self) -> None:
-        """Compute the deferred gradients together."""
+        """Compute the deferred gradients together, and cast those that :meth:`cast_later` kept."""
+        narrow, self.narrow = self.narrow, {}
+        if len(narrow) > 1:
+            wide = [Tensor.empty(leaf.shape, leaf.dtype, queue=leaf.queue) for leaf in narrow]
+            update.apply(update.COPY, [wide, list(narrow.values())])
+        else:
+            wide = [ops.cast(gradient, leaf.dtype) for leaf, gradient in narrow.items()]
+        for leaf, gradient in zip(narrow, wide, strict=True):
+            self.accumulate(leaf, gradient)
         lazy_graph.compute([*(leaf.grad for leaf in self.leaves), *self.found.values()])
 
     def captured(self) -> list[Tensor | None]:

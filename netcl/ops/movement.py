@@ -582,7 +582,7 @@ def bound(xs: Sequence[Tensor], *, axis: int, order: Sequence[int]) -> Tensor:
     """Stack tensors along an axis: the inverse of :func:`unbind` with the same ``order``."""
     first = xs[0]
     at = launch.check_axis("bound", axis, first.ndim + 1)
-    shape = [first.shape[i] for i in np.argsort(order)]
+    shape = [first.shape[i] for i in sorted(range(len(order)), key=order.__getitem__)]
     shape.insert(at, len(xs))
     _, strides, step = _unbound(shape, dense(shape), at, order)
     return views.copy_blocks(tuple(shape), xs, tuple([i * step for i in range(len(xs))]), strides)

@@ -69,6 +69,9 @@ class Place:
         return self.strides is None and self.source is None and (self.history is None or self.history.edge is None)
 
 
+_UNSHARED = Place(0, None)  # of memory that only pending blocks refer to: see unshared_block
+
+
 def _alive(refs: Sequence[weakref.ref[Tensor]]) -> list[Tensor]:
     return [t for ref in refs if (t := ref()) is not None]
 
@@ -250,7 +253,7 @@ def restrided(shape: tuple[int, ...], strides: tuple[int, ...], new: tuple[int, 
 
 def contiguous(x: Tensor) -> Tensor:
     """Return ``x`` itself or, if it is a view that is not contiguous in its base, a copy, as torch does."""
-    if not is_copy(x) or all(n == 1 or a == b for n, a, b in zip(x.shape, x.place.strides, dense(x.shape), strict=True)):
+    if not is_copy(x) or _is_dense(x.shape, x.place.strides):
         return x
     made: Tensor = hooks.call("reshape", x, x.shape)
     _detach_copy(x, made)
@@ -288,7 +291,8 @@ class PendingCopy(Source):
             if self.made is None and self.group is not None:
                 self.group.compute()
             elif self.made is None:
-                self.made = take_block(self.inputs[0], self.shape, self.offset, self.strides)
+                made = _taken_over(self.inputs[0], self.shape, self.strides)
+                self.made = take_block(self.inputs[0], self.shape, self.offset, self.strides) if made is None else made
                 self.inputs = ()
         assert self.made is not None
         return self.made
@@ -340,6 +344,17 @@ def strided(x: Tensor) -> tuple[Tensor, int, tuple[int, ...]]:
     return x, 0, dense(x.shape)
 
 
+def base_layout(x: Tensor) -> tuple[object, int, tuple[int, ...]]:
+    """Return an object that all views of one base share, and offset and strides of ``x`` in the base, also if ``x`` has been copied.
+
+    The object has the ``size`` of the base, which itself may no longer exist. For a tensor that is no view, it is ``x`` itself.
+    """
+    place = x.place
+    if place is None or place.strides is None or place.history is None:
+        return x, 0, dense(x.shape)
+    return place.history, place.offset, place.strides
+
+
 def block(base: Tensor, offset: int, shape: tuple[int, ...], strides: tuple[int, ...]) -> Tensor:
     """Return a strided block of ``base`` as a new tensor with its current values; the block is copied when the values are needed."""
     if _copied_at_once(base):
@@ -347,6 +362,30 @@ def block(base: Tensor, offset: int, shape: tuple[int, ...], strides: tuple[int,
     source = PendingCopy(base, shape, offset, strides)
     lazy_graph.add_pending(source)
     return _pending_tensor(source, base)
+
+
+def unshared_block(base: Tensor, offset: int, shape: tuple[int, ...], strides: tuple[int, ...]) -> Tensor:
+    """Return a strided block of ``base`` as :func:`block` does; only such blocks, and no other tensors, may use the memory of ``base``.
+
+    Where a reordered view of blocks would be a copy of all of ``base`` in its own order, the first such view takes over its memory.
+    """
+    base.place = _UNSHARED
+    return block(base, offset, shape, strides)
+
+
+def _taken_over(base: Tensor, shape: tuple[int, ...], strides: tuple[int, ...]) -> Tensor | None:
+    """Return a tensor over the memory of ``base`` if that is unshared, and a block is all of it in its order; else ``None``.
+
+    Other blocks are copied from now on. They are readers of the memory, so a write to the tensor computes them first.
+    """
+    if base.place is not _UNSHARED or math.prod(shape) != base.size or not _is_dense(shape, strides):
+        return None
+    base.place = None
+    return with_shape(base, shape)
+
+
+def _is_dense(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
+    return all([n == 1 or a == b for n, a, b in zip(shape, strides, dense(shape), strict=True)])
 
 
 def blocks(base: Tensor, offset: int, parts: Sequence[tuple[int, tuple[int, ...]]], strides: tuple[int, ...]) -> tuple[Tensor, ...]:
@@ -398,7 +437,12 @@ def copy_blocks(shape: tuple[int, ...], xs: Sequence[Tensor], offsets: Sequence[
         else:
             bases.append(x)
             blocks.append((x.shape, 0, dense(x.shape), offset, strides))
-    return _copy_blocks(shape, bases, blocks, sum([x.size for x in xs]) == math.prod(shape))
+    whole, base = sum([x.size for x in xs]) == math.prod(shape), bases[0]
+    if whole and all([other is base and block[1:3] == block[3:] for other, block in zip(bases, blocks, strict=True)]):
+        made = _taken_over(base, shape, dense(shape))
+        if made is not None:
+            return made
+    return _copy_blocks(shape, bases, blocks, whole)
 
 
 @partial(planned, "copy_blocks")

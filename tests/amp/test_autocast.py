@@ -19,6 +19,7 @@ from netcl.core.device import manager
 from netcl.core.errors import DtypeError
 from netcl.core.tensor import Tensor
 from netcl.engine.registry import REGISTRY
+from netcl.profiling import profile
 
 HALVES = ("float16", "bfloat16")
 
@@ -324,3 +325,80 @@ def test_activations_take_at_most_60_percent(cl_device):
     x = values(32, 1, 8, 8)
     held(model, x, True)
     assert held(model, x, True) <= 0.6 * held(model, x, False)
+
+
+# ---- casts of many parameters in one launch
+
+
+def _weights(queue, count):
+    rng = np.random.default_rng(0)
+    return [Tensor.from_host(queue, rng.normal(size=(8, 8)).astype(np.float32), requires_grad=True) for _ in range(count)]
+
+
+def _step(weights, x, after=lambda h: None):
+    """Forward and backward; ``after`` is called between two products."""
+    with autocast(dtype="bfloat16"):
+        for w in weights:
+            x = ag.matmul(x, w)
+            after(w)
+    x.sum().backward()
+    return x
+
+
+@pytest.mark.parametrize("accumulated", [False, True])
+def test_casting_together_changes_no_value(device, accumulated):
+    x, seen = Tensor.from_host(device.queue, np.linspace(-1, 1, 32, dtype=np.float32).reshape(4, 8)), []
+    for _ in range(2):
+        weights = _weights(device.queue, 5)
+        for _ in range(2 if seen else 1):  # the second block of the second round casts ahead
+            if not accumulated:
+                for w in weights:
+                    w.grad = None
+            out = _step([*weights, weights[0]], x)
+        if accumulated and not seen:
+            out = _step([*weights, weights[0]], x + 0)
+        seen.append([out.to_host(), *[w.grad.to_host() for w in weights]])
+        assert all(w.grad.dtype == "float32" for w in weights)
+    for first, second in zip(*seen, strict=True):
+        np.testing.assert_array_equal(first, second)
+
+
+def test_parameters_and_gradients_are_cast_in_few_launches(cl_device):
+    weights, x = _weights(cl_device.queue, 6), Tensor.ones((4, 8), queue=cl_device.queue)
+    counts = []
+    for _ in range(2):
+        for w in weights:
+            w.grad = None
+        with profile(cl_device, roofline=False) as p:
+            _step(weights, x)
+        counts.append([event.name for event in p.events].count("update"))
+    assert counts == [1, 2]  # the gradients; from the second step on, also the parameters after the first one
+
+
+def test_a_parameter_written_inside_a_block_is_cast_again(device):
+    x, expected = Tensor.ones((4, 8), queue=device.queue), []
+    for write in (False, True, True):
+        weights = _weights(device.queue, 3)
+        if write:
+            _step(weights, x)
+
+        def change(w, last=weights[2], first=weights[0], now=write):
+            if now and w is first:
+                with ag.no_grad():
+                    last.mul_(2.0)
+
+        expected.append(_step(weights, x, change).to_host())
+    np.testing.assert_allclose(expected[1], 2 * expected[0], rtol=1e-2)
+    np.testing.assert_array_equal(expected[1], expected[2])
+
+
+def test_only_parameters_that_ops_used_are_cast_ahead(device):
+    weights, x = _weights(device.queue, 4), Tensor.ones((4, 8), queue=device.queue)
+    _step(weights, x)
+    ahead = []
+    for used in (weights[:2], weights[:2]):
+        with autocast(dtype="bfloat16"):
+            h = ag.matmul(x, used[0])
+            ahead.append(len(autocast_block.get().ahead))
+            ag.matmul(h, used[1])
+    assert ahead == [3, 1]

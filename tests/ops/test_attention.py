@@ -13,6 +13,7 @@ from netcl.core.errors import ShapeError
 from netcl.core.kernel_selector import get_kernel_selector
 from netcl.core.tensor import Tensor
 from netcl.engine.launch import numpy_reference
+from netcl.profiling import profile
 
 GOLDEN = np.load(Path(__file__).parent.parent / "golden/rows.npz")
 MODULE = sys.modules["netcl.ops.attention"]
@@ -230,3 +231,82 @@ def test_a_packed_projection_must_fit_the_cache(queue, cache):
     keys, values = (Tensor.zeros(cache, queue=queue) for _ in range(2))
     with pytest.raises(ShapeError, match=r"\[cached_attention\] without k and v, q must be \(batch, new, "):
         ops.cached_attention(Tensor.zeros((2, 3, 32), queue=queue), None, None, keys, values, Tensor.zeros((2,), "int32", queue=queue))
+
+
+# ---- views of a projection
+
+
+def _parts(z, heads, of_keys, size):
+    """Queries, keys and values side by side in each position."""
+    parts = z.split([heads * size, of_keys * size, of_keys * size], -1)
+    return [part.reshape(*z.shape[:-1], -1, size).transpose(-3, -2) for part in parts]
+
+
+def _woven(z, heads, of_keys, size):
+    """The query, the key and the value of each head side by side."""
+    return list(z.reshape(*z.shape[:-1], heads, 3, size).permute(3, 0, 2, 1, 4))
+
+
+#: How a projection is split; its leading axes, heads, heads of keys, head size; options of attention.
+PROJECTIONS = {
+    "parts": (_parts, (2, 20), 3, 3, 8, {}),
+    "causal": (_parts, (2, 37), 2, 2, 32, {"is_causal": True}),
+    "grouped": (_parts, (2, 20), 4, 2, 16, {"is_causal": True, "scale": 0.5}),
+    "woven": (_woven, (2, 20), 3, 3, 8, {}),
+    "bool mask": (_parts, (2, 20), 3, 3, 8, {"attn_mask": np.random.default_rng(1).random((2, 1, 20, 20)) < 0.7}),
+    "added mask": (_woven, (2, 20), 2, 2, 8, {"attn_mask": np.linspace(-1, 1, 400, dtype=np.float32).reshape(20, 20)}),
+    "more batch axes": (_parts, (2, 3, 20), 2, 2, 8, {}),
+    "unaligned": (_parts, (2, 20), 3, 3, 5, {}),
+    "one position": (_parts, (2, 1), 3, 3, 8, {}),
+    "one head": (_parts, (2, 20), 1, 1, 8, {}),
+    "dropout": (_parts, (2, 20), 3, 3, 8, {"dropout_p": 1e-9}),
+}
+
+
+@pytest.mark.parametrize("dtype, tolerance", [("float32", 1e-6), ("bfloat16", 1e-2)])
+@pytest.mark.parametrize("name", PROJECTIONS)
+def test_a_projection_gives_the_values_and_gradients_of_its_copied_parts(name, dtype, tolerance, device):
+    split, lead, heads, of_keys, size, options = PROJECTIONS[name]
+    rng, width = np.random.default_rng(0), (heads + 2 * of_keys) * size
+    values, upstream = rng.standard_normal((*lead, width), np.float32), rng.standard_normal((*lead, heads * size), np.float32)
+    seen = []
+    for copied in (False, True):
+        z = Tensor.from_host(device.queue, values, dtype, requires_grad=True)
+        q, k, v = split(z * 1, heads, of_keys, size)
+        if copied:
+            q, k, v = (part.clone() for part in (q, k, v))
+        out = ag.scaled_dot_product_attention(q, k, v, **options).transpose(-3, -2).reshape(*lead, heads * size)
+        out.backward(Tensor.from_host(device.queue, upstream, dtype))
+        seen.append((out.to_host(), z.grad.to_host()))
+    for got, want in zip(*seen, strict=True):
+        np.testing.assert_allclose(got, want, rtol=0, atol=tolerance * np.abs(want).max())
+
+
+def test_attention_of_a_projection_copies_nothing_on_gpus(cl_device):
+    """CPUs copy the queries, the keys, the values and the gradient of the result, whose rows they read often."""
+    z = Tensor.from_host(cl_device.queue, np.ones((2, 20, 3 * 2 * 8), np.float32), requires_grad=True)
+    projected, upstream = z * 1, Tensor.ones((2, 20, 16), queue=cl_device.queue)
+    with profile(cl_device, roofline=False) as p:
+        q, k, v = _parts(projected, 2, 2, 8)
+        out = ag.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).reshape(2, 20, 16)
+        (gradient,) = ag.grad(out, projected, upstream)
+        gradient.realize()
+    names = [event.name for event in p.events if event.name.startswith(("attention", "copy", "transpose"))]
+    assert len(names) == (7 if cl_device.device_type == "cpu" else 3), names
+
+
+@pytest.mark.parametrize("read_first", [False, True])
+def test_writes_to_joined_heads_do_not_reach_the_result_of_attention(read_first, device):
+    z = Tensor.from_host(device.queue, np.random.default_rng(0).standard_normal((2, 20, 48), np.float32), requires_grad=True)
+    out = ag.scaled_dot_product_attention(*_parts(z * 1, 2, 2, 8))
+    want = [t.to_host() for t in (out.detach().clone(), ag.grad(out.sum(), z, retain_graph=True)[0])]
+    with ag.no_grad():
+        joined, again = (out.detach().transpose(1, 2).reshape(2, 20, 16) for _ in range(2))
+        if read_first:
+            joined.realize()
+            again.realize()
+        joined += 1.0
+        np.testing.assert_array_equal(joined.to_host(), np.swapaxes(want[0], 1, 2).reshape(2, 20, 16) + 1)
+        np.testing.assert_array_equal(again.to_host(), np.swapaxes(want[0], 1, 2).reshape(2, 20, 16))
+    np.testing.assert_array_equal(out.to_host(), want[0])
+    np.testing.assert_allclose(ag.grad(out.sum(), z)[0].to_host(), want[1], rtol=1e-6, atol=1e-7)

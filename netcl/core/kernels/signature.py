@@ -20,7 +20,7 @@ _SCALARS = {
 _COMMENTS = re.compile(r"//[^\n]*|/\*.*?\*/", re.S)
 _QUALIFIERS = re.compile(r"\b(const|volatile|restrict|__restrict|__private|private|signed)\b")
 _TYPE_MACROS = re.compile(r"^#define (\w+) (\w+)$", re.M)
-_POINTER_MACROS = re.compile(r"^#define (\w+_POINTERS)\b((?:[^\n]*\\\n)*[^\n]*)$", re.M)
+_PARAMETER_MACROS = re.compile(r"^#define (\w+_(?:POINTERS|NUMBERS))\b((?:[^\n]*\\\n)*[^\n]*)$", re.M)
 
 POINTER = "pointer"
 UNKNOWN = "unknown"
@@ -38,9 +38,9 @@ def parameters(source: str, name: str) -> tuple[str, ...] | None:
         depth += (text[end] == "(") - (text[end] == ")")
         end += 1
     inner = text[found.end() : end - 1]
-    if "_POINTERS" in inner:  # macros for some of them; the first definition in the text counts
-        known = dict(reversed(_POINTER_MACROS.findall(text)))
-        inner = re.sub(r"\b\w+_POINTERS\b", lambda macro: known.get(macro[0], "").replace("\\\n", " "), inner)
+    if "_POINTERS" in inner or "_NUMBERS" in inner:  # macros for some of them; the first definition in the text counts
+        known = dict(reversed(_PARAMETER_MACROS.findall(text)))
+        inner = re.sub(r"\b\w+_(?:POINTERS|NUMBERS)\b", lambda macro: known.get(macro[0], "").replace("\\\n", " "), inner)
     if "#" in inner:
         return None
     parts, start = [], 0

@@ -19,10 +19,12 @@ from netcl.core.dtype import DTYPES, HALVES, sum_dtype
 from netcl.core.errors import ShapeError, check_probability, message
 from netcl.core.kernel_selector import get_kernel_selector, get_matmul_precision
 from netcl.core.kernels import primitives
-from netcl.core.tensor import Tensor
+from netcl.core.tensor import Tensor, with_shape
 from netcl.engine import algorithms, launch
+from netcl.engine.call import planned
 from netcl.engine.registry import S, composite, op
 from netcl.engine.strided import alignment
+from netcl.ops import views
 from netcl.ops.attention.cached import cached_attention
 from netcl.ops.attention.dense import (
     attention_cpu,
@@ -31,7 +33,20 @@ from netcl.ops.attention.dense import (
     mask_gradient,
     masked,
 )
-from netcl.ops.attention.geometry import NO_MASK, HeadSizes, Mask, attention_geometry, mask_of, score_scale
+from netcl.ops.attention.geometry import (
+    NO_MASK,
+    HeadBlock,
+    HeadSizes,
+    Mask,
+    Operand,
+    attention_geometry,
+    layout_of,
+    mask_of,
+    new_block,
+    numbers_of,
+    numbers_read,
+    score_scale,
+)
 from netcl.ops.attention.rope import rope
 from netcl.ops.matmul import nvidia
 from netcl.ops.matmul.mma import UNITS
@@ -64,12 +79,16 @@ class Config(NamedTuple):
 
 
 class AttentionProblem(NamedTuple):
-    """The properties of a call that determine its kernel. ``grad``: compute gradients; ``aligned``: tensors are aligned to 16 bytes."""
+    """The properties of a call that determine its kernel.
+
+    ``grad``: compute gradients; ``aligned``: tensors are aligned to 16 bytes; ``strided``: operands are strided blocks.
+    """
 
     sizes: HeadSizes
     dtype: str
     grad: bool = False
     aligned: bool = True
+    strided: bool = False
 
     @property
     def wide(self) -> bool:
@@ -121,31 +140,38 @@ def _units_right(p: AttentionProblem, queue: Any) -> bool:
     """Whether the kernels of ``mma.cl`` agree with NumPy on a small problem of the same head sizes."""
     sizes, rng = HeadSizes(1, 2, 1, 77, 70, p.sizes.depth, p.sizes.depth_v), np.random.default_rng(0)
     shapes = ((77, sizes.depth), (70, sizes.depth), (70, sizes.depth_v), (77, sizes.depth_v))
-    given = [Tensor.from_host(queue, rng.standard_normal((1, 2, *shape), np.float32), p.dtype) for shape in shapes]
-    (q, k, v, g), (q64, k64, v64, g64) = given, (t.to_host().astype(np.float64) for t in given)
-    wanted = out, logarithms = attention_cpu(q64, k64, v64, None, sizes, NO_MASK, True, 0.1)
-    found = [Tensor.from_host(queue, x, dtype) for x, dtype in zip(wanted, (p.dtype, sum_dtype(p.dtype)), strict=True)]
-    call = _AttentionCall(q, unit_config(p), sizes, NO_MASK, _kernel_numbers(sizes, NO_MASK, True, 0.1))
+    order = (0, 2, 1, 3) if p.strided else (0, 1, 2, 3)  # of axes in memory
+    rounded = [Tensor.from_host(queue, rng.standard_normal((1, 2, *shape), np.float32), p.dtype).to_host() for shape in shapes]
+    q64, k64, v64, g64 = (x.astype(np.float64) for x in rounded)
+    out, logarithms = attention_cpu(q64, k64, v64, None, sizes, NO_MASK, True, 0.1)
+    q, k, v, g, result = (Tensor.from_host(queue, x.transpose(order), p.dtype) for x in (*rounded, out))
+    sums, places = Tensor.from_host(queue, logarithms, sum_dtype(p.dtype)), [new_block(2, *shape, p.strided) for shape in shapes]
+    call = _AttentionCall(q, unit_config(p), sizes, NO_MASK, _kernel_numbers(sizes, NO_MASK, True, 0.1), p.strided)
     if p.grad:
         wanted = attention_grad_cpu(g64, q64, k64, v64, None, out, logarithms, None, sizes=sizes, place=NO_MASK, causal=True, scale=0.1)
-        grads = [Tensor.empty(t.shape, p.dtype, queue=queue) for t in (q, k, v)]
-        _run_grad(call, g, q, k, v, found[0], found[1], None, grads)
-        found = grads
+        found = [Tensor.empty(t.shape, p.dtype, queue=queue) for t in (q, k, v)]
+        _run_grad(call, (q, k, v, g, result), sums, None, found, (*places, places[3]), places[:3])
     else:
-        found = [t.fill_(0) for t in found]
-        call.run("attention", sizes.n, sizes.heads, q, k, v, q, *found)
+        wanted, found = (out,), [result.fill_(0)]
+        call.run("attention", sizes.n, sizes.heads, (q, k, v, q, result, sums.fill_(0)), places[3:], places[:3])
+        if np.abs(sums.to_host() - logarithms).max() > 2**-6:
+            return False
     bound = {"float32": 2**-18, "float16": 2**-9, "bfloat16": 2**-6}["float16" if get_matmul_precision() == "medium" else p.dtype]
-    return all(np.abs(a.to_host() - b).max() <= bound * np.abs(b).max() for a, b in zip(found, wanted, strict=True))
+    pairs = zip((t.to_host().transpose(order) for t in found), wanted, strict=True)
+    return all(np.abs(a - b).max() <= bound * np.abs(b).max() for a, b in pairs)
 
 
-def choose_kernel(q: Tensor, k: Tensor, p: AttentionProblem) -> Config:
-    """Return the configuration of a call: the one registered with the selector for ``attention``, else the best that the device can run."""
-    profile = profile_of(q.queue)
-    chosen = get_kernel_selector().select("attention", (q.shape, k.shape), profile)
+def choose_kernel(queue: Any, shapes: tuple[tuple[int, ...], ...], p: AttentionProblem) -> Config:
+    """Return the configuration of a call: the one registered with the selector for ``attention``, else the best that the device can run.
+
+    ``shapes``: of queries and keys.
+    """
+    profile = profile_of(queue)
+    chosen = get_kernel_selector().select("attention", shapes, profile)
     if chosen is not None:
         return chosen
     usable = (a for a in algorithms.ALGORITHMS["attention"] if a.answers(None, profile) and a.when(p, None, profile))
-    return next(a for a in usable if a.probe(q.queue, p, None)).run(p, profile)
+    return next(a for a in usable if a.probe(queue, p, None)).run(p, profile)
 
 
 algorithms.add(
@@ -172,6 +198,7 @@ class _AttentionCall(NamedTuple):
     sizes: HeadSizes
     mask: Mask
     numbers: tuple[float, ...]
+    strided: bool = False
 
     def kernel(self, name: str) -> Any:
         dtype = self.like.dtype
@@ -186,18 +213,22 @@ class _AttentionCall(NamedTuple):
         if self.config.file == "cpu.cl":
             defines["WHOLE"] = int(self.sizes.depth == self.sizes.depth_v == defines.get("DEPTH"))
         else:
-            defines |= {"DEPTH": self.sizes.depth, "DEPTH_V": self.sizes.depth_v}
+            defines |= {"DEPTH": self.sizes.depth, "DEPTH_V": self.sizes.depth_v, "STRIDED": int(self.strided)}
             if "MMA" in defines:
                 text = primitives.cl_source(nvidia.__file__, "ptx.cl")
             elif self.sizes.depth % 4 == self.sizes.depth_v % 4 == 0:
                 defines |= quad_macros(dtype)
         return launch.kernel(self.like.queue, __file__, self.config.file, name, operands, defines | exp, text)
 
-    def run(self, name: str, rows: int, heads: int, *tensors: Any) -> None:
-        """Launch one of the tile kernels over ``rows`` rows (queries, or keys) of ``heads`` heads."""
+    def run(self, name: str, rows: int, heads: int, args: Sequence[Any], made: Sequence[HeadBlock], read: Sequence[HeadBlock]) -> None:
+        """Launch one of the tile kernels over ``rows`` rows (queries, or keys) of ``heads`` heads.
+
+        ``made`` and ``read`` are the blocks of results and of operands: g, q, k, v (contiguous for CPUs) and the forward result.
+        """
         tx, ty = self.config.local
-        blocks = -(-rows // self.config.rows)
-        self.kernel(name)(self.like.queue, (blocks * tx, heads * ty), self.config.local, *tensors, *self.numbers)
+        groups = -(-rows // self.config.rows)
+        places = [n for block in (*made, *(read[4:] if self.config.file == "cpu.cl" else read)) for n in block]
+        self.kernel(name)(self.like.queue, (groups * tx, heads * ty), self.config.local, *args, *self.numbers, *places)
 
 
 def quad_macros(dtype: str) -> dict[str, str]:
@@ -206,13 +237,65 @@ def quad_macros(dtype: str) -> dict[str, str]:
     return read if dtype in HALVES else {**read, "X_QUAD_STORE(p, v)": "(*(__global real4*)(p) = (v))"}
 
 
+class Attended(NamedTuple):
+    """An attention call without its tensors. ``shape``: of the queries."""
+
+    shape: tuple[int, ...]
+    sizes: HeadSizes
+    causal: bool
+    scale: float
+
+    @property
+    def shapes(self) -> tuple[tuple[int, ...], ...]:
+        """The shapes of q, k and v."""
+        s = self.sizes
+        rows = (*self.shape[:-3], *(s.kv_heads,)[: len(self.shape) - 2], s.m)
+        return self.shape, (*rows, s.depth), (*rows, s.depth_v)
+
+    @property
+    def contiguous(self) -> tuple[HeadBlock, ...]:
+        """The blocks of q, k, v and the result, if these are contiguous."""
+        s = self.sizes
+        ours, theirs = (s.heads, s.n), (s.kv_heads, s.m)
+        return (new_block(*ours, s.depth), new_block(*theirs, s.depth), new_block(*theirs, s.depth_v), new_block(*ours, s.depth_v))
+
+    def call(self, tensors: Sequence[Tensor], mask: Mask, strided: bool, grad: bool) -> _AttentionCall:
+        """Choose the kernels for ``tensors``: q, k, v and others."""
+        q, sizes = tensors[0], self.sizes
+        problem = AttentionProblem(sizes, q.dtype, grad, alignment(*tensors) == 16, strided)
+        config = choose_kernel(q.queue, self.shapes[:2], problem)
+        return _AttentionCall(q, config, sizes, mask, _kernel_numbers(sizes, mask, self.causal, self.scale), strided)
+
+
+def _attended(op: str, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None) -> Attended:
+    sizes = attention_geometry(op, q, k, v)
+    return Attended(q.shape, sizes, causal, score_scale(scale, sizes.depth))
+
+
 def _kernel_numbers(sizes: HeadSizes, mask: Mask, causal: bool, scale: float) -> tuple[float, ...]:
     return (scale, int(causal), sizes.n, sizes.m, sizes.depth, sizes.depth_v, sizes.heads, sizes.sharing, *mask.steps)
 
 
-def _call(q: Tensor, k: Tensor, sizes: HeadSizes, mask: Mask, causal: bool, scale: float, grad: bool, *others: Tensor) -> _AttentionCall:
-    problem = AttentionProblem(sizes, q.dtype, grad, alignment(q, k, *others) == 16)
-    return _AttentionCall(q, choose_kernel(q, k, problem), sizes, mask, _kernel_numbers(sizes, mask, causal, scale))
+def _views_among(xs: Sequence[Tensor]) -> tuple[list[Tensor], tuple[Operand, ...], int]:
+    """Return the bases of pending views (for other tensors: themselves), the operands, and the size of the base that q, k and v share."""
+    bases, owners, operands = [], [], []
+    for x in xs:
+        owner: Any
+        base, offset, strides = views.strided(x)
+        if base is x:
+            owner, offset, strides = views.base_layout(x)
+        else:
+            owner = base
+        bases.append(base)
+        owners.append(owner)
+        operands.append((x.shape, base is not x and base.size < 1 << 31, offset, strides))
+    shared = int(owners[0].size) if owners[0] is owners[1] is owners[2] else 0
+    return bases, tuple(operands), shared
+
+
+def _viewed(memory: Tensor, shape: tuple[int, ...], view: tuple[int, tuple[int, ...]] | None) -> Tensor:
+    """Return a block of ``memory``, which no other tensor uses, as a tensor of ``shape``."""
+    return with_shape(memory, shape) if view is None else views.unshared_block(memory, view[0], shape, view[1])
 
 
 _ATTENTION_SAMPLES = [
@@ -253,28 +336,61 @@ def _attention_vjp(F, g, out, q, k, v, mask, causal, scale, needs):
     return *gradients, mask_gradient(F, upstream, *known, causal, scale) if wants_mask else None
 
 
-@op(vjp=_attention_vjp, ref="numpy", amp="half", samples=_ATTENTION_SAMPLES, errors=_ATTENTION_ERRORS, tol=4)
+def _attention_of_views(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, *, causal: bool = False, scale: float | None = None
+) -> tuple[Tensor, Tensor] | None:
+    """Compute :func:`attention` if q, k or v is a pending view; else return ``None``."""
+    if not views.any_pending((q, k, v)):
+        return None
+    q, k, v, mask = launch.as_tensors("attention", q, k, v, mask)
+    sizes = attention_geometry("attention", q, k, v)
+    if not (q.size and k.size and v.size):
+        return None
+    bases, operands, shared = _views_among((q, k, v))
+    layout = layout_of(sizes, operands, shared, DTYPES[q.dtype].itemsize, launch.on_cpu_device(q.queue))
+    tensors = [base if from_base else x for x, base, from_base in zip((q, k, v), bases, layout.from_base, strict=True)]
+    out, logarithms = _planned_attention(*tensors, mask, q.shape, layout.numbers, causal, score_scale(scale, sizes.depth))
+    return _viewed(out, out.shape, layout.views[0]), logarithms
+
+
+@op(
+    vjp=_attention_vjp, ref="numpy", amp="half", samples=_ATTENTION_SAMPLES, errors=_ATTENTION_ERRORS, tol=4,
+    deferred=_attention_of_views, waits=lambda *xs: views.any_pending(xs[:3]),
+)  # fmt: skip
 def attention(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, *, causal: bool = False, scale: float | None = None
 ) -> tuple[Tensor, Tensor]:
     """Compute ``softmax(q k' scale + mask) v`` and the log-sum-exp of each row of scores, in tiles."""
     q, k, v, mask = launch.as_tensors("attention", q, k, v, mask)
-    sizes = attention_geometry("attention", q, k, v)
-    place, factor, sums = mask_of("attention", mask, q, sizes), score_scale(scale, sizes.depth), sum_dtype(q.dtype)
+    at = _attended("attention", q, k, v, causal, scale)
     if q.backend == "cpu":
-        dtypes = (q.dtype, sums)
-        return launch.run_cpu(attention_cpu, q, k, v, place.tensor, dtype=dtypes, sizes=sizes, place=place, causal=causal, scale=factor)
-    out = Tensor.empty((*q.shape[:-1], sizes.depth_v), q.dtype, queue=q.queue)
-    logarithms = Tensor.empty(q.shape[:-1], sums, queue=q.queue)
+        place, dtypes = mask_of("attention", mask, q.shape, at.sizes), (q.dtype, sum_dtype(q.dtype))
+        how = {"sizes": at.sizes, "place": place, "causal": causal, "scale": at.scale}
+        return launch.run_cpu(attention_cpu, q, k, v, place.tensor, dtype=dtypes, **how)
+    return _attend(q, k, v, mask, q.shape, numbers_of(at.sizes, at.contiguous), causal, at.scale)
+
+
+def _attend(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, shape: tuple[int, ...], numbers: tuple[int, ...], causal: bool, scale: float
+) -> tuple[Tensor, Tensor]:
+    """Run the kernel of :func:`attention` for queries of ``shape``. ``numbers``: sizes and the blocks of q, k, v and the result."""
+    sizes, places = numbers_read(numbers)
+    at, place = Attended(shape, sizes, causal, scale), mask_of("attention", mask, shape, sizes)
+    out = Tensor.empty((*at.shape[:-1], sizes.depth_v), q.dtype, queue=q.queue)
+    logarithms = Tensor.empty(at.shape[:-1], sum_dtype(q.dtype), queue=q.queue)
     if not logarithms.size:
         return out, logarithms
     if not sizes.m:
         return out.fill_(0), logarithms.fill_(-math.inf)
     dtype, (q, k, v) = q.dtype, _widened_halves(q, k, v)
     out = out if out.dtype == q.dtype else Tensor.empty(out.shape, q.dtype, queue=q.queue)
-    call = _call(q, k, sizes, place, causal, factor, False, v)
-    call.run("attention", sizes.n, sizes.batch * sizes.heads, q, k, v, q if place.tensor is None else place.tensor, out, logarithms)
+    call = at.call((q, k, v), place, places[:3] != at.contiguous[:3], False)
+    given = (q, k, v, q if place.tensor is None else place.tensor, out, logarithms)
+    call.run("attention", sizes.n, sizes.batch * sizes.heads, given, places[3:], places[:3])
     return cast(out, dtype), logarithms
+
+
+_planned_attention = planned("attention_of_views", _attend)
 
 
 def _widened_halves(*tensors: Tensor) -> tuple[Tensor, ...]:
@@ -283,50 +399,91 @@ def _widened_halves(*tensors: Tensor) -> tuple[Tensor, ...]:
     return tuple(cast(t, "float32") for t in tensors) if halves else tensors
 
 
-@op(vjp=attention_grad_vjp, ref="numpy", samples=_ATTENTION_GRAD_SAMPLES, tol=8)
+def _grad_of_views(
+    upstream: Tensor, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, result: Tensor, logarithms: Tensor,
+    through: Tensor | None = None, *, causal: bool = False, scale: float | None = None,
+) -> tuple[Tensor, ...] | None:  # fmt: skip
+    """Compute :func:`attention_grad` if an operand is a pending view; else return ``None``."""
+    if not views.any_pending((upstream, q, k, v, result)):
+        return None
+    name = "attention_grad"
+    upstream, q, k, v, mask, result, logarithms, through = launch.as_tensors(name, upstream, q, k, v, mask, result, logarithms, through)
+    sizes, made = attention_geometry(name, q, k, v), (*q.shape[:-1], v.shape[-1])
+    fits = upstream.shape == result.shape == made and upstream.dtype == result.dtype == q.dtype
+    if not fits or not (q.size and k.size and v.size):
+        return None
+    given = (q, k, v, upstream, result)
+    bases, operands, shared = _views_among(given)
+    layout = layout_of(sizes, operands, shared, DTYPES[q.dtype].itemsize, launch.on_cpu_device(q.queue))
+    tensors = [base if from_base else x for x, base, from_base in zip(given, bases, layout.from_base, strict=True)]
+    how = (q.shape, layout.numbers, causal, score_scale(scale, sizes.depth), layout.joint)
+    found = _planned_grad(*tensors, mask, logarithms, through, *how)
+    return tuple(map(_viewed, found * 3 if layout.joint else found, (q.shape, k.shape, v.shape), layout.views))
+
+
+@op(
+    vjp=attention_grad_vjp, ref="numpy", samples=_ATTENTION_GRAD_SAMPLES, tol=8,
+    deferred=_grad_of_views, waits=lambda *xs: views.any_pending((*xs[:4], *xs[5:6])),
+)  # fmt: skip
 def attention_grad(
     upstream: Tensor, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, result: Tensor, logarithms: Tensor,
     through: Tensor | None = None, *, causal: bool = False, scale: float | None = None,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+) -> tuple[Tensor, ...]:  # fmt: skip
     """Compute the gradients of q, k and v. ``logarithms`` is the log-sum-exp of :func:`attention`, ``through`` the gradient of that."""
     name = "attention_grad"
     upstream, q, k, v, mask, result, logarithms, through = launch.as_tensors(name, upstream, q, k, v, mask, result, logarithms, through)
-    sizes = attention_geometry(name, q, k, v)
-    place, factor = mask_of(name, mask, q, sizes), score_scale(scale, sizes.depth)
-    shape = (*q.shape[:-1], sizes.depth_v)
+    at = _attended(name, q, k, v, causal, scale)
+    shape = (*q.shape[:-1], at.sizes.depth_v)
     if upstream.shape != shape or result.shape != shape:
         raise ShapeError(message(name, f"upstream and result must have shape {shape}", upstream=upstream.shape, result=result.shape))
     if q.backend == "cpu":
+        place = mask_of(name, mask, q.shape, at.sizes)
         given = (upstream, q, k, v, place.tensor, result, logarithms, through)
-        return launch.run_cpu(attention_grad_cpu, *given, dtype=q.dtype, sizes=sizes, place=place, causal=causal, scale=factor)
+        how = {"sizes": at.sizes, "place": place, "causal": causal, "scale": at.scale}
+        return launch.run_cpu(attention_grad_cpu, *given, dtype=q.dtype, **how)
+    numbers = numbers_of(at.sizes, (*at.contiguous, at.contiguous[3], *at.contiguous[:3]))
+    return _attend_grad(q, k, v, upstream, result, mask, logarithms, through, q.shape, numbers, causal, at.scale, 0)
+
+
+def _attend_grad(
+    q: Tensor, k: Tensor, v: Tensor, upstream: Tensor, result: Tensor, mask: Tensor | None, logarithms: Tensor, through: Tensor | None,
+    shape: tuple[int, ...], numbers: tuple[int, ...], causal: bool, scale: float, joint: int,
+) -> tuple[Tensor, ...]:  # fmt: skip
+    """Run the kernels of :func:`attention_grad` for queries of ``shape``.
+
+    ``numbers``: sizes, the blocks of the first five tensors and those of the gradients. With ``joint``, the gradients lie in one tensor of
+    that many elements, which alone is returned.
+    """
+    sizes, blocks = numbers_read(numbers)
+    read, made = blocks[:5], blocks[5:]
+    at, place = Attended(shape, sizes, causal, scale), mask_of("attention_grad", mask, shape, sizes)
     dtype, (q, k, v) = q.dtype, _widened_halves(q, k, v)
-    results = tuple(Tensor.empty(t.shape, t.dtype, queue=t.queue) for t in (q, k, v))
-    if not (q.size or k.size or v.size) or not sizes.n or not sizes.m:
+    results = tuple(Tensor.empty(shape, q.dtype, queue=q.queue) for shape in (((joint,),) if joint else at.shapes))
+    if not sum(t.size for t in results) or not sizes.n or not sizes.m:
         return tuple(cast(t.fill_(0), dtype) for t in results)
-    call = _call(q, k, sizes, place, causal, factor, True, v, upstream)
+    call = at.call((q, k, v, upstream), place, read != (*at.contiguous, at.contiguous[3]), True)
     sums = sum_dtype(q.dtype)
     through = None if through is None else cast(through, sums)
-    _run_grad(call, cast(upstream, q.dtype), q, k, v, cast(result, q.dtype), cast(logarithms, sums), through, results)
+    tensors = (q, k, v, cast(upstream, q.dtype), cast(result, q.dtype))
+    _run_grad(call, tensors, cast(logarithms, sums), through, results * 3 if joint else results, read, made)
     return tuple(cast(t, dtype) for t in results)
 
 
 def _run_grad(
-    call: _AttentionCall,
-    g: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    out: Tensor,
-    logarithms: Tensor,
-    through: Tensor | None,
-    results: Sequence[Tensor],
-) -> None:
-    sizes = call.sizes
+    call: _AttentionCall, tensors: Sequence[Tensor], logarithms: Tensor, through: Tensor | None, results: Sequence[Tensor],
+    read: Sequence[HeadBlock], made: Sequence[HeadBlock],
+) -> None:  # fmt: skip
+    """Launch the kernels of gradients. ``tensors`` are q, k, v, the gradient of the result, and the result; ``read`` are their blocks."""
+    (q, k, v, g, out), sizes = tensors, call.sizes
     delta = Tensor.empty(logarithms.shape, logarithms.dtype, queue=q.queue)
     given = (g, q, k, v, q if call.mask.tensor is None else call.mask.tensor, logarithms, delta)
     also = (out, delta if through is None else through, results[0], int(through is not None))
-    call.run("attention_query_grad", sizes.n, sizes.batch * sizes.heads, *given, *also)
-    call.run("attention_key_grad", sizes.m, sizes.batch * sizes.kv_heads, *given, *results[1:])
+    blocks = (read[3], *read[:3])
+    call.run("attention_query_grad", sizes.n, sizes.batch * sizes.heads, (*given, *also), made[:1], (*blocks, read[4]))
+    call.run("attention_key_grad", sizes.m, sizes.batch * sizes.kv_heads, (*given, *results[1:]), made[1:], blocks)
+
+
+_planned_grad = planned("attention_grad_of_views", _attend_grad)
 
 
 # ---- public ops

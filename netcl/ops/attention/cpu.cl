@@ -103,11 +103,11 @@ static inline vec lane_numbers(void) {
   return lanes.all;
 }
 
-// LANES rows, transposed, four by four; rows beyond the last one repeat it.
-static inline void pack(vec* packed, __global const X_T* x, const int first, const int n, const int depth, const real scale) {
+// LANES rows, `step` apart in memory, transposed, four by four; rows beyond the last one repeat it.
+static inline void pack(vec* packed, __global const X_T* x, const int step, const int first, const int n, const int depth, const real scale) {
   for (int l = 0; l < LANES; l += 4) {
     __global const X_T* row[4];
-    for (int i = 0; i < 4; ++i) row[i] = x + (first + l + i < n ? first + l + i : n - 1) * depth;
+    for (int i = 0; i < 4; ++i) row[i] = x + (long)(first + l + i < n ? first + l + i : n - 1) * step;
     real* to = (real*)packed + l;
     int d = 0;
     for (; d + 4 <= depth; d += 4, to += 4 * LANES) {
@@ -123,22 +123,23 @@ static inline void pack(vec* packed, __global const X_T* x, const int first, con
   }
 }
 
-static inline void unpack(__global X_T* x, const vec* packed, const int first, const int n, const int depth, const real scale) {
+static inline void unpack(__global X_T* x, const int step, const vec* packed, const int first, const int n, const int depth,
+                          const real scale) {
   for (int l = 0; l < LANES && first + l < n; l += 4) {
     const real* from = (const real*)packed + l;
-    __global X_T* row = x + (first + l) * depth;
+    __global X_T* row = x + (long)(first + l) * step;
     const int rows = n - first - l;
     int d = 0;
     for (; rows >= 4 && d + 4 <= depth; d += 4, from += 4 * LANES) {
       quad r[4];
       for (int i = 0; i < 4; ++i) r[i] = *(const quad*)(from + i * LANES) * scale;
       ((__global loose_quad*)(row + d))->lanes = (quad)(r[0].x, r[1].x, r[2].x, r[3].x);
-      ((__global loose_quad*)(row + depth + d))->lanes = (quad)(r[0].y, r[1].y, r[2].y, r[3].y);
-      ((__global loose_quad*)(row + 2 * depth + d))->lanes = (quad)(r[0].z, r[1].z, r[2].z, r[3].z);
-      ((__global loose_quad*)(row + 3 * depth + d))->lanes = (quad)(r[0].w, r[1].w, r[2].w, r[3].w);
+      ((__global loose_quad*)(row + step + d))->lanes = (quad)(r[0].y, r[1].y, r[2].y, r[3].y);
+      ((__global loose_quad*)(row + 2 * step + d))->lanes = (quad)(r[0].z, r[1].z, r[2].z, r[3].z);
+      ((__global loose_quad*)(row + 3 * step + d))->lanes = (quad)(r[0].w, r[1].w, r[2].w, r[3].w);
     }
     for (; d < depth; ++d, from += LANES)
-      for (int i = 0; i < 4 && i < rows; ++i) row[i * depth + d] = from[i] * scale;
+      for (int i = 0; i < 4 && i < rows; ++i) row[i * step + d] = from[i] * scale;
   }
 }
 
@@ -185,6 +186,14 @@ static inline vec masked_lanes(const vec s, __global const M_T* mask, const int 
 // Infinity where a row saw no key at all: exp(score - infinity) is 0, as its gradient is.
 static inline real safe_logarithm(const real logarithm) { return logarithm == LOWEST ? (real)INFINITY : logarithm; }
 
+// Numbers of a block of heads in memory: its offset, and its strides by batch, head and row.
+#define O_NUMBERS const int o_at, const int o_batch, const int o_head, const int o_row
+#define F_NUMBERS const int f_at, const int f_batch, const int f_head, const int f_row
+#define DK_NUMBERS const int dk_at, const int dk_batch, const int dk_head, const int dk_row
+#define DV_NUMBERS const int dv_at, const int dv_batch, const int dv_head, const int dv_row
+// Where head `head`, counted over all batches of `heads` heads each, begins in a block.
+#define START(x, head, heads) (x##_at + (long)((head) / (heads)) * x##_batch + (long)((head) % (heads)) * x##_head)
+
 // ---- kernels; size, size_v: elements of a head, heads: of the queries, sharing: query heads that share a head of keys and values
 
 static inline int key_head(const int head, const int heads, const int sharing) { return head / heads * (heads / sharing) + head % heads / sharing; }
@@ -193,13 +202,13 @@ static inline int key_head(const int head, const int heads, const int sharing) {
 __kernel __attribute__((reqd_work_group_size(1, 1, 1))) void attention(__global const X_T* q, __global const X_T* k, __global const X_T* v, __global const M_T* mask, __global X_T* out,
                         __global S_T* logarithms, const REAL scale, const int causal, const int n, const int m, const int size,
                         const int size_v, const int heads, const int sharing, const int by_batch, const int by_head, const int by_query,
-                        const int by_key) {
+                        const int by_key, O_NUMBERS) {
   const int depth = WHOLE ? DEPTH : size, depth_v = WHOLE ? DEPTH : size_v;
   const int head = get_global_id(1), first = get_global_id(0) * LANES;
   const long kv = (long)key_head(head, heads, sharing) * m;
   __global const M_T* mask_here = mask + (long)(head / heads) * by_batch + (long)(head % heads) * by_head;
   vec packed[DEPTH], result[DEPTH], s[BLOCK];
-  pack(packed, q + (long)head * n * depth, first, n, depth, scale);
+  pack(packed, q + (long)head * n * depth, depth, first, n, depth, scale);
   for (int d = 0; d < depth_v; ++d) result[d] = 0;
   vec most = LOWEST, sum = 0;
   const int end = causal ? min(m, first + LANES) : m;
@@ -223,7 +232,7 @@ __kernel __attribute__((reqd_work_group_size(1, 1, 1))) void attention(__global 
   }
   const vec share = sum == (vec)(0) ? (vec)(0) : 1 / sum;
   for (int d = 0; d < depth_v; ++d) result[d] *= share;
-  unpack(out + (long)head * n * depth_v, result, first, n, depth_v, 1);
+  unpack(out + START(o, head, heads), o_row, result, first, n, depth_v, 1);
   store_sums(logarithms + (long)head * n, most + log(sum), first, n);
 }
 
@@ -235,15 +244,15 @@ __kernel __attribute__((reqd_work_group_size(1, 1, 1))) void attention_query_gra
                                    __global const X_T* forward, __global const S_T* through, __global X_T* out, const int has_through,
                                    const REAL scale, const int causal, const int n, const int m, const int size, const int size_v,
                                    const int heads, const int sharing, const int by_batch, const int by_head, const int by_query,
-                                   const int by_key) {
+                                   const int by_key, O_NUMBERS, F_NUMBERS) {
   const int depth = WHOLE ? DEPTH : size, depth_v = WHOLE ? DEPTH : size_v;
   const int head = get_global_id(1), first = get_global_id(0) * LANES;
   const long kv = (long)key_head(head, heads, sharing) * m;
   __global const M_T* mask_here = mask + (long)(head / heads) * by_batch + (long)(head % heads) * by_head;
   vec packed[DEPTH], packed_g[DEPTH], result[DEPTH], s[BLOCK], dp[BLOCK];
-  pack(packed, q + (long)head * n * depth, first, n, depth, scale);
-  pack(packed_g, g + (long)head * n * depth_v, first, n, depth_v, 1);
-  pack(result, forward + (long)head * n * depth_v, first, n, depth_v, 1);
+  pack(packed, q + (long)head * n * depth, depth, first, n, depth, scale);
+  pack(packed_g, g + (long)head * n * depth_v, depth_v, first, n, depth_v, 1);
+  pack(result, forward + START(f, head, heads), f_row, first, n, depth_v, 1);
   vec less = has_through ? -load_sums(through + (long)head * n, first, n) : (vec)(0);
   for (int d = 0; d < depth_v; ++d) less += packed_g[d] * result[d];
   store_sums(delta + (long)head * n, less, first, n);
@@ -262,7 +271,7 @@ __kernel __attribute__((reqd_work_group_size(1, 1, 1))) void attention_query_gra
     }
     gather(result, (vec)(1), k + (kv + j) * depth, count, depth, s);
   }
-  unpack(out + (long)head * n * depth, result, first, n, depth, scale);
+  unpack(out + START(o, head, heads), o_row, result, first, n, depth, scale);
 }
 
 #else
@@ -271,12 +280,12 @@ __kernel __attribute__((reqd_work_group_size(1, 1, 1))) void attention_key_grad(
                                  __global const M_T* mask, __global const S_T* logarithms, __global const S_T* delta, __global X_T* out_k,
                                  __global X_T* out_v, const REAL scale, const int causal, const int n, const int m, const int size,
                                  const int size_v, const int heads, const int sharing, const int by_batch, const int by_head,
-                                 const int by_query, const int by_key) {
+                                 const int by_query, const int by_key, DK_NUMBERS, DV_NUMBERS) {
   const int depth = WHOLE ? DEPTH : size, depth_v = WHOLE ? DEPTH : size_v;
   const int kv_head = get_global_id(1), first = get_global_id(0) * LANES, kv_heads = heads / sharing;
   vec packed_k[DEPTH], packed_v[DEPTH], result_k[DEPTH], result_v[DEPTH], s[BLOCK], dp[BLOCK];
-  pack(packed_k, k + (long)kv_head * m * depth, first, m, depth, scale);
-  pack(packed_v, v + (long)kv_head * m * depth_v, first, m, depth_v, 1);
+  pack(packed_k, k + (long)kv_head * m * depth, depth, first, m, depth, scale);
+  pack(packed_v, v + (long)kv_head * m * depth_v, depth_v, first, m, depth_v, 1);
   for (int d = 0; d < depth; ++d) result_k[d] = 0;
   for (int d = 0; d < depth_v; ++d) result_v[d] = 0;
   for (int r = 0; r < sharing; ++r) {
@@ -297,7 +306,7 @@ __kernel __attribute__((reqd_work_group_size(1, 1, 1))) void attention_key_grad(
       gather(result_k, (vec)(1), q + (row + i) * depth, count, depth, dp);
     }
   }
-  unpack(out_k + (long)kv_head * m * depth, result_k, first, m, depth, scale);
-  unpack(out_v + (long)kv_head * m * depth_v, result_v, first, m, depth_v, 1);
+  unpack(out_k + START(dk, kv_head, kv_heads), dk_row, result_k, first, m, depth, scale);
+  unpack(out_v + START(dv, kv_head, kv_heads), dv_row, result_v, first, m, depth_v, 1);
 }
 #endif

@@ -117,7 +117,7 @@ class Dense:
         self.d_s = F.mul(self.p, self.rest)
 
     def _masked(self, scores: Any, mask: Any, q: Any, causal: bool) -> Any:
-        place = mask_of("attention", mask, q, self.sizes)
+        place = mask_of("attention", mask, q.shape, self.sizes)
         here = None if place.tensor is None else self.F.reshape(place.tensor, _mask_shape(place, self.sizes))
         return masked(self.F, scores, here, causal)
 

@@ -47,15 +47,22 @@
 #define PERMUTED(line) (LINE == 64 ? (line) / 2 % 4 : (line) % 8)
 #define LANES const int lane = get_local_id(0) % 32, warp = get_local_id(0) / 32, quad = lane / 4, place = lane % 4;
 
-// Copies `lines` rows of x from `first` on, each `depth` long, to line `to` of local memory; zeros beyond the last of `count` rows.
-INLINE void copy_lines(const uint base, const int to, __global const X_T* x, const int first, const int count, const int lines,
-                       const int depth) {
+#if STRIDED && SIZE == 2  // an int holds it, because tensors have less than 2^31 elements, and takes fewer registers where rows are far apart
+typedef int distance;
+#else
+typedef long distance;
+#endif
+
+// Copies `lines` rows of x from `first` on, each `depth` long and `step` apart, to line `to` of local memory; zeros beyond the last of
+// `count` rows.
+INLINE void copy_lines(const uint base, const int to, __global const X_T* x, const int step, const int first, const int count,
+                       const int lines, const int depth) {
   const int pieces = STEPS(depth) * 2;
   EACH for (int i = 0; i < (lines * pieces + ITEMS - 1) / ITEMS; ++i) {
     const int at = get_local_id(0) + i * ITEMS, line = at / pieces, piece = at % pieces;
     if (lines * pieces % ITEMS != 0 && line >= lines) continue;
     const int there = first + line < count && piece * VALUES < depth;
-    COPY_16(base + (to + line) * LINE + (piece ^ PERMUTED(line)) * 16, (ulong)(x + (there ? (long)(first + line) * depth + piece * VALUES : 0)),
+    COPY_16(base + (to + line) * LINE + (piece ^ PERMUTED(line)) * 16, (ulong)(x + (there ? (distance)(first + line) * step + piece * VALUES : 0)),
             there ? 16 : 0);
   }
 }
@@ -158,8 +165,8 @@ INLINE void gather(float sums[][4], const Places* own, float scores[SCORES][4], 
 }
 
 // Parts of a value that is not finite are not that value: scores that hold one are computed again, plainly. x and y: the rows and columns.
-INLINE void recompute(float scores[SCORES][4], __global const X_T* x, const int row, const int rows, __global const X_T* y,
-                      const int column, const int columns, const int depth) {
+INLINE void recompute(float scores[SCORES][4], __global const X_T* x, const int step_x, const int row, const int rows,
+                      __global const X_T* y, const int step_y, const int column, const int columns, const int depth) {
 #if TERMS == 2
   float test = 0;
   EACH for (int j = 0; j < SCORES; ++j)
@@ -169,7 +176,7 @@ INLINE void recompute(float scores[SCORES][4], __global const X_T* x, const int 
     EACH for (int e = 0; e < 4; ++e) {
       const long i = min(row + e / 2 * 8, rows - 1), k = min(column + j * 8 + e % 2, columns - 1);
       float sum = 0;
-      _Pragma("unroll 1") for (int d = 0; d < depth; ++d) sum += (float)X_LOAD(x, i * depth + d) * (float)X_LOAD(y, k * depth + d);
+      _Pragma("unroll 1") for (int d = 0; d < depth; ++d) sum += (float)X_LOAD(x, i * step_x + d) * (float)X_LOAD(y, k * step_y + d);
       scores[j][e] = sum;
     }
 #endif
@@ -186,7 +193,8 @@ INLINE float across(float x, const int largest) {
   return x;
 }
 
-INLINE void store_sums(__global X_T* out, float sums[][4], const float factors[2], const int row, const int rows, const int depth) {
+INLINE void store_sums(__global X_T* out, const int step, float sums[][4], const float factors[2], const int row, const int rows,
+                       const int depth) {
   LANES
   EACH for (int j = 0; j < (depth + 7) / 8; ++j)
     EACH for (int r = 0; r < 2; ++r) {
@@ -194,9 +202,9 @@ INLINE void store_sums(__global X_T* out, float sums[][4], const float factors[2
       if (row + r * 8 >= rows || column >= depth) continue;
       const float low = sums[j][2 * r] * factors[r], high = sums[j][2 * r + 1] * factors[r];
 #if SIZE == 4
-      *(__global float2*)(out + (long)(row + r * 8) * depth + column) = (float2)(low, high);
+      *(__global float2*)(out + (long)(row + r * 8) * step + column) = (float2)(low, high);
 #else
-      *(__global uint*)(out + (long)(row + r * 8) * depth + column) = PAIR(low, high);
+      *(__global uint*)(out + (long)(row + r * 8) * step + column) = PAIR(low, high);
 #endif
     }
 }
@@ -216,32 +224,32 @@ INLINE void clear(float sums[][4], const int width) {
 SIZED __kernel void attention(__global const X_T* q, __global const X_T* k, __global const X_T* v, __global const M_T* mask,
                               __global X_T* out, __global S_T* logarithms, const REAL scale, const int causal, const int n, const int m,
                               const int depth, const int depth_v, const int heads, const int sharing, const int by_batch, const int by_head,
-                              const int by_query, const int by_key) {
+                              const int by_query, const int by_key, O_NUMBERS, Q_NUMBERS, K_NUMBERS, V_NUMBERS) {
   MEMORY(ROWS + 2 * COLUMNS)
   LANES
   const int keys = ROWS, values = keys + COLUMNS;
   const int2 where = head_and_block(causal);
   const int head = where.x, first = where.y * ROWS, from = first + warp * 16, row = from + quad;
-  const long kv = (long)key_head(head, heads, sharing) * m;
+  const int kv_head = key_head(head, heads, sharing);
   __global const M_T* mask_here = mask + (long)(head / heads) * by_batch + (long)(head % heads) * by_head;
-  q += (long)head * n * DEPTH;
-  k += kv * DEPTH;
-  v += kv * DEPTH_V;
+  q += FROM(q, head, heads, n, DEPTH);
+  k += FROM(k, kv_head, heads / sharing, m, DEPTH);
+  v += FROM(v, kv_head, heads / sharing, m, DEPTH_V);
   float sums[WIDTH(DEPTH_V)][4], most[2] = {LOWEST, LOWEST}, total[2] = {0, 0};
   clear(sums, WIDTH(DEPTH_V));
-  copy_lines(base, 0, q, first, n, ROWS, DEPTH);
-  copy_lines(base, keys, k, 0, m, COLUMNS, DEPTH);
+  copy_lines(base, 0, q, STEP_OF(q, DEPTH), first, n, ROWS, DEPTH);
+  copy_lines(base, keys, k, STEP_OF(k, DEPTH), 0, m, COLUMNS, DEPTH);
   COPIES_COMMIT();
   const int end = causal ? min(m, first + ROWS) : m;
   for (int j = 0; j < end; j += COLUMNS) {
     ARRIVED;
-    copy_lines(base, values, v, j, m, COLUMNS, DEPTH_V);
+    copy_lines(base, values, v, STEP_OF(v, DEPTH_V), j, m, COLUMNS, DEPTH_V);
     COPIES_COMMIT();
     const int busy = from < n && (!causal || j <= from + 15);
     float s[SCORES][4];
     if (busy) {
       products(s, own, 0, keys, STEPS(DEPTH));
-      recompute(s, q, row, n, k, j + place * 2, m, DEPTH);
+      recompute(s, q, STEP_OF(q, DEPTH), row, n, k, STEP_OF(k, DEPTH), j + place * 2, m, DEPTH);
       EACH for (int x = 0; x < SCORES; ++x)
         EACH for (int e = 0; e < 4; ++e) s[x][e] *= scale * LOG2_E;
       if (MASK || j + COLUMNS > m || (causal && j + COLUMNS > from + 1)) {
@@ -266,7 +274,7 @@ SIZED __kernel void attention(__global const X_T* q, __global const X_T* k, __gl
       }
     }
     ARRIVED;
-    if (j + COLUMNS < end) copy_lines(base, keys, k, j + COLUMNS, m, COLUMNS, DEPTH);
+    if (j + COLUMNS < end) copy_lines(base, keys, k, STEP_OF(k, DEPTH), j + COLUMNS, m, COLUMNS, DEPTH);
     COPIES_COMMIT();
     if (busy) gather(sums, own, s, values, WIDTH(DEPTH_V));
   }
@@ -276,19 +284,20 @@ SIZED __kernel void attention(__global const X_T* q, __global const X_T* k, __gl
     total[r] = all == 0 ? 0.0f : 1 / all;
     if (place == 0 && row + r * 8 < n) S_STORE(logarithms, (long)head * n + row + r * 8, (most[r] + log2(all)) * LN_2);
   }
-  store_sums(out + (long)head * n * DEPTH_V, sums, total, row, n, DEPTH_V);
+  store_sums(out + START(o, head, heads), o_row, sums, total, row, n, DEPTH_V);
 }
 
 #elif PART == 2
 
 // The sum of gradient times result of each row, less the gradient that arrives through the logarithm.
-INLINE void row_deltas(float less[2], __global const X_T* g, __global const X_T* out, __global const S_T* through, __global S_T* delta,
-                       const int has_through, const int row, const int n) {
+INLINE void row_deltas(float less[2], __global const X_T* g, const int step_g, __global const X_T* out, const int step_out,
+                       __global const S_T* through, __global S_T* delta, const int has_through, const int row, const int n) {
   LANES
   EACH for (int r = 0; r < 2; ++r) {
     const int here = min(row + r * 8, n - 1);
+    const long at_g = (long)here * step_g, at_out = (long)here * step_out;
     float sum = 0;
-    for (int d = place; d < DEPTH_V; d += 4) sum += (float)X_LOAD(g, (long)here * DEPTH_V + d) * (float)X_LOAD(out, (long)here * DEPTH_V + d);
+    for (int d = place; d < DEPTH_V; d += 4) sum += (float)X_LOAD(g, at_g + d) * (float)X_LOAD(out, at_out + d);
     less[r] = across(sum, 0) - (has_through ? (float)S_LOAD(through, here) : 0.0f);
     if (place == 0 && row + r * 8 < n) S_STORE(delta, here, less[r]);
   }
@@ -299,26 +308,28 @@ SIZED __kernel void attention_query_grad(__global const X_T* g, __global const X
                                          __global const X_T* forward, __global const S_T* through, __global X_T* out, const int has_through,
                                          const REAL scale, const int causal, const int n, const int m, const int depth, const int depth_v,
                                          const int heads, const int sharing, const int by_batch, const int by_head, const int by_query,
-                                         const int by_key) {
+                                         const int by_key, O_NUMBERS, G_NUMBERS, Q_NUMBERS, K_NUMBERS, V_NUMBERS, F_NUMBERS) {
   MEMORY(2 * ROWS + 2 * COLUMNS)
   LANES
   const int upstream = ROWS, keys = upstream + ROWS, values = keys + COLUMNS;
   const int2 where = head_and_block(causal);
   const int head = where.x, first = where.y * ROWS, from = first + warp * 16, row = from + quad;
-  const long kv = (long)key_head(head, heads, sharing) * m, start = (long)head * n;
+  const int kv_head = key_head(head, heads, sharing);
+  const long start = (long)head * n;
   __global const M_T* mask_here = mask + (long)(head / heads) * by_batch + (long)(head % heads) * by_head;
-  q += start * DEPTH;
-  g += start * DEPTH_V;
-  k += kv * DEPTH;
-  v += kv * DEPTH_V;
-  copy_lines(base, 0, q, first, n, ROWS, DEPTH);
-  copy_lines(base, upstream, g, first, n, ROWS, DEPTH_V);
-  copy_lines(base, keys, k, 0, m, COLUMNS, DEPTH);
-  copy_lines(base, values, v, 0, m, COLUMNS, DEPTH_V);
+  q += FROM(q, head, heads, n, DEPTH);
+  g += FROM(g, head, heads, n, DEPTH_V);
+  k += FROM(k, kv_head, heads / sharing, m, DEPTH);
+  v += FROM(v, kv_head, heads / sharing, m, DEPTH_V);
+  forward += FROM(f, head, heads, n, DEPTH_V);
+  copy_lines(base, 0, q, STEP_OF(q, DEPTH), first, n, ROWS, DEPTH);
+  copy_lines(base, upstream, g, STEP_OF(g, DEPTH_V), first, n, ROWS, DEPTH_V);
+  copy_lines(base, keys, k, STEP_OF(k, DEPTH), 0, m, COLUMNS, DEPTH);
+  copy_lines(base, values, v, STEP_OF(v, DEPTH_V), 0, m, COLUMNS, DEPTH_V);
   COPIES_COMMIT();
   float sums[WIDTH(DEPTH)][4], less[2], safe[2];
   clear(sums, WIDTH(DEPTH));
-  row_deltas(less, g, forward + start * DEPTH_V, through + start, delta + start, has_through, row, n);
+  row_deltas(less, g, STEP_OF(g, DEPTH_V), forward, STEP_OF(f, DEPTH_V), through + start, delta + start, has_through, row, n);
   EACH for (int r = 0; r < 2; ++r) safe[r] = safe_logarithm(S_LOAD(logarithms, start + min(row + r * 8, n - 1)));
   const int end = causal ? min(m, first + ROWS) : m;
   for (int j = 0; j < end; j += COLUMNS) {
@@ -327,11 +338,11 @@ SIZED __kernel void attention_query_grad(__global const X_T* g, __global const X
     float s[SCORES][4], d[SCORES][4];
     if (busy) products(d, own, upstream, values, STEPS(DEPTH_V));
     barrier(CLK_LOCAL_MEM_FENCE);
-    if (j + COLUMNS < end) copy_lines(base, values, v, j + COLUMNS, m, COLUMNS, DEPTH_V);
+    if (j + COLUMNS < end) copy_lines(base, values, v, STEP_OF(v, DEPTH_V), j + COLUMNS, m, COLUMNS, DEPTH_V);
     if (busy) {
-      recompute(d, g, row, n, v, j + place * 2, m, DEPTH_V);
+      recompute(d, g, STEP_OF(g, DEPTH_V), row, n, v, STEP_OF(v, DEPTH_V), j + place * 2, m, DEPTH_V);
       products(s, own, 0, keys, STEPS(DEPTH));
-      recompute(s, q, row, n, k, j + place * 2, m, DEPTH);
+      recompute(s, q, STEP_OF(q, DEPTH), row, n, k, STEP_OF(k, DEPTH), j + place * 2, m, DEPTH);
       const int partial = MASK || j + COLUMNS > m || (causal && j + COLUMNS > from + 1);
       EACH for (int x = 0; x < SCORES; ++x)
         EACH for (int e = 0; e < 4; ++e) {
@@ -342,12 +353,12 @@ SIZED __kernel void attention_query_grad(__global const X_T* g, __global const X
       gather(sums, own, s, keys, WIDTH(DEPTH));
     }
     barrier(CLK_LOCAL_MEM_FENCE);
-    if (j + COLUMNS < end) copy_lines(base, keys, k, j + COLUMNS, m, COLUMNS, DEPTH);
+    if (j + COLUMNS < end) copy_lines(base, keys, k, STEP_OF(k, DEPTH), j + COLUMNS, m, COLUMNS, DEPTH);
     COPIES_COMMIT();
   }
   COPIES_WAIT(0);
   EACH for (int r = 0; r < 2; ++r) less[r] = scale;
-  store_sums(out + start * DEPTH, sums, less, row, n, DEPTH);
+  store_sums(out + START(o, head, heads), o_row, sums, less, row, n, DEPTH);
 }
 
 #else
@@ -357,30 +368,30 @@ SIZED __kernel void attention_key_grad(__global const X_T* g, __global const X_T
                                        __global const M_T* mask, __global const S_T* logarithms, __global const S_T* delta,
                                        __global X_T* out_k, __global X_T* out_v, const REAL scale, const int causal, const int n,
                                        const int m, const int depth, const int depth_v, const int heads, const int sharing,
-                                       const int by_batch, const int by_head, const int by_query, const int by_key) {
+                                       const int by_batch, const int by_head, const int by_query, const int by_key, DK_NUMBERS,
+                                       DV_NUMBERS, G_NUMBERS, Q_NUMBERS, K_NUMBERS, V_NUMBERS) {
   MEMORY(2 * ROWS + 2 * COLUMNS)
   LANES
   const int values = ROWS, queries = values + ROWS, upstream = queries + COLUMNS;
   const int2 where = head_and_block(0);
   const int kv_head = where.x, first = where.y * ROWS, from = first + warp * 16, row = from + quad, kv_heads = heads / sharing;
-  const long kv = (long)kv_head * m;
-  k += kv * DEPTH;
-  v += kv * DEPTH_V;
+  k += FROM(k, kv_head, kv_heads, m, DEPTH);
+  v += FROM(v, kv_head, kv_heads, m, DEPTH_V);
   float sums_k[WIDTH(DEPTH)][4], sums_v[WIDTH(DEPTH_V)][4], factors[2];
   clear(sums_k, WIDTH(DEPTH));
   clear(sums_v, WIDTH(DEPTH_V));
-  copy_lines(base, 0, k, first, m, ROWS, DEPTH);
-  copy_lines(base, values, v, first, m, ROWS, DEPTH_V);
+  copy_lines(base, 0, k, STEP_OF(k, DEPTH), first, m, ROWS, DEPTH);
+  copy_lines(base, values, v, STEP_OF(v, DEPTH_V), first, m, ROWS, DEPTH_V);
   const int begin = causal ? first / COLUMNS * COLUMNS : 0;
   for (int r = 0; r < sharing; ++r) {
     const int head = kv_head / kv_heads * heads + kv_head % kv_heads * sharing + r;
     const long start = (long)head * n;
     __global const M_T* mask_here = mask + (long)(head / heads) * by_batch + (long)(head % heads) * by_head;
-    __global const X_T *q_here = q + start * DEPTH, *g_here = g + start * DEPTH_V;
+    __global const X_T *q_here = q + FROM(q, head, heads, n, DEPTH), *g_here = g + FROM(g, head, heads, n, DEPTH_V);
     __global const S_T *logarithms_here = logarithms + start, *delta_here = delta + start;
     if (begin < n) {
-      copy_lines(base, queries, q_here, begin, n, COLUMNS, DEPTH);
-      copy_lines(base, upstream, g_here, begin, n, COLUMNS, DEPTH_V);
+      copy_lines(base, queries, q_here, STEP_OF(q, DEPTH), begin, n, COLUMNS, DEPTH);
+      copy_lines(base, upstream, g_here, STEP_OF(g, DEPTH_V), begin, n, COLUMNS, DEPTH_V);
     }
     COPIES_COMMIT();
     for (int i = begin; i < n; i += COLUMNS) {
@@ -389,7 +400,7 @@ SIZED __kernel void attention_key_grad(__global const X_T* g, __global const X_T
       float s[SCORES][4], d[SCORES][4];
       if (busy) {
         products(s, own, 0, queries, STEPS(DEPTH));
-        recompute(s, k, row, m, q_here, i + place * 2, n, DEPTH);
+        recompute(s, k, STEP_OF(k, DEPTH), row, m, q_here, STEP_OF(q, DEPTH), i + place * 2, n, DEPTH);
         EACH for (int x = 0; x < SCORES; ++x)
           EACH for (int e = 0; e < 4; ++e) {
             const int query = i + x * 8 + place * 2 + e % 2;
@@ -399,23 +410,23 @@ SIZED __kernel void attention_key_grad(__global const X_T* g, __global const X_T
           }
         gather(sums_v, own, s, upstream, WIDTH(DEPTH_V));
         products(d, own, values, upstream, STEPS(DEPTH_V));
-        recompute(d, v, row, m, g_here, i + place * 2, n, DEPTH_V);
+        recompute(d, v, STEP_OF(v, DEPTH_V), row, m, g_here, STEP_OF(g, DEPTH_V), i + place * 2, n, DEPTH_V);
         EACH for (int x = 0; x < SCORES; ++x)
           EACH for (int e = 0; e < 4; ++e)
             d[x][e] = s[x][e] * (d[x][e] - S_LOAD(delta_here, min(i + x * 8 + place * 2 + e % 2, n - 1)));
       }
       barrier(CLK_LOCAL_MEM_FENCE);
-      if (i + COLUMNS < n) copy_lines(base, upstream, g_here, i + COLUMNS, n, COLUMNS, DEPTH_V);
+      if (i + COLUMNS < n) copy_lines(base, upstream, g_here, STEP_OF(g, DEPTH_V), i + COLUMNS, n, COLUMNS, DEPTH_V);
       if (busy) gather(sums_k, own, d, queries, WIDTH(DEPTH));
       barrier(CLK_LOCAL_MEM_FENCE);
-      if (i + COLUMNS < n) copy_lines(base, queries, q_here, i + COLUMNS, n, COLUMNS, DEPTH);
+      if (i + COLUMNS < n) copy_lines(base, queries, q_here, STEP_OF(q, DEPTH), i + COLUMNS, n, COLUMNS, DEPTH);
       COPIES_COMMIT();
     }
   }
   COPIES_WAIT(0);
   EACH for (int r = 0; r < 2; ++r) factors[r] = scale;
-  store_sums(out_k + kv * DEPTH, sums_k, factors, row, m, DEPTH);
+  store_sums(out_k + START(dk, kv_head, kv_heads), dk_row, sums_k, factors, row, m, DEPTH);
   EACH for (int r = 0; r < 2; ++r) factors[r] = 1;
-  store_sums(out_v + kv * DEPTH_V, sums_v, factors, row, m, DEPTH_V);
+  store_sums(out_v + START(dv, kv_head, kv_heads), dv_row, sums_v, factors, row, m, DEPTH_V);
 }
 #endif

@@ -13,6 +13,10 @@
 #define MASK 0
 #endif
 
+#ifndef STRIDED  // 1: tensors are read as strided blocks of their memory. 0: they are contiguous
+#define STRIDED 0
+#endif
+
 #pragma OPENCL FP_CONTRACT ON
 
 #define EACH _Pragma("unroll")
@@ -52,6 +56,26 @@ INLINE real safe_logarithm(const real logarithm) { return logarithm == LOWEST ? 
 INLINE int key_head(const int head, const int heads, const int sharing) {
   return head / heads * (heads / sharing) + head % heads / sharing;
 }
+
+// Numbers of a block of heads in memory: its offset, and its strides by batch, head and row. O, DK, DV: results; F: the forward result.
+#define G_NUMBERS const int g_at, const int g_batch, const int g_head, const int g_row
+#define Q_NUMBERS const int q_at, const int q_batch, const int q_head, const int q_row
+#define K_NUMBERS const int k_at, const int k_batch, const int k_head, const int k_row
+#define V_NUMBERS const int v_at, const int v_batch, const int v_head, const int v_row
+#define F_NUMBERS const int f_at, const int f_batch, const int f_head, const int f_row
+#define O_NUMBERS const int o_at, const int o_batch, const int o_head, const int o_row
+#define DK_NUMBERS const int dk_at, const int dk_batch, const int dk_head, const int dk_row
+#define DV_NUMBERS const int dv_at, const int dv_batch, const int dv_head, const int dv_row
+// Where head `head`, counted over all batches of `heads` heads each, begins in a block.
+#define START(x, head, heads) (x##_at + (long)((head) / (heads)) * x##_batch + (long)((head) % (heads)) * x##_head)
+// The same for a tensor that is read, and the distance of its rows.
+#if STRIDED
+#define FROM(x, head, heads, rows, depth) START(x, head, heads)
+#define STEP_OF(x, depth) x##_row
+#else
+#define FROM(x, head, heads, rows, depth) ((long)(head) * (rows) * (depth))
+#define STEP_OF(x, depth) (depth)
+#endif
 
 #define GROUP ((int)(get_group_id(1) * get_num_groups(0) + get_group_id(0)))
 // All heads' first blocks come first (`last`: last blocks): under a causal mask the longest, so that short ones fill the end.

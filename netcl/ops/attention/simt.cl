@@ -105,16 +105,19 @@ INLINE real4 quad_of(__global const X_T* x, const int there) {
 #define LEFT_ROW(i) ((i) * LOADERS)
 #define RIGHT_ROW(i) ((i) / 4 * (4 * LOADERS) + (i) % 4)
 
-INLINE void fetch_left(real4 held[LEFT_LOADS], __global const X_T* x, const int first, const int n, const int from, const int depth) {
+// `step`: the distance of rows in memory.
+INLINE void fetch_left(real4 held[LEFT_LOADS], __global const X_T* x, const int step, const int first, const int n, const int from,
+                       const int depth) {
   const int start = first + LANE / QUADS, d = from + 4 * (LANE % QUADS);
-  x += (long)start * depth + d;
-  EACH for (int i = 0; i < LEFT_LOADS; ++i) held[i] = quad_of(x + LEFT_ROW(i) * depth, start + LEFT_ROW(i) < n ? depth - d : 0);
+  x += (long)start * step + d;
+  EACH for (int i = 0; i < LEFT_LOADS; ++i) held[i] = quad_of(x + LEFT_ROW(i) * step, start + LEFT_ROW(i) < n ? depth - d : 0);
 }
 
-INLINE void fetch_right(real4 held[RIGHT_LOADS], __global const X_T* x, const int first, const int n, const int from, const int depth) {
+INLINE void fetch_right(real4 held[RIGHT_LOADS], __global const X_T* x, const int step, const int first, const int n, const int from,
+                        const int depth) {
   const int start = first + 4 * (LANE / QUADS), d = from + 4 * (LANE % QUADS);
-  x += (long)start * depth + d;
-  EACH for (int i = 0; i < RIGHT_LOADS; ++i) held[i] = quad_of(x + RIGHT_ROW(i) * depth, start + RIGHT_ROW(i) < n ? depth - d : 0);
+  x += (long)start * step + d;
+  EACH for (int i = 0; i < RIGHT_LOADS; ++i) held[i] = quad_of(x + RIGHT_ROW(i) * step, start + RIGHT_ROW(i) < n ? depth - d : 0);
 }
 
 INLINE void keep_left(__local real4* left, const real4 held[LEFT_LOADS]) {
@@ -148,14 +151,15 @@ INLINE void multiply(real s[RY][RX], __local const real4* left, __local const re
 
 // s = rows of a times rows of b over the whole head; `fresh` unless a one-chunk `a` lies in the left tile already, `idle` where no score
 // of these neighbours is wanted. Leaves the last chunk of b in the right tile.
-INLINE void products(real s[RY][RX], __local real4* left, __local real4* right, __global const X_T* a, const int first_a, const int n_a,
-                     __global const X_T* b, const int first_b, const int n_b, const int depth, const int fresh, const int idle) {
+INLINE void products(real s[RY][RX], __local real4* left, __local real4* right, __global const X_T* a, const int step_a, const int first_a,
+                     const int n_a, __global const X_T* b, const int step_b, const int first_b, const int n_b, const int depth,
+                     const int fresh, const int idle) {
   EACH for (int y = 0; y < RY; ++y)
     EACH for (int x = 0; x < RX; ++x) s[y][x] = 0;
   for (int from = 0; from < (CHUNKS == 1 ? 1 : depth); from += CHUNK) {
     real4 held_a[LEFT_LOADS], held[RIGHT_LOADS];
-    if (CHUNKS > 1 || fresh) fetch_left(held_a, a, first_a, n_a, from, depth);
-    fetch_right(held, b, first_b, n_b, from, depth);
+    if (CHUNKS > 1 || fresh) fetch_left(held_a, a, step_a, first_a, n_a, from, depth);
+    fetch_right(held, b, step_b, first_b, n_b, from, depth);
     SYNC;
     if (CHUNKS > 1 || fresh) keep_left(left, held_a);
     keep_right(right, held);
@@ -200,13 +204,13 @@ INLINE void accumulate(real result[RY][CHUNKS * OWN], const int chunk, __local c
 }
 
 // result += scores times COLUMNS rows of b, whose first chunk lies in the right tile.
-INLINE void gather(real result[RY][CHUNKS * OWN], __local const real4* scores, __local real4* right, __global const X_T* b, const int first,
-                   const int n, const int depth, const int begin, const int end) {
+INLINE void gather(real result[RY][CHUNKS * OWN], __local const real4* scores, __local real4* right, __global const X_T* b, const int step,
+                   const int first, const int n, const int depth, const int begin, const int end) {
   EACH for (int c = 0; c < CHUNKS; ++c) {
     if (c * CHUNK < depth) {
       if (c > 0) {
         real4 held[RIGHT_LOADS];
-        fetch_right(held, b, first, n, c * CHUNK, depth);
+        fetch_right(held, b, step, first, n, c * CHUNK, depth);
         SYNC;
         keep_right(right, held);
       }
@@ -217,10 +221,10 @@ INLINE void gather(real result[RY][CHUNKS * OWN], __local const real4* scores, _
 }
 
 // The first chunk of b into the right tile, where another one was the last to be multiplied.
-INLINE void rewind(__local real4* right, __global const X_T* b, const int first, const int n, const int depth) {
+INLINE void rewind(__local real4* right, __global const X_T* b, const int step, const int first, const int n, const int depth) {
   if (CHUNKS > 1) {
     real4 held[RIGHT_LOADS];
-    fetch_right(held, b, first, n, 0, depth);
+    fetch_right(held, b, step, first, n, 0, depth);
     SYNC;
     keep_right(right, held);
   }
@@ -233,14 +237,15 @@ INLINE void clear(real result[RY][CHUNKS * OWN]) {
 
 #define HELD(i) result[y][c * OWN + o + (i)]
 
-INLINE void store_rows(__global X_T* out, real result[RY][CHUNKS * OWN], const real scale[RY], const int first, const int n,
-                       const int depth) {
+INLINE void store_rows(__global X_T* out, const int step, real result[RY][CHUNKS * OWN], const real scale[RY], const int first,
+                       const int n, const int depth) {
   PLACE
   EACH for (int c = 0; c < CHUNKS; ++c)
     EACH for (int o = 0; o < OWN; o += 4) {
       const int d = c * CHUNK + 4 * (tx + o / 4 * TX);
       EACH for (int y = 0; y < RY; ++y) {
-        const int row = first + ROW(y), at = row * depth + d;
+        const int row = first + ROW(y);
+        const long at = (long)row * step + d;
 #ifdef X_QUAD_STORE
         if (row < n && d < depth) X_QUAD_STORE(out + at, (real4)(HELD(0), HELD(1), HELD(2), HELD(3)) * scale[y]);
 #else
@@ -260,28 +265,31 @@ INLINE void share_parts(__local real* parts, const real value[RY]) {
 SIZED __kernel void attention(__global const X_T* q, __global const X_T* k, __global const X_T* v, __global const M_T* mask,
                               __global X_T* out, __global S_T* logarithms, const REAL scale, const int causal, const int n, const int m,
                               const int depth, const int depth_v, const int heads, const int sharing, const int by_batch, const int by_head,
-                              const int by_query, const int by_key) {
+                              const int by_query, const int by_key, O_NUMBERS, Q_NUMBERS, K_NUMBERS, V_NUMBERS) {
   MEMORY
   PLACE
   __local real* parts = (__local real*)scores;
   const int2 where = head_and_block(causal);
   const int head = where.x, first = where.y * ROWS;
-  const long kv = (long)key_head(head, heads, sharing) * m;
+  const int kv_head = key_head(head, heads, sharing);
   __global const M_T* mask_here = mask + (long)(head / heads) * by_batch + (long)(head % heads) * by_head;
+  q += FROM(q, head, heads, n, DEPTH);
+  k += FROM(k, kv_head, heads / sharing, m, DEPTH);
+  v += FROM(v, kv_head, heads / sharing, m, DEPTH_V);
   real s[RY][RX], result[RY][CHUNKS * OWN], sum[RY], own[RY], most = LOWEST;
   clear(result);
   EACH for (int y = 0; y < RY; ++y) sum[y] = 0;
   if (CHUNKS == 1) {
     real4 held_a[LEFT_LOADS];
-    fetch_left(held_a, q + (long)head * n * DEPTH, first, n, 0, DEPTH);
+    fetch_left(held_a, q, STEP_OF(q, DEPTH), first, n, 0, DEPTH);
     keep_left(left, held_a);
   }
   real4 held[RIGHT_LOADS];
   const int end = causal ? min(m, first + ROWS) : m;
   for (int j = 0; j < end; j += COLUMNS) {
     const int idle = causal && j + COLUMN_FROM > first + ROW_TO;
-    products(s, left, right, q + (long)head * n * DEPTH, first, n, k + kv * DEPTH, j, m, DEPTH, 0, idle);
-    fetch_right(held, v + kv * DEPTH_V, j, m, 0, DEPTH_V);
+    products(s, left, right, q, STEP_OF(q, DEPTH), first, n, k, STEP_OF(k, DEPTH), j, m, DEPTH, 0, idle);
+    fetch_right(held, v, STEP_OF(v, DEPTH_V), j, m, 0, DEPTH_V);
     EACH for (int y = 0; y < RY; ++y)
       EACH for (int x = 0; x < RX; ++x) s[y][x] *= scale * LOG2_E;
     if (MASK || j + COLUMNS > m || (causal && j + COLUMNS > first + 1)) {
@@ -316,7 +324,8 @@ SIZED __kernel void attention(__global const X_T* q, __global const X_T* k, __gl
     SYNC;
     share_scores(scores, s);
     keep_right(right, held);
-    gather(result, scores, right, v + kv * DEPTH_V, j, m, DEPTH_V, 0, causal ? min(COLUMNS, first + ROW_TO - j + 1) : COLUMNS);
+    const int seen = causal ? min(COLUMNS, first + ROW_TO - j + 1) : COLUMNS;
+    gather(result, scores, right, v, STEP_OF(v, DEPTH_V), j, m, DEPTH_V, 0, seen);
   }
   SYNC;
   share_parts(parts, sum);
@@ -329,22 +338,21 @@ SIZED __kernel void attention(__global const X_T* q, __global const X_T* k, __gl
   }
   SYNC;
   EACH for (int y = 0; y < RY; ++y) own[y] = parts[NOTES + ROW(y)];
-  store_rows(out + (long)head * n * DEPTH_V, result, own, first, n, DEPTH_V);
+  store_rows(out + START(o, head, heads), o_row, result, own, first, n, DEPTH_V);
 }
 
 #elif PART == 2
 
 // The sum of gradient times result of each row, less the gradient that arrives through the logarithm; kept in the notes.
-INLINE void row_deltas(__local real* parts, __global const X_T* g, __global const X_T* out, __global const S_T* through,
-                       __global S_T* delta, const int has_through, const int first, const int n, const int depth) {
+INLINE void row_deltas(__local real* parts, __global const X_T* g, const int step_g, __global const X_T* out, const int step_out,
+                       __global const S_T* through, __global S_T* delta, const int has_through, const int first, const int n,
+                       const int depth) {
   const int quad = LANE % QUADS;
   for (int row = LANE / QUADS; row < ROWS; row += ITEMS / QUADS) {
     real4 sum = (real4)(0);
     if (first + row < n)
-      for (int d = 4 * quad; d < depth; d += CHUNK) {
-        const int at = (first + row) * depth + d;
-        sum += quad_of(g + at, depth - d) * quad_of(out + at, depth - d);
-      }
+      for (int d = 4 * quad; d < depth; d += CHUNK)
+        sum += quad_of(g + (long)(first + row) * step_g + d, depth - d) * quad_of(out + (long)(first + row) * step_out + d, depth - d);
     parts[quad * STEP + row] = sum.x + sum.y + sum.z + sum.w;
   }
   SYNC;
@@ -363,16 +371,22 @@ SIZED __kernel void attention_query_grad(__global const X_T* g, __global const X
                                          __global const X_T* forward, __global const S_T* through, __global X_T* out, const int has_through,
                                          const REAL scale, const int causal, const int n, const int m, const int depth, const int depth_v,
                                          const int heads, const int sharing, const int by_batch, const int by_head, const int by_query,
-                                         const int by_key) {
+                                         const int by_key, O_NUMBERS, G_NUMBERS, Q_NUMBERS, K_NUMBERS, V_NUMBERS, F_NUMBERS) {
   MEMORY
   PLACE
   __local real* parts = (__local real*)scores;
   const int2 where = head_and_block(causal);
   const int head = where.x, first = where.y * ROWS;
-  const long kv = (long)key_head(head, heads, sharing) * m, row = (long)head * n;
+  const int kv_head = key_head(head, heads, sharing);
+  const long row = (long)head * n;
   __global const M_T* mask_here = mask + (long)(head / heads) * by_batch + (long)(head % heads) * by_head;
+  g += FROM(g, head, heads, n, DEPTH_V);
+  q += FROM(q, head, heads, n, DEPTH);
+  k += FROM(k, kv_head, heads / sharing, m, DEPTH);
+  v += FROM(v, kv_head, heads / sharing, m, DEPTH_V);
+  forward += FROM(f, head, heads, n, DEPTH_V);
   real s[RY][RX], sums[RY][CHUNKS * OWN], less[RY], safe[RY];
-  row_deltas(parts, g + row * DEPTH_V, forward + row * DEPTH_V, through + row, delta + row, has_through, first, n, DEPTH_V);
+  row_deltas(parts, g, STEP_OF(g, DEPTH_V), forward, STEP_OF(f, DEPTH_V), through + row, delta + row, has_through, first, n, DEPTH_V);
   EACH for (int y = 0; y < RY; ++y) {
     less[y] = parts[NOTES + ROW(y)];
     safe[y] = safe_logarithm(S_LOAD(logarithms, row + min(first + ROW(y), n - 1)));
@@ -382,9 +396,9 @@ SIZED __kernel void attention_query_grad(__global const X_T* g, __global const X
   const int end = causal ? min(m, first + ROWS) : m;
   for (int j = 0; j < end; j += COLUMNS) {
     const int idle = causal && j + COLUMN_FROM > first + ROW_TO;
-    products(s, left, right, g + row * DEPTH_V, first, n, v + kv * DEPTH_V, j, m, DEPTH_V, 1, idle);
+    products(s, left, right, g, STEP_OF(g, DEPTH_V), first, n, v, STEP_OF(v, DEPTH_V), j, m, DEPTH_V, 1, idle);
     share_scores(scores, s);
-    products(s, left, right, q + row * DEPTH, first, n, k + kv * DEPTH, j, m, DEPTH, 1, idle);
+    products(s, left, right, q, STEP_OF(q, DEPTH), first, n, k, STEP_OF(k, DEPTH), j, m, DEPTH, 1, idle);
     EACH for (int y = 0; y < RY; ++y)
       EACH for (int x = 0; x < RX; ++x) s[y][x] *= scale * LOG2_E;
     if (MASK || j + COLUMNS > m || (causal && j + COLUMNS > first + 1)) {
@@ -401,11 +415,12 @@ SIZED __kernel void attention_query_grad(__global const X_T* g, __global const X
         s[y][x + 3] = POWER(s[y][x + 3] - safe[y]) * d.w;
       }
     share_scores(scores, s);
-    rewind(right, k + kv * DEPTH, j, m, DEPTH);
-    gather(sums, scores, right, k + kv * DEPTH, j, m, DEPTH, 0, causal ? min(COLUMNS, first + ROW_TO - j + 1) : COLUMNS);
+    rewind(right, k, STEP_OF(k, DEPTH), j, m, DEPTH);
+    const int seen = causal ? min(COLUMNS, first + ROW_TO - j + 1) : COLUMNS;
+    gather(sums, scores, right, k, STEP_OF(k, DEPTH), j, m, DEPTH, 0, seen);
   }
   EACH for (int y = 0; y < RY; ++y) less[y] = scale;
-  store_rows(out + row * DEPTH, sums, less, first, n, DEPTH);
+  store_rows(out + START(o, head, heads), o_row, sums, less, first, n, DEPTH);
 }
 
 #else
@@ -415,12 +430,14 @@ SIZED __kernel void attention_key_grad(__global const X_T* g, __global const X_T
                                        __global const M_T* mask, __global const S_T* logarithms, __global const S_T* delta,
                                        __global X_T* out_k, __global X_T* out_v, const REAL scale, const int causal, const int n,
                                        const int m, const int depth, const int depth_v, const int heads, const int sharing,
-                                       const int by_batch, const int by_head, const int by_query, const int by_key) {
+                                       const int by_batch, const int by_head, const int by_query, const int by_key, DK_NUMBERS,
+                                       DV_NUMBERS, G_NUMBERS, Q_NUMBERS, K_NUMBERS, V_NUMBERS) {
   MEMORY
   PLACE
   const int2 where = head_and_block(0);
   const int kv_head = where.x, first = where.y * ROWS, kv_heads = heads / sharing;
-  const long kv = (long)kv_head * m;
+  k += FROM(k, kv_head, kv_heads, m, DEPTH);
+  v += FROM(v, kv_head, kv_heads, m, DEPTH_V);
   real s[RY][RX], result_k[RY][CHUNKS * OWN], result_v[RY][CHUNKS * OWN], scales[RY];
   real4 held[RIGHT_LOADS];
   clear(result_k);
@@ -428,10 +445,11 @@ SIZED __kernel void attention_key_grad(__global const X_T* g, __global const X_T
   for (int r = 0; r < sharing; ++r) {
     const int head = kv_head / kv_heads * heads + kv_head % kv_heads * sharing + r;
     const long row = (long)head * n;
+    __global const X_T *q_here = q + FROM(q, head, heads, n, DEPTH), *g_here = g + FROM(g, head, heads, n, DEPTH_V);
     __global const M_T* mask_here = mask + (long)(head / heads) * by_batch + (long)(head % heads) * by_head;
     for (int i = causal ? first : 0; i < n; i += COLUMNS) {
       const int idle = causal && i + COLUMN_TO < first + ROW_FROM, begin = causal ? max(0, first + ROW_FROM - i) : 0;
-      products(s, left, right, k + kv * DEPTH, first, m, q + row * DEPTH, i, n, DEPTH, 1, idle);
+      products(s, left, right, k, STEP_OF(k, DEPTH), first, m, q_here, STEP_OF(q, DEPTH), i, n, DEPTH, 1, idle);
       EACH for (int y = 0; y < RY; ++y)
         EACH for (int x = 0; x < RX; ++x) s[y][x] *= scale * LOG2_E;
       if (MASK || i + COLUMNS > n || (causal && i < first + ROWS - 1)) {
@@ -444,10 +462,10 @@ SIZED __kernel void attention_key_grad(__global const X_T* g, __global const X_T
         EACH for (int y = 0; y < RY; ++y) s[y][x] = POWER(s[y][x] - safe);
       }
       share_scores(scores, s);
-      products(s, left, right, v + kv * DEPTH_V, first, m, g + row * DEPTH_V, i, n, DEPTH_V, 1, idle);
-      rewind(right, g + row * DEPTH_V, i, n, DEPTH_V);
-      gather(result_v, scores, right, g + row * DEPTH_V, i, n, DEPTH_V, begin, COLUMNS);
-      fetch_right(held, q + row * DEPTH, i, n, 0, DEPTH);
+      products(s, left, right, v, STEP_OF(v, DEPTH_V), first, m, g_here, STEP_OF(g, DEPTH_V), i, n, DEPTH_V, 1, idle);
+      rewind(right, g_here, STEP_OF(g, DEPTH_V), i, n, DEPTH_V);
+      gather(result_v, scores, right, g_here, STEP_OF(g, DEPTH_V), i, n, DEPTH_V, begin, COLUMNS);
+      fetch_right(held, q_here, STEP_OF(q, DEPTH), i, n, 0, DEPTH);
       SYNC;
       keep_right(right, held);
       EACH for (int x = 0; x < RX; x += 4) {
@@ -460,12 +478,12 @@ SIZED __kernel void attention_key_grad(__global const X_T* g, __global const X_T
           scores[SCORE_AT(tx) + 4 * y * SCORE_QUADS + x / 4 * TX] *= (real4)(s[y][x], s[y][x + 1], s[y][x + 2], s[y][x + 3]) - less;
         }
       }
-      gather(result_k, scores, right, q + row * DEPTH, i, n, DEPTH, begin, COLUMNS);
+      gather(result_k, scores, right, q_here, STEP_OF(q, DEPTH), i, n, DEPTH, begin, COLUMNS);
     }
   }
   EACH for (int y = 0; y < RY; ++y) scales[y] = scale;
-  store_rows(out_k + kv * DEPTH, result_k, scales, first, m, DEPTH);
+  store_rows(out_k + START(dk, kv_head, kv_heads), dk_row, result_k, scales, first, m, DEPTH);
   EACH for (int y = 0; y < RY; ++y) scales[y] = 1;
-  store_rows(out_v + kv * DEPTH_V, result_v, scales, first, m, DEPTH_V);
+  store_rows(out_v + START(dv, kv_head, kv_heads), dv_row, result_v, scales, first, m, DEPTH_V);
 }
 #endif
