@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from netcl.core import dtype as dtypes
+from netcl.core import recording
 from netcl.core.device import CPUQueue, profile_of
 from netcl.core.errors import DeviceError, OutOfMemoryError, ShapeError, message
 from netcl.core.kernels import primitives, program
@@ -189,7 +190,8 @@ def _batched(
     if key[1].packed:
         spread = BlockSpread(spread.local, 1, -(-spread.block // PACK) * PACK)
     slots = slots_for(queue, len(roles), sum(size > 0 for size in sizes))
-    made = BatchedKernel(make(spread, slots), spread.local, _batches(queue, sizes, slots, spread.block))
+    with recording.paused():  # the tables of the batches never change: uploading them is no part of a step
+        made = BatchedKernel(make(spread, slots), spread.local, _batches(queue, sizes, slots, spread.block))
     plan_cache(queue)[key] = made
     return made
 

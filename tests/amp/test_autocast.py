@@ -10,6 +10,7 @@ import warnings
 import numpy as np
 import pytest
 
+import netcl
 import netcl.autograd as ag
 from netcl import amp, nn, optim
 from netcl.amp import autocast
@@ -373,6 +374,20 @@ def test_parameters_and_gradients_are_cast_in_few_launches(cl_device):
             _step(weights, x)
         counts.append([event.name for event in p.events].count("update"))
     assert counts == [1, 2]  # the gradients; from the second step on, also the parameters after the first one
+
+
+def test_a_compiled_step_casts_together_and_is_replayed(cl_device):
+    weights, x = _weights(cl_device.queue, 4), Tensor.ones((4, 8), queue=cl_device.queue)
+
+    def step(x):
+        for w in weights:
+            w.grad = None
+        return _step(weights, x)
+
+    compiled, expected = netcl.compile(step), step(x).to_host()
+    for _ in range(4):
+        np.testing.assert_array_equal(compiled(x).to_host(), expected)
+    assert len(compiled.graphs) == 1 and not compiled.refused
 
 
 def test_a_parameter_written_inside_a_block_is_cast_again(device):

@@ -48,9 +48,9 @@
 #define LANES const int lane = get_local_id(0) % 32, warp = get_local_id(0) / 32, quad = lane / 4, place = lane % 4;
 
 #if STRIDED && SIZE == 2  // an int holds it, because tensors have less than 2^31 elements, and takes fewer registers where rows are far apart
-typedef int distance;
+typedef int place_t;
 #else
-typedef long distance;
+typedef long place_t;
 #endif
 
 // Copies `lines` rows of x from `first` on, each `depth` long and `step` apart, to line `to` of local memory; zeros beyond the last of
@@ -62,7 +62,7 @@ INLINE void copy_lines(const uint base, const int to, __global const X_T* x, con
     const int at = get_local_id(0) + i * ITEMS, line = at / pieces, piece = at % pieces;
     if (lines * pieces % ITEMS != 0 && line >= lines) continue;
     const int there = first + line < count && piece * VALUES < depth;
-    COPY_16(base + (to + line) * LINE + (piece ^ PERMUTED(line)) * 16, (ulong)(x + (there ? (distance)(first + line) * step + piece * VALUES : 0)),
+    COPY_16(base + (to + line) * LINE + (piece ^ PERMUTED(line)) * 16, (ulong)(x + (there ? (place_t)(first + line) * step + piece * VALUES : 0)),
             there ? 16 : 0);
   }
 }
