@@ -17,6 +17,7 @@ from netcl.engine import pointwise, registry
 from netcl.engine.expression import compose
 from netcl.engine.registry import Choice, Composite, Op, Pointwise, Reduction
 from netcl.ops import views
+from netcl.ops.movement import LAYOUTS
 
 _twins: dict[str, tuple[Any, Callable[..., Any]]] = {}
 #: torch's names of parameters and the names here. ``input`` and ``other`` stand for the first two inputs.
@@ -157,7 +158,7 @@ def keeps_first(name: str) -> bool:
 def _make(row: Any, function: Callable[..., Any], words: Mapping[str, str]) -> Callable[..., Any]:
     forward, policy = function, row.amp
     bias = row.inputs.index("bias") if isinstance(row, Op | Composite) and row.bias_stays else -1
-    if row.name in views.LAYOUTS:
+    if row.name in LAYOUTS:
         forward = _linked(row, forward)
     if isinstance(row, Composite):
         forward, note = _composite(row), None
@@ -203,16 +204,12 @@ def _make(row: Any, function: Callable[..., Any], words: Mapping[str, str]) -> C
 
 def _linked(row: Op, forward: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap ``forward`` of an op that returns views. The wrapper links every result to its base, except inside backward."""
-    place, bind = views.LAYOUTS[row.name], _binder(row)
+    layout = LAYOUTS[row.name]
 
-    def call(*args: Any, **kwargs: Any) -> Any:
-        out = forward(*args, **kwargs)
-        x = args[0] if args else kwargs[row.inputs[0]]
+    def call(x: Any, *args: Any, **kwargs: Any) -> Any:
+        out = forward(x, *args, **kwargs)
         if modes.finishers is None and isinstance(x, Tensor):
-            if place is None:
-                views.link(x, out, 0, None)
-            elif not views.link_pending(x, out):
-                place(x, out, **bind(*args, **kwargs)[1])
+            views.link(x, out, layout, args, kwargs)
         return out
 
     return call
