@@ -318,9 +318,16 @@ def strided(x: Tensor) -> tuple[Tensor, int, tuple[int, ...]]:
 
 
 def take_views(x: Tensor, layout: ViewLayout, *args: Any) -> tuple[Tensor, ...]:
-    """Return the views of ``x`` that ``layout`` places as new tensors with its current values; they are copied when these are needed."""
+    """Return the views of ``x`` that ``layout`` places."""
     base, offset, strides = strided(x)
-    parts, strides = layout(x.shape, strides, *args)
+    return blocks(base, offset, *layout(x.shape, strides, *args))
+
+
+def blocks(base: Tensor, offset: int, parts: Sequence[tuple[int, tuple[int, ...]]], strides: tuple[int, ...]) -> tuple[Tensor, ...]:
+    """Return strided blocks of ``base`` as new tensors with its current values; they are copied when the values are needed.
+
+    ``parts`` are the positions of the blocks after ``offset``, and their shapes.
+    """
     if _copied_at_once(base):
         return tuple([take_block(base, shape, offset + start, strides) for start, shape in parts])
     group = None if len(parts) == 1 else PendingParts(base)
