@@ -182,7 +182,7 @@ LINES = {
     "models": 3214,
     "nn": 6869,
     "onnx": 740,
-    "ops": 27260,
+    "ops": 27226,
     "optim": 2376,
     "profiling": 1353,
     "replay": 2528,
