@@ -171,7 +171,7 @@ def test_no_function_is_named_as_a_copy():
 LINES = {
     "": 1034,
     "amp": 440,
-    "autograd": 2541,
+    "autograd": 2536,
     "bench": 328,
     "cli": 1807,
     "core": 7107,
@@ -198,10 +198,10 @@ SLACK = 60  # a package that is further below its figure must lower it
 DOCUMENTED = {"_replace", "_make", "_fields", "_asdict", "_exit"}
 COUPLING = {
     "private names of other modules": 36,
-    "imports inside functions": 71,
+    "imports inside functions": 70,
     "hooks": 8,
     "functions put into lower modules": 0,
-    "Any": 4802,
+    "Any": 4798,
 }
 # Top-level functions, classes and constants that several files define: a search for such a name finds several things. Most are torch's.
 NAMES_OF_SEVERAL_FILES = 73

@@ -9,7 +9,7 @@ from typing import Any
 
 from netcl import ops
 from netcl.amp.autocast import autocast, autocast_block, cast_arguments, get_autocast_dtype
-from netcl.autograd.tape import Node, anomaly_mode, grad_mode, intact, like, make_like, modes, recording
+from netcl.autograd.tape import Node, anomaly_mode, differentiable_ops, grad_mode, intact, like, make_like, modes, recording
 from netcl.core.errors import AutogradError, message
 from netcl.core.tensor import Tensor
 from netcl.core.writes import clock
@@ -227,7 +227,7 @@ def learns(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
 
 
 def _composite(row: Composite) -> Callable[..., Any]:
-    function = partial(row.call, _autograd())
+    function = partial(row.call, differentiable_ops())
     if row.amp != "float":
         return function
 
@@ -238,13 +238,6 @@ def _composite(row: Composite) -> Callable[..., Any]:
             return function(*args, **kwargs)
 
     return call
-
-
-@cache
-def _autograd() -> Any:
-    import netcl.autograd
-
-    return netcl.autograd
 
 
 # ---- pointwise
