@@ -171,18 +171,18 @@ def test_no_function_is_named_as_a_copy():
 LINES = {
     "": 1034,
     "amp": 440,
-    "autograd": 2543,
+    "autograd": 2536,
     "bench": 328,
     "cli": 1807,
     "core": 7107,
     "data": 3063,
     "distributed": 1961,
-    "engine": 6178,
+    "engine": 6173,
     "io": 5085,
     "models": 3214,
     "nn": 6869,
     "onnx": 740,
-    "ops": 27399,
+    "ops": 27226,
     "optim": 2376,
     "profiling": 1353,
     "replay": 2528,
@@ -198,10 +198,10 @@ SLACK = 60  # a package that is further below its figure must lower it
 DOCUMENTED = {"_replace", "_make", "_fields", "_asdict", "_exit"}
 COUPLING = {
     "private names of other modules": 36,
-    "imports inside functions": 71,
+    "imports inside functions": 70,
     "hooks": 8,
     "functions put into lower modules": 0,
-    "Any": 4802,
+    "Any": 4798,
 }
 # Top-level functions, classes and constants that several files define: a search for such a name finds several things. Most are torch's.
 NAMES_OF_SEVERAL_FILES = 73
@@ -336,7 +336,7 @@ def test_every_macro_of_a_kernel_file_has_a_default(path):
     file's first comment."""
     whole = path.read_text(encoding="utf-8")
     text = re.sub(r"//[^\n]*|/\*.*?\*/", " ", whole, flags=re.S)
-    shared = [PACKAGE / "core/kernels/preamble.cl", PACKAGE / "engine/rows.cl", *path.parent.glob("*.cl")]
+    shared = [PACKAGE / "core/kernels/preamble.cl", PACKAGE / "engine/macros.cl", PACKAGE / "engine/rows.cl", *path.parent.glob("*.cl")]
     known = set().union(*(macros_of(file.read_text(encoding="utf-8")) for file in shared))
     known |= {*DECLARED.findall(text), *TYPEDEF.findall(text), *re.findall(r"\w+", " ".join(MACRO_PARAMETERS.findall(text)))}
     known |= set(re.findall(r"\b[A-Z]\w*", re.match(r"(//[^\n]*\n)*", whole)[0]))

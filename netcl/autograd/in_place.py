@@ -189,9 +189,10 @@ def _is_item(x: Tensor, index: Any, value: Tensor) -> bool:
     selected = selection_of(x, index)
     if selected.arrays or result_shape(selected) != value.shape:
         return False
-    offset, strides = views.composed(x, *block_of(selected))
-    same = [n == 1 or a == b for n, a, b in zip(value.shape, strides, value.place.strides, strict=True)]
-    return offset == value.place.offset and all(same)
+    offset, strides = (x.place.offset, x.place.strides) if views.is_copy(x) else (0, dense(x.shape))
+    start, steps = block_of(selected, strides)
+    same = [n == 1 or a == b for n, a, b in zip(value.shape, steps, value.place.strides, strict=True)]
+    return offset + start == value.place.offset and all(same)
 
 
 def _kept_index(index: Any) -> Any:

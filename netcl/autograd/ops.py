@@ -9,7 +9,7 @@ from typing import Any
 
 from netcl import ops
 from netcl.amp.autocast import autocast, autocast_block, cast_arguments, get_autocast_dtype
-from netcl.autograd.tape import Node, anomaly_mode, grad_mode, intact, like, make_like, modes, recording
+from netcl.autograd.tape import Node, anomaly_mode, differentiable_ops, grad_mode, intact, like, make_like, modes, recording
 from netcl.core.errors import AutogradError, message
 from netcl.core.tensor import Tensor
 from netcl.core.writes import clock
@@ -17,6 +17,7 @@ from netcl.engine import pointwise, registry
 from netcl.engine.expression import compose
 from netcl.engine.registry import Choice, Composite, Op, Pointwise, Reduction
 from netcl.ops import update, views
+from netcl.ops.movement import LAYOUTS
 
 _twins: dict[str, tuple[Any, Callable[..., Any]]] = {}
 #: torch's names of parameters and the names here. ``input`` and ``other`` stand for the first two inputs.
@@ -168,7 +169,7 @@ def keeps_first(name: str) -> bool:
 def _make(row: Any, function: Callable[..., Any], words: Mapping[str, str]) -> Callable[..., Any]:
     forward, policy = function, row.amp
     bias = row.inputs.index("bias") if isinstance(row, Op | Composite) and row.bias_stays else -1
-    if row.name in views.LAYOUTS:
+    if row.name in LAYOUTS:
         forward = _linked(row, forward)
     if isinstance(row, Composite):
         forward, note = _composite(row), None
@@ -214,16 +215,12 @@ def _make(row: Any, function: Callable[..., Any], words: Mapping[str, str]) -> C
 
 def _linked(row: Op, forward: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap ``forward`` of an op that returns views. The wrapper links every result to its base, except inside backward."""
-    place, bind = views.LAYOUTS[row.name], _binder(row)
+    layout = LAYOUTS[row.name]
 
-    def call(*args: Any, **kwargs: Any) -> Any:
-        out = forward(*args, **kwargs)
-        x = args[0] if args else kwargs[row.inputs[0]]
+    def call(x: Any, *args: Any, **kwargs: Any) -> Any:
+        out = forward(x, *args, **kwargs)
         if modes.finishers is None and isinstance(x, Tensor):
-            if place is None:
-                views.link(x, out, 0, None)
-            elif not views.link_pending(x, out):
-                place(x, out, **bind(*args, **kwargs)[1])
+            views.link(x, out, layout, args, kwargs)
         return out
 
     return call
@@ -241,7 +238,7 @@ def learns(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
 
 
 def _composite(row: Composite) -> Callable[..., Any]:
-    function = partial(row.call, _autograd())
+    function = partial(row.call, differentiable_ops())
     if row.amp != "float":
         return function
 
@@ -252,13 +249,6 @@ def _composite(row: Composite) -> Callable[..., Any]:
             return function(*args, **kwargs)
 
     return call
-
-
-@cache
-def _autograd() -> Any:
-    import netcl.autograd
-
-    return netcl.autograd
 
 
 # ---- pointwise

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ContextDecorator
 from contextvars import ContextVar
-from functools import partial
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -281,7 +281,7 @@ def walk_under_way() -> object | None:
 
 class _Walk:
     def __init__(self, wanted: Sequence[Tensor] | None, create_graph: bool, retain: bool):
-        self.F = _differentiable() if create_graph else ops
+        self.F = differentiable_ops() if create_graph else ops
         self.retain = retain
         self.pending: dict[Node, list[Tensor | None]] = {}
         self.heap: list[tuple[int, Node]] = []
@@ -484,7 +484,9 @@ def _fit(F: Any, gradient: Tensor, like: Like) -> Tensor:
     return gradient if gradient.dtype is like.dtype else F.cast(gradient, like.dtype)
 
 
-def _differentiable() -> Any:
+@cache
+def differentiable_ops() -> Any:
+    """Return ``netcl.autograd``, which imports this module."""
     import netcl.autograd
 
     return netcl.autograd

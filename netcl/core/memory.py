@@ -646,10 +646,10 @@ def live_buffers() -> list[Any]:
     return leased + [buffer for pool in list(pools) for buffer in pool.buffers()]
 
 
-def _largest_live(pool: BufferPool, count: int = 3) -> str:
+def _largest_live(pool: BufferPool) -> str:
     tensors = [o for o in gc.get_objects() if type(o).__name__ == "Tensor" and getattr(o, "lease", None) is not None]
     mine = sorted((t for t in tensors if t.pool_handle.pool is pool), key=lambda t: -t.nbytes)
-    return ", ".join(f"{t.shape} {t.dtype} {_size(t.pool_handle.nbytes)}" for t in mine[:count])
+    return ", ".join(f"{t.shape} {t.dtype} {_size(t.pool_handle.nbytes)}" for t in mine[:3])
 
 
 def _size(nbytes: float) -> str:

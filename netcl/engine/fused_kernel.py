@@ -183,7 +183,8 @@ def _chain_cl(region: Region) -> list[Tensor]:
 def _run_plan(plan: Plan, tensors: Sequence[Tensor], numbers: Sequence[Any]) -> Any:
     for command in plan.commands:
         assert isinstance(command, Launch)
-        _show(command.kernel)
+        if deferral.shown is not None:
+            deferral.shown.append(command.kernel.program.source)
     return plan.run(tensors, tuple([plan.cast(n) for n in numbers]))
 
 
@@ -210,12 +211,6 @@ def _chain_numpy(region: Region) -> list[Tensor]:
     for value, node in zip(values, region.kept, strict=True):  # an identity returns its input array
         made.append(from_compute(value, region.shape, DTYPES[node.dtype], queue, (*region.leaves, *made)))
     return made
-
-
-def _show(kernel: Any) -> None:
-    """Add the source of a launched kernel to the list that ``deferral.shown`` collects."""
-    if deferral.shown is not None and kernel is not None:
-        deferral.shown.append(kernel.program.source)
 
 
 # ---- rows

@@ -25,6 +25,7 @@ FETCHING = ("pocl", "intel")  # brands of CPU drivers whose compiler has __built
 # on Intel's runtime: 15 %), and a quarter more on ARM.
 _AHEAD, _AHEAD_X86 = (512, 3), (2048, 2)
 # A kernel as .cl files are written: it begins a line, perhaps after a macro, and ends with the first "}" at the start of a line.
+_SHARED_FILES = ("macros.cl", "rows.cl")  # beside this module
 _KERNEL_SIGNATURE = re.compile(r"^(?:\w+ )?__kernel\b[^{;]*?\bvoid\s+(\w+)\s*\((?:[^\n]*\}\n|.*?^\}\n)", re.M | re.S)
 _DIRECTIVE = re.compile(r"^[ \t]*#(?!pragma)(?:.*\\\n)*.*\n", re.M)
 LOCAL_1D = 64  # local size of kernels with one work-item per element: a full wave on every GPU, small enough to spread small problems
@@ -52,24 +53,20 @@ def as_tensors(op: str, *values: Any) -> list[Any]:
             break
     else:
         return list(values)
-    first = next((v for v in values if isinstance(v, Tensor)), None)
+    first: Any = next((v for v in values if isinstance(v, Tensor)), None)
     queue = first.queue if first is not None else get_active_device().queue
     result: list[Any] = []
     for value in values:
         if isinstance(value, Tensor):
             if value.queue is not queue:
-                _check_same_device(op, first, value)
+                check_planning(queue, value.queue)
+                if first.context != value.context:
+                    named = {"first": first.device.device_name, "other": value.device.device_name}
+                    raise DeviceError(message(op, "all inputs must be on the same device", "move one with tensor.to(device)", **named))
             result.append(value)
         else:
             result.append(None if value is None else _moved_to(value, queue, first))
     return result
-
-
-def _check_same_device(op: str, a: Any, b: Tensor) -> None:
-    check_planning(a.queue, b.queue)
-    if a.context != b.context:
-        what = "all inputs must be on the same device"
-        raise DeviceError(message(op, what, "move one with tensor.to(device)", first=a.device.device_name, other=b.device.device_name))
 
 
 def _moved_to(value: Any, queue: Any, first: Tensor | None) -> Tensor:
@@ -155,8 +152,8 @@ def kernel(
 ) -> program.Kernel:
     """Return the kernel ``kernel_name`` of the ``.cl`` file beside a module.
 
-    ``"rows.cl softmax.cl"`` concatenates two files. ``operands={"A": "float16"}`` defines the macros ``A_T``, ``A_REAL``, ``A_LOAD`` and
-    ``A_STORE``; ``defines`` become ``#define`` lines; ``text`` is generated source that precedes the files.
+    ``"rows.cl softmax.cl"`` concatenates two files; ``macros.cl`` precedes them. ``operands={"A": "float16"}`` defines the macros ``A_T``,
+    ``A_REAL``, ``A_LOAD`` and ``A_STORE``; ``defines`` become ``#define`` lines; ``text`` is generated source that precedes the files.
     """
     key = ("launch", module_file, cl_file, kernel_name, text, *(operands or {}).items(), *(defines or {}).items())
     state = program.state(queue)
@@ -167,7 +164,7 @@ def kernel(
     lines = primitives.storage_macros(**(operands or {}))
     for name, value in (defines or {}).items():
         lines += f"#define {name} {f'{value!r}f' if isinstance(value, float) else value if isinstance(value, str) else int(value)}\n"
-    files = [primitives.cl_source(__file__ if part == "rows.cl" else module_file, part) for part in cl_file.split()]
+    files = [primitives.cl_source(__file__ if part in _SHARED_FILES else module_file, part) for part in ("macros.cl", *cl_file.split())]
     source = without_other_kernels("\n".join(files), kernel_name)
     found = state[key] = program.get(queue, lines + text + source, kernel_name)
     return found

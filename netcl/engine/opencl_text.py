@@ -74,21 +74,11 @@ def renamed(tree: ast.expr, table: Mapping[str, str]) -> ast.expr:
     return _Rename(table).visit(copy.deepcopy(tree))
 
 
-def _lets(row: Pointwise, texts: Sequence[str]) -> list[str]:
-    """Return the shared expressions that ``texts`` read, in the row's order."""
-    read = frozenset().union(*[names_read_by(text, row.let) for text in texts])
-    return [name for name in row.let if name in read]
-
-
-def _params(row: Pointwise, texts: Sequence[str]) -> tuple[str, ...]:
-    read = frozenset().union(*(names_read_by(text, row.let) for text in texts))
-    return tuple(name for name in row.params if name in read)
-
-
 @lru_cache(maxsize=1024)
 def forward_body(row: Pointwise) -> Body:
     """Return the body of a row's forward kernel: ``out`` from ``v0``.. and the parameters."""
-    lines = [(name, parse(row.let[name])) for name in _lets(row, [row.fwd])]
+    read = names_read_by(row.fwd, row.let)
+    lines = [(name, parse(text)) for name, text in row.let.items() if name in read]
     inputs = tuple([f"v{i}" for i in range(row.arity)])
     return Body(inputs, tuple(row.params), (*lines, ("out", parse(row.fwd))), ("out",))
 
@@ -99,9 +89,9 @@ def vjp_body(row: Pointwise, wanted: tuple[bool, ...]) -> Body:
     texts = {f"d{i}": text for i, text in enumerate(row.vjp) if text and wanted[i]}
     read = frozenset().union(*(names_read_by(text, row.let) for text in texts.values()))
     tensors = tuple(t for t in ("g", "out", *(f"v{i}" for i in range(row.arity))) if t in read)
-    lines = [(name, parse(row.let[name])) for name in _lets(row, list(texts.values()))]
+    lines = [(name, parse(text)) for name, text in row.let.items() if name in read]
     lines += [(name, parse(text)) for name, text in texts.items()]
-    return Body(tensors or ("g",), _params(row, list(texts.values())), tuple(lines), tuple(texts))
+    return Body(tensors or ("g",), tuple(name for name in row.params if name in read), tuple(lines), tuple(texts))
 
 
 # ---- NumPy

@@ -358,23 +358,14 @@ def S(*shapes: Any, dtypes: Any = None, low: Any = -1.0, high: Any = 1.0, **kwar
 
 
 @dataclass(frozen=True, eq=False)
-class Op(_WithFunction):
-    """An op that is computed by its own function ``call``. Made by :func:`op`.
-
-    ``vjp(F, ...)`` is forward-only code over ``F`` (``netcl.ops``, or ``netcl.autograd`` when the gradient itself is to
-    be differentiated). Its further parameters name the arguments it needs: ``g``, ``out`` (all outputs; ``out0``,
-    ``out1``.. are single ones), an input's name, ``<input>_shape`` or ``<input>_dtype`` (which keep no tensor), keyword arguments of the
-    call, and ``needs``: per input, whether its gradient is wanted. It returns one gradient or ``None`` per tensor
-    input; gradients of broadcast inputs are summed to the input's shape by the tape.
+class _Called:
+    """Base of rows that are computed by a Python function ``call``.
 
     ``bias_stays``: the input ``bias`` may be float32 beside 16-bit inputs, so autocast does not cast it.
-    ``deferred`` and ``waits`` are those of :func:`netcl.engine.call.planned`. An op that is ``at_once`` has no plan: it returns a
-    view, calls other ops, or its work depends on values.
     """
 
     name: str
     call: Callable[..., Any]
-    vjp: Callable[..., Any] | None
     ref: Callable[..., Any] | None
     inputs: tuple[str, ...]
     amp: Amp = "keep"
@@ -383,9 +374,6 @@ class Op(_WithFunction):
     differentiable: bool = True
     tol: float = 1.0
     doc: str = ""
-    deferred: Callable[..., Any] | None = None
-    waits: Callable[..., bool] | None = None
-    at_once: bool = False
     bias_stays: bool = False
 
     @cached_property
@@ -399,6 +387,26 @@ class Op(_WithFunction):
         rest = dict(bound.arguments)
         rest.pop("out", None)
         return tuple(rest.pop(name) for name in self.inputs), rest
+
+
+@dataclass(frozen=True, eq=False)
+class Op(_WithFunction, _Called):
+    """An op that is computed by its own function ``call``. Made by :func:`op`.
+
+    ``vjp(F, ...)`` is forward-only code over ``F`` (``netcl.ops``, or ``netcl.autograd`` when the gradient itself is to
+    be differentiated). Its further parameters name the arguments it needs: ``g``, ``out`` (all outputs; ``out0``,
+    ``out1``.. are single ones), an input's name, ``<input>_shape`` or ``<input>_dtype`` (which keep no tensor), keyword arguments of the
+    call, and ``needs``: per input, whether its gradient is wanted. It returns one gradient or ``None`` per tensor
+    input; gradients of broadcast inputs are summed to the input's shape by the tape.
+
+    ``deferred`` and ``waits`` are those of :func:`netcl.engine.call.planned`. An op that is ``at_once`` has no plan: it returns a
+    view, calls other ops, or its work depends on values.
+    """
+
+    vjp: Callable[..., Any] | None = None
+    deferred: Callable[..., Any] | None = None
+    waits: Callable[..., bool] | None = None
+    at_once: bool = False
 
 
 @cache
@@ -436,24 +444,11 @@ def call_vjp(row: Op | Reduction, F: Any, g: Any, out: Any, inputs: Sequence[Any
 
 
 @dataclass(frozen=True, eq=False)
-class Composite:
+class Composite(_Called):
     """An op made of other ops: ``call(F, ...)`` over ``F``, which is ``netcl.ops`` or ``netcl.autograd``. Made by :func:`composite`.
 
-    It has no kernel and no gradient of its own; autocast applies to the ops it calls, unless ``amp`` is ``"float"``. ``bias_stays`` is
-    that of :class:`Op`.
+    It has no kernel and no gradient of its own; autocast applies to the ops it calls, unless ``amp`` is ``"float"``.
     """
-
-    name: str
-    call: Callable[..., Any]
-    ref: Callable[..., Any] | None
-    inputs: tuple[str, ...]
-    amp: Amp = "keep"
-    samples: Sequence[Sample] = ()
-    errors: Sequence[tuple[Sample, str]] = ()
-    differentiable: bool = True
-    tol: float = 1.0
-    doc: str = ""
-    bias_stays: bool = False
 
     def over(self, F: Any) -> Callable[..., Any]:
         """Return the public function: ``call`` with ``F`` bound."""
@@ -468,11 +463,9 @@ class Composite:
 
     def bind(self, *args: Any, **kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Return the tensor inputs and the keyword arguments of a call, including defaults."""
-        bound = inspect.signature(self.call).bind(None, *args, **kwargs)
-        bound.apply_defaults()
-        rest = dict(bound.arguments)
+        inputs, rest = super().bind(None, *args, **kwargs)
         del rest["F"]
-        return tuple(rest.pop(name) for name in self.inputs), rest
+        return inputs, rest
 
 
 Row = Pointwise | Choice | Reduction | Op | Composite
@@ -541,7 +534,7 @@ def op(
         _check_vjp(title, call, vjp, tensors)
         doc = columns.pop("doc", inspect.getdoc(call) or "")
         differentiable = columns.pop("differentiable", vjp is not None)
-        register(Op(title, call, vjp, _oracle(title, ref), tensors, differentiable=differentiable, doc=doc, **columns))
+        register(Op(title, call, _oracle(title, ref), tensors, vjp=vjp, differentiable=differentiable, doc=doc, **columns))
         return call
 
     return add

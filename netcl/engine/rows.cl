@@ -4,9 +4,6 @@
 // work-item whole rows and wide vectors, GPUs give a work-group to each row. A column is a run of n elements `inner` apart; a
 // work-item then takes VEC neighbouring columns, so that its loads are whole vectors as well.
 
-#ifndef REAL  // the type arithmetic is done in
-#define REAL float
-#endif
 #ifndef LOCAL  // work-items of a work-group
 #define LOCAL 1
 #endif
@@ -20,23 +17,8 @@
 #define HELD 0
 #endif
 
-#ifndef FETCHES  // 1: the compiler knows __builtin_prefetch; OpenCL's own prefetch is an empty call on PoCL
-#define FETCHES 0
-#endif
-#if FETCHES
-#define FETCH(p) __builtin_prefetch((const void*)(size_t)(p))
-#else
-#define FETCH(p) ((void)0)
-#endif
-
-#ifndef EXP_BELOW  // exp of what is not far above 0
-#define EXP_BELOW(x) exp(x)
-#endif
-
 #pragma OPENCL FP_CONTRACT ON
 
-#define JOIN_(a, b) a##b
-#define JOIN(a, b) JOIN_(a, b)
 #define SIZED __attribute__((reqd_work_group_size(LOCAL, 1, 1)))
 #define LOWEST ((real)(-INFINITY))
 

@@ -125,21 +125,21 @@ __kernel void copy8(__global const T* restrict src, __global T* restrict dst, co
 }
 
 // A transposition in tiles: along p the source is dense, along q the destination. `batch` further blocks of n1 x n2.
+// The tile of an item begins at p0 and q0 of its block.
+#define FIND_TILE \
+  const INDEX tiles_q = (INDEX)((nq + TILE - 1) / TILE), tiles_p = (INDEX)((np + TILE - 1) / TILE), block = item / tiles_q / tiles_p; \
+  const INDEX q0 = item % tiles_q * TILE, p0 = item / tiles_q % tiles_p * TILE; \
+  const INDEX i2 = block % (INDEX)n2, i1 = block / (INDEX)n2 % (INDEX)n1, i0 = block / (INDEX)n2 / (INDEX)n1; \
+  src += (INDEX)s_start + i0 * (INDEX)s0 + i1 * (INDEX)s1 + i2 * (INDEX)s2; \
+  dst += (INDEX)d_start + i0 * (INDEX)d0 + i1 * (INDEX)d1 + i2 * (INDEX)d2;
 // GPUs: through local memory, so that both sides are read and written along their dense axis.
 __kernel __attribute__((reqd_work_group_size(TILE, ROWS, 1)))
 void transpose_local(__global const T* restrict src, __global T* restrict dst, const long s_start, const long d_start,
                      const long np, const long nq, const long s_q, const long d_p, const long n1, const long n2,
                      const long s0, const long s1, const long s2, const long d0, const long d1, const long d2) {
   __local T tile[TILE][TILE + 1];  // one column more: the lanes of a column fall into different banks
-  const INDEX tiles_q = (INDEX)((nq + TILE - 1) / TILE), tiles_p = (INDEX)((np + TILE - 1) / TILE);
-  INDEX block = get_group_id(0);
-  const INDEX q0 = block % tiles_q * TILE;
-  block /= tiles_q;
-  const INDEX p0 = block % tiles_p * TILE;
-  block /= tiles_p;
-  const INDEX i2 = block % (INDEX)n2, i1 = block / (INDEX)n2 % (INDEX)n1, i0 = block / (INDEX)n2 / (INDEX)n1;
-  src += (INDEX)s_start + i0 * (INDEX)s0 + i1 * (INDEX)s1 + i2 * (INDEX)s2;
-  dst += (INDEX)d_start + i0 * (INDEX)d0 + i1 * (INDEX)d1 + i2 * (INDEX)d2;
+  const INDEX item = get_group_id(0);
+  FIND_TILE
   const int x = get_local_id(0), y = get_local_id(1);
   for (int j = y; j < TILE; j += ROWS)
     if (p0 + x < (INDEX)np && q0 + j < (INDEX)nq) tile[j][x] = src[(q0 + j) * (INDEX)s_q + p0 + x];
@@ -152,16 +152,9 @@ void transpose_local(__global const T* restrict src, __global T* restrict dst, c
 __kernel void transpose_cached(__global const T* restrict src, __global T* restrict dst, const long s_start, const long d_start,
                                const long np, const long nq, const long s_q, const long d_p, const long n1, const long n2,
                                const long s0, const long s1, const long s2, const long d0, const long d1, const long d2, const long blocks) {
-  const INDEX tiles_q = (INDEX)((nq + TILE - 1) / TILE), tiles_p = (INDEX)((np + TILE - 1) / TILE);
-  INDEX block = get_global_id(0);
-  if (block >= (INDEX)blocks) return;
-  const INDEX q0 = block % tiles_q * TILE;
-  block /= tiles_q;
-  const INDEX p0 = block % tiles_p * TILE;
-  block /= tiles_p;
-  const INDEX i2 = block % (INDEX)n2, i1 = block / (INDEX)n2 % (INDEX)n1, i0 = block / (INDEX)n2 / (INDEX)n1;
-  src += (INDEX)s_start + i0 * (INDEX)s0 + i1 * (INDEX)s1 + i2 * (INDEX)s2;
-  dst += (INDEX)d_start + i0 * (INDEX)d0 + i1 * (INDEX)d1 + i2 * (INDEX)d2;
+  const INDEX item = get_global_id(0);
+  if (item >= (INDEX)blocks) return;
+  FIND_TILE
   const INDEX p1 = min(p0 + TILE, (INDEX)np), q1 = min(q0 + TILE, (INDEX)nq);
   INDEX p = p0;
   for (; p + 4 <= p1; p += 4) {

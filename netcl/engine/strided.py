@@ -114,15 +114,10 @@ class _Launch(NamedTuple):
     args: tuple[int, ...]
 
 
-def _largest_index(copy: Copy) -> int:
-    """Return the largest element index or work-item index of a copy."""
-    far = (sum((a.size - 1) * max(0, stride) for a, stride in ((a, a[side]) for a in copy.axes)) for side in (1, 2))
-    return max(copy.source, copy.target, *(start + n for start, n in zip((copy.source, copy.target), far, strict=True)),
-               math.prod(a.size for a in copy.axes))  # fmt: skip
-
-
 def _copy_kernel(queue: Any, name: str, copy: Copy) -> Any:
-    index = launch.index_type(_largest_index(copy))
+    far = (sum((a.size - 1) * max(0, stride) for a, stride in ((a, a[side]) for a in copy.axes)) for side in (1, 2))
+    ends = [start + n for start, n in zip((copy.source, copy.target), far, strict=True)]
+    index = launch.index_type(max(copy.source, copy.target, *ends, math.prod(a.size for a in copy.axes)))  # of elements and of work-items
     return launch.kernel(queue, __file__, "strided.cl", name, {}, {"T": ELEMENTS[copy.itemsize], "INDEX": index})
 
 

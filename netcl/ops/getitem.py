@@ -203,9 +203,8 @@ def _broadcast(value: Tensor, shape: tuple[int, ...]) -> tuple[int, ...]:
     return broadcast_strides(sizes, shape)
 
 
-def block_of(selected: Selection) -> tuple[int, list[int]]:
-    """Return the offset and strides of the elements that a basic index selects in a contiguous tensor."""
-    strides = dense(selected.shape)
+def block_of(selected: Selection, strides: Sequence[int]) -> tuple[int, list[int]]:
+    """Return the offset and strides of the elements that a basic index selects in a tensor with ``strides``."""
     start = sum(_start(walk) * stride for walk, stride in zip(selected.walks, strides, strict=True))
     return start, [0 if part is None else selected.walks[part].step * strides[part] for part in selected.layout]
 
@@ -231,7 +230,7 @@ def setitem(x: Tensor, index: Any, value: Any) -> Tensor:
     x.host_ref = None
     if not selected.arrays:
         shape = result_shape(selected)
-        copy_block(shape, given, 0, _broadcast(given, shape), x, *block_of(selected))
+        copy_block(shape, given, 0, _broadcast(given, shape), x, *block_of(selected, dense(x.shape)))
         return x
     places = _index_places(x, index)
     whole = Tensor.empty(places.shape, x.dtype, queue=x.queue)

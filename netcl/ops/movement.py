@@ -18,10 +18,12 @@ from netcl.core.errors import ShapeError, message
 from netcl.core.tensor import Tensor, duplicate, with_shape, wrap_array
 from netcl.engine import launch
 from netcl.engine.registry import S, composite, op
-from netcl.engine.strided import ELEMENTS, broadcast_strides, copy_block, dense, take_block
+from netcl.engine.strided import ELEMENTS, copy_block, dense, take_block
 from netcl.ops import fused_rows, views
 
 SizesArgument = int | Sequence[int]
+Ints = tuple[int, ...]
+ViewPlaces = tuple[tuple[tuple[int, Ints], ...], Ints]  # offset and shape of each view, and the strides of the views
 
 
 def sizes_of(first: SizesArgument, more: Sequence[int] = ()) -> tuple[int, ...]:
@@ -147,18 +149,21 @@ def clone(x: Tensor) -> Tensor:
 def reorder(x: Tensor, order: Sequence[int]) -> Tensor:
     """Permute the axes: the op that ``permute`` and ``transpose`` call."""
     x = _as_tensor("reorder", x)
-    if len(order) != x.ndim:
-        raise ShapeError(
-            message("permute", f"axes must name all {x.ndim} dimensions, got {len(order)}", **{"x.shape": x.shape, "axes": tuple(order)})
-        )
-    base, start, strides = views.strided(x)
-    return views.block(base, start, *_reordered_layout(x.shape, strides, tuple(order)))
+    return views.take_views(x, _reorder_layout, order)[0]
+
+
+def _reorder_layout(shape: Ints, strides: Ints, order: Sequence[int]) -> ViewPlaces:
+    """Place the result of ``reorder``."""
+    return _reordered_axes(shape, strides, tuple(order))
 
 
 @lru_cache(4096)
-def _reordered_layout(shape: tuple[int, ...], strides: tuple[int, ...], order: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def _reordered_axes(shape: Ints, strides: Ints, order: Ints) -> ViewPlaces:
+    if len(order) != len(shape):
+        what = f"axes must name all {len(shape)} dimensions, got {len(order)}"
+        raise ShapeError(message("permute", what, **{"x.shape": shape, "axes": order}))
     axes = _checked_axes("reorder", order, len(shape))
-    return tuple(shape[i] for i in axes), tuple(strides[i] for i in axes)
+    return ((0, tuple(shape[i] for i in axes)),), tuple(strides[i] for i in axes)
 
 
 @composite(
@@ -207,13 +212,15 @@ def sum_to(F: Any, g: Any, shape: tuple[int, ...]) -> Any:
     return F.reshape(F.sum(g, axis=axes), shape) if axes else F.reshape(g, shape)
 
 
-def _expanded_sizes(x: Any, shape: SizesArgument, more: tuple[int, ...]) -> tuple[Tensor, tuple[int, ...]]:
-    x, wanted = _as_tensor("expand", x), sizes_of(shape, more)
-    extra = len(wanted) - x.ndim
-    sizes = tuple(x.shape[i - extra] if n == -1 and i >= extra else n for i, n in enumerate(wanted))
-    if extra < 0 or any(n < 0 or have not in (1, n) for n, have in zip(sizes, (1,) * extra + x.shape, strict=True)):
-        raise ShapeError(message("expand", "x must broadcast to the shape", **{"x.shape": x.shape, "shape": wanted}))
-    return x, sizes
+def _expand_layout(have: Ints, strides: Ints, shape: SizesArgument, *more: int) -> ViewPlaces:
+    """Place the result of ``expand``."""
+    wanted = sizes_of(shape, more)
+    extra = len(wanted) - len(have)
+    sizes = tuple(have[i - extra] if n == -1 and i >= extra else n for i, n in enumerate(wanted))
+    if extra < 0 or any(n < 0 or old not in (1, n) for n, old in zip(sizes, (1,) * extra + have, strict=True)):
+        raise ShapeError(message("expand", "x must broadcast to the shape", **{"x.shape": have, "shape": wanted}))
+    steps = tuple(0 if n == 1 and size != 1 else step for n, size, step in zip(have, sizes[extra:], strides, strict=True))
+    return ((0, sizes),), (0,) * extra + steps
 
 
 @op(
@@ -230,12 +237,15 @@ def _expanded_sizes(x: Any, shape: SizesArgument, more: tuple[int, ...]) -> tupl
         (S((3, 2), shape=(3, 4)), r"\[expand\] x must broadcast to the shape; x\.shape=\(3, 2\), shape=\(3, 4\)"),
         (S((3, 2), shape=(2,)), r"\[expand\] x must broadcast to the shape"),
     ],
-    deferred=lambda x, shape, *more: fused_rows.deferred_expand(*_expanded_sizes(x, shape, more)),
+    deferred=lambda x, shape, *more: fused_rows.deferred_expand(
+        x := _as_tensor("expand", x), _expand_layout(x.shape, x.shape, shape, *more)[0][0][1]
+    ),
 )
 def expand(x: Tensor, shape: SizesArgument, *more: int) -> Tensor:
     """Repeat along axes of size one and along new leading axes; -1 keeps a size. The result is a view, read-only if elements repeat."""
-    x, sizes = _expanded_sizes(x, shape, more)
-    return take_block(x, sizes, 0, broadcast_strides(x.shape, sizes))
+    x = _as_tensor("expand", x)
+    ((_, sizes),), strides = _expand_layout(x.shape, dense(x.shape), shape, *more)
+    return take_block(x, sizes, 0, strides)
 
 
 def _repeat_vjp(F, g, x_shape):
@@ -280,14 +290,6 @@ def tile(F: Any, x: Tensor, repeats: SizesArgument, *more: int) -> Tensor:
 # ---- parts
 
 
-def _check_slice(name: str, shape: Sequence[int], starts: Sequence[int], sizes: Sequence[int], steps: Sequence[int]) -> None:
-    for n, start, size, step in zip(shape, starts, sizes, steps, strict=True):
-        ends = (start, start + (size - 1) * step)
-        if step == 0 or size < 0 or (size and (min(ends) < 0 or max(ends) >= n)):
-            what = "a slice must lie inside the tensor, with sizes of at least 0 and steps other than 0"
-            raise ShapeError(message(name, what, shape=tuple(shape), starts=tuple(starts), sizes=tuple(sizes), steps=tuple(steps)))
-
-
 def _slice_indices(starts: Sequence[int], sizes: Sequence[int], steps: Sequence[int]) -> tuple[Any, ...]:
     """Return the slices as index arrays for ``np.ix_``: simple, and valid for every start and step."""
     return np.ix_(*(np.arange(size) * step + start for start, size, step in zip(starts, sizes, steps, strict=True)))
@@ -309,19 +311,23 @@ def _unsliced(x: np.ndarray, shape: Sequence[int], starts: Sequence[int], steps:
 def strided_slice(x: Tensor, starts: Sequence[int], sizes: Sequence[int], steps: Sequence[int]) -> Tensor:
     """Take ``sizes`` elements along each axis, beginning at ``starts``, ``steps`` apart (which may be negative)."""
     x = _as_tensor("strided_slice", x)
-    base, offset, strides = views.strided(x)
-    start, steps = _sliced(x.shape, strides, tuple(starts), tuple(sizes), tuple(steps))
-    return views.block(base, offset + start, tuple(sizes), steps)
+    return views.take_views(x, _slice_layout, starts, sizes, steps)[0]
+
+
+def _slice_layout(shape: Ints, strides: Ints, starts: Sequence[int], sizes: Sequence[int], steps: Sequence[int]) -> ViewPlaces:
+    """Place the result of ``strided_slice``."""
+    return _checked_slice("strided_slice", shape, strides, tuple(starts), tuple(sizes), tuple(steps))
 
 
 @lru_cache(4096)
-def _sliced(
-    shape: tuple[int, ...], strides: tuple[int, ...], starts: tuple[int, ...], sizes: tuple[int, ...], steps: tuple[int, ...]
-) -> tuple[int, tuple[int, ...]]:
-    """Return the offset and the strides of a slice of a strided tensor."""
-    _check_slice("strided_slice", shape, starts, sizes, steps)
+def _checked_slice(name: str, shape: Ints, strides: Ints, starts: Ints, sizes: Ints, steps: Ints) -> ViewPlaces:
+    for n, start, size, step in zip(shape, starts, sizes, steps, strict=True):
+        ends = (start, start + (size - 1) * step)
+        if step == 0 or size < 0 or (size and (min(ends) < 0 or max(ends) >= n)):
+            what = "a slice must lie inside the tensor, with sizes of at least 0 and steps other than 0"
+            raise ShapeError(message(name, what, shape=shape, starts=starts, sizes=sizes, steps=steps))
     start = sum(s * stride for s, stride in zip(starts, strides, strict=True))
-    return start, tuple(step * stride for step, stride in zip(steps, strides, strict=True))
+    return ((start, sizes),), tuple(step * stride for step, stride in zip(steps, strides, strict=True))
 
 
 @op(
@@ -335,10 +341,9 @@ def _sliced(
 def strided_unslice(x: Tensor, shape: Sequence[int], starts: Sequence[int], steps: Sequence[int]) -> Tensor:
     """Return zeros of ``shape`` with ``x`` at the elements that ``strided_slice`` reads: the gradient of that op."""
     x = _as_tensor("strided_unslice", x)
-    _check_slice("strided_unslice", shape, starts, x.shape, steps)
-    strides = dense(shape)
-    start = sum([s * stride for s, stride in zip(starts, strides, strict=True)])
-    return views.copy_blocks(tuple(shape), (x,), (start,), tuple([step * stride for step, stride in zip(steps, strides, strict=True)]))
+    shape = tuple(shape)
+    ((start, _),), strides = _checked_slice("strided_unslice", shape, dense(shape), tuple(starts), x.shape, tuple(steps))
+    return views.copy_blocks(shape, (x,), (start,), strides)
 
 
 @composite(
@@ -457,8 +462,8 @@ def joined(xs: Sequence[Tensor], *, axis: int, lengths: Sequence[int]) -> Tensor
         what = "lengths must be the sizes of the tensors along the axis, and all other sizes must be equal"
         raise ShapeError(message("joined", what, shapes=[x.shape for x in xs], axis=axis, lengths=tuple(lengths)))
     shape = along(first.ndim, axis, sum(lengths), first.shape)
-    strides = dense(shape)
-    return views.copy_blocks(shape, xs, tuple([start * strides[axis] for start in accumulate(lengths[:-1], initial=0)]), strides)
+    parts, strides = _split_layout(shape, dense(shape), lengths, axis)
+    return views.copy_blocks(shape, xs, [start for start, _ in parts], strides)
 
 
 @composite(
@@ -522,26 +527,19 @@ def _split_ref(x, sizes, axis=0):
 def split(x: Tensor, sizes: SizesArgument, axis: int = 0) -> tuple[Tensor, ...]:
     """Split an axis into parts of ``sizes`` elements (the last may be shorter), or of the sizes in a list."""
     x = _as_tensor("split", x)
-    base, offset, strides = views.strided(x)
-    sizes = sizes if isinstance(sizes, (int, np.integer)) else tuple(sizes)
-    return views.blocks(base, offset, _split_parts(x.shape, strides, sizes, axis), strides)
+    return views.take_views(x, _split_layout, sizes, axis)
+
+
+def _split_layout(shape: Ints, strides: Ints, sizes: SizesArgument, axis: int = 0) -> ViewPlaces:
+    """Place the results of ``split``."""
+    return _split_parts(shape, strides, sizes if isinstance(sizes, (int, np.integer)) else tuple(sizes), axis)
 
 
 @lru_cache(4096)
-def _split_parts(
-    shape: tuple[int, ...], strides: tuple[int, ...], sizes: SizesArgument, axis: int
-) -> tuple[tuple[int, tuple[int, ...]], ...]:
-    """Return offset and shape of each part of a strided tensor."""
+def _split_parts(shape: Ints, strides: Ints, sizes: SizesArgument, axis: int) -> ViewPlaces:
     lengths, at = _split_lengths("split", shape, sizes, axis)
     starts = [start * strides[at] for start in accumulate(lengths[:-1], initial=0)]
-    return tuple((start, along(len(shape), at, length, shape)) for start, length in zip(starts, lengths, strict=True))
-
-
-def _unbound(shape: Sequence[int], strides: Sequence[int], axis: int, order: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...], int]:
-    """Return shape and strides of one slice of a strided tensor, with axes in ``order``, and the distance between slices."""
-    kept = [i for i in range(len(shape)) if i != axis]
-    kept = [kept[i] for i in order]
-    return tuple(shape[i] for i in kept), tuple(strides[i] for i in kept), strides[axis]
+    return tuple((start, along(len(shape), at, length, shape)) for start, length in zip(starts, lengths, strict=True)), strides
 
 
 def _unbind_vjp(F, g, axis, order):
@@ -561,13 +559,23 @@ def _unbind_vjp(F, g, axis, order):
 def unbind(x: Tensor, axis: int = 0, *, order: Sequence[int] | None = None) -> tuple[Tensor, ...]:
     """Return the slices along an axis, each with its remaining axes in ``order``: for instance q, k and v of one projection."""
     x = _as_tensor("unbind", x)
-    order = range(x.ndim - 1) if order is None else order
-    at = launch.check_axis("unbind", axis, x.ndim)
-    if sorted(order) != list(range(x.ndim - 1)):
-        raise ShapeError(message("unbind", f"order must name each of the {x.ndim - 1} remaining dimensions once", order=tuple(order)))
-    base, start, strides = views.strided(x)
-    shape, strides, step = _unbound(x.shape, strides, at, order)
-    return views.blocks(base, start, [(i * step, shape) for i in range(x.shape[at])], strides)
+    return views.take_views(x, _unbind_layout, axis, order)
+
+
+def _unbind_layout(shape: Ints, strides: Ints, axis: int = 0, order: Sequence[int] | None = None) -> ViewPlaces:
+    """Place the results of ``unbind``."""
+    return _unbound_parts(shape, strides, axis, tuple(range(len(shape) - 1) if order is None else order))
+
+
+@lru_cache(4096)
+def _unbound_parts(shape: Ints, strides: Ints, axis: int, order: Ints) -> ViewPlaces:
+    rank = len(shape) - 1
+    at = launch.check_axis("unbind", axis, rank + 1)
+    if sorted(order) != list(range(rank)):
+        raise ShapeError(message("unbind", f"order must name each of the {rank} remaining dimensions once", order=order))
+    kept = [i + (i >= at) for i in order]
+    one = tuple(shape[i] for i in kept)
+    return tuple((i * strides[at], one) for i in range(shape[at])), tuple(strides[i] for i in kept)
 
 
 @op(
@@ -584,8 +592,8 @@ def bound(xs: Sequence[Tensor], *, axis: int, order: Sequence[int]) -> Tensor:
     at = launch.check_axis("bound", axis, first.ndim + 1)
     shape = [first.shape[i] for i in sorted(range(len(order)), key=order.__getitem__)]
     shape.insert(at, len(xs))
-    _, strides, step = _unbound(shape, dense(shape), at, order)
-    return views.copy_blocks(tuple(shape), xs, tuple([i * step for i in range(len(xs))]), strides)
+    parts, strides = _unbind_layout(tuple(shape), dense(shape), at, order)
+    return views.copy_blocks(tuple(shape), xs, [start for start, _ in parts], strides)
 
 
 @composite(
@@ -671,3 +679,10 @@ def _register_triangle(name: str, where: str) -> None:
 
 _register_triangle("tril", "above")
 _register_triangle("triu", "below")
+
+
+#: The ops whose results are views, and how each places them.
+LAYOUTS: dict[str, views.ViewLayout | None] = {
+    "reshape": None, "expand": _expand_layout, "reorder": _reorder_layout,
+    "strided_slice": _slice_layout, "split": _split_layout, "unbind": _unbind_layout,
+}  # fmt: skip

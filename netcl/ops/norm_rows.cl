@@ -1,7 +1,7 @@
 // Normalisation of rows: layer, RMS, group and instance norm. Macros of norm.cl and rows.cl: X_T X_LOAD X_VLOAD Z_T Z_LOAD Z_VLOAD W_T B_T
 // M_T M_LOAD M_STORE M_VLOAD M_VSTORE Y_T Y_STORE Y_VSTREAM REAL SIZED SHARED LANE GROUP_SUM GROUP_SUMS SUMS CENTERED WEIGHT_OF
 // WEIGHT_LANES WEIGHT_AT BIAS_OF BIAS_LANES BIAS_AT FOR_VECTORS FOR_REST FOR_ROWS SUM_VECTORS FOR_CHAINS
-// HELD FOR_HELD FETCH.
+// HELD FOR_HELD FETCH_AHEAD.
 
 // Row r holds `channels` channels of its group, r % groups. Two passes, since sums of squares lose what a large mean swamps.
 SIZED __kernel void norm_rows(__global const X_T* x, __global const W_T* weight, __global const B_T* bias, __global Y_T* y,
@@ -25,7 +25,7 @@ SIZED __kernel void norm_rows(__global const X_T* x, __global const W_T* weight,
 #else
 #define VALUE(i) (X_VLOAD(xr, i) - shift)
 // The next row is fetched while this one is in the cache: memory would wait through two passes.
-#define SQUARE(i) (FETCH(xr + n + (i)), (X_VLOAD(xr, i) - mean) * (X_VLOAD(xr, i) - mean))
+#define SQUARE(i) (FETCH_AHEAD(xr + n + (i)), (X_VLOAD(xr, i) - mean) * (X_VLOAD(xr, i) - mean))
 #if CENTERED
     SUM_VECTORS(sums, n, VALUE)
     mean = lanes_sum(sums);
@@ -137,8 +137,8 @@ SIZED __kernel void norm_grad_rows(__global const X_T* g, __global const Z_T* x,
       __global const Z_T* xc = x + (long)row * n + k * span;
       __global Y_T* yc = y + (long)row * n + k * span;
       FOR_VECTORS(i, span) {
-        FETCH(gc + n + i);
-        FETCH(xc + n + i);
+        FETCH_AHEAD(gc + n + i);
+        FETCH_AHEAD(xc + n + i);
         const vec gi = X_VLOAD(gc, i), d = Z_VLOAD(xc, i) - mean;
         SUM_LANES(part_firsts, i, gi);
         SUM_LANES(part_seconds, i, gi * d * rstd);

@@ -18,17 +18,17 @@ from netcl.ops.movement import along
 PAD_MODES = ("constant", "reflect", "replicate", "circular")
 
 
-def _padding_by_axis(name: str, x_shape: tuple[int, ...], padding: Sequence[int]) -> list[tuple[int, int]]:
+def _padding_by_axis(x_shape: tuple[int, ...], padding: Sequence[int]) -> list[tuple[int, int]]:
     """Return (before, after) for every axis; ``padding`` names the last axis first, as in torch."""
     if any(not isinstance(n, int | np.integer) for n in padding):
         given: Sequence[Any] = padding
         pair_per_axis = all(isinstance(part, list | tuple) and len(part) == 2 for part in given)
         flat = tuple(n for pair in given[::-1] for n in pair) if pair_per_axis else ()
         remedy = f"pairs per axis, as in np.pad, are written flat: padding={flat}" if flat else ""
-        raise ShapeError(message(name, "padding must be integers, two per axis, the last axis first", remedy, padding=tuple(padding)))
+        raise ShapeError(message("pad", "padding must be integers, two per axis, the last axis first", remedy, padding=tuple(padding)))
     if len(padding) % 2 or len(padding) > 2 * len(x_shape):
         what = f"padding must have two numbers per axis, the last axis first, and at most {2 * len(x_shape)}"
-        raise ShapeError(message(name, what, padding=tuple(padding), **{"x.shape": x_shape}))
+        raise ShapeError(message("pad", what, padding=tuple(padding), **{"x.shape": x_shape}))
     pairs = [(int(padding[i]), int(padding[i + 1])) for i in range(0, len(padding), 2)]
     return [(0, 0)] * (len(x_shape) - len(pairs)) + pairs[::-1]
 
@@ -86,7 +86,7 @@ def _unpad_axis(F, g, axis, before, after, mode):
 def _pad_vjp(F, g, x_shape, padding, mode):
     if mode == "constant":
         return F.pad(g, tuple(-n for n in padding))
-    for axis, (before, after) in reversed(list(enumerate(_padding_by_axis("pad", x_shape, padding)))):
+    for axis, (before, after) in reversed(list(enumerate(_padding_by_axis(x_shape, padding)))):
         if before or after:
             g = _unpad_axis(F, g, axis, before, after, mode)
     return g
@@ -130,7 +130,7 @@ def pad(x: Tensor, padding: Sequence[int], mode: str = "constant", value: float 
         raise ShapeError(message("pad", f"mode must be one of {', '.join(PAD_MODES)}", mode=repr(mode)))
     if value and mode != "constant":
         raise ValueError(message("pad", "value must be 0 unless mode is constant", mode=repr(mode), value=value))
-    sides = _padding_by_axis("pad", x.shape, padding)
+    sides = _padding_by_axis(x.shape, padding)
     if mode == "constant":
         return _constant_pad(x, sides, value)
     padded = x

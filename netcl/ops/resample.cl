@@ -1,9 +1,6 @@
 // Images at other resolutions. The gradient gathers: an input pixel sums over the outputs that read it.
 // Operands: X what is read (X_T X_LOAD), Y what is written (Y_T Y_STORE).
 
-#ifndef REAL
-#define REAL float  // of coordinates, weights and sums
-#endif
 // Options, as one argument: how an image is read is decided while running, so that a dtype has one program.
 #define LINEAR(how) ((how) & 1)  // else the nearest pixel
 #define ALIGN(how) ((how) & 2)   // corners of input and output are pixel centres

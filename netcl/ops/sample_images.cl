@@ -2,9 +2,6 @@
 // Operands: X what is read (X_T X_LOAD), D gradients that come in (D_T D_LOAD), G coordinates (G_T G_LOAD), Y what is written (Y_T
 // Y_STORE).
 
-#ifndef REAL
-#define REAL float  // of coordinates, weights and sums
-#endif
 // Options, as one argument: how an image is read is decided while running, so that a dtype has one program.
 #define LINEAR(how) ((how) & 1)  // else the nearest pixel
 #define ALIGN(how) ((how) & 2)   // corners of input and output are pixel centers

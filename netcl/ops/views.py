@@ -23,7 +23,7 @@ from netcl.core.writes import Writes, clock, writes_of, wrote
 from netcl.engine import lazy_graph
 from netcl.engine.call import planned
 from netcl.engine.registry import S, op
-from netcl.engine.strided import broadcast_strides, copy_block, dense, take_block
+from netcl.engine.strided import copy_block, dense, take_block
 
 _VIEWS_PRUNED_FROM = 32  # entries of a weak list from which it is pruned whenever its length has doubled
 
@@ -90,8 +90,13 @@ def is_copy(t: Tensor) -> bool:
 # ---- making views
 
 
-def link(x: Tensor, view: Tensor, offset: int, strides: Sequence[int] | None) -> None:
-    """Record that ``view`` is a view of ``x`` (``strides=None``: a reshape). ``offset`` and ``strides`` are those in contiguous ``x``."""
+#: The function of an op that returns views: ``layout(shape, strides, *arguments of the op)`` returns the offset and the shape of each view
+#: in a tensor with this shape and these strides, and the strides of the views. ``None``: the result has the memory of the input.
+ViewLayout = Callable[..., tuple[Sequence[tuple[int, tuple[int, ...]]], tuple[int, ...]]]
+
+
+def link(x: Tensor, out: Tensor | Sequence[Tensor], layout: ViewLayout | None, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+    """Record that ``out``, a tensor or several, consists of views of ``x``, at the places that ``layout`` returns for the arguments."""
     if x.place is None:
         x.place = Place(0, None)
     place = x.place
@@ -101,25 +106,20 @@ def link(x: Tensor, view: Tensor, offset: int, strides: Sequence[int] | None) ->
     history = place.history
     if place.strides is None:
         history.comes_from(x)
-    if strides is not None:
-        _join_family(x, view, Place(*composed(x, offset, strides), history))
-    elif view.place is None:
-        view.place = place
-    elif view.place.strides is None and place.strides is not None:
+    if layout is not None:
+        parts, strides = layout(x.shape, place.strides or dense(x.shape), *args, **kwargs)
+        for i, view in enumerate((out,) if isinstance(out, Tensor) else out):
+            _join_family(x, view, Place(place.offset + parts[i][0], strides, history))
+            _note(history.attached, view)
+        return
+    assert isinstance(out, Tensor)
+    if out.place is None:
+        out.place = place
+    elif out.place.strides is None and place.strides is not None:
         return  # not a view but a copy
     else:
-        view.place.history = history
-    _note(history.attached, view)
-
-
-def link_pending(x: Tensor, out: Tensor | Sequence[Tensor]) -> bool:
-    """Link ``out``, a tensor or several, to ``x`` if it consists of pending blocks of the memory of ``x``; returns whether it does."""
-    for view in (out,) if isinstance(out, Tensor) else out:
-        source = view.source
-        if type(source) is not PendingCopy or not source.inputs or source.inputs[0] is not x:
-            return False
-        link(x, view, source.offset, source.strides)
-    return True
+        out.place.history = history
+    _note(history.attached, out)
 
 
 def _base_size(view: Tensor) -> int:
@@ -131,29 +131,6 @@ def own(x: Tensor) -> Tensor:
     """Make ``x`` independent of the tensor it is a slice of, and return ``x``: for ops that copy in torch, such as ``flip``."""
     x.place = x.writes = None
     return x
-
-
-def composed(x: Tensor, offset: int, strides: Sequence[int]) -> tuple[int, tuple[int, ...]]:
-    """Convert ``offset`` and ``strides`` of a block of ``x``, given as if ``x`` were contiguous, to the memory of the base of ``x``."""
-    place = x.place
-    if place is None or place.strides is None:
-        return offset, tuple(strides)
-    start, *steps = _distances(x.shape, place.strides, (offset, *strides))
-    return place.offset + start, tuple(steps)
-
-
-@lru_cache(4096)
-def _distances(shape: tuple[int, ...], strides: tuple[int, ...], counts: tuple[int, ...]) -> tuple[int, ...]:
-    """Convert distances in a contiguous tensor, each a step along one axis or a position, to those in a tensor with ``strides``."""
-    found = []
-    for n in counts:
-        total, sign, n = 0, (-1 if n < 0 else 1), abs(n)
-        for step, stride, size in zip(dense(shape), strides, shape, strict=True):
-            if size > 1 and step:
-                total += n // step * stride
-                n %= step
-        found.append(sign * total)
-    return tuple(found)
 
 
 def _join_family(x: Tensor, view: Tensor, place: Place) -> None:
@@ -355,22 +332,19 @@ def base_layout(x: Tensor) -> tuple[object, int, tuple[int, ...]]:
     return place.history, place.offset, place.strides
 
 
-def block(base: Tensor, offset: int, shape: tuple[int, ...], strides: tuple[int, ...]) -> Tensor:
-    """Return a strided block of ``base`` as a new tensor with its current values; the block is copied when the values are needed."""
-    if _copied_at_once(base):
-        return take_block(base, shape, offset, strides)
-    source = PendingCopy(base, shape, offset, strides)
-    lazy_graph.add_pending(source)
-    return _pending_tensor(source, base)
+def take_views(x: Tensor, layout: ViewLayout, *args: Any) -> tuple[Tensor, ...]:
+    """Return the views of ``x`` that ``layout`` places."""
+    base, offset, strides = strided(x)
+    return blocks(base, offset, *layout(x.shape, strides, *args))
 
 
 def unshared_block(base: Tensor, offset: int, shape: tuple[int, ...], strides: tuple[int, ...]) -> Tensor:
-    """Return a strided block of ``base`` as :func:`block` does; only such blocks, and no other tensors, may use the memory of ``base``.
+    """Return a strided block of ``base`` as :func:`blocks` does; only such blocks, and no other tensors, may use the memory of ``base``.
 
     Where a reordered view of blocks would be a copy of all of ``base`` in its own order, the first such view takes over its memory.
     """
     base.place = _UNSHARED
-    return block(base, offset, shape, strides)
+    return blocks(base, offset, ((0, shape),), strides)[0]
 
 
 def _taken_over(base: Tensor, shape: tuple[int, ...], strides: tuple[int, ...]) -> Tensor | None:
@@ -389,26 +363,28 @@ def _is_dense(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
 
 
 def blocks(base: Tensor, offset: int, parts: Sequence[tuple[int, tuple[int, ...]]], strides: tuple[int, ...]) -> tuple[Tensor, ...]:
-    """Return strided blocks of ``base`` as :func:`block` does; ``parts`` are their positions after ``offset``, and their shapes."""
+    """Return strided blocks of ``base`` as new tensors with its current values; they are copied when the values are needed.
+
+    ``parts`` are the positions of the blocks after ``offset``, and their shapes.
+    """
     if _copied_at_once(base):
         return tuple([take_block(base, shape, offset + start, strides) for start, shape in parts])
-    group = PendingParts(base)
-    sources = [PendingCopy(base, shape, offset + start, strides, group) for start, shape in parts]
-    group.parts = [weakref.ref(source) for source in sources]
-    lazy_graph.add_pending(group)
-    return tuple([_pending_tensor(source, base) for source in sources])
+    group = None if len(parts) == 1 else PendingParts(base)
+    made = []
+    for start, shape in parts:
+        view = Tensor(None, shape, base.dtype, base.context, base.queue)
+        view.source = source = PendingCopy(base, shape, offset + start, strides, group)
+        made.append(view)
+        if group is not None:
+            group.parts.append(weakref.ref(source))
+    lazy_graph.add_pending(source if group is None else group)
+    return tuple(made)
 
 
 def _copied_at_once(base: Tensor) -> bool:
     """Whether blocks of ``base`` are copied immediately: in plans, and in host memory, which the caller may write without notice."""
     there = base.memory if base.memory is not None else base.realize()
     return isinstance(there, (np.ndarray, PlannedMemory)) or (base.host_ref is not None and memory.shares_host(base.lease))
-
-
-def _pending_tensor(source: PendingCopy, base: Tensor) -> Tensor:
-    made = Tensor(None, source.shape, base.dtype, base.context, base.queue)
-    made.source = source
-    return made
 
 
 def is_pending(x: object) -> bool:
@@ -576,40 +552,7 @@ def check_write(t: Tensor) -> None:
         t.place = written.base = written.copies = None  # the record stays: recordings that read the view know it
 
 
-# ---- which ops make views
-
-
-def _link_slice(x: Tensor, out: Tensor, starts: Sequence[int], sizes: Sequence[int], steps: Sequence[int]) -> None:
-    strides = dense(x.shape)
-    start = sum(at * stride for at, stride in zip(starts, strides, strict=True))
-    link(x, out, start, [step * stride for step, stride in zip(steps, strides, strict=True)])
-
-
-def _link_reorder(x: Tensor, out: Tensor, order: Sequence[int]) -> None:
-    strides = dense(x.shape)
-    link(x, out, 0, [strides[axis] for axis in order])
-
-
-def _link_split(x: Tensor, out: Sequence[Tensor], sizes: Any, axis: int) -> None:
-    strides, start = dense(x.shape), 0
-    for part in out:
-        link(x, part, start * strides[axis], strides)
-        start += part.shape[axis]
-
-
-def _link_unbind(x: Tensor, out: Sequence[Tensor], axis: int, order: Sequence[int] | None) -> None:
-    strides, order = dense(x.shape), range(x.ndim - 1) if order is None else order
-    kept = [stride for i, stride in enumerate(strides) if i != axis % x.ndim]
-    for i, part in enumerate(out):
-        link(x, part, i * strides[axis], [kept[at] for at in order])
-
-
-#: The ops whose results are views, and how each places them: ``place(x, out, keywords of the call)``. ``None``: in the same memory.
-LAYOUTS: dict[str, Callable[..., None] | None] = {
-    "reshape": None,
-    "expand": lambda x, out, **_: link(x, out, 0, broadcast_strides(x.shape, out.shape)),
-    "strided_slice": _link_slice, "reorder": _link_reorder, "split": _link_split, "unbind": _link_unbind,
-}  # fmt: skip
+# ---- strided blocks as ops
 
 
 def _check_block(name: str, shape: Sequence[int], size: Sequence[int], stride: Sequence[int], storage_offset: int) -> None:

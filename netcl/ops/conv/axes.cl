@@ -2,6 +2,7 @@
 //   out[out_first + i * out_step] += weight[w_first + t * w_step] * in[i * in_step + first + t * step]   for t < taps, 0 <= index < size.
 // Forward has one such class of pixels. The input gradient has one per remainder of the pixel modulo the stride: within
 // a class the same taps reach every pixel, so nothing is multiplied by inserted zeros.
+// M, OH and OW are arguments of the kernels.
 
 #ifndef INPUT_GRAD
 #define INPUT_GRAD 0  // 1: the input is a gradient of the output, the output the gradient of the input
@@ -70,3 +71,18 @@ static inline Divisor divisor(int d) {
 }
 
 static inline int over(int x, Divisor by) { return (int)(((ulong)(uint)x * by.factor) >> by.shift); }
+
+// Ends and stores the sums acc[TM][columns] of a work-item: acc[i][j] is of `filter` (in i) from m0 on and of `pixel` (in j) from n0 on.
+#define STORE_TILE(columns, pixel, filter)                                                                \
+  UNROLL for (int j = 0; j < columns; ++j) {                                                              \
+    const int p = n0 + pixel;                                                                             \
+    if (p >= pixels) continue;                                                                            \
+    const int n = p / plane, line = (p - n * plane) / v.outs, place = p - n * plane - line * v.outs;      \
+    const size_t row = (size_t)(h.out_first + line * h.out_step) * OW + v.out_first + place * v.out_step; \
+    const size_t to = ((size_t)n * groups + group) * M * OH * OW + row;                                   \
+    UNROLL for (int i = 0; i < TM; ++i) {                                                                 \
+      const int m = m0 + filter;                                                                          \
+      const size_t at = to + (size_t)m * OH * OW;                                                         \
+      if (m < M) Y_STORE(y, at, FINISHED(acc[i][j], group * M + m, at));                                  \
+    }                                                                                                     \
+  }

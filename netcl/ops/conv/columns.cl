@@ -4,9 +4,6 @@
 // A work-item takes one place in EACH channels: it divides for its place once, and has the loads of all channels under way together.
 // Operands: X what is read (X_T X_LOAD), Y what is written (Y_T Y_STORE).
 
-#ifndef REAL
-#define REAL float  // what sums are kept in
-#endif
 #ifndef KH  // the window
 #define KH 1
 #define KW 1

@@ -36,14 +36,6 @@
 #ifndef EARLY
 #define EARLY 0  // 1: conv_depth finishes sums before it cuts them into lines: nothing is added, and they are stored as they are
 #endif
-#ifndef FETCHES
-#define FETCHES 0  // 1: the compiler knows __builtin_prefetch; OpenCL's own prefetch is an empty call on PoCL
-#endif
-#if FETCHES
-#define FETCH(p) __builtin_prefetch((const void*)(size_t)(p))
-#else
-#define FETCH(p)
-#endif
 
 #define TILE (KC * NR)   // elements of a panel's tile
 #define CHANNELS 8       // planes walked together while packing: enough to hide the cost of a run, few enough for the TLB
@@ -188,10 +180,10 @@ static inline void multiply(V acc[MR][NV], __global const REAL* a[MR], __local c
   for (int k = 0; k < depth; ++k, columns += NR) {
     V b[NV];
 #pragma unroll
-    for (int j = 0; VW > 4 && j < NR; j += 16) FETCH(columns + 8 * NR + j);  // wide tiles do not fit the first cache
+    for (int j = 0; VW > 4 && j < NR; j += 16) FETCH_AHEAD(columns + 8 * NR + j);  // wide tiles do not fit the first cache
 #if INPUT_GRAD
-    FETCH(a[0] + weight_at[k + AHEAD]);
-    FETCH(a[MR - 1] + weight_at[k + AHEAD]);
+    FETCH_AHEAD(a[0] + weight_at[k + AHEAD]);
+    FETCH_AHEAD(a[MR - 1] + weight_at[k + AHEAD]);
 #endif
 #pragma unroll
     for (int j = 0; j < NV; ++j)

@@ -1,8 +1,5 @@
 // Where a convolution begins and ends: the operands with their defaults, and what a sum becomes before it is stored.
 
-#ifndef REAL
-#define REAL float  // what sums are kept in
-#endif
 #ifndef X_T  // the gathered input (forward: x; input gradient: dy)
 #define X_T float
 #define X_LOAD(p, i) ((p)[i])
@@ -19,13 +16,6 @@
 #define Y_T float
 #define Y_STORE(p, i, x) ((p)[i] = (x))
 #endif
-#ifndef ADDED_T  // one value per value of the result
-#define ADDED_T float
-#define ADDED_LOAD(p, i) ((p)[i])
-#endif
-#ifndef ADDED
-#define ADDED 0  // 1: there are such values
-#endif
 #ifndef BIAS
 #define BIAS 0  // 1: add bias[channel]
 #endif
@@ -33,11 +23,6 @@
 #define BIAS_OF(filter) B_LOAD(bias, filter)
 #else
 #define BIAS_OF(filter) ((REAL)0)
-#endif
-#if ADDED
-#define ADDED_AT(at) ((REAL)ADDED_LOAD(added, at))
-#else
-#define ADDED_AT(at) ((REAL)0)
 #endif
 // By the generated finish(), for kernels that end in whatever follows the convolution.
 #define FINISHED(x, filter, at) finish(x, scale, BIAS, BIAS_OF(filter), ADDED_AT(at))

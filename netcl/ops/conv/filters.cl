@@ -69,7 +69,7 @@ __kernel __attribute__((reqd_work_group_size(1, 1, 1))) void pack_filters(
 // The sums of PX pixels of a row and NR filters over all channels and some rows of the kernel. One function per width: a new image size is
 // no reason to compile.
 #define TILE(PX)                                                                                                                        \
-  static inline void EXPAND(tile_, PX)(REAL* sums, __local const REAL* pixels, __global const REAL* weights, int C, int rows, int KW,   \
+  static inline void JOIN(tile_, PX)(REAL* sums, __local const REAL* pixels, __global const REAL* weights, int C, int rows, int KW,   \
                                        int channel, int line, int step, int taps) {                                                     \
     V acc[PX][NV];                                                                                                                      \
     _Pragma("unroll") for (int i = 0; i < PX; ++i)                                                                                      \
@@ -131,11 +131,11 @@ __kernel __attribute__((reqd_work_group_size(1, 1, 1))) void conv_filters(
           __local const REAL* p = seen + (at + r * h.step - top) * wide + place * IN_STEP + v.first - low_x;
           __global const REAL* b = weights + r * KW * NR;
           if (pixels == PX0)
-            EXPAND(tile_, PX0)(sums, p, b, C, rows, KW, high * wide, h.step * wide, v.step, taps);
+            JOIN(tile_, PX0)(sums, p, b, C, rows, KW, high * wide, h.step * wide, v.step, taps);
           else if (pixels == PX1)
-            EXPAND(tile_, PX1)(sums, p, b, C, rows, KW, high * wide, h.step * wide, v.step, taps);
+            JOIN(tile_, PX1)(sums, p, b, C, rows, KW, high * wide, h.step * wide, v.step, taps);
           else
-            EXPAND(tile_, PX2)(sums, p, b, C, rows, KW, high * wide, h.step * wide, v.step, taps);
+            JOIN(tile_, PX2)(sums, p, b, C, rows, KW, high * wide, h.step * wide, v.step, taps);
           put(staged + before * OW + place - begin, sums, held, filters, least(pixels, part));
         }
         for (int i = 0; i < filters && (before + 1 == together || row + 1 == end); ++i)

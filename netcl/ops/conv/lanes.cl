@@ -22,13 +22,11 @@
 #define LATE 0  // 1: that is done as results are stored, where it needs their places or another dtype
 #endif
 
-#define PASTE(a, b) a##b
-#define EXPAND(a, b) PASTE(a, b)
 // Vectors at any element, as lvalues. vload and vstore would say it better, but PoCL 3 calls them instead of inlining them,
 // and a call empties every register; for the same reason least() and most() stand where min() and max() could.
 #define VECTOR(space, p) (((space Loose*)(p))->v)
-#define V EXPAND(REAL, VW)
-#define Q EXPAND(REAL, 4)
+#define V JOIN(REAL, VW)
+#define Q JOIN(REAL, 4)
 #define NR (VW * NV)     // columns of a micro tile
 #define STRIP (NT * NR)  // columns of a work-group
 

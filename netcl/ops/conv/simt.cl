@@ -42,6 +42,14 @@
 #endif
 #define TX (BN / TN)
 #define ITEMS (TX * (BM / TM))  // of a work-group; a multiple of BN and of BK
+// acc += a_tile^T b_tile, one step of BK terms.
+#define MULTIPLY                                                                                      \
+  UNROLL for (int k = 0; k < BK; ++k) {                                                               \
+    REAL a[TM], b[TN];                                                                                \
+    UNROLL for (int i = 0; i < TM; ++i) a[i] = a_tile[k * A_PITCH + ty * TM + i];                     \
+    UNROLL for (int j = 0; j < TN; ++j) b[j] = b_tile[k * B_PITCH + tx + j * TX];                     \
+    UNROLL for (int i = 0; i < TM; ++i) UNROLL for (int j = 0; j < TN; ++j) acc[i][j] += a[i] * b[j]; \
+  }
 #define A_PITCH (BM + 1)        // one more than a row: neighbours of a column fall into different banks
 #define B_PITCH (BN + 1)
 #define B_SLOTS (BK * BN / ITEMS)
@@ -102,34 +110,11 @@ __kernel __attribute__((reqd_work_group_size(ITEMS, 1, 1))) void conv_gemm(
       b_tile[slot * B_PITCH + column] = value;
     }
     barrier(CLK_LOCAL_MEM_FENCE);
-#pragma unroll
-    for (int k = 0; k < BK; ++k) {
-      REAL a[TM], b[TN];
-#pragma unroll
-      for (int i = 0; i < TM; ++i) a[i] = a_tile[k * A_PITCH + ty * TM + i];
-#pragma unroll
-      for (int j = 0; j < TN; ++j) b[j] = b_tile[k * B_PITCH + tx + j * TX];
-#pragma unroll
-      for (int i = 0; i < TM; ++i)
-#pragma unroll
-        for (int j = 0; j < TN; ++j) acc[i][j] += a[i] * b[j];
-    }
+    MULTIPLY
     barrier(CLK_LOCAL_MEM_FENCE);
   }
 
-#pragma unroll
-  for (int j = 0; j < TN; ++j) {
-    const int p = n0 + tx + j * TX;
-    if (p >= pixels) continue;
-    const int n = p / plane, line = (p - n * plane) / v.outs, place = p - n * plane - line * v.outs;
-    const size_t to = ((size_t)n * groups + group) * M * OH * OW + (size_t)(h.out_first + line * h.out_step) * OW + v.out_first + place * v.out_step;
-#pragma unroll
-    for (int i = 0; i < TM; ++i) {
-      const int m = m0 + ty * TM + i;
-      const size_t at = to + (size_t)m * OH * OW;
-      if (m < M) Y_STORE(y, at, FINISHED(acc[i][j], group * M + m, at));
-    }
-  }
+  STORE_TILE(TN, tx + j * TX, ty * TM + i)
 }
 
 // Work-groups: tiles of one image's plane, blocks of filters, images times groups times classes of pixels.
@@ -254,18 +239,7 @@ __kernel __attribute__((reqd_work_group_size(ITEMS, 1, 1))) void conv_gemm_weigh
       b_tile[lane * B_PITCH + t / BK + i * (ITEMS / BK)] = value;
     }
     barrier(CLK_LOCAL_MEM_FENCE);
-#pragma unroll
-    for (int k = 0; k < BK; ++k) {
-      REAL a[TM], b[TN];
-#pragma unroll
-      for (int i = 0; i < TM; ++i) a[i] = a_tile[k * A_PITCH + ty * TM + i];
-#pragma unroll
-      for (int j = 0; j < TN; ++j) b[j] = b_tile[k * B_PITCH + tx + j * TX];
-#pragma unroll
-      for (int i = 0; i < TM; ++i)
-#pragma unroll
-        for (int j = 0; j < TN; ++j) acc[i][j] += a[i] * b[j];
-    }
+    MULTIPLY
     barrier(CLK_LOCAL_MEM_FENCE);
   }
   __global Y_T* result = dw + (size_t)split * groups * M * columns;

@@ -128,19 +128,7 @@ __kernel __attribute__((reqd_work_group_size(ITEMS, 1, 1))) void conv_split(
   }
 
   y += (size_t)split * N * groups * M * OH * OW;
-#pragma unroll
-  for (int j = 0; j < 4; ++j) {
-    const int p = n0 + right + j;
-    if (p >= pixels) continue;
-    const int n = p / plane, line = (p - n * plane) / v.outs, place = p - n * plane - line * v.outs;
-    const size_t to = ((size_t)n * groups + group) * M * OH * OW + (size_t)(h.out_first + line * h.out_step) * OW + v.out_first + place * v.out_step;
-#pragma unroll
-    for (int i = 0; i < TM; ++i) {
-      const int m = m0 + down + i / 4 * APART + i % 4;
-      const size_t at = to + (size_t)m * OH * OW;
-      if (m < M) Y_STORE(y, at, FINISHED(acc[i][j], group * M + m, at));
-    }
-  }
+  STORE_TILE(4, right + j, down + i / 4 * APART + i % 4)
 }
 #endif
 

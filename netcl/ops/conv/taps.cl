@@ -140,19 +140,7 @@ __kernel __attribute__((reqd_work_group_size(ITEMS, 1, 1))) void conv_taps(
     barrier(CLK_LOCAL_MEM_FENCE);
   }
 
-#pragma unroll
-  for (int j = 0; j < TN; ++j) {
-    const int p = n0 + right + j / 4 * 32 + j % 4;
-    if (p >= pixels) continue;
-    const int n = p / plane, line = (p - n * plane) / v.outs, place = p - n * plane - line * v.outs;
-    const size_t to = ((size_t)n * groups + group) * M * OH * OW + (size_t)(h.out_first + line * h.out_step) * OW + v.out_first + place * v.out_step;
-#pragma unroll
-    for (int i = 0; i < TM; ++i) {
-      const int m = m0 + down + i / 4 * 16 + i % 4;
-      const size_t at = to + (size_t)m * OH * OW;
-      if (m < M) Y_STORE(y, at, FINISHED(acc[i][j], group * M + m, at));
-    }
-  }
+  STORE_TILE(TN, right + j / 4 * 32 + j % 4, down + i / 4 * 16 + i % 4)
 }
 #endif
 

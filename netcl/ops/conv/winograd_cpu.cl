@@ -17,7 +17,7 @@
 #define APART 16  // elements between the parts of transformed values: at a power of two they would share a line of the first cache
 
 #define CHANNELS 16  // whose weights are turned before they are transformed
-#define F EXPAND(REAL, MR)
+#define F JOIN(REAL, MR)
 typedef struct __attribute__((packed)) {
   F v;
 } LooseFilters;
@@ -135,7 +135,7 @@ static inline void find_runs(Runs* runs, int first, int tiles, int C, int H, int
       for (; i < n; ++i) (to)[i] = (from)[i];                                                                                   \
   }
 typedef struct __attribute__((packed)) {
-  EXPAND(REAL, 8) v;
+  JOIN(REAL, 8) v;
 } LooseHalf;
 #define HALF(space, p) (((space LooseHalf*)(p))->v)
 

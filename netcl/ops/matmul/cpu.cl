@@ -21,15 +21,11 @@
 #define PACKED_B 1
 #endif
 
-#ifndef FETCHES  // 1: the compiler knows __builtin_prefetch
-#define FETCHES 0
-#endif
-
 #define NR (NV * VW)
 // A panel is read from the second cache in order, and yet faster if it is asked for some rows ahead.
 #if FETCHES && PACKED_B
 #define AHEAD 8
-#define FETCH_ROW _Pragma("unroll") for (int f = 0; f < NR; f += 16) __builtin_prefetch((const void*)(size_t)(row + AHEAD * NR + f));
+#define FETCH_ROW _Pragma("unroll") for (int f = 0; f < NR; f += 16) FETCH_AHEAD(row + AHEAD * NR + f);
 #else
 #define FETCH_ROW
 #endif
@@ -42,19 +38,7 @@
 #else
 #define COLUMNS(F, i) F(i, 0) F(i, 1) F(i, 2) F(i, 3)
 #endif
-#if MR == 1
-#define ROWS(F) F(0)
-#elif MR == 2
-#define ROWS(F) F(0) F(1)
-#elif MR == 4
-#define ROWS(F) F(0) F(1) F(2) F(3)
-#elif MR == 6
-#define ROWS(F) F(0) F(1) F(2) F(3) F(4) F(5)
-#elif MR == 8
-#define ROWS(F) F(0) F(1) F(2) F(3) F(4) F(5) F(6) F(7)
-#else
-#define ROWS(F) F(0) F(1) F(2) F(3) F(4) F(5) F(6) F(7) F(8) F(9) F(10) F(11)
-#endif
+#define ROWS(F) REPEAT(MR, F)
 
 #if PACKED_A
 #define A_POINTER(i)

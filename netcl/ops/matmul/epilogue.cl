@@ -15,16 +15,6 @@
 #define BIAS_T float
 #define BIAS_LOAD(p, i) ((p)[i])
 #endif
-#ifndef ADDED_T  // one value per value of the result
-#define ADDED_T float
-#define ADDED_LOAD(p, i) ((p)[i])
-#endif
-#ifndef ADDED  // 1: there are such values
-#define ADDED 0
-#endif
-#ifndef REAL  // the type sums are kept in
-#define REAL float
-#endif
 #ifndef INDEX  // long where an offset does not fit an int
 #define INDEX int
 #endif
@@ -32,9 +22,4 @@
 #pragma OPENCL FP_CONTRACT ON  // c += a * b is one instruction; fma() is slower where the hardware lacks it, and on PoCL
 
 #define BIAS_AT(column) (has_bias ? (REAL)BIAS_LOAD(bias, column) : (REAL)0)
-#if ADDED
-#define ADDED_AT(at) ((REAL)ADDED_LOAD(added, at))
-#else
-#define ADDED_AT(at) ((REAL)0)
-#endif
 #define FINISHED(x, column, at) finish(x, scale, has_bias, BIAS_AT(column), ADDED_AT(at))

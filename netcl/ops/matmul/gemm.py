@@ -187,12 +187,12 @@ class Block(NamedTuple):
     def items(self) -> int:
         return self.m // self.rows * (self.n // self.columns) * self.slices
 
-    def local_bytes(self, p: Matmul, buffers: int) -> int:
-        return (buffers * self.k * (self.m + self.n) if self.k else 17 * self.items) * p.itemsize
+    def local_bytes(self, p: Matmul) -> int:
+        return (2 * self.k * (self.m + self.n) if self.k else 17 * self.items) * p.itemsize
 
     def fits(self, p: Matmul, profile: DeviceProfile) -> bool:
         """Whether local memory holds two steps along k of both operands, and the device allows the work-group."""
-        return self.items <= profile.max_work_group_size and self.local_bytes(p, 2) <= profile.local_mem_size
+        return self.items <= profile.max_work_group_size and self.local_bytes(p) <= profile.local_mem_size
 
     def for_loads(self, aligned: bool) -> Block:
         """Return a block half as deep if values are loaded one by one, because each load in flight takes a register."""
@@ -273,7 +273,7 @@ def _tiles(queue: Any, p: Matmul, config: KernelConfig, profile: DeviceProfile, 
     if block.k == 0:
         _depth_slices(queue, p, block, quads, t)
         return
-    buffers = 2 if block.local_bytes(p, 2) <= profile.local_mem_size else 1
+    buffers = 2 if block.local_bytes(p) <= profile.local_mem_size else 1
     macros: dict[str, Any] = block.macros() | {"BUFFERS": buffers} | _read_macros(p, quads and not any(size % 4 for size in block[:3]))
     groups = groups_of(p, block.m, block.n)
     depth = -(-p.k // block.splits // block.k) * block.k if block.splits > 1 else p.k

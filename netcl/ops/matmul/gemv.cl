@@ -11,7 +11,6 @@
 #define GATE b
 #endif
 #define SPREAD (GATED ? 1 : COLUMNS)  // columns of the result of a team
-#define UNROLL _Pragma("unroll")
 #define TEAMS (ITEMS / LANES)
 #define VALUES (ROWS * COLUMNS)
 

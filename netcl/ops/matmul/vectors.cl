@@ -2,8 +2,6 @@
 #ifndef VW  // lanes of a vector
 #define VW 4
 #endif
-#define JOIN_(a, b) a##b
-#define JOIN(a, b) JOIN_(a, b)
 #define V JOIN(REAL, VW)
 #define QUAD JOIN(REAL, 4)
 // PoCL 3 does not inline vload and vstore on every machine, and a call in the inner loop spills

@@ -4,9 +4,6 @@
 //   SCALES  of groups: 0 none, 1 unsigned, 2 signed bytes      MIN  1: groups have a minimum      CODEBOOK  1: codes are indices of BOOK
 //   BIAS_LOAD, Y_STORE, ADDED, ADDED_LOAD  from the launch      V  rows of a vector      CLANG  1: the compiler has clang's conversions of vectors
 //   ASM  instructions written as assembly (plans.py asks who has them): 0 none, 1 AVX-512 with VNNI, 2 NEON with dot products
-#define UNROLL _Pragma("unroll")
-#define JOIN_(a, b) a##b
-#define JOIN(a, b) JOIN_(a, b)
 #if V == 1
 #define OF(type) type
 #else

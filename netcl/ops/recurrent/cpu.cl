@@ -20,19 +20,7 @@
 #else
 #define COLUMNS(F, i) F(i, 0) F(i, 1) F(i, 2) F(i, 3)
 #endif
-#if MR == 1
-#define ROWS(F) F(0)
-#elif MR == 2
-#define ROWS(F) F(0) F(1)
-#elif MR == 3
-#define ROWS(F) F(0) F(1) F(2)
-#elif MR == 4
-#define ROWS(F) F(0) F(1) F(2) F(3)
-#elif MR == 5
-#define ROWS(F) F(0) F(1) F(2) F(3) F(4)
-#else
-#define ROWS(F) F(0) F(1) F(2) F(3) F(4) F(5)
-#endif
+#define ROWS(F) REPEAT(MR, F)
 
 #define ROW(i) __global const REAL* a##i = row_of(m, s, min(b + i, end - 1)); some |= a##i != 0; if (!a##i) a##i = zeros;
 #define ZERO(i, j) V c##i##_##j = (V)(0);

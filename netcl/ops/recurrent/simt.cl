@@ -23,9 +23,6 @@
 #ifndef LIMIT
 #define LIMIT 400000
 #endif
-#ifndef UNROLL  // in front of loops whose arrays are registers; empty for CPUs, whose compilers take long
-#define UNROLL _Pragma("unroll")
-#endif
 #if HOLDS
 #define UNROLL_CHUNKS UNROLL
 #else
@@ -41,8 +38,6 @@
 #ifndef VK  // values of a load: 4, 2 or 1, a divisor of DEPTH
 #define VK 1
 #endif
-#define JOIN_(a, b) a##b
-#define JOIN(a, b) JOIN_(a, b)
 #define LOADS ((RT * KC / VK + ITEMS - 1) / ITEMS)
 #define REAL4 JOIN(REAL, 4)
 #define STAGE (RT * KC)                   // values of a chunk

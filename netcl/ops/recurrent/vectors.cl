@@ -2,12 +2,7 @@
 #ifndef VW
 #define VW 4
 #endif
-#define JOIN_(a, b) a##b
-#define JOIN(a, b) JOIN_(a, b)
 #define V JOIN(REAL, VW)
-#ifndef EXP_BELOW
-#define EXP_BELOW(x) exp(x)
-#endif
 typedef struct __attribute__((packed)) { V v; } packed_vector;
 typedef union { V v; REAL e[VW]; } lanes;
 // Functions, not macros: see vectors.cl of products.
