@@ -24,7 +24,7 @@ FOLD_TAPS = 256  # which are unrolled
 EACH = 4  # channels of a work-group: neighbors in memory, so that a window's taps are read a few cache lines at a time
 # In multiply-adds of a product, from transposed_products.txt: a multiply-add of a panel, whose tiles have rows of channels; a value that is
 # written by either; copying dy, and two more launches. By lanes: what packing a weight adds. Few rows of wide vectors need no packing.
-PANEL_COST, PANEL_ROWS, FOLDED_COST, FOLD_LAUNCHES, WEIGHT_COST = 1.3, 6, 16, 6e6, {4: 12}
+PANEL_COST, PANEL_ROWS, FOLDED_COST, FOLD_LAUNCHES, WEIGHT_COST = 1.3, 6, 16, 2e6, {4: 12}
 
 
 def _can_fold(job: Job, profile: DeviceProfile) -> bool:
