@@ -16,6 +16,10 @@ RESNET_LAYERS = (
     (3, 32, 64, 3, 1), (64, 32, 64, 3, 1), (64, 32, 128, 3, 2), (64, 32, 128, 1, 2), (128, 16, 128, 3, 1), (128, 16, 256, 3, 2),
     (128, 16, 256, 1, 2), (256, 8, 256, 3, 1), (256, 8, 512, 3, 2), (256, 8, 512, 1, 2), (512, 4, 512, 3, 1),
 )  # fmt: skip
+# Generator of DCGAN and expanding path of a U-Net: channels, size, filters, kernel, padding of every transposed convolution.
+UPSAMPLING_LAYERS = (
+    (512, 4, 256, 4, 1), (256, 8, 128, 4, 1), (128, 16, 64, 4, 1), (64, 32, 3, 4, 1), (256, 16, 128, 2, 0), (128, 32, 64, 2, 0),
+)  # fmt: skip
 PARTS = ("forward", "input gradient", "weight gradient")
 
 
@@ -46,6 +50,8 @@ def convolutions(gpu: bool) -> list[Case]:
     rows = [problems.conv(batch, 64, 56, 64, part=part, targets={"cpu": 1.0, "gpu": limits[part], "gpu portable": 1.3}) for part in PARTS]
     for c, size, filters, kernel, stride in RESNET_LAYERS:
         rows += [problems.conv(128 if gpu else 8, c, size, filters, kernel, stride, part) for part in PARTS]
+    for batch in (128,) if gpu else (1, 4, 8):
+        rows += [problems.conv_transpose(batch, c, size, filters, kernel, 2, pad) for c, size, filters, kernel, pad in UPSAMPLING_LAYERS]
     if gpu:
         layers = [(64, 64, 56, 64, 3, 1), *((128, *layer) for layer in RESNET_LAYERS)]
         rows += [problems.conv(*layer, part, dtype="bfloat16") for layer in layers for part in PARTS]

@@ -12,8 +12,10 @@ from comparison import Case, Comparison
 import netcl.autograd as ag
 from netcl import ops as F
 from netcl.bench import Compiled, Setting, Way, values
+from netcl.core.kernel_selector import KernelConfig, KernelVariant
 from netcl.core.kernels.primitives import build_elementwise_kernel
 from netcl.core.tensor import Tensor
+from netcl.engine import algorithms
 
 Targets = dict[str, float]
 
@@ -75,6 +77,27 @@ def conv(n: int, c: int, size: int, filters: int, kernel: int = 3, stride: int =
     # The last bit of a bfloat16 of several times the root mean square is 0.03 of that.
     tolerance = 5e-2 if half else 1e-3 if part == "weight gradient" else 1e-4
     return Case(name, make, [Comparison(targets=targets or {})], tolerance, work)
+
+
+def conv_transpose(n: int, c: int, size: int, filters: int, kernel: int, stride: int = 2, pad: int = 0) -> Case:
+    """A transposed convolution as generators and U-Nets have them; on OpenCL CPUs also by the kernel for every other convolution."""
+    out = (size - 1) * stride - 2 * pad + kernel
+
+    def make(where: Setting) -> dict[str, Way]:
+        x, w = values(n, c, size, size), values(c, filters, kernel, kernel, seed=1) * 0.1
+        a, b = where.tensor(x), where.tensor(w)
+        ways = {"ours": where.ours(lambda: F.conv_transpose2d(a, b, stride=stride, padding=pad)), "panel": Way(missing="for CPUs only")}
+        if where.handle.backend == "cl" and not where.is_gpu:
+            family = algorithms.FAMILIES["conv2d_input_grad"]
+            problem = family.problem(n, filters, out, out, c, kernel, kernel, profile=where.handle.profile, stride=stride, pad=pad)
+            panel = KernelConfig(KernelVariant.CONV2D_IM2COL, extra={"tier": "cpu", "form": "panel"})
+            ways["panel"] = where.ours(lambda: family.run_with(panel, problem, a, b))
+        p, q = (where.torch_tensor(z) if where.torch else z for z in (x, w))
+        return ways | {"torch": where.theirs(lambda: where.torch.nn.functional.conv_transpose2d(p, q, None, stride, pad))}
+
+    work = {"flop": 2.0 * n * c * filters * kernel**2 * size**2}
+    name = f"conv transpose {kernel}x{kernel}/{stride} {n}x{c}x{size}x{size} to {filters}"
+    return Case(name, make, [Comparison(), Comparison("ours", "panel")], 1e-4, work)
 
 
 def _torch_conv(where: Setting, x: np.ndarray, w: np.ndarray, g: np.ndarray, stride: int, pad: int, part: str,

@@ -16,17 +16,17 @@ from netcl.core.queue_state import queue_state
 from netcl.core.tensor import Tensor
 
 WATCHED = 64  # launches between two checks for timeouts
-_FAILED = ("waiting", "failed")  # key of a context in which groups of one launch did not run concurrently
+_NOT_CONCURRENT = ("waiting", "failed")  # key of a context in which groups of one launch did not run concurrently
 
 
 def late_flag(queue: Any) -> Tensor:
     """Return the flag that kernels set on a timeout; one per context."""
-    return _kept(queue, "late", lambda own: constant(Tensor.zeros((1,), "int32", queue=own)))
+    return _of_context(queue, "late", lambda own: constant(Tensor.zeros((1,), "int32", queue=own)))
 
 
 def counters(queue: Any) -> Tensor:
     """Return two numbers by which the groups of one launch count those that wait, and the waits; zeros at first. One pair per context."""
-    return _kept(queue, "counters", lambda own: constant(Tensor.zeros((2,), "uint32", queue=own)))
+    return _of_context(queue, "counters", lambda own: constant(Tensor.zeros((2,), "uint32", queue=own)))
 
 
 def may_wait(queue: Any) -> bool:
@@ -34,7 +34,7 @@ def may_wait(queue: Any) -> bool:
 
     Kernels of two queues could each occupy half of the compute units and wait for the other half.
     """
-    return handle_of(queue).queue is queue_state(queue).queue and not program.state(queue).get(_FAILED, False)
+    return handle_of(queue).queue is queue_state(queue).queue and not program.state(queue).get(_NOT_CONCURRENT, False)
 
 
 class Watch:
@@ -53,7 +53,7 @@ class Watch:
             if copy is not None and copy.wait()[0]:
                 self.copy = None
                 flag.fill_(0)
-                program.state(self.queue)[_FAILED] = True
+                program.state(self.queue)[_NOT_CONCURRENT] = True
                 get_kernel_selector().clear_cache()
                 what = f"work-groups of one launch must run concurrently but did not; results of the last {2 * WATCHED} launches may be NaN"
                 raise DeviceError(message("launch", what, "repeat the step: later launches do not require it"))
@@ -62,10 +62,10 @@ class Watch:
 
 def watch(queue: Any) -> Watch:
     """Return the watch of a context, created at first use."""
-    return _kept(queue, "watch", Watch)
+    return _of_context(queue, "watch", Watch)
 
 
-def _kept(queue: Any, name: str, make: Callable[[Any], Any]) -> Any:
+def _of_context(queue: Any, name: str, make: Callable[[Any], Any]) -> Any:
     state = program.state(queue)
     if ("waiting", name) not in state:
         state["waiting", name] = make(queue_state(queue).queue)

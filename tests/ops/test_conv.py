@@ -76,7 +76,9 @@ def test_every_kernel_meets_the_samples(cl_device, name, kernel, in_turn):
 
 @pytest.mark.matrix
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64"])
-@pytest.mark.parametrize("kernel", ["cpu-panel-0", "cpu-filters-0", "cpu-pixels-0", "simt-gemm-0", "simt-columns-0", "simt-winograd-0"])
+@pytest.mark.parametrize(
+    "kernel", ["cpu-panel-0", "cpu-filters-0", "cpu-fold-0", "cpu-pixels-0", "simt-gemm-0", "simt-columns-0", "simt-winograd-0"]
+)
 def test_kernels_take_every_dtype(cl_queue, kernel, dtype, tol):
     if dtype == "float64" and not handle_of(cl_queue).profile.has_fp64:
         pytest.skip("the device has no float64")

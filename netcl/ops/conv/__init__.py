@@ -174,6 +174,7 @@ def _input_grad_vjp(F, g, dy, w, needs, stride, padding, dilation, groups):
         S((1, 70, 3, 3), (70, 8, 1, 1), size=(5, 6), stride=2),
         S((2, 65, 4, 4), (65, 13, 3, 3), size=(4, 4), padding=1),
         S((1, 34, 3, 4), (34, 33, 3, 3), size=(6, 7), stride=2, padding=1),
+        S((1, 4, 4, 4), (4, 3, 6, 7), size=(9, 14), stride=(2, 3), padding=(2, 1)),
     ],
     errors=[
         (S((1, 4, 5, 5), (4, 3, 3, 3), size=(8, 8)),

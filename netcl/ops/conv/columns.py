@@ -215,7 +215,7 @@ def _whole_image(job: Job, t: ConvOperands) -> None:
         p = gemm.Matmul(g.n, n, k, False, job.kind == FORWARD, job.dtype, job.dtype, job.ending.stored, job.bias or None, job.ending)
         p, a, b = replace(p, scaled=job.finish is not None), t.source, t.weight
     aligned = p.lda % 4 == p.ldb % 4 == 0
-    _multiply(t.result.queue, replace(p, aligned=aligned), gemm.Operands(a, b, *t[2:]))
+    multiply_unaligned(t.result.queue, replace(p, aligned=aligned), gemm.Operands(a, b, *t[2:]))
 
 
 algorithms.add(
@@ -228,13 +228,13 @@ algorithms.add(
 def _by_product(job: Job, queue: Any, t: ConvOperands, a: Tensor, b: Tensor) -> None:
     """Run a pass that is one product, with its epilogue."""
     p = replace(columns_product(job), c=job.ending.stored, finish=job.ending, scaled=job.finish is not None)
-    _multiply(queue, p, gemm.Operands(a, b, t.result, None, t.residual, t.scale))
+    multiply_unaligned(queue, p, gemm.Operands(a, b, t.result, None, t.residual, t.scale))
 
 
 def _forward_columns(job: Job, queue: Any, t: ConvOperands) -> None:
     g, pixels = job.g, job.g.oh * job.g.ow
     cols, y = _columns(t.source, g), t.room(g.f, _pixel_count(g), dtype=job.dtype)
-    _multiply(queue, columns_product(job), gemm.Operands(t.weight, cols, y))
+    multiply_unaligned(queue, columns_product(job), gemm.Operands(t.weight, cols, y))
     quads = int(pixels % 4 == 0 and job.dtype == job.ending.stored == "float32")
     each, size, local = _columns_grid(_pixel_count(g) // (4 if quads else 1), g.f, 4 if quads else 1)
     outputs = ending.ending_kernel(queue, job, "ends.cl columns.cl", "unfolded_outputs", {"QUADS": quads, "EACH": each})
@@ -244,7 +244,7 @@ def _forward_columns(job: Job, queue: Any, t: ConvOperands) -> None:
 def _input_grad(job: Job, queue: Any, t: ConvOperands) -> None:
     g, apart = job.g, _apart(job)
     source, cols = t.source if apart else _filters_first(t.source, g), t.room(g.c * g.taps, _pixel_count(g), dtype=job.dtype)
-    _multiply(queue, columns_product(job), gemm.Operands(_turned(t.weight, g), source, cols))
+    multiply_unaligned(queue, columns_product(job), gemm.Operands(_turned(t.weight, g), source, cols))
     each, size, local = _columns_grid(g.n * g.h * g.w, g.c, _reach(g))
     outputs = ending.ending_kernel(queue, job, "ends.cl columns.cl", "folded_outputs", {"EACH": each, **_window_macros(g)})
     outputs(queue, size, local, cols, *t.end, *_window_numbers(g, together=not apart), t.scale)
@@ -254,12 +254,12 @@ def _columns_weight_grad(job: Job, queue: Any, t: ConvOperands) -> None:
     g, apart = job.g, _apart(job)
     source, cols = t.weight if apart else _filters_first(t.weight, g), _columns(t.source, g, together=not apart)
     parts = t.room(g.n, t.result.size, dtype=job.dtype) if apart else t.result
-    _multiply(queue, columns_product(job), gemm.Operands(source, cols, parts))
+    multiply_unaligned(queue, columns_product(job), gemm.Operands(source, cols, parts))
     if apart:
         add_splits(parts, t.result)
 
 
-def _multiply(queue: Any, p: gemm.Matmul, t: gemm.Operands) -> None:
+def multiply_unaligned(queue: Any, p: gemm.Matmul, t: gemm.Operands) -> None:
     """Launch a product whose operands may be a caller's tensors, which need not be aligned to 16 bytes."""
     placed = alignment(t.a, t.b) == 16
     gemm.multiply(queue, replace(p, placed=placed, aligned=p.aligned and placed), t)

@@ -25,7 +25,7 @@ from netcl.core.kernels import program
 from netcl.core.tensor import Tensor
 from netcl.engine import algorithms, launch
 from netcl.engine.algorithms import Algorithm
-from netcl.ops.conv import arrays, columns, ending, few, mma, narrow, split, winograd_cpu, winograd_grads  # noqa: F401, add their algorithms
+from netcl.ops.conv import arrays, columns, ending, few, fold, mma, narrow, split, winograd_cpu, winograd_grads  # noqa: F401, add their algorithms
 from netcl.ops.conv.ending import widened
 from netcl.ops.conv.geometry import Geometry, geometry
 from netcl.ops.conv.job import FORWARD, GROUPS_PER_UNIT, INPUT_GRAD, KINDS, THIN, WEIGHT_GRAD, ConvOperands, Job, tier_config

@@ -51,7 +51,7 @@ class Chain(NamedTuple):
         return self.inside.shape[-1], self.x.shape[-1], self.inner
 
 
-def _sizes(chain: Chain, profile: Any) -> dict[str, Any] | None:
+def _chain_sizes(chain: Chain, profile: Any) -> dict[str, Any] | None:
     """Return the macros of chain.cl, or ``None`` if the activations and a ring of weights do not fit into local memory."""
     scaled, split = "scales" in chain.kind.fields, chain.x.dtype == "float32"
     kinds = 1 << (chain.tokens * (1 + split) - 1).bit_length()
@@ -79,14 +79,14 @@ def launch_of(chain: Chain) -> Callable[[], tuple[Tensor, ...]] | None:
         return None
     if {t.dtype for t in given} != {dtype} or dtype == "float64" or any(n % STRIP_ROWS for n in (*chain.columns[1:], chain.next)):
         return None
-    if alignment(*given, chain.parts.gate, *(w for w in chain.weights if w is not None)) < 16 or _sizes(chain, profile) is None:
+    if alignment(*given, chain.parts.gate, *(w for w in chain.weights if w is not None)) < 16 or _chain_sizes(chain, profile) is None:
         return None
     right = nvidia.verdict(queue, "decode_block", "chain", chain.kind.name, lambda own: _chain_right(own, chain))
-    return partial(_launch, queue, chain, profile) if right else None
+    return partial(_launch_chain, queue, chain, profile) if right else None
 
 
-def _launch(queue: Any, chain: Chain, profile: Any) -> tuple[Tensor, ...]:
-    x, sizes, items = chain.x, _sizes(chain, profile), 32 * _WARPS * _TEAMS
+def _launch_chain(queue: Any, chain: Chain, profile: Any) -> tuple[Tensor, ...]:
+    x, sizes, items = chain.x, _chain_sizes(chain, profile), 32 * _WARPS * _TEAMS
     assert sizes is not None
     quads = {"float16": "quad_float16(p)"}
     dtypes, around, code = chain.parts.text("X", "uchar", items, quads)
@@ -124,7 +124,7 @@ def _chain_right(queue: Any, chain: Chain) -> bool:
     )
     small = Chain(chain.kind, inside_, x_, rows_of, parts, weight, None, inner, rows, 1e-5)
     late_flag(queue).fill_(0)
-    found = _launch(queue, small, profile_of(queue))
+    found = _launch_chain(queue, small, profile_of(queue))
 
     def normed(a: np.ndarray, eps: float) -> np.ndarray:
         return a / np.sqrt((a * a).mean(-1, keepdims=True) + eps) * norm
