@@ -182,7 +182,7 @@ LINES = {
     "models": 3251,
     "nn": 6882,
     "onnx": 740,
-    "ops": 28019,
+    "ops": 28144,
     "optim": 2376,
     "profiling": 1353,
     "replay": 2528,
@@ -201,7 +201,7 @@ COUPLING = {
     "imports inside functions": 70,
     "hooks": 8,
     "functions put into lower modules": 0,
-    "Any": 4798,
+    "Any": 4829,
 }
 # Top-level functions, classes and constants that several files define: a search for such a name finds several things. Most are torch's.
 NAMES_OF_SEVERAL_FILES = 73

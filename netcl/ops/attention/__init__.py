@@ -36,9 +36,9 @@ from netcl.ops.attention.dense import (
 from netcl.ops.attention.geometry import (
     NO_MASK,
     HeadBlock,
+    HeadOperand,
     HeadSizes,
     Mask,
-    Operand,
     attention_geometry,
     layout_of,
     mask_of,
@@ -276,7 +276,7 @@ def _kernel_numbers(sizes: HeadSizes, mask: Mask, causal: bool, scale: float) ->
     return (scale, int(causal), sizes.n, sizes.m, sizes.depth, sizes.depth_v, sizes.heads, sizes.sharing, *mask.steps)
 
 
-def _views_among(xs: Sequence[Tensor]) -> tuple[list[Tensor], tuple[Operand, ...], int]:
+def _views_among(xs: Sequence[Tensor]) -> tuple[list[Tensor], tuple[HeadOperand, ...], int]:
     """Return the bases of pending views (for other tensors: themselves), the operands, and the size of the base that q, k and v share."""
     bases, owners, operands = [], [], []
     for x in xs:

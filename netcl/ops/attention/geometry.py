@@ -130,7 +130,7 @@ def numbers_read(numbers: tuple[int, ...]) -> tuple[HeadSizes, tuple[HeadBlock, 
     return HeadSizes(*numbers[:7]), tuple(blocks)  # type: ignore[arg-type]
 
 
-class Layout(NamedTuple):
+class HeadLayout(NamedTuple):
     """Where the tensors of a call lie in memory.
 
     ``from_base``: per operand, whether it is read from its base. ``numbers``: :func:`numbers_of` the blocks of operands and results.
@@ -145,11 +145,11 @@ class Layout(NamedTuple):
 
 
 #: An operand: its shape; whether it is a pending view, so that its base can be read; offset and strides in the base.
-Operand = tuple[tuple[int, ...], bool, int, tuple[int, ...]]
+HeadOperand = tuple[tuple[int, ...], bool, int, tuple[int, ...]]
 
 
 @lru_cache(1024)
-def layout_of(sizes: HeadSizes, operands: tuple[Operand, ...], shared: int, itemsize: int, cpu: bool) -> Layout:
+def layout_of(sizes: HeadSizes, operands: tuple[HeadOperand, ...], shared: int, itemsize: int, cpu: bool) -> HeadLayout:
     """Return the layout of a call over views of q, k, v and, for gradients, of the gradient of the result and of the result.
 
     GPUs read views in their base; CPUs only the result, because rows that are read again for every few queries must be close together.
@@ -169,7 +169,7 @@ def layout_of(sizes: HeadSizes, operands: tuple[Operand, ...], shared: int, item
         joint, made = shared, blocks[:3]
     else:
         made = [new_block(n, shape[-2], shape[-1], b) for n, shape, b in zip(heads[:3], shapes, by_row, strict=False)]
-    return Layout(tuple(from_base), numbers_of(sizes, (*read, *made)), tuple(map(_view_of, shapes, made)), joint)
+    return HeadLayout(tuple(from_base), numbers_of(sizes, (*read, *made)), tuple(map(_view_of, shapes, made)), joint)
 
 
 def _view_of(shape: tuple[int, ...], block: HeadBlock) -> tuple[int, tuple[int, ...]] | None:
