@@ -5,7 +5,7 @@
 // each) run on across the waits.
 // Groups must therefore run at the same time. After LIMIT readings in vain a group sets `late` and gives up: all that it stores is NaN then.
 //   MOST_RUNS  runs of 32 columns of the widest product      HELD  quads of a normed row that a work-item holds      EPS NEXT_EPS  of the norms
-// From ptx.cl: LOCAL_AT COPY_16 COPIES_COMMIT COPIES_WAIT MMA_FRESH MMA_FLOAT16; from the launch: X_T X_QUAD X_LOAD X_STORE, NORM_T NORM_QUAD,
+// From codes.cl: LOW HIGH MIN SCALES SPLIT KINDS WORDS RECORD; from ptx.cl: LOCAL_AT COPY_16 COPIES_COMMIT COPIES_WAIT MMA_FRESH MMA_FLOAT16; from the launch: X_T X_QUAD X_LOAD X_STORE, NORM_T NORM_QUAD,
 // BIAS_T BIAS_LOAD; finish() is generated.
 // `waits` holds the number of groups that wait and the number of waits so far; both may have any value that earlier launches left.
 #define ITEMS (TEAMS * WARPS * 32)

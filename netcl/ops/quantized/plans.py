@@ -221,7 +221,8 @@ def _mma(queue: Any, p: Packed, config: KernelConfig, profile: Any, t: PackedOpe
     items = 32 * sizes["WARPS"]
     kernel = _compiled(queue, p, "strips_mma", "mma.cl", t, 2, 0, primitives.cl_source(nvidia.__file__, "ptx.cl"), items, **sizes)
     parts = strips if gated else -(-strips // sizes["MT"])
-    rounds = -(-parts * items // (units * _MMA_RESIDENT)) if sizes["STAGED"] else 1  # as many for every work-group
+    resident = _MMA_RESIDENT if sizes["STAGED"] * sizes["KINDS"] * 64 < _STAGED_SUMS else 768  # of a compute unit, by its local memory
+    rounds = -(-parts * items // (units * resident)) if sizes["STAGED"] else 1  # as many for every work-group
     kernel(queue, -(-parts // rounds) * items, items, t.weight, t.x, *t.end, p.rows, p.columns, p.tokens, int(t.bias is not None))
 
 
