@@ -59,7 +59,13 @@ static inline float4 four_halves(__global const uchar* p) {
 #if V == 4
 #define HALVES(p) four_halves(p)
 #else
-#define HALVES(p) (float16)(four_halves(p), four_halves((p) + 8), four_halves((p) + 16), four_halves((p) + 24))
+static inline float8 eight_halves(__global const uchar* p) {
+  const ushort8 h = *(__global const ushort8*)p;
+  float4 low, high;
+  __asm__("fcvtl %0.4s, %2.4h\n\tfcvtl2 %1.4s, %2.8h" : "=&w"(low), "=w"(high) : "w"(h));
+  return (float8)(low, high);
+}
+#define HALVES(p) (float16)(eight_halves(p), eight_halves((p) + 16))
 #endif
 #elif CLANG
 #define HALVES(p) JOIN(load_float16_, V)(p)
