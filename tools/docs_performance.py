@@ -32,6 +32,7 @@ SIZES = {
 SUBJECTS = {
     "cases": "ops and models",
     "decode": "text generation",
+    "llama": "language models against llama.cpp",
     "onnx": "ONNX sessions against onnxruntime",
     "recurrent": "recurrent layers",
     "sweep": "time against size",
