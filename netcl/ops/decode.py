@@ -6,6 +6,8 @@ import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from netcl.core.device import CPUQueue, profile_of
 from netcl.core.errors import ShapeError, message
 from netcl.core.kernels import primitives
@@ -17,7 +19,7 @@ from netcl.engine.strided import alignment
 from netcl.ops.finish import Finish
 from netcl.ops.matmul import affine, gemm
 from netcl.ops.norm import row_norm
-from netcl.ops.quantized import _packed_sample, chain, plans, quantized_linear
+from netcl.ops.quantized import _packed_sample, chain, plans, quantized_linear, weight_values
 from netcl.ops.quantized.formats import kind_of
 
 DECODED_ROWS = 8  # most rows of x that one launch takes
@@ -147,7 +149,7 @@ def _launch_of(parts: DecodeParts, x: Tensor, weight: Tensor, bias: Tensor | Non
     return lambda out: algorithm.run(queue, p, config, profile, gemm.Operands(flat, weight, out, bias, parts.residual, 1, parts))
 
 
-def _block_sample(tokens: int, next_rows: int = 0, kind: str = "Q4_0", **options: Any) -> Any:
+def _decode_block_sample(tokens: int, next_rows: int = 0, kind: str = "Q4_0", **options: Any) -> Any:
     width, attended, inner = (256, 256, 256) if kind.endswith("K") else (64, 96, 128)
     shapes = {"out": (width, attended), "gate": (inner, width), "up": (inner, width), "down": (width, inner), "next": (next_rows, width)}
     w: dict[str, Any] = {name: _packed_sample((1, columns), rows, kind).shapes[1] for name, (rows, columns) in shapes.items() if rows}
@@ -156,9 +158,29 @@ def _block_sample(tokens: int, next_rows: int = 0, kind: str = "Q4_0", **options
     return S(*given, kind=kind, inner=inner, next_rows=next_rows, activations="float", **options)
 
 
+def _decode_block_ref(inside, x, out, norm, gate, up, down, next_norm=None, next_weight=None, next_bias=None, *, kind, inner, next_rows=0,
+               eps=1e-5, next_eps=1e-5, activation="silu", activations="auto"):  # fmt: skip
+    """Compute :func:`decode_block` for ``silu`` with unpacked weights."""
+    assert activation == "silu" and activations == "float"
+
+    def normed(a, by, eps):
+        return a / np.sqrt((a * a).mean(-1, keepdims=True) + eps) * by
+
+    def times(a, weight, rows):
+        return a @ weight_values(weight, kind, (rows, a.shape[-1])).astype(a.dtype).T
+
+    h = x + times(inside, out, x.shape[-1])
+    gated = times(normed(h, norm, eps), gate, inner)
+    y = h + times(gated / (1 + np.exp(-gated)) * times(normed(h, norm, eps), up, inner), down, x.shape[-1])
+    return (y,) if next_weight is None else (y, times(normed(y, next_norm, next_eps), next_weight, next_rows) + next_bias)
+
+
 @op(
-    vjp=None, ref="numpy", tol=24,
-    samples=[_block_sample(1), _block_sample(2, 48), _block_sample(1, 32, "Q8_0"), _block_sample(1, 16, "Q4_K"), _block_sample(9, 16)],
+    vjp=None, ref=_decode_block_ref, tol=24,
+    samples=[
+        _decode_block_sample(1), _decode_block_sample(2, 48), _decode_block_sample(1, 32, "Q8_0"), _decode_block_sample(1, 16, "Q4_K"),
+        _decode_block_sample(9, 16),
+    ],
     errors=[(S((1, 64), (2, 64), (64,), (64,), (64,), (64,), (64,), kind="Q4_0", inner=64),
              r"\[decode_block\] inside and x must have the same rows; inside=\(1, 64\), x=\(2, 64\)")],
 )  # fmt: skip

@@ -23,7 +23,7 @@ from netcl.core.tensor import Tensor, with_shape
 from netcl.engine import algorithms, launch
 from netcl.engine.call import planned
 from netcl.engine.registry import S, composite, op
-from netcl.engine.strided import alignment
+from netcl.engine.strided import alignment, take_block
 from netcl.ops import views
 from netcl.ops.attention.cached import cached_attention
 from netcl.ops.attention.dense import (
@@ -220,6 +220,17 @@ class _AttentionCall(NamedTuple):
                 defines |= quad_macros(dtype)
         return launch.kernel(self.like.queue, __file__, self.config.file, name, operands, defines | exp, text)
 
+    def gathered(self, tensors: Sequence[Tensor], blocks: Sequence[HeadBlock]) -> tuple[Tensor, ...]:
+        """Return q, k, v and, if given, the gradient of the result as the kernels read them: those of ``cpu.cl`` read contiguous heads."""
+        if self.config.file != "cpu.cl" or not self.strided:
+            return tuple(tensors)
+        s = self.sizes
+        parts = ((s.heads, s.n, s.depth), (s.kv_heads, s.m, s.depth), (s.kv_heads, s.m, s.depth_v), (s.heads, s.n, s.depth_v))
+        return tuple(
+            t if block == new_block(*part) else take_block(t, (s.batch, *part), block[0], (*block[1:], 1))
+            for t, block, part in zip(tensors, blocks, parts, strict=False)
+        )
+
     def run(self, name: str, rows: int, heads: int, args: Sequence[Any], made: Sequence[HeadBlock], read: Sequence[HeadBlock]) -> None:
         """Launch one of the tile kernels over ``rows`` rows (queries, or keys) of ``heads`` heads.
 
@@ -385,7 +396,7 @@ def _attend(
     dtype, (q, k, v) = q.dtype, _widened_halves(q, k, v)
     out = out if out.dtype == q.dtype else Tensor.empty(out.shape, q.dtype, queue=q.queue)
     call = at.call((q, k, v), place, places[:3] != at.contiguous[:3], False)
-    given = (q, k, v, q if place.tensor is None else place.tensor, out, logarithms)
+    given = (*call.gathered((q, k, v), places[:3]), q if place.tensor is None else place.tensor, out, logarithms)
     call.run("attention", sizes.n, sizes.batch * sizes.heads, given, places[3:], places[:3])
     return cast(out, dtype), logarithms
 
@@ -464,7 +475,7 @@ def _attend_grad(
     call = at.call((q, k, v, upstream), place, read != (*at.contiguous, at.contiguous[3]), True)
     sums = sum_dtype(q.dtype)
     through = None if through is None else cast(through, sums)
-    tensors = (q, k, v, cast(upstream, q.dtype), cast(result, q.dtype))
+    tensors = (*call.gathered((q, k, v, cast(upstream, q.dtype)), read[:4]), cast(result, q.dtype))
     _run_grad(call, tensors, cast(logarithms, sums), through, results * 3 if joint else results, read, made)
     return tuple(cast(t, dtype) for t in results)
 

@@ -38,12 +38,12 @@ def _packed_problem(op: str, x: Tensor, weight: Tensor, kind: str, shape: tuple[
     return p
 
 
-def _weight_values(weight: Any, kind: str, shape: tuple[int, int]) -> np.ndarray:
+def weight_values(weight: Any, kind: str, shape: tuple[int, int]) -> np.ndarray:
     return dequantize(unpack_strips(weight, kind, shape), kind, shape)
 
 
 def _linear_cpu(x, weight, bias=None, *, kind, rows, activations="auto"):
-    values = _weight_values(weight, kind, (rows, x.shape[-1])).astype(x.dtype)
+    values = weight_values(weight, kind, (rows, x.shape[-1])).astype(x.dtype)
     out = np.matmul(plans.round_activations(x).astype(x.dtype) if activations == "int8" else x, values.T)
     return out if bias is None else out + bias
 
@@ -108,7 +108,7 @@ def quantized_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, k
 
 
 def _linear_grad_cpu(grad, weight, kind, columns):
-    return np.matmul(grad, _weight_values(weight, kind, (grad.shape[-1], columns)).astype(grad.dtype))
+    return np.matmul(grad, weight_values(weight, kind, (grad.shape[-1], columns)).astype(grad.dtype))
 
 
 _WEIGHT = _packed_sample((1, 64), 20, "Q4_0").shapes[1]
@@ -133,7 +133,7 @@ def quantized_linear_grad(grad: Tensor, weight: Tensor, *, kind: str, columns: i
 
 
 def _rows_cpu(weight, index, kind, shape):
-    values = _weight_values(weight, kind, shape)
+    values = weight_values(weight, kind, shape)
     return values if index is None else values[index]
 
 

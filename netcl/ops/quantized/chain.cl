@@ -5,8 +5,8 @@
 // each) run on across the waits.
 // Groups must therefore run at the same time. After LIMIT readings in vain a group sets `late` and gives up: all that it stores is NaN then.
 //   MOST_RUNS  runs of 32 columns of the widest product      HELD  quads of a normed row that a work-item holds      EPS NEXT_EPS  of the norms
-// From codes.cl: LOW HIGH MIN SCALES SPLIT KINDS WORDS RECORD; from ptx.cl: LOCAL_AT COPY_16 COPIES_COMMIT COPIES_WAIT MMA_FRESH MMA_FLOAT16; from the launch: X_T X_QUAD X_LOAD X_STORE, NORM_T NORM_QUAD,
-// BIAS_T BIAS_LOAD; finish() is generated.
+// From codes.cl: LOW HIGH MIN SCALES WORDS RECORD; from ptx.cl: LOCAL_AT COPY_16 COPIES_COMMIT COPIES_WAIT MMA_FRESH MMA_FLOAT16; from the
+// launch: SPLIT KINDS as in mma.cl, X_T X_QUAD X_LOAD X_STORE, NORM_T NORM_QUAD, BIAS_T BIAS_LOAD; finish() is generated.
 // `waits` holds the number of groups that wait and the number of waits so far; both may have any value that earlier launches left.
 #define ITEMS (TEAMS * WARPS * 32)
 #define TEAM_ITEMS (WARPS * 32)
@@ -17,7 +17,7 @@
 #define TEAM_BARRIER() __asm__ volatile("bar.sync %0, %1;" ::"r"(1 + team), "n"(TEAM_ITEMS) : "memory")
 #define EACH (SCALES ? 8 : CHUNK / WARPS)  // runs that a warp loads at a time: of a record, or its share of a piece
 #define LIMIT 4000000
-#define AT_ONCE 8
+#define AT_ONCE 8  // loads of an item that wait for memory together
 #define OF_PHASE(p, a, b, c, d) ((p) == 0 ? (a) : (p) == 1 ? (b) : (p) == 2 ? (c) : (d))
 #define STRIP_RECORDS(columns) ((columns) / 32 / PER_RECORD)
 
