@@ -182,7 +182,7 @@ LINES = {
     "models": 3251,
     "nn": 6882,
     "onnx": 740,
-    "ops": 28184,
+    "ops": 28173,
     "optim": 2376,
     "profiling": 1353,
     "replay": 2528,

@@ -360,15 +360,17 @@ def cumprod(input: Operand, dim: int = ..., *, dtype: Any = None, axis: int = ..
 def cumsum(input: Operand, dim: int | None = None, reverse: bool = False, *, out: Tensor | None = None, dtype: Any = None, axis: int | None = ...) -> Tensor:
     """Running sums along an axis, or over the flattened tensor without one; ``reverse`` runs from the end."""
 
-def decode_block(inside: Operand, x: Operand, out: Tensor | None, norm_weight: Operand, gate: Operand, up: Operand, down: Operand, next_norm: Operand | None = None, next_weight: Operand | None = None, next_bias: Operand | None = None, *, kind: str, inner: int, next_rows: int = 0, eps: float = 1e-05, next_eps: float = 1e-05, activation: str = 'silu', activations: str = 'auto') -> tuple[Tensor, ...]:
-    """Compute what lies between two attentions of a decoder, with packed weights of one ``kind``: ``(y, z)``, or ``(y,)`` without a next.
+def decode_block(inside: Operand, x: Operand, out_weight: Operand, norm_weight: Operand, gate: Operand, up: Operand, down: Operand, next_norm: Operand | None = None, next_weight: Operand | None = None, next_bias: Operand | None = None, *, kind: str, inner: int, next_rows: int = 0, eps: float = 1e-05, next_eps: float = 1e-05, activation: str = 'silu', activations: str = 'auto') -> tuple[Tensor, ...]:
+    """Compute the layers between two attentions of a decoder: ``(y, z)``, or ``(y,)`` without ``next_weight``. There is no gradient.
 
-    ``h = x + inside out'``, ``y = h + (activation(n gate') * (n up')) down'`` for the RMS norm ``n`` of h, and
-    ``z = norm(y) next_weight' + next_bias``. On NVIDIA GPUs a few rows are one launch, whose groups
-    wait for each other; elsewhere the products run one by one. There is no gradient.
+    With ``h = x + inside out_weight'`` and its RMS norm n, ``y = h + (activation(n gate') * (n up')) down'``. With the RMS norm m of y,
+    ``z = m next_weight' + next_bias``. On NVIDIA GPUs, a few rows take one launch, whose work-groups wait for each other. On other devices
+    every product is a launch of its own.
 
-    - **inside**: the result of the attention; **out** is its projection. **gate**, **up**: ``inner`` rows. **next_weight**: ``next_rows``.
-    - **norm_weight**, **eps**, **next_norm**, **next_eps**: weights and epsilons of the RMS norms.
+    - **inside**: the result of the first attention, before its output projection **out_weight**.
+    - **gate**, **up**: ``inner`` rows. **next_weight**: ``next_rows`` rows. All weights are packed as in :func:`quantized_linear`, with one
+      ``kind``.
+    - **norm_weight**, **eps**, **next_norm**, **next_eps**: weights and epsilons of the two RMS norms.
     """
 
 def decode_linear(input: Operand, weight: Operand, bias: Operand | None = None, gate: Operand | None = None, gate_bias: Operand | None = None, residual: Operand | None = None, norm_weight: Operand | None = None, norm_bias: Operand | None = None, *, kind: str = '', rows: int = 0, activations: str = 'auto', norm: str = '', eps: float = 1e-05, activation: str = '') -> Tensor:

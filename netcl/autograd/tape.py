@@ -336,7 +336,7 @@ class _Walk:
         grads[index] = _sum(self.F, grads[index], gradient)
 
     def cast_later(self, edge: tuple[Any, int] | None, gradient: Tensor | None) -> bool:
-        """Keep a 16-bit gradient of a leaf for :meth:`finish`, which casts all of them in one launch; returns whether it was kept."""
+        """Collect a 16-bit gradient of a leaf for :meth:`finish`, which casts all of them in one launch; returns whether it did."""
         leaf = None if edge is None else edge[0]
         if not isinstance(leaf, Tensor) or gradient is None or self.wanted is not None or self.F is not ops or anomaly_mode.get():
             return False
@@ -415,7 +415,7 @@ class _Walk:
                 self.send(edge, gradient if fits else _fit(self.F, gradient, wanted))
 
     def finish(self) -> None:
-        """Compute the deferred gradients together, and cast those that :meth:`cast_later` kept."""
+        """Cast the gradients that :meth:`cast_later` has collected, and compute the deferred gradients together."""
         narrow, self.narrow = self.narrow, {}
         if len(narrow) > 1:
             wide = [Tensor.empty(leaf.shape, leaf.dtype, queue=leaf.queue) for leaf in narrow]

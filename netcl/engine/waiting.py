@@ -25,7 +25,7 @@ def late_flag(queue: Any) -> Tensor:
 
 
 def counters(queue: Any) -> Tensor:
-    """Return two numbers by which the groups of one launch count those that wait, and the waits; zeros at first. One pair per context."""
+    """Return the counters of a barrier between the groups of one launch: arrivals, and completed barriers. One pair per context."""
     return _of_context(queue, "counters", lambda own: constant(Tensor.zeros((2,), "uint32", queue=own)))
 
 

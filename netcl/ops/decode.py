@@ -149,30 +149,23 @@ def _launch_of(parts: DecodeParts, x: Tensor, weight: Tensor, bias: Tensor | Non
     return lambda out: algorithm.run(queue, p, config, profile, gemm.Operands(flat, weight, out, bias, parts.residual, 1, parts))
 
 
-def _decode_block_sample(tokens: int, next_rows: int = 0, kind: str = "Q4_0", **options: Any) -> Any:
+def _decode_block_sample(tokens: int, next_rows: int = 0, kind: str = "Q4_0") -> Any:
     width, attended, inner = (256, 256, 256) if kind.endswith("K") else (64, 96, 128)
     shapes = {"out": (width, attended), "gate": (inner, width), "up": (inner, width), "down": (width, inner), "next": (next_rows, width)}
     w: dict[str, Any] = {name: _packed_sample((1, columns), rows, kind).shapes[1] for name, (rows, columns) in shapes.items() if rows}
     after = ((width,), w["next"], (next_rows,)) if next_rows else (None, None, None)
     given = ((tokens, attended), (tokens, width), w["out"], (width,), w["gate"], w["up"], w["down"], *after)
-    return S(*given, kind=kind, inner=inner, next_rows=next_rows, activations="float", **options)
+    return S(*given, kind=kind, inner=inner, next_rows=next_rows, activations="float")
 
 
-def _decode_block_ref(inside, x, out, norm, gate, up, down, next_norm=None, next_weight=None, next_bias=None, *, kind, inner, next_rows=0,
-               eps=1e-5, next_eps=1e-5, activation="silu", activations="auto"):  # fmt: skip
-    """Compute :func:`decode_block` for ``silu`` with unpacked weights."""
-    assert activation == "silu" and activations == "float"
-
-    def normed(a, by, eps):
-        return a / np.sqrt((a * a).mean(-1, keepdims=True) + eps) * by
-
-    def times(a, weight, rows):
-        return a @ weight_values(weight, kind, (rows, a.shape[-1])).astype(a.dtype).T
-
-    h = x + times(inside, out, x.shape[-1])
-    gated = times(normed(h, norm, eps), gate, inner)
-    y = h + times(gated / (1 + np.exp(-gated)) * times(normed(h, norm, eps), up, inner), down, x.shape[-1])
-    return (y,) if next_weight is None else (y, times(normed(y, next_norm, next_eps), next_weight, next_rows) + next_bias)
+def _decode_block_ref(inside, x, out_weight, norm_weight, gate, up, down, next_norm=None, next_weight=None, next_bias=0.0, *, kind, inner,
+                      next_rows=0, activations="auto"):  # fmt: skip
+    """Compute :func:`decode_block` with its default norms and activation, for the samples."""
+    columns, width = inside.shape[-1], x.shape[-1]
+    shapes = {"out": (width, columns), "gate": (inner, width), "up": (inner, width), "down": (width, inner), "next": (next_rows, width)}
+    packed = zip((out_weight, gate, up, down, next_weight), shapes.values(), strict=True)
+    weights = [weight_values(w, kind, shape).astype(x.dtype) for w, shape in packed if w is not None]
+    return chain.chain_arrays(inside, x, weights, (norm_weight, next_norm), (1e-5, 1e-5), lambda a: a / (1 + np.exp(-a)), next_bias)
 
 
 @op(
@@ -185,21 +178,23 @@ def _decode_block_ref(inside, x, out, norm, gate, up, down, next_norm=None, next
              r"\[decode_block\] inside and x must have the same rows; inside=\(1, 64\), x=\(2, 64\)")],
 )  # fmt: skip
 def decode_block(
-    inside: Tensor, x: Tensor, out: Tensor, norm_weight: Tensor, gate: Tensor, up: Tensor, down: Tensor, next_norm: Tensor | None = None,
-    next_weight: Tensor | None = None, next_bias: Tensor | None = None, *, kind: str, inner: int, next_rows: int = 0, eps: float = 1e-5,
-    next_eps: float = 1e-5, activation: str = "silu", activations: str = "auto",
+    inside: Tensor, x: Tensor, out_weight: Tensor, norm_weight: Tensor, gate: Tensor, up: Tensor, down: Tensor,
+    next_norm: Tensor | None = None, next_weight: Tensor | None = None, next_bias: Tensor | None = None, *, kind: str, inner: int,
+    next_rows: int = 0, eps: float = 1e-5, next_eps: float = 1e-5, activation: str = "silu", activations: str = "auto",
 ) -> tuple[Tensor, ...]:  # fmt: skip
-    """Compute what lies between two attentions of a decoder, with packed weights of one ``kind``: ``(y, z)``, or ``(y,)`` without a next.
+    """Compute the layers between two attentions of a decoder: ``(y, z)``, or ``(y,)`` without ``next_weight``. There is no gradient.
 
-    ``h = x + inside out'``, ``y = h + (activation(n gate') * (n up')) down'`` for the RMS norm ``n`` of h, and
-    ``z = norm(y) next_weight' + next_bias``. On NVIDIA GPUs a few rows are one launch, whose groups
-    wait for each other; elsewhere the products run one by one. There is no gradient.
+    With ``h = x + inside out_weight'`` and its RMS norm n, ``y = h + (activation(n gate') * (n up')) down'``. With the RMS norm m of y,
+    ``z = m next_weight' + next_bias``. On NVIDIA GPUs, a few rows take one launch, whose work-groups wait for each other. On other devices
+    every product is a launch of its own.
 
-    - **inside**: the result of the attention; **out** is its projection. **gate**, **up**: ``inner`` rows. **next_weight**: ``next_rows``.
-    - **norm_weight**, **eps**, **next_norm**, **next_eps**: weights and epsilons of the RMS norms.
+    - **inside**: the result of the first attention, before its output projection **out_weight**.
+    - **gate**, **up**: ``inner`` rows. **next_weight**: ``next_rows`` rows. All weights are packed as in :func:`quantized_linear`, with one
+      ``kind``.
+    - **norm_weight**, **eps**, **next_norm**, **next_eps**: weights and epsilons of the two RMS norms.
     """
-    inside, x, out, norm_weight, gate, up, down, next_norm, next_weight, next_bias = launch.as_tensors(
-        "decode_block", inside, x, out, norm_weight, gate, up, down, next_norm, next_weight, next_bias
+    inside, x, out_weight, norm_weight, gate, up, down, next_norm, next_weight, next_bias = launch.as_tensors(
+        "decode_block", inside, x, out_weight, norm_weight, gate, up, down, next_norm, next_weight, next_bias
     )
     if inside.shape[:-1] != x.shape[:-1]:
         raise ShapeError(message("decode_block", "inside and x must have the same rows", inside=inside.shape, x=x.shape))
@@ -209,11 +204,11 @@ def decode_block(
     packs: dict[str, Any] = {"kind": kind, "activations": activations}
     if 0 < x.size <= DECODED_ROWS * x.shape[-1]:
         parts = DecodeParts(Finish(x.dtype, "", DECODE_ACTIVATIONS[activation]), "rms", eps, gate, None, None, norm_weight, None)
-        weights = (out, up, down, next_weight)
+        weights = (out_weight, up, down, next_weight)
         whole = chain.Chain(kind_of(kind, "decode_block"), inside, x, weights, parts, next_norm, next_bias, inner, next_rows, next_eps)
         if (found := chain.launch_of(whole)) is not None:
             return found()
-    h = decode_linear(inside, out, residual=x, rows=x.shape[-1], **packs)
+    h = decode_linear(inside, out_weight, residual=x, rows=x.shape[-1], **packs)
     f = decode_linear(h, up, None, gate, norm_weight=norm_weight, norm="rms", eps=eps, activation=activation, rows=inner, **packs)
     y = decode_linear(f, down, residual=h, rows=x.shape[-1], **packs)
     if next_weight is None:

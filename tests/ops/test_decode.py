@@ -133,7 +133,7 @@ COMMON = {"num_hidden_layers": 2, "vocab_size": 96, "max_position_embeddings": 6
           "num_attention_heads": 4, "num_key_value_heads": 2}  # fmt: skip
 
 
-@pytest.mark.parametrize(("name", "kind"), [("llama", "Q4_0"), ("qwen3", "Q8_0"), ("gemma3_text", ""), ("gpt2", "")])
+@pytest.mark.parametrize(("name", "kind"), [("llama", "Q4_0"), ("qwen2", "Q4_0"), ("qwen3", "Q8_0"), ("gemma3_text", ""), ("gpt2", "")])
 def test_models_decode_the_same_with_few_launches(name, kind, gpu_model, rng):
     queue, taken = gpu_model
     config = models.read_config({"model_type": name, **(COMMON if name != "gpt2" else {"vocab_size": 96}), **CONFIGS[name]})
@@ -162,6 +162,14 @@ def test_a_gpt_decodes_the_same(gpu_model, rng):
         model.transformer["h"][0].mlp.register_forward_hook(lambda module, args, out, seen=seen: seen.append(out.shape))
         model.generate([[5, 17]], 12, temperature=0)  # as long as before: another length would build other programs
         assert len(seen) == 12  # hooks are called for the prompt and for every token
+
+
+def test_hooks_inside_packed_models_are_called(gpu_model):
+    model = netcl.quantize(models.CausalLM(models.read_config({"model_type": "llama", **COMMON})), kind="Q8_0", activations="float")
+    model, seen = model.to(gpu_model[0]).eval().merge_projections(), []
+    model.layers[1].mlp.down_proj.register_forward_hook(lambda module, args, out: seen.append(out.shape))
+    model.generate([5, 17], 12)
+    assert len(seen) == 12
 
 
 class DoubledFeedForward(nn.FeedForward):

@@ -10,6 +10,7 @@ import netcl.autograd as ag
 from netcl import nn, ops
 from netcl.core.device import manager
 from netcl.core.errors import DeviceError, DtypeError, ShapeError
+from netcl.core.kernels import program
 from netcl.core.tensor import Tensor
 from netcl.engine import algorithms
 from netcl.io import load_model, save_model
@@ -116,10 +117,10 @@ def test_samples_of_every_algorithm(algorithm, cl_device, rng):
 
 def test_a_wrong_result_of_matrix_units_is_reported(cl_device, monkeypatch):
     monkeypatch.setattr(plans, "_packed_product_right", lambda *asked: False)
-    plans.program.state(cl_device.queue).pop(("quantized", "mma", "Q5_1"), None)
-    with pytest.warns(UserWarning, match=r"the matrix units cannot be used for Q5_1: a wrong result, or .*portable kernels are used"):
+    program.state(cl_device.queue).pop(("quantized", "mma", "Q5_1"), None)
+    with pytest.warns(UserWarning, match=r"the kernels mma cannot be used for Q5_1: a wrong result, or .*portable kernels are used"):
         assert not plans._kernels_trusted(cl_device.queue, "mma", BLOCK_TYPES["Q5_1"])
-    plans.program.state(cl_device.queue).pop(("quantized", "mma", "Q5_1"))
+    program.state(cl_device.queue).pop(("quantized", "mma", "Q5_1"))
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])

@@ -3,15 +3,10 @@
 // x[image, window][channel][KH][KW]: what a window adds to the pixels under its taps. y[image][channel][H][W]: the result.
 // A work-group is one work-item and computes `lines` lines of `each` channels of an image. It goes along a line from window to window: each
 // completes STRIDE_W pixels, and the sums of the pixels after them stay in registers.
-// KH, KW, STRIDE_H, STRIDE_W: the window, without dilation. ROOM: most pixels of a line with its padding. FETCHES: as in cpu.cl.
+// KH, KW, STRIDE_H, STRIDE_W: the window, without dilation. ROOM: most pixels of a line with its padding. FETCHES: as in macros.cl.
 
 #define REACH ((KH + STRIDE_H - 1) / STRIDE_H)  // most lines of windows over a pixel
 #define SPAN (KW > STRIDE_W ? KW : STRIDE_W)
-#if FETCHES
-#define FETCH(p) __builtin_prefetch((const void*)(size_t)(p))
-#else
-#define FETCH(p)
-#endif
 
 // Work-groups: blocks of lines, blocks of channels, images.
 __kernel __attribute__((reqd_work_group_size(1, 1, 1))) void fold_taps(
@@ -33,7 +28,7 @@ __kernel __attribute__((reqd_work_group_size(1, 1, 1))) void fold_taps(
 #pragma unroll
       for (int t = 0; t < SPAN; ++t) sums[t] = 0;
       for (int i = 0; i < OW; ++i, from += step, to += STRIDE_W) {
-        FETCH(from + OW * step);  // the next line of windows, which lie too far apart for the hardware to foresee
+        FETCH_AHEAD(from + OW * step);  // the next line of windows, which lie too far apart for the hardware to foresee
 #pragma unroll
         for (int k = 0; k < REACH; ++k)
           if (k < rows) {

@@ -8,6 +8,7 @@ kernels run. An algorithm's ``when`` calls :func:`capable`, which is cheap; its 
 from __future__ import annotations
 
 import logging
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -17,7 +18,7 @@ from netcl.core import env, recording
 from netcl.core.capabilities import DeviceProfile
 from netcl.core.commands import device_queue
 from netcl.core.dtype import DTYPES
-from netcl.core.errors import KernelBuildError
+from netcl.core.errors import KernelBuildError, message
 from netcl.core.kernel_selector import Problem
 from netcl.core.kernels import program
 from netcl.core.tensor import Tensor
@@ -43,10 +44,11 @@ def tiles_for(problem: Problem, tiles: Mapping[int, Sequence[Any]], *capabilitie
     return tiles[DTYPES[problem.dtype].itemsize] if suited else ()
 
 
-def verdict(queue: Any, op: str, tier: str, dtype: str, right: Callable[[Any], bool]) -> bool:
+def verdict(queue: Any, op: str, tier: str, dtype: str, right: Callable[[Any], bool], warns: bool = True) -> bool:
     """Return whether ``right(queue)`` confirms a tier's kernels for a dtype; false if the driver rejects them. Checked once per context.
 
-    The check runs on the device immediately: its launches are not part of a recorded step or of a plan.
+    If it does not, a warning says so, unless ``warns`` is false. The check runs on the device immediately: its launches are not part of a
+    recorded step or of a plan.
     """
     state, key = program.state(queue), (op, tier, dtype)
     if key not in state:
@@ -57,6 +59,9 @@ def verdict(queue: Any, op: str, tier: str, dtype: str, right: Callable[[Any], b
         except KernelBuildError as error:
             log.info("[%s] %s of %s does not build: %s", op, tier, dtype, str(error).splitlines()[0])
         log.info("[%s] %s of %s is %s; device=%s", op, tier, dtype, "used" if state[key] else "not used", state.device.name)
+        if not state[key] and warns:
+            what = f"the kernels {tier} cannot be used for {dtype}: a wrong result, or kernels that the driver does not build"
+            warnings.warn(message(op, what, "portable kernels are used", device=state.device.name), stacklevel=2)
     return state[key]
 
 

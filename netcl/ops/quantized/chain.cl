@@ -7,7 +7,7 @@
 //   MOST_RUNS  runs of 32 columns of the widest product      HELD  quads of a normed row that a work-item holds      EPS NEXT_EPS  of the norms
 // From codes.cl: LOW HIGH MIN SCALES WORDS RECORD; from ptx.cl: LOCAL_AT COPY_16 COPIES_COMMIT COPIES_WAIT MMA_FRESH MMA_FLOAT16; from the
 // launch: SPLIT KINDS as in mma.cl, X_T X_QUAD X_LOAD X_STORE, NORM_T NORM_QUAD, BIAS_T BIAS_LOAD; finish() is generated.
-// `waits` holds the number of groups that wait and the number of waits so far; both may have any value that earlier launches left.
+// `waits` counts the groups that arrive at a barrier, from 0 again when all are there, and the completed barriers of all launches.
 #define ITEMS (TEAMS * WARPS * 32)
 #define TEAM_ITEMS (WARPS * 32)
 #define PIECE (CHUNK * RECORD)

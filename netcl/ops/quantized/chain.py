@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -107,31 +107,35 @@ def _launch_chain(queue: Any, chain: Chain, profile: Any) -> tuple[Tensor, ...]:
     return (y,) if z is None else (y, z)
 
 
+def chain_arrays(
+    inside: np.ndarray, x: np.ndarray, weights: Sequence[np.ndarray], norms: Sequence[np.ndarray | None], eps: Sequence[float],
+    activation: Callable[[np.ndarray], np.ndarray], bias: np.ndarray | float = 0.0,
+) -> tuple[np.ndarray, ...]:  # fmt: skip
+    """Compute a chain with NumPy. ``weights``: unpacked, of out, gate, up, down and, if there is one, next. ``norms``, ``eps``: of both."""
+
+    def normed(a: np.ndarray, which: int) -> np.ndarray:
+        return a / np.sqrt((a * a).mean(-1, keepdims=True) + eps[which]) * norms[which]
+
+    out, gate, up, down, *following = weights
+    h = x + inside @ out.T
+    y = h + (activation(normed(h, 0) @ gate.T) * (normed(h, 0) @ up.T)) @ down.T
+    return (y, *(normed(y, 1) @ w.T + bias for w in following))
+
+
 def _chain_right(queue: Any, chain: Chain) -> bool:
     """Whether a small chain of the same kind agrees with NumPy's result."""
     rng, (attended, width, inner, rows), tokens = np.random.default_rng(0), (512, 256, 768, 320), 2
-    shapes = {"out": (width, attended), "gate": (inner, width), "up": (inner, width), "down": (width, inner), "next": (rows, width)}
-    blocks = {name: quantize(rng.normal(0, shape[1] ** -0.5, shape).astype(np.float32), chain.kind) for name, shape in shapes.items()}
-    packed = {name: Tensor.from_host(queue, pack_strips(blocks[name], chain.kind, shape)) for name, shape in shapes.items()}
-    w = {name: dequantize(blocks[name], chain.kind, shape).astype(np.float64) for name, shape in shapes.items()}
+    shapes = ((width, attended), (inner, width), (inner, width), (width, inner), (rows, width))
+    blocks = [quantize(rng.normal(0, shape[1] ** -0.5, shape).astype(np.float32), chain.kind) for shape in shapes]
+    values = [dequantize(block, chain.kind, shape).astype(np.float64) for block, shape in zip(blocks, shapes, strict=True)]
     inside, x, norm = (rng.standard_normal(shape, np.float32) for shape in ((tokens, attended), (tokens, width), (width,)))
-    weight = Tensor.from_host(queue, norm)
+    packed = (pack_strips(block, chain.kind, shape) for block, shape in zip(blocks, shapes, strict=True))
+    out, gate, up, down, following, weight, own, residual = (Tensor.from_host(queue, a) for a in (*packed, norm, inside, x))
     finish = chain.parts.finish._replace(dtype="float32", activation="relu")
-    parts = chain.parts._replace(finish=finish, gate=packed["gate"], norm_weight=weight)
-    rows_of, (inside_, x_) = (
-        (packed["out"], packed["up"], packed["down"], packed["next"]),
-        (Tensor.from_host(queue, a) for a in (inside, x)),
-    )
-    small = Chain(chain.kind, inside_, x_, rows_of, parts, weight, None, inner, rows, 1e-5)
+    parts = chain.parts._replace(finish=finish, gate=gate, norm_weight=weight)
     late_flag(queue).fill_(0)
+    small = Chain(chain.kind, own, residual, (out, up, down, following), parts, weight, None, inner, rows, parts.eps)
     found = _launch_chain(queue, small, profile_of(queue))
-
-    def normed(a: np.ndarray, eps: float) -> np.ndarray:
-        return a / np.sqrt((a * a).mean(-1, keepdims=True) + eps) * norm
-
-    h = x + inside @ w["out"].T
-    n = normed(h, parts.eps)
-    y = h + (np.maximum(n @ w["gate"].T, 0) * (n @ w["up"].T)) @ w["down"].T
-    exact = y, normed(y, 1e-5) @ w["next"].T
+    exact = chain_arrays(inside, x, values, (norm, norm), (parts.eps, parts.eps), lambda a: np.maximum(a, 0))
     near = [np.abs(a.to_host() - b).max() <= 2**-16 * np.abs(b).max() for a, b in zip(found, exact, strict=True)]
     return not late_flag(queue).item() and all(near)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import platform
 import re
-import warnings
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -17,11 +16,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from netcl.core.device import handle_of, profile_of
+from netcl.core.device import profile_of
 from netcl.core.dtype import DTYPES
-from netcl.core.errors import message
 from netcl.core.kernel_selector import KernelConfig, KernelVariant, get_kernel_selector
-from netcl.core.kernels import primitives, program
+from netcl.core.kernels import primitives
 from netcl.core.tensor import Tensor, new_result
 from netcl.engine import algorithms, launch
 from netcl.engine.opencl_text import loose_halves
@@ -238,16 +236,8 @@ def has_dots(queue: Any, kind: Kind) -> bool:
 
 
 def _kernels_trusted(queue: Any, tier: str, kind: Kind) -> bool:
-    """Whether a tier's kernels are correct; checked once per context and kind. PoCL silently drops instructions that its target lacks.
-
-    A failure of the matrix units is reported as a warning.
-    """
-    fresh = ("quantized", tier, kind.name) not in program.state(queue)
-    right = nvidia.verdict(queue, "quantized", tier, kind.name, lambda queue: _packed_product_right(queue, tier, kind))
-    if fresh and tier == "mma" and not right:
-        what = f"the matrix units cannot be used for {kind.name}: a wrong result, or kernels that the driver does not build"
-        warnings.warn(message("quantized_linear", what, "portable kernels are used", device=handle_of(queue).device_name), stacklevel=2)
-    return right
+    """Whether a tier's kernels are correct; checked once per context and kind. PoCL silently drops instructions that its target lacks."""
+    return nvidia.verdict(queue, "quantized", tier, kind.name, lambda queue: _packed_product_right(queue, tier, kind), tier == "mma")
 
 
 def _packed_product_right(queue: Any, tier: str, kind: Kind) -> bool:
