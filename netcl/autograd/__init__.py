@@ -82,8 +82,9 @@ _twins.put("setitem", _in_place.recorded_setitem)
 #: Functions other than ops that core calls by name.
 _CALLED_BY_CORE: dict[str, _Function] = {
     "assign": _in_place.assign, "backward": backward, "changing_history": changing_history, "check_write": _views.check_write,
-    "contiguous": _views.contiguous, "follow_view": _views.follow, "in_place": _in_place.in_place, "move": move, "no_grad": no_grad,
-    "refresh_copies": _views.refresh_copies, "retain_grad": retain_grad, "signature": _twins.signature, "store": _views.write_into,
+    "contiguous": _views.contiguous, "follow_view": _views.follow, "in_place": _in_place.in_place, "is_grad_enabled": is_grad_enabled,
+    "move": move, "no_grad": no_grad, "refresh_copies": _views.refresh_copies, "retain_grad": retain_grad, "signature": _twins.signature,
+    "store": _views.write_into,
 }  # fmt: skip
 
 

@@ -15,6 +15,7 @@ from netcl.core import recording
 from netcl.core.device import CPUQueue
 from netcl.core.dtype import DTYPES, HALVES, DType, sum_dtype
 from netcl.core.errors import ShapeError
+from netcl.core.hooks import hooks
 from netcl.core.tensor import Tensor, deferred_tensor, with_shape
 from netcl.engine import lazy_graph
 from netcl.engine.call import Deferral, planned
@@ -110,7 +111,7 @@ class PendingProduct(_Waiting):
             return None  # each replay would scale it again
         bias = shift if self.extras.bias is None else add(mul(self.extras.bias, scale), shift)
         filters = mul(w, with_shape(scale, (w.shape[0], *(1,) * (w.ndim - 1))))
-        return _waits(self.name, (x, filters, bias), self.shape, self.call, self.by_column)
+        return _waits(self.name, (x, filters, bias), self.shape, self.call, self.by_column, self.extras.kept)
 
     def release(self) -> None:
         super().release()
@@ -185,7 +186,7 @@ def _deferred(waiting: _Waiting, like: Tensor) -> Tensor:
 
 def _with_scale(extras: Extras, number: Any) -> Extras | None:
     """Return the epilogue with a scale factor; ``None`` if ``extras`` has other ops already or the product is rounded to 16 bits."""
-    finish, bias, _, scale = extras
+    finish, bias, _, scale, _ = extras
     if scale != 1 or bias is not None or not finish.plain or finish.dtype in HALVES:
         return None
     return extras._replace(scale=float(number))
@@ -283,13 +284,22 @@ def _fusable_operands(x: object, w: object, bias: object = None) -> bool:
     return x.size > 0 and all([isinstance(t, Tensor) and t.dtype in known and t.queue is x.queue and t.size for t, known in others])
 
 
-def _waits(name: str, inputs: tuple[Any, ...], shape: tuple[int, ...], call: Callable[..., Tensor], by_column: bool) -> Tensor | None:
+def _is_constant(w: Tensor) -> bool:
+    """Whether this call is recorded and ``w`` is from outside the step and gets no gradient, so that the step does not change it either."""
+    if recording.active.recorder is None or w.memory is None or recording.made(w):
+        return False
+    return not (w.requires_grad and hooks.call("is_grad_enabled"))
+
+
+def _waits(
+    name: str, inputs: tuple[Any, ...], shape: tuple[int, ...], call: Callable[..., Tensor], by_column: bool, kept: bool
+) -> Tensor | None:
     """Return a pending product, or ``None`` if deferring does not pay; ``call`` takes the detached inputs and the extras."""
     first = inputs[0]
     if 0 in shape or (deferral.mode is None and not lazy_graph.worth_deferring(first.queue, shape, lazy_graph.MULTIPLIED)):
         return None
     x, w, bias = (None if t is None else t.detach() for t in inputs)
-    extras = Extras(Finish(first.dtype), bias)
+    extras = Extras(Finish(first.dtype), bias, kept=kept)
     return _deferred(PendingProduct(name, (x, w, bias), extras, shape, call, by_column), first)
 
 
@@ -301,7 +311,7 @@ def pending_matmul(a: Any, b: Any, *, transpose_a: bool = False, transpose_b: bo
         shape = matmul_shape(a, b, transpose_a, transpose_b)
     except ShapeError:  # the op raises its own error
         return None
-    return _waits("matmul", (a, b, None), shape, lambda x, y, e: _matmul(x, y, e, transpose_a, transpose_b), b.ndim > 1)
+    return _waits("matmul", (a, b, None), shape, lambda x, y, e: _matmul(x, y, e, transpose_a, transpose_b), b.ndim > 1, _is_constant(b))
 
 
 def pending_affine(x: Any, w: Any, bias: Any = None) -> Tensor | None:
@@ -310,12 +320,7 @@ def pending_affine(x: Any, w: Any, bias: Any = None) -> Tensor | None:
         return None
     if bias is not None and bias.shape != w.shape[:1]:
         return None
-    return _waits("affine", (x, w, bias), (*x.shape[:-1], w.shape[0]), _affine, True)
-
-
-def _is_constant(w: Tensor) -> bool:
-    """Whether this call is recorded and ``w`` is a weight that no training step changes."""
-    return recording.active.recorder is not None and not w.requires_grad and not recording.made(w)
+    return _waits("affine", (x, w, bias), (*x.shape[:-1], w.shape[0]), _affine, True, _is_constant(w))
 
 
 def pending_conv2d(
@@ -328,7 +333,7 @@ def pending_conv2d(
         g = geometry("conv2d", x.shape, w.shape, *map(frozen, (stride, padding if pad is None else pad, dilation, groups)))
     except (ShapeError, TypeError, ValueError):  # the op raises its own error
         return None
-    return _waits("conv2d", (x, w, bias), g.y_shape, lambda x, w, e: _conv2d(x, w, e, g, _is_constant(w)), False)
+    return _waits("conv2d", (x, w, bias), g.y_shape, lambda x, w, e: _conv2d(x, w, e, g), False, _is_constant(w))
 
 
 PRODUCTS: dict[str, Callable[..., Tensor | None]] = {"matmul": pending_matmul, "affine": pending_affine, "conv2d": pending_conv2d}

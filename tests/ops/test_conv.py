@@ -293,6 +293,6 @@ def test_weights_kept_by_a_recording_are_packed(cl_queue, rng, size, shape, opti
     options = {"stride": 1, "padding": 0, "dilation": 1, "groups": 1, **options}
     x, w = rng.standard_normal((2, shape[1] * options["groups"], *size), np.float32), rng.standard_normal(shape, np.float32)
     g = geometry("conv2d", x.shape, w.shape, *options.values())
-    got = conv2d_with(*(Tensor.from_host(cl_queue, a) for a in (x, w)), Extras(Finish("float32")), g, True).to_host()
+    got = conv2d_with(*(Tensor.from_host(cl_queue, a) for a in (x, w)), Extras(Finish("float32"), kept=True), g).to_host()
     want = F.conv2d(*map(Tensor.from_host, [None] * 2, (x, w)), **options).to_host()
     assert np.abs(got - want).max() < 1e-3

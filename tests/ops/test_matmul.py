@@ -9,6 +9,7 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 
+import netcl
 import netcl.autograd as ag
 from netcl import ops, selftest
 from netcl.core.errors import DtypeError, ShapeError
@@ -21,6 +22,7 @@ from netcl.engine.registry import REGISTRY
 from netcl.ops.finish import Finish
 from netcl.ops.matmul import amx, build_matmul_kernel, cpu, gemm, mma, nvidia
 from netcl.ops.matmul.gemm import Extras, Matmul, Operands
+from netcl.profiling import profile
 
 RELU = Finish("float32", activation="relu")
 CONFIGS = tuple(config for algorithm in ALGORITHMS["matmul"] for config in algorithm.samples)
@@ -168,6 +170,26 @@ def test_dot_products_of_every_height(rows, cl_device, rng):
     a, b = tensors(cl_device.queue, rng.standard_normal((rows, 150)), rng.standard_normal((21, 150)), dtype="float32")
     found = gemm.product(a, b, (rows, 21), Extras(Finish("float32")), trans_b=True, config=dot).to_host()
     np.testing.assert_allclose(found, a.to_host() @ b.to_host().T, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "m, k, n, dtype", [(9, 70, 50, "float32"), (300, 1100, 97, "float32"), (35, 33, 400, "float16"), (20, 30, 65, "float64")]
+)
+@pytest.mark.parametrize("turned", [False, True])
+def test_a_recording_packs_a_weight_once_and_sees_its_changes(m, k, n, dtype, turned, cl_device, rng):
+    x = Tensor.from_host(cl_device.queue, rng.standard_normal((m, k)), dtype)
+    w = Tensor.from_host(cl_device.queue, rng.standard_normal((n, k) if turned else (k, n)), dtype, requires_grad=True)
+    step = netcl.compile(lambda x: ag.relu(ag.matmul(x, w, transpose_b=turned) + x[:, :1]))
+    tolerance = {"float32": 1e-5, "float16": 2e-3, "float64": 1e-12}[dtype] * math.sqrt(k)
+    with ag.no_grad():
+        for change in (0, 0, 1):
+            w += change
+            values = w.to_host().astype(np.float64)
+            want = x.to_host().astype(np.float64) @ (values.T if turned else values) + x.to_host()[:, :1]
+            np.testing.assert_allclose(step(x).to_host(), np.maximum(want, 0), rtol=tolerance, atol=tolerance * (1 + np.abs(want).max()))
+        with profile(cl_device, roofline=False) as p:
+            step(x)
+    assert "pack_b" not in [event.name for event in p.events]
 
 
 def test_mixed_dtypes_promote(device, rng):

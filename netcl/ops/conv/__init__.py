@@ -48,9 +48,9 @@ def _convolve(name: str, x: Any, w: Any, bias: Any, options: tuple[Any, ...], re
     return conv2d_with(x, w, Extras(Finish(x.dtype, activation="relu" if relu else ""), bias), g)
 
 
-def conv2d_with(x: Tensor, w: Tensor, extras: Extras, g: Geometry, kept: bool = False) -> Tensor:
-    """Return :func:`conv2d` with the ops of ``extras`` as its epilogue; OpenCL only. ``kept``: ``w`` is a constant of a recording."""
-    finish, bias, residual, scale = extras
+def conv2d_with(x: Tensor, w: Tensor, extras: Extras, g: Geometry) -> Tensor:
+    """Return :func:`conv2d` with the ops of ``extras`` as its epilogue; OpenCL only."""
+    finish, bias, residual, scale, kept = extras
     y = Tensor.empty(g.y_shape, finish.stored, queue=x.queue)
     if not y.size:
         return y

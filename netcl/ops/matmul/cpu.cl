@@ -17,7 +17,7 @@
 #ifndef PACKED_A  // 1: A was packed into panels of MR rows by pack_a
 #define PACKED_A 0
 #endif
-#ifndef PACKED_B  // 0: B is read where it lies; for few rows, and N at least NR
+#ifndef PACKED_B  // 0: B is read where it lies; for few rows, and N at least NR. 2: B was packed by pack_b
 #define PACKED_B 1
 #endif
 
@@ -49,7 +49,7 @@
 #endif
 #define ZERO(i, j) V c##i##_##j = (V)(0);
 #define ZERO_ROW(i) COLUMNS(ZERO, i)
-#if PACKED_B
+#if PACKED_B == 1
 #define B_VECTOR(i, j) const V b##j = L_LOAD(row + j * VW);
 #else
 #define B_VECTOR(i, j) const V b##j = G_LOAD(row + j * VW);
@@ -68,26 +68,31 @@
 #define TO_C_ROW(i) COLUMNS(TO_C, i)
 #define BIAS_VECTOR(i, j) const V bias##j = has_bias ? BIAS_LANES(bias + n1 + j * VW) : (V)(0);
 
+#define PACKED_ROWS 16  // of a strip: what is written of them, four columns at a time, stays in the first cache
+
 // Rows k0 .. k0 + kc of B's columns n1 .. n1 + NR, zeros beyond the edge: B stored N x K, and K x N.
 static inline void pack_transposed(__global const B_T* b, __local REAL* strip, const int n, const int ldb, const int n1,
                                    const int k0, const int kc) {
   const int width = min(NR, n - n1);
   int j = 0;
 #ifdef B_QUAD
-  for (; j + 4 <= width; j += 4) {
-    __global const B_T* s = b + (INDEX)(n1 + j) * ldb + k0;
-    int kk = 0;
-    for (; kk + 4 <= kc; kk += 4) {
-      const QUAD r0 = B_QUAD(s + kk), r1 = B_QUAD(s + (INDEX)ldb + kk), r2 = B_QUAD(s + 2 * (INDEX)ldb + kk),
-                 r3 = B_QUAD(s + 3 * (INDEX)ldb + kk);
-      __local REAL* d = strip + kk * NR + j;
-      QUAD_STORE((QUAD)(r0.x, r1.x, r2.x, r3.x), d);
-      QUAD_STORE((QUAD)(r0.y, r1.y, r2.y, r3.y), d + NR);
-      QUAD_STORE((QUAD)(r0.z, r1.z, r2.z, r3.z), d + 2 * NR);
-      QUAD_STORE((QUAD)(r0.w, r1.w, r2.w, r3.w), d + 3 * NR);
+  for (int begin = 0; begin < kc; begin += PACKED_ROWS) {
+    const int end = min(kc, begin + PACKED_ROWS);
+    for (j = 0; j + 4 <= width; j += 4) {
+      __global const B_T* s = b + (INDEX)(n1 + j) * ldb + k0;
+      int kk = begin;
+      for (; kk + 4 <= end; kk += 4) {
+        const QUAD r0 = B_QUAD(s + kk), r1 = B_QUAD(s + (INDEX)ldb + kk), r2 = B_QUAD(s + 2 * (INDEX)ldb + kk),
+                   r3 = B_QUAD(s + 3 * (INDEX)ldb + kk);
+        __local REAL* d = strip + kk * NR + j;
+        QUAD_STORE((QUAD)(r0.x, r1.x, r2.x, r3.x), d);
+        QUAD_STORE((QUAD)(r0.y, r1.y, r2.y, r3.y), d + NR);
+        QUAD_STORE((QUAD)(r0.z, r1.z, r2.z, r3.z), d + 2 * NR);
+        QUAD_STORE((QUAD)(r0.w, r1.w, r2.w, r3.w), d + 3 * NR);
+      }
+      for (; kk < end; ++kk)
+        for (int e = 0; e < 4; ++e) strip[kk * NR + j + e] = B_LOAD(s, (INDEX)e * ldb + kk);
     }
-    for (; kk < kc; ++kk)
-      for (int e = 0; e < 4; ++e) strip[kk * NR + j + e] = B_LOAD(s, (INDEX)e * ldb + kk);
   }
 #endif
   for (; j < width; ++j)
@@ -112,6 +117,17 @@ static inline void pack_rows(__global const B_T* b, __local REAL* strip, const i
   }
 }
 
+// op(b) into strips of NR columns, [n / NR][k][NR], KC rows of a strip per work-item.
+__kernel __attribute__((reqd_work_group_size(1, 1, 1)))
+void pack_b(__global const B_T* restrict b, __global REAL* restrict packed, const int n, const int k, const int ldb, const int trans_b) {
+  __local REAL strip[KC * NR] __attribute__((aligned(64)));
+  const int k0 = get_group_id(0) * KC, kc = min(KC, k - k0), at = get_group_id(1);
+  if (trans_b) pack_transposed(b, strip, n, ldb, at * NR, k0, kc);
+  else pack_rows(b, strip, n, ldb, at * NR, k0, kc);
+  packed += ((INDEX)at * k + k0) * NR;
+  for (int i = 0; i < kc * NR; i += VW) G_STORE(L_LOAD(strip + i), packed + i);
+}
+
 // c[batch] = op(a) op(b), m x n; `partial` holds sums between blocks of k where c itself cannot (c is stored in fewer bits).
 // Batches are numbered i0 * batch1 + i1; each operand has a stride for i0 and for i1. A group does `block` rows, a multiple of MR.
 __kernel __attribute__((reqd_work_group_size(1, 1, 1)))
@@ -119,12 +135,10 @@ void gemm_panel(__global const A_T* restrict a, __global const B_T* restrict b, 
                 __global const ADDED_T* restrict added, __global C_T* c, __global REAL* partial, const int m, const int n, const int k,
                 const long a_row, const long a_k, const int ldb, const int trans_b, const int has_bias, const int block, const int batch1,
                 const long a0_stride, const long a1_stride, const long b0_stride, const long b1_stride, const REAL scale) {
-#if PACKED_B
+#if PACKED_B == 1
   __local REAL panel[KC * NR * STRIPS] __attribute__((aligned(64)));
-  const int columns = NR * STRIPS;
-#else
-  const int columns = NR;
 #endif
+  const int columns = PACKED_B ? NR * STRIPS : NR;
   const int panels = (n + columns - 1) / columns, blocks = (m + block - 1) / block;
   INDEX group = get_group_id(0);
   const int n0 = (int)(group % panels) * columns;
@@ -140,7 +154,7 @@ void gemm_panel(__global const A_T* restrict a, __global const B_T* restrict b, 
 
   for (int k0 = 0; k0 < k; k0 += KC) {
     const int kc = min(KC, k - k0), last = k0 + KC >= k;
-#if PACKED_B
+#if PACKED_B == 1
     for (int n1 = n0, s = 0; n1 < n_end; n1 += NR, ++s) {
       if (trans_b) pack_transposed(b, panel + s * (KC * NR), n, ldb, n1, k0, kc);
       else pack_rows(b, panel + s * (KC * NR), n, ldb, n1, k0, kc);
@@ -152,8 +166,11 @@ void gemm_panel(__global const A_T* restrict a, __global const B_T* restrict b, 
       __global const A_T* a_panel = a + (INDEX)(m0 / MR) * k * MR + (INDEX)k0 * MR;
 #endif
       for (int n1 = n0, s = 0; n1 < n_end; n1 += NR, ++s) {
-#if PACKED_B
+#if PACKED_B == 1
         __local const REAL* row = panel + s * (KC * NR);
+        const int step = NR, first = n1;
+#elif PACKED_B
+        __global const REAL* row = (__global const REAL*)b + ((INDEX)(n1 / NR) * k + k0) * NR;
         const int step = NR, first = n1;
 #else
         const int step = ldb, first = min(n1, n - NR);  // a whole tile at the edge, too: the columns before n1 are not stored

@@ -31,6 +31,11 @@ _UNPACKED_VALUES, _UNPACKED_MOST = 64 * 1024, 512  # bytes of B, and rows, up to
 #: Candidates of the tuner on CPUs: rows and vectors of a register tile by the number of registers, and rows of a panel.
 REGISTER_TILES = {32: ((6, 4), (12, 2), (8, 3), (4, 4)), 16: ((6, 2), (4, 3), (12, 1))}
 PANEL_DEPTHS = (256, 512, 1024)
+#: Rows and vectors of the tiles that the policy chooses from, with their relative speed: the last tile of a row may be partly empty.
+_TILE_SPEEDS = {32: {(6, 4): 1.0, (8, 3): 0.97, (12, 2): 0.9, (12, 1): 0.7}, 16: {(6, 2): 1.0, (6, 1): 0.7}}
+_KEPT_ROWS = 8  # up to which dot products and unpacked products, which read B at the speed of memory, are as fast
+_KEPT_BYTES = 32 << 20  # of a packed B that a recording keeps
+_KEPT_DEPTH = 64  # rows of B that a work-item of pack_b packs
 
 
 _NOTHING: Mapping[str, Any] = {}
@@ -54,12 +59,16 @@ class _Tile(NamedTuple):
 
 def _register_tile(p: Matmul, profile: DeviceProfile, extra: Mapping[str, Any] = _NOTHING) -> _Tile:
     """Return the tile for the device's registers (32 of 4 or 16 lanes, or 16 of 8 lanes); ``extra`` may set its rows and vectors."""
-    lanes, few = profile.lanes * 4 // p.itemsize, profile.vector_registers == 16
-    rows, vectors = (6, 2) if few else (6, 4)
-    if p.n <= 2 * lanes:
-        rows, vectors = 6 if few else 12, 1 if p.n <= lanes else 2
+    lanes, speeds = profile.lanes * 4 // p.itemsize, _TILE_SPEEDS[profile.vector_registers]
+    rows, vectors = min(speeds, key=lambda tile: -(-p.n // (tile[1] * lanes)) * tile[1] / speeds[tile])
     rows, vectors = extra.get("MR", rows), extra.get("NV", vectors)
     return _Tile(rows, vectors, lanes, max(1, min(_COLUMNS // (vectors * lanes), -(-p.n // (vectors * lanes)))))
+
+
+def _panel_depth(p: Matmul, tile: _Tile, config: KernelConfig, room: int) -> int:
+    """Return the rows of a panel of B that has ``room`` bytes."""
+    wanted = config.extra.get("KC", _DEPTH.get(tile.lanes * p.itemsize, 512))
+    return min(wanted, max(8, room // (tile.columns * tile.strips * p.itemsize) // 8 * 8))
 
 
 def _group_rows(p: Matmul, tile: _Tile, panels: int, profile: DeviceProfile) -> int:
@@ -76,9 +85,7 @@ def _panels(queue: Any, p: Matmul, config: KernelConfig, profile: DeviceProfile,
     If the result has fewer tiles than the device has cores, k is split. The parts are batches of one product, whose results are added.
     """
     tile = _register_tile(p, profile, config.extra)
-    room = min(_PANEL, profile.local_mem_size or _PANEL)
-    wanted = config.extra.get("KC", _DEPTH.get(tile.lanes * p.itemsize, 512))
-    depth = min(wanted, max(8, room // (tile.columns * tile.strips * p.itemsize) // 8 * 8))
+    depth = _panel_depth(p, tile, config, min(_PANEL, profile.local_mem_size or _PANEL))
     panels = -(-p.n // (tile.columns * tile.strips))
     packed = (p.trans_a and p.m * p.k >= _PACK_A_FROM) or (not p.plain(p.a) and panels > 2)
     splits = 1 if packed else _cpu_splits(p, panels * -(-p.m // tile.rows), profile)
@@ -126,8 +133,8 @@ def vector_ends(p: Matmul, lanes: int) -> tuple[dict[str, str], dict[str, None]]
     return macros, functions
 
 
-def _panel_kernel(queue: Any, p: Matmul, tile: _Tile, **macros: int) -> Any:
-    """Return ``gemm_panel`` with vector loads and stores for the operands' dtypes."""
+def _panel_kernel(queue: Any, p: Matmul, tile: _Tile, name: str = "gemm_panel", **macros: int) -> Any:
+    """Return a kernel of cpu.cl with vector loads and stores for the operands' dtypes."""
     ends, functions = vector_ends(p, tile.lanes)
     read, text = p.lanes("B", p.b, tile.lanes)
     functions[text] = None
@@ -135,7 +142,7 @@ def _panel_kernel(queue: Any, p: Matmul, tile: _Tile, **macros: int) -> Any:
         read["B_QUAD(p)"] = "QUAD_LOAD(p)" if p.plain(p.b) else f"load_{p.b}_4(p)"
         functions["" if p.plain(p.b) else loose_halves(p.b, 4)] = None
     macros |= {"FETCHES": int(launch.fetches(queue)), **tile.macros()}
-    return gemm.compiled(queue, "vectors.cl line.cl cpu.cl", "gemm_panel", p, tile.lanes, "".join(functions), {}, **macros, **ends, **read)
+    return gemm.compiled(queue, "vectors.cl line.cl cpu.cl", name, p, tile.lanes, "".join(functions), {}, **macros, **ends, **read)
 
 
 def _cpu_splits(p: Matmul, tiles: int, profile: DeviceProfile) -> int:
@@ -186,6 +193,26 @@ def _multiply_unpacked(queue: Any, p: Matmul, config: KernelConfig, profile: Dev
     kernel(queue, groups, 1, t.a, t.b, *t.end, t.out, *numbers, t.scale)
 
 
+def _multiply_kept(queue: Any, p: Matmul, config: KernelConfig, profile: DeviceProfile, t: Operands) -> None:
+    """Pack B by a launch of its own, which a recording runs only once, and multiply by the packed B."""
+    tile = _register_tile(p, profile, config.extra)
+    strips, panels = -(-p.n // tile.columns), -(-p.n // (tile.columns * tile.strips))
+    packed = t.sums(strips * p.k * tile.columns)
+    pack = _panel_kernel(queue, p, tile, "pack_b", KC=_KEPT_DEPTH)
+    pack(queue, (-(-p.k // _KEPT_DEPTH), strips), None, t.b, packed, p.n, p.k, p.ldb, int(p.trans_b))
+    depth = _panel_depth(p, tile, config, _PANEL) if p.m > _PACKING_ROWS else 1 << 30  # few rows read a panel too seldom to keep it cached
+    sums = t.out if p.plain(p.c) or p.k <= depth else t.sums(p.m * p.n)
+    rows = _group_rows(p, tile, panels, profile)
+    kernel = _panel_kernel(queue, replace(p, b=sum_dtype(p.c)), tile, KC=depth, PACKED_B=2)
+    numbers = (*p.sizes(), *p.a_steps, p.ldb, 0, p.has_bias, rows, *p.strides())
+    kernel(queue, panels * -(-p.m // rows), 1, t.a, packed, *t.end, sums, *numbers, t.scale)
+
+
+def _suits_kept(p: Matmul, config: KernelConfig, profile: DeviceProfile) -> bool:
+    form, size = config.extra.get("form"), p.n * p.k * p.itemsize
+    return p.batches == 1 and (form == "kept" or (p.kept and not form and p.m > _KEPT_ROWS and size <= _KEPT_BYTES))
+
+
 def _suits_dot(p: Matmul, config: KernelConfig, profile: DeviceProfile) -> bool:
     form, lanes = config.extra.get("form"), _register_tile(p, profile).lanes
     can = p.plain(p.a) and p.plain(p.b) and p.trans_b and not p.trans_a
@@ -208,8 +235,12 @@ def _panel_space(problem: Problem) -> Iterator[KernelConfig]:
             yield KernelConfig(V.MATMUL_REGISTER_TILED, extra={"tier": "cpu", "form": "panel", "MR": rows, "NV": vectors, "KC": depth})
 
 
-_DOT, _UNPACKED = (KernelConfig(V.MATMUL_VECTORIZED, extra={"tier": "cpu", "form": form}) for form in ("dot", "unpacked"))
+_DOT, _UNPACKED, _KEPT = (KernelConfig(V.MATMUL_VECTORIZED, extra={"tier": "cpu", "form": form}) for form in ("dot", "unpacked", "kept"))
 _ON_CPUS: dict[str, Any] = {"device": "cpu", "variants": gemm.VARIANTS[1:]}
+algorithms.add(
+    "matmul", "kept", "cpu.cl", "a matrix that a recording keeps packed",
+    "zoo_pocl_x86.json: VAE, inference of a batch", _multiply_kept, **_ON_CPUS, when=_suits_kept, samples=(_KEPT,),
+)  # fmt: skip
 algorithms.add(
     "matmul", "dot", "dot.cl", "few rows times a transposed matrix: dot products, nothing packed",
     "cases_intel.json: linear 8x512x1000", _dot, **_ON_CPUS, when=_suits_dot,

@@ -54,6 +54,7 @@ class Matmul:
     aligned: bool = False  # rows of both operands start at multiples of 16 bytes, if values have four bytes
     placed: bool = False  # both operands start at multiples of 16 bytes
     scaled: bool = False  # whether the product is multiplied by another number than one
+    kept: bool = False  # b is a constant of a recording: what is computed from it alone is computed once
 
     @property
     def batches(self) -> int:
@@ -483,6 +484,7 @@ class Extras(NamedTuple):
     bias: Tensor | None = None
     residual: Tensor | None = None
     scale: float = 1
+    kept: bool = False  # the weight is a constant of a recording
 
 
 def product(
@@ -493,11 +495,12 @@ def product(
 
     ``config`` replaces the selector's choice. ``out`` receives the result instead of new memory.
     """
-    queue, (finish, bias, residual, scale) = a.queue, extras
+    queue, (finish, bias, residual, scale, kept) = a.queue, extras
     p = matmul_of(a, b, trans_a, trans_b, bias, finish, scale != 1)
     if p is None:
         a, b = (broadcast_to(x, (*out_shape[:-2], *x.shape[-2:])) for x in (a, b))
         return product(a, b, out_shape, extras, trans_a, trans_b, config, out)
+    p = replace(p, kept=kept)
     algorithm, found = chosen(queue, p, config)
     if _widens(queue, p, algorithm, found):
         return product(cast(a, sum_dtype(finish.dtype)), b, out_shape, extras, trans_a, trans_b, config, out)
