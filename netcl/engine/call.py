@@ -62,7 +62,7 @@ def _key_operands(values: Sequence[Any], key: list[Any]) -> list[Tensor] | None:
     for x in values:
         kind = type(x)
         if kind is Tensor:
-            if x.host_ref is not None and memory.shares_host(x.pool_handle):
+            if x.host_ref is not None and memory.shares_host(x.lease):
                 return None  # the caller's memory may not be aligned as the pool's is
             key.append(x.dtype)
             key.append(x.shape)
