@@ -15,7 +15,7 @@ import builtins
 import sys
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Sequence
-from functools import cache, cached_property, partial
+from functools import cache, cached_property, lru_cache, partial
 from importlib.util import resolve_name
 from types import BuiltinFunctionType, CellType, CodeType, FunctionType, MemberDescriptorType, MethodType, ModuleType
 from typing import Any, NamedTuple
@@ -580,20 +580,45 @@ def tensors_of(values: Iterable[Any]) -> list[Tensor]:
     waiting, seen, found = list(values), set(), []
     while waiting:
         value = waiting.pop()
-        if id(value) in seen or type(value) in EXACTLY_PLAIN or is_a(value, (type, ModuleType)):
+        kind: Any = type(value)
+        parts_of = _parts_of(kind)
+        if parts_of is None or id(value) in seen:
             continue
         seen.add(id(value))
         if is_a(value, Tensor):
             found.append(value)
-        elif is_a(value, CONTAINERS):
-            waiting += items_of(value)
-        elif is_a(value, partial):
-            waiting += (value.func, *value.args, *value.keywords.values())
-        elif is_a(value, MethodType):
-            waiting.append(value.__self__)
-        elif is_layer(value) or is_own_object(value) or is_a(value, FunctionType):
-            waiting += [_Place(_CONTENTS, cell).get("") for cell in getattr(value, "__closure__", None) or ()]
-            waiting += instance_dict(value).values()
-            slots = [part for kind in type(value).__mro__ for part in vars(kind).values() if is_a(part, MemberDescriptorType)]
-            waiting += [_Place(slot, value).get("") for slot in slots if is_a(value, slot.__objclass__)]
+        else:
+            waiting += parts_of(value)
     return found
+
+
+@lru_cache(1024)
+def _parts_of(kind: type) -> Callable[[Any], Iterable[Any]] | None:
+    """Return the function that lists the parts of an object of a class for :func:`tensors_of`; ``None`` for classes without parts.
+    Cached, because a recording may walk the plans of a queue, tens of thousands of objects of few classes.
+    """
+    if issubclass(kind, Tensor):
+        return lambda value: ()
+    if kind in EXACTLY_PLAIN or issubclass(kind, (type, ModuleType)):
+        return None
+    if issubclass(kind, CONTAINERS):
+        return items_of
+    if issubclass(kind, partial):
+        return lambda value: (value.func, *value.args, *value.keywords.values())
+    if issubclass(kind, MethodType):
+        return lambda value: (value.__self__,)
+    if issubclass(kind, FunctionType):
+        return lambda value: [*[_inside(_CONTENTS, cell) for cell in value.__closure__ or ()], *instance_dict(value).values()]
+    if not of_netcl(module_of(kind)) and not any("_tell_recorder" in vars(one) for one in kind.__mro__):
+        return None
+    slots = [part for one in kind.__mro__ for part in vars(one).values() if is_a(part, MemberDescriptorType)]
+    slots = [slot for slot in slots if issubclass(kind, slot.__objclass__)]
+    return lambda value: [*instance_dict(value).values(), *[_inside(slot, value) for slot in slots]]
+
+
+def _inside(descriptor: Any, owner: Any) -> Any:
+    """Return the value of a slot or of a cell of a closure; ``None`` if it is empty."""
+    try:
+        return descriptor.__get__(owner)
+    except (AttributeError, ValueError):
+        return None
