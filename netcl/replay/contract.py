@@ -581,8 +581,7 @@ def tensors_of(values: Iterable[Any]) -> list[Tensor]:
     while waiting:
         value = waiting.pop()
         kind: Any = type(value)
-        parts_of = _parts_of(kind)
-        if parts_of is None or id(value) in seen:
+        if (parts_of := _parts_of(kind)) is None or id(value) in seen:
             continue
         seen.add(id(value))
         if is_a(value, Tensor):
@@ -597,28 +596,18 @@ def _parts_of(kind: type) -> Callable[[Any], Iterable[Any]] | None:
     """Return the function that lists the parts of an object of a class for :func:`tensors_of`; ``None`` for classes without parts.
     Cached, because a recording may walk the plans of a queue, tens of thousands of objects of few classes.
     """
-    if issubclass(kind, Tensor):
-        return lambda value: ()
     if kind in EXACTLY_PLAIN or issubclass(kind, (type, ModuleType)):
         return None
-    if issubclass(kind, CONTAINERS):
-        return items_of
+    if issubclass(kind, (Tensor, *CONTAINERS)):
+        return items_of  # a tensor is a result itself
     if issubclass(kind, partial):
         return lambda value: (value.func, *value.args, *value.keywords.values())
     if issubclass(kind, MethodType):
         return lambda value: (value.__self__,)
     if issubclass(kind, FunctionType):
-        return lambda value: [*[_inside(_CONTENTS, cell) for cell in value.__closure__ or ()], *instance_dict(value).values()]
+        return lambda value: [*[_Place(_CONTENTS, cell).get("") for cell in value.__closure__ or ()], *instance_dict(value).values()]
     if not of_netcl(module_of(kind)) and not any("_tell_recorder" in vars(one) for one in kind.__mro__):
         return None
     slots = [part for one in kind.__mro__ for part in vars(one).values() if is_a(part, MemberDescriptorType)]
     slots = [slot for slot in slots if issubclass(kind, slot.__objclass__)]
-    return lambda value: [*instance_dict(value).values(), *[_inside(slot, value) for slot in slots]]
-
-
-def _inside(descriptor: Any, owner: Any) -> Any:
-    """Return the value of a slot or of a cell of a closure; ``None`` if it is empty."""
-    try:
-        return descriptor.__get__(owner)
-    except (AttributeError, ValueError):
-        return None
+    return lambda value: [*instance_dict(value).values(), *[_Place(slot, value).get("") for slot in slots]]
