@@ -580,34 +580,25 @@ def tensors_of(values: Iterable[Any]) -> list[Tensor]:
     waiting, seen, found = list(values), set(), []
     while waiting:
         value = waiting.pop()
-        kind: Any = type(value)
-        if (parts_of := _parts_of(kind)) is None or id(value) in seen:
+        if id(value) in seen or type(value) in EXACTLY_PLAIN or is_a(value, (type, ModuleType)):
             continue
         seen.add(id(value))
         if is_a(value, Tensor):
             found.append(value)
-        else:
-            waiting += parts_of(value)
+        elif is_a(value, CONTAINERS):
+            waiting += items_of(value)
+        elif is_a(value, partial):
+            waiting += (value.func, *value.args, *value.keywords.values())
+        elif is_a(value, MethodType):
+            waiting.append(value.__self__)
+        elif is_a(value, FunctionType):
+            waiting += [*(_Place(_CONTENTS, cell).get("") for cell in value.__closure__ or ()), *instance_dict(value).values()]
+        elif is_layer(value) or is_own_object(value):
+            kind: Any = type(value)
+            waiting += [*(_Place(slot, value).get("") for slot in _slots_of(kind)), *instance_dict(value).values()]
     return found
 
 
-@lru_cache(1024)
-def _parts_of(kind: type) -> Callable[[Any], Iterable[Any]] | None:
-    """Return the function that lists the parts of an object of a class for :func:`tensors_of`; ``None`` for classes without parts.
-    Cached, because a recording may walk the plans of a queue, tens of thousands of objects of few classes.
-    """
-    if kind in EXACTLY_PLAIN or issubclass(kind, (type, ModuleType)):
-        return None
-    if issubclass(kind, (Tensor, *CONTAINERS)):
-        return items_of  # a tensor is a result itself
-    if issubclass(kind, partial):
-        return lambda value: (value.func, *value.args, *value.keywords.values())
-    if issubclass(kind, MethodType):
-        return lambda value: (value.__self__,)
-    if issubclass(kind, FunctionType):
-        return lambda value: [*[_Place(_CONTENTS, cell).get("") for cell in value.__closure__ or ()], *instance_dict(value).values()]
-    if not of_netcl(module_of(kind)) and not any("_tell_recorder" in vars(one) for one in kind.__mro__):
-        return None
-    slots = [part for one in kind.__mro__ for part in vars(one).values() if is_a(part, MemberDescriptorType)]
-    slots = [slot for slot in slots if issubclass(kind, slot.__objclass__)]
-    return lambda value: [*instance_dict(value).values(), *[_Place(slot, value).get("") for slot in slots]]
+@lru_cache(1024)  # a recording may walk the plans of a queue: thousands of objects of few classes
+def _slots_of(kind: type) -> list[Any]:
+    return [x for base in kind.__mro__ for x in vars(base).values() if is_a(x, MemberDescriptorType) and issubclass(kind, x.__objclass__)]
