@@ -600,5 +600,5 @@ def tensors_of(values: Iterable[Any]) -> list[Tensor]:
 
 
 @lru_cache(1024)  # a recording may walk the plans of a queue: thousands of objects of few classes
-def _slots_of(kind: type) -> list[Any]:
+def _slots_of(kind: type) -> list[MemberDescriptorType]:
     return [x for base in kind.__mro__ for x in vars(base).values() if is_a(x, MemberDescriptorType) and issubclass(kind, x.__objclass__)]
