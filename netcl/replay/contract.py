@@ -15,7 +15,7 @@ import builtins
 import sys
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Sequence
-from functools import cache, cached_property, partial
+from functools import cache, cached_property, lru_cache, partial
 from importlib.util import resolve_name
 from types import BuiltinFunctionType, CellType, CodeType, FunctionType, MemberDescriptorType, MethodType, ModuleType
 from typing import Any, NamedTuple
@@ -591,9 +591,14 @@ def tensors_of(values: Iterable[Any]) -> list[Tensor]:
             waiting += (value.func, *value.args, *value.keywords.values())
         elif is_a(value, MethodType):
             waiting.append(value.__self__)
-        elif is_layer(value) or is_own_object(value) or is_a(value, FunctionType):
-            waiting += [_Place(_CONTENTS, cell).get("") for cell in getattr(value, "__closure__", None) or ()]
-            waiting += instance_dict(value).values()
-            slots = [part for kind in type(value).__mro__ for part in vars(kind).values() if is_a(part, MemberDescriptorType)]
-            waiting += [_Place(slot, value).get("") for slot in slots if is_a(value, slot.__objclass__)]
+        elif is_a(value, FunctionType):
+            waiting += [*(_Place(_CONTENTS, cell).get("") for cell in value.__closure__ or ()), *instance_dict(value).values()]
+        elif is_layer(value) or is_own_object(value):
+            kind: Any = type(value)
+            waiting += [*(_Place(slot, value).get("") for slot in _slots_of(kind)), *instance_dict(value).values()]
     return found
+
+
+@lru_cache(1024)  # a recording may walk the plans of a queue: thousands of objects of few classes
+def _slots_of(kind: type) -> list[MemberDescriptorType]:
+    return [x for base in kind.__mro__ for x in vars(base).values() if is_a(x, MemberDescriptorType) and issubclass(kind, x.__objclass__)]

@@ -172,7 +172,8 @@ class Recorder:
 
     def read(self, what: str) -> None:
         if not self.problem:
-            self.problem = f"it reads values on the host ({what} at {_running_line()}), and its further work may depend on them"
+            line = user_line()
+            self.problem = f"it reads values on the host ({what} at {line.filename}:{line.lineno}), and its further work may depend on them"
 
     def host_work(self, what: str) -> None:
         self.problem = self.problem or f"it runs Python that a replay would leave out: {what}"
@@ -298,9 +299,3 @@ def _first_more(a: Sequence[tuple[Any, ...]], b: Sequence[tuple[Any, ...]], node
 def _short(told: Any) -> str:
     text = str(told[-1] if isinstance(told, tuple) and isinstance(told[0], str) and told[0] not in (MADE, OUTSIDE, INPUT) else told)
     return text if len(text) < 60 else f"{text[:57]}..."
-
-
-def _running_line() -> str:
-    """Return ``file:line`` of the line of the user's program that is running."""
-    line = user_line()
-    return f"{line.filename}:{line.lineno}"

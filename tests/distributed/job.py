@@ -1,6 +1,6 @@
 """A training job that runs alone, on several devices, or as ranks under mpiexec, and writes the parameters it ends with.
 
-``python job.py mlp out.npz [--devices a,b or a/2] [--steps 20] [--fault kill|shape|late|raise|swallow]``
+``python job.py mlp out.npz [--devices a,b or a/2] [--steps 20] [--fault kill|shape|late|raise|swallow] [and gpt gpt.npz ...]``
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import os
 import signal
+import sys
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -115,7 +116,7 @@ def misbehave(fault: str) -> None:
         time.sleep(600)
 
 
-def main() -> None:
+def train(words: list[str]) -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("model", choices=["mlp", "resnet", "gpt"])
     parser.add_argument("out", type=Path)
@@ -129,13 +130,22 @@ def main() -> None:
     parser.add_argument("--checkpoints", type=Path, default=None)
     parser.add_argument("--fault", default="")
     parser.add_argument("--fault-at", type=int, default=-1)
-    args = parser.parse_args()
+    args = parser.parse_args(words)
     model, x, y = build(args.model)
     if args.fault == "shape" and this_world().rank == 1:
         model = nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 5))
     losses = (on_devices if args.devices else as_rank)(model, x, y, args)
     if args.devices or this_world().rank == 0:
         np.savez(args.out, np.array(losses), *(p.to_host() for p in model.parameters()))
+
+
+def main() -> None:
+    """Run what the command line describes; the word ``and`` stands between several runs."""
+    words = sys.argv[1:]
+    while "and" in words:
+        train(words[: words.index("and")])
+        words = words[words.index("and") + 1 :]
+    train(words)
 
 
 if __name__ == "__main__":

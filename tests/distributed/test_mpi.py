@@ -37,15 +37,26 @@ def run(ranks: int, *args: str, **more: str) -> subprocess.CompletedProcess[str]
     return subprocess.run(command, capture_output=True, text=True, env=environment(**more), timeout=200, check=False)
 
 
-@pytest.mark.parametrize(
-    ("ranks", "kind", "options"),
-    [(4, "mlp", []), (2, "gpt", ["--zero"]), (2, "resnet", ["--steps", "4"])],
-)
-def test_ranks_train_as_one(tmp_path, ranks, kind, options):
-    out = tmp_path / "out.npz"
-    done = run(ranks, kind, str(out), *options)
+@pytest.fixture(scope="module")
+def runs_of_two_ranks(tmp_path_factory) -> tuple[dict[str, list[np.ndarray]], str]:
+    """What several runs of one job of two ranks end with, by name, and what the job printed: ranks take a second to start."""
+    folder = tmp_path_factory.mktemp("runs")
+    runs = {
+        "gpt": ["gpt", "--zero"],
+        "resnet": ["resnet", "--steps", "4"],
+        "clipped": ["mlp", "--max-norm", "0.1", "--zero"],
+        "mlp": ["mlp", "--steps", "15"],
+    }
+    words = [word for name, (kind, *options) in runs.items() for word in ("and", kind, str(folder / f"{name}.npz"), *options)]
+    done = run(2, *words[1:])
     assert done.returncode == 0, done.stderr
-    assert_same(saved(out), single(kind, 4 if kind == "resnet" else 20))
+    return {name: saved(folder / f"{name}.npz") for name in runs}, done.stdout
+
+
+@pytest.mark.parametrize(("kind", "steps"), [("gpt", 20), ("resnet", 4), ("mlp", 15)])
+def test_ranks_train_as_one(runs_of_two_ranks, kind, steps):
+    """Two ranks; four are in test_a_killed_rank_is_named_and_fewer_ranks_go_on."""
+    assert_same(runs_of_two_ranks[0][kind], single(kind, steps))
 
 
 def test_collectives_agree_with_numpy(full):
@@ -56,17 +67,15 @@ def test_collectives_agree_with_numpy(full):
     assert done.returncode == 0 and f"{ranks} ranks agree with NumPy" in done.stdout, done.stderr
 
 
-def test_clipping_sees_all_gradients(tmp_path):
-    for ranks, name, options in ((1, "one.npz", []), (2, "two.npz", ["--zero"])):  # one rank under mpiexec is a job as well
-        done = run(ranks, "mlp", str(tmp_path / name), "--max-norm", "0.1", *options)
-        assert done.returncode == 0, done.stderr
-    assert_same(saved(tmp_path / "two.npz"), saved(tmp_path / "one.npz"))
+def test_clipping_sees_all_gradients(tmp_path, runs_of_two_ranks):
+    done = run(1, "mlp", str(tmp_path / "one.npz"), "--max-norm", "0.1")  # one rank under mpiexec is a job as well
+    assert done.returncode == 0, done.stderr
+    assert_same(runs_of_two_ranks[0]["clipped"], saved(tmp_path / "one.npz"))
 
 
-def test_bytes_on_the_wire(tmp_path):
+def test_bytes_on_the_wire(runs_of_two_ranks):
     """Twice the gradients times (n - 1) / n, a flag per parameter, and the loss; nothing else grows with the steps."""
-    done = run(2, "mlp", str(tmp_path / "out.npz"), "--steps", "15")
-    sent = [int(count) for count in re.search(r"bytes ([\d ]+)", done.stdout)[1].split()]
+    sent = [int(count) for count in re.findall(r"bytes ([\d ]+)", runs_of_two_ranks[1])[-1].split()]
     gradients = 6 * 16 + 16 + 16 * 4 + 4
     per_step = (sent[14] - sent[4]) / 10
     told = 2 * len('["mean", [], "float64", null, false]')  # the comparison before the all-reduce of the loss, at its longest

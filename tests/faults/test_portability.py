@@ -30,11 +30,11 @@ for line in sys.stdin:
 )
 def test_a_row_that_ends_its_process_costs_no_other():
     names = ["a", "abort", "b", "leave", "c", "hang", "d"]
-    rows = portability.Children([sys.executable, "-c", CHILD], names, 2, 200.0, 5.0).rows
+    rows = portability.Children([sys.executable, "-c", CHILD], names, 2, 200.0, 2.0).rows
     assert {name: rows[name] for name in "abcd"} == {name: {"float32": "passed"} for name in "abcd"}
     assert rows["abort"] == {"float32": "failed: the process ends with SIGABRT"}
     assert rows["leave"] == {"float32": "failed: the process ends with status 3"}
-    assert rows["hang"] == {"float32": "failed: no result within 5 s"}
+    assert rows["hang"] == {"float32": "failed: no result within 2 s"}
 
 
 def test_rows_under_way_at_the_end_of_the_time_are_left():

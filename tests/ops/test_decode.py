@@ -133,7 +133,7 @@ COMMON = {"num_hidden_layers": 2, "vocab_size": 96, "max_position_embeddings": 6
           "num_attention_heads": 4, "num_key_value_heads": 2}  # fmt: skip
 
 
-@pytest.mark.parametrize(("name", "kind"), [("llama", "Q4_0"), ("qwen2", "Q4_0"), ("qwen3", "Q8_0"), ("gemma3_text", ""), ("gpt2", "")])
+@pytest.mark.parametrize(("name", "kind"), [("llama", "Q4_0"), ("qwen2", "Q4_0"), ("qwen3", "Q4_0"), ("gemma3_text", ""), ("gpt2", "")])
 def test_models_decode_the_same_with_few_launches(name, kind, gpu_model, rng):
     queue, taken = gpu_model
     config = models.read_config({"model_type": name, **(COMMON if name != "gpt2" else {"vocab_size": 96}), **CONFIGS[name]})
@@ -158,14 +158,15 @@ def test_a_gpt_decodes_the_same(gpu_model, rng):
         plain = model.to("cpu").generate([[5, 17]], 12, temperature=0).to_host()
         assert np.array_equal(model.to(queue).generate([[5, 17]], 12, temperature=0).to_host(), plain)
         assert taken and None not in taken
-        seen = []
-        model.transformer["h"][0].mlp.register_forward_hook(lambda module, args, out, seen=seen: seen.append(out.shape))
-        model.generate([[5, 17]], 12, temperature=0)  # as long as before: another length would build other programs
-        assert len(seen) == 12  # hooks are called for the prompt and for every token
+        if not options:
+            seen = []
+            model.transformer["h"][0].mlp.register_forward_hook(lambda module, args, out, seen=seen: seen.append(out.shape))
+            model.generate([[5, 17]], 12, temperature=0)  # as long as before: another length would build other programs
+            assert len(seen) == 12  # hooks are called for the prompt and for every token
 
 
 def test_hooks_inside_packed_models_are_called(gpu_model):
-    model = netcl.quantize(models.CausalLM(models.read_config({"model_type": "llama", **COMMON})), kind="Q8_0", activations="float")
+    model = netcl.quantize(models.CausalLM(models.read_config({"model_type": "llama", **COMMON})), kind="Q4_0", activations="float")
     model, seen = model.to(gpu_model[0]).eval().merge_projections(), []
     model.layers[1].mlp.down_proj.register_forward_hook(lambda module, args, out: seen.append(out.shape))
     model.generate([5, 17], 12)
@@ -187,12 +188,13 @@ class TripledAttention(nn.CausalSelfAttention):
 def test_layers_of_the_user_are_called(gpu_model, rng):
     """A derived class may compute something else than the layer it derives from."""
     queue, _ = gpu_model
-    block = nn.TransformerBlock(64, 4).eval()
-    block.attn, block.mlp = TripledAttention(64, 4), DoubledFeedForward(64)
-    x, block = Tensor.from_host(queue, rng.standard_normal((1, 5, 64), np.float32)), block.to(queue).eval()
+    block = nn.TransformerBlock(128, 4).eval()
+    block.attn, block.mlp = TripledAttention(128, 4), DoubledFeedForward(128)
+    x, block = rng.standard_normal((1, 3, 128), np.float32), block.to("cpu").eval()
     with no_grad():
-        whole, cache = block(x).to_host(), nn.KVCache(1)
-        parts = [block(part, cache).to_host() for part in (x[:, :4], x[:, 4:])]
+        whole, cache = block(Tensor.from_host(block.queue, x)).to_host(), nn.KVCache(1)
+        block = block.to(queue)
+        parts = [block(Tensor.from_host(queue, part), cache).to_host() for part in (x[:, :2], x[:, 2:])]
     np.testing.assert_allclose(np.concatenate(parts, 1), whole, rtol=1e-4, atol=1e-4)
 
 

@@ -142,7 +142,7 @@ def test_backward_keeps_the_statistics_and_not_the_result():
     assert [None if kept is None else kept.shape for kept in node.saved[3]] == [None, (4,), (4,)]
 
 
-@pytest.mark.parametrize("n", [768, 1000, 130, 17])
+@pytest.mark.parametrize("n", [pytest.param(768, marks=pytest.mark.matrix), 1000, 130, 17])
 def test_rows_as_a_gpu_spreads_them(n, cl_device, monkeypatch, rng):
     """Four elements at a time, kept in registers, by a work-group: on whatever device there is."""
     monkeypatch.setattr(rows, "device_of", lambda queue: (False, 256, 2))

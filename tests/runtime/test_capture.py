@@ -19,6 +19,7 @@ from netcl.core.errors import DtypeError, OutOfMemoryError, ShapeError
 from netcl.core.kernels import program
 from netcl.core.tensor import Tensor
 from netcl.ops import random
+from netcl.replay.contract import tensors_of
 from netcl.replay.memory_plan import MemoryBlock, share
 from netcl.replay.values import MADE, Value
 from netcl.runtime.capture import CaptureError, capture_graph
@@ -729,3 +730,17 @@ def test_models_of_many_equal_layers_are_replayed(layers, cl_device):
         for made, wanted in zip(step(x), exact, strict=True):
             np.testing.assert_allclose(made.to_host(), wanted, rtol=1e-4, atol=1e-3)
     assert step.graphs, step.refused
+
+
+GLOBAL = Tensor.ones((1,), device="cpu")
+
+
+def test_a_walk_takes_closures_and_leaves_globals():
+    """The globals of one function lead to most of a program."""
+    inside, given = Tensor.ones((1,), device="cpu"), Tensor.zeros((1,), device="cpu")
+
+    def function():
+        return inside, GLOBAL
+
+    found = tensors_of([partial(function, given)])
+    assert [id(t) for t in found] == [id(given), id(inside)]

@@ -16,8 +16,11 @@ SCRIPT = """
 import sys, time
 import numpy as np
 from netcl import nn, optim
+from netcl.core.backend import lifecycle
 from netcl.core.device import manager
 from netcl.trainer import Callback, ModelCheckpoint, Progress, Trainer
+
+lifecycle.GRACE_SECONDS = 0.5
 
 class Slow(Callback):
     def on_train_batch_begin(self, batch, logs):
@@ -46,7 +49,7 @@ def start(device, folder, seconds, sent=signal.SIGINT):
 @pytest.mark.fault("Ctrl-C to a training", "SIGINT in the middle of a step", "the step ends, a checkpoint is saved, status 130")
 def test_the_first_ctrl_c_finishes_the_step_and_saves(device, tmp_path):
     """The step takes longer than the grace time that a driver has: it is finished nevertheless."""
-    with start(device, tmp_path, 3.5) as process:
+    with start(device, tmp_path, 1.5) as process:
         out, err = process.communicate(timeout=200)
     assert (process.returncode, out) == (130, "") and "interrupted after step 1" in err and "Traceback" not in err
     found = load_checkpoint(latest(tmp_path))
