@@ -30,7 +30,7 @@ demo: $(VENV)/.cpu
 	@echo "activate the environment: . $(BIN)/activate; then: netcl --help"
 
 # Threads of NumPy that wait by spinning would take the cores from the other jobs.
-test test-full test-oldest test-models quick fuzz soak: export OPENBLAS_NUM_THREADS := 1
+test check test-full test-oldest test-models quick fuzz soak: export OPENBLAS_NUM_THREADS := 1
 
 # Types are checked beside the tests: on one core alone they take half a minute.
 test: $(VENV)/.dev
