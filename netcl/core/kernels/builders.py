@@ -1,0 +1,174 @@
+"""Builder processes: they compile the programs of a first run in parallel, while this process plans the calls that follow.
+
+Drivers compile under a lock, so threads do not help. A builder is :mod:`netcl.core.kernels.compiler` as a script; a thread of this process
+feeds it and keeps its answers. Where a builder ends or fails, this process builds the program itself.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from netcl.core import env, platforms
+from netcl.core.hooks import hooks
+from netcl.core.kernels import compiler, probe
+
+MOST, _LEAST_CORES = 14, 4
+_ROOM = 1 << 31  # bytes of device memory per builder: each has a context
+_IDLE = 5.0  # seconds
+
+
+class Job:
+    """A program to compile. It is *queued*, then *begun* by a builder, then *done*; its binary is ``None`` if the builder failed."""
+
+    def __init__(self, pool: Pool, label: tuple[int, str], request: dict[str, Any], save: Callable[[bytes], None] | None):
+        self.label, self.request, self.save = label, request, save
+        self.pool = pool
+        self.begun = self.done = False
+        self.binary: bytes | None = None
+        self.start = self.end = 0.0
+
+    def wait(self) -> bytes | None:
+        """Return the binary; ``None`` if no builder has begun the job, which is then no longer queued, or its builder failed."""
+        with self.pool.changed:
+            if self in self.pool.queued:
+                self.pool.queued.remove(self)
+            while self.begun and not self.done:
+                self.pool.changed.wait()
+        return self.binary
+
+
+class Pool:
+    """The builder processes of one device, started when there is work for them and ended when they are idle."""
+
+    def __init__(self, device: Any, most: int):
+        same = device.platform.get_devices()
+        self.command = [sys.executable, "-c", f"import runpy; runpy.run_path({compiler.__file__!r}, run_name='__main__')",
+                        device.platform.name, str(same.index(device)), device.name]  # fmt: skip
+        self.most = most
+        self.changed = threading.Condition()
+        self.queued: list[Job] = []
+        self.current: list[Job] = []
+        self.processes: list[subprocess.Popen[bytes]] = []
+        self.threads = 0
+        self.closed = False
+
+    def submit(self, label: tuple[int, str], request: dict[str, Any], save: Callable[[bytes], None] | None) -> Job:
+        """Queue a job; starts another builder if more jobs are queued than builders are idle or starting.
+
+        ``label`` is the program's number and its kernels; ``save`` stores the binary.
+        """
+        job = Job(self, label, request, save)
+        with self.changed:
+            self.queued.append(job)
+            if not self.closed and self.threads - len(self.current) < len(self.queued) and self.threads < self.most:
+                try:
+                    threading.Thread(target=self._serve, name="netcl-builder", daemon=True).start()
+                    self.threads += 1
+                except RuntimeError:  # at exit
+                    self.closed = True
+            self.changed.notify()
+        return job
+
+    def _serve(self) -> None:
+        """Run one builder process, in a thread of its own."""
+        process = None
+        try:
+            pipe = subprocess.PIPE
+            process = subprocess.Popen(self.command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, env=env.for_child())
+            self.processes.append(process)
+            assert process.stdout is not None
+            if process.stdout.readline():
+                while (job := self._next()) is not None:
+                    try:
+                        job.binary = _compiled(process, job)
+                    finally:
+                        self._finished(job)
+        except (OSError, ValueError):
+            pass  # this process builds what is left
+        finally:
+            with self.changed:
+                self.threads -= 1
+            if process is not None:
+                process.kill()
+                process.communicate()
+                self.processes.remove(process)
+
+    def _next(self) -> Job | None:
+        with self.changed:
+            if not self.changed.wait_for(lambda: self.queued or self.closed, _IDLE) or self.closed:
+                return None
+            job = self.queued.pop(0)
+            job.begun, job.start = True, time.perf_counter()
+            self.current.append(job)
+            return job
+
+    def _finished(self, job: Job) -> None:
+        with self.changed:
+            job.done, job.end = True, time.perf_counter()
+            self.current.remove(job)
+            self.changed.notify_all()
+
+    def close(self) -> None:
+        """End all builders."""
+        with self.changed:
+            self.closed = True
+            self.changed.notify_all()
+        for process in list(self.processes):
+            process.kill()
+            process.wait()
+
+
+def _compiled(process: subprocess.Popen[bytes], job: Job) -> bytes | None:
+    """Have a builder compile a job; raises ``OSError`` or ``ValueError`` if the process has ended."""
+    assert process.stdin is not None and process.stdout is not None
+    process.stdin.write(json.dumps(job.request).encode() + b"\n")
+    process.stdin.flush()
+    size = int(process.stdout.readline())
+    binary = process.stdout.read(size) if size > 0 else b""
+    if size <= 0 or len(binary) < size:
+        return None
+    if job.save is not None:
+        job.save(binary)
+    return binary
+
+
+_pools: list[Pool] = []
+
+
+def pool_of(state: Any) -> Pool | None:
+    """Return the builders for the device of a context; ``None`` where programs are built in this process."""
+    if "builders" not in state:
+        most = _processes(state.device)
+        state["builders"] = pool = Pool(state.device, most) if most else None
+        if pool is not None:
+            _pools.append(pool)
+    return state["builders"] if env.value("NETCL_BUILD_PROCESSES") != 0 and env.cache_dir() is not None else None
+
+
+def _processes(device: Any) -> int:
+    """Return the most builders for a device. By default, only GPUs with a binary store have some."""
+    wanted, cores = env.value("NETCL_BUILD_PROCESSES"), getattr(os, "sched_getaffinity", lambda _: ())(0)
+    if hooks.binary_store is None or not cores or probe.is_fragile(device):
+        return 0
+    if wanted is not None:
+        return wanted
+    gpu = device.type & platforms.opencl().device_type.GPU
+    return min(len(cores) - 2, MOST, device.global_mem_size // _ROOM) if gpu and len(cores) >= _LEAST_CORES else 0
+
+
+def current() -> tuple[int, str] | None:
+    """Return the label of the oldest program that a builder compiles at this moment."""
+    return next((job.label for pool in _pools for job in pool.current[:1]), None)
+
+
+def close() -> None:
+    """End all builders, at exit."""
+    for pool in _pools:
+        pool.close()

@@ -1,0 +1,121 @@
+"""Runs of plans that wait for builder processes to compile their programs, in the order in which they were called.
+
+Whatever enqueues commands or waits for a queue must enqueue the waiting runs first. Functions that call the driver's ``enqueue_*`` call
+:func:`flush`. The methods ``finish`` and ``flush`` of a queue are replaced while a run waits for that queue, so every caller is covered.
+
+If a program does not build, the flush raises. Every tensor that would depend on that run then raises the same error when it is used.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+from netcl.core import platforms
+from netcl.core.errors import DeviceError, message
+
+
+class Run(NamedTuple):
+    """A call of a plan: ``prepare`` waits for its programs, ``enqueue`` launches it. ``memory`` are the buffers it uses."""
+
+    queue: Any
+    prepare: Callable[[], None]
+    enqueue: Callable[[], None]
+    memory: Sequence[Any]
+    written: Sequence[Any]
+
+
+#: The waiting runs of all queues, oldest first. The list is never replaced, so that callers can keep it to check whether it is empty.
+waiting: list[Run] = []
+_replaced: list[Any] = []  # queues with replaced methods
+_lock = threading.RLock()
+_flusher = 0  # the thread that enqueues waiting runs at this moment
+
+
+def add(run: Run) -> None:
+    """Append a run; it is enqueued at once if it is part of a run that is being enqueued."""
+    with _lock:
+        if _flusher:
+            run.prepare()
+            run.enqueue()
+            return
+        waiting.append(run)
+        if all(queue is not run.queue for queue in _replaced):
+            _replaced.append(run.queue)
+            for name in ("finish", "flush"):
+                setattr(run.queue, name, partial(_flush_and_call, run.queue, name))
+
+
+def _flush_and_call(queue: Any, name: str) -> Any:
+    flush(queue)
+    return getattr(type(queue), name)(queue)
+
+
+def flush(queue: Any = None) -> None:
+    """Enqueue all waiting runs; with ``queue``, only if one of them is on that queue."""
+    global _flusher
+    if queue is not None and all(run.queue is not queue for run in tuple(waiting)):
+        return
+    platforms.check_process()
+    with _lock:
+        if _flusher:  # a step of a waiting run: it is in its place already
+            return
+        _flusher = threading.get_ident()
+        try:
+            while waiting:
+                _enqueue_first()
+        finally:
+            _flusher = 0
+            if not waiting:
+                _restore_methods()
+
+
+def _restore_methods() -> None:
+    for queue in _replaced:
+        del queue.finish, queue.flush
+    _replaced.clear()
+
+
+def _enqueue_first() -> None:
+    run = waiting[0]
+    prepared = done = False
+    try:
+        run.prepare()
+        prepared = True
+        run.enqueue()
+        done = True
+    finally:
+        error = sys.exc_info()[1]
+        if done:
+            del waiting[0]
+        elif prepared or isinstance(error, Exception):  # Ctrl-C in ``prepare`` leaves the run in the list
+            _spoil(run, error)
+
+
+def _spoil(first: Run, error: BaseException | None) -> None:
+    """Remove a run that failed and all runs that use what it would have written; their tensors raise ``error`` from then on."""
+    from netcl.core.tensor import Failed, Tensor
+
+    if not isinstance(error, Exception):
+        error = DeviceError(message("launch", "an interrupt ended the launch of these values", "compute them again"))
+    spoiled: set[int] = set()
+    gone = []
+    for run in tuple(waiting):
+        if run is first or not spoiled.isdisjoint(map(id, run.memory)):
+            spoiled.update(map(id, run.written))
+            gone.append(run)
+    waiting[:] = [run for run in waiting if all(run is not other for other in gone)]
+    for found in gc.get_objects():
+        if isinstance(found, Tensor) and id(found.memory) in spoiled:
+            found.source, found.memory, found.host_ref = Failed(error), None, None
+
+
+def drop() -> None:
+    """Forget all waiting runs: after an interrupt, the process exits without them."""
+    with _lock:
+        waiting.clear()
+        _restore_methods()
