@@ -56,9 +56,12 @@ def _flush_and_call(queue: Any, name: str) -> Any:
 
 
 def flush(queue: Any = None) -> None:
-    """Enqueue all waiting runs; with ``queue``, only if one of them is on that queue."""
+    """Enqueue the waiting runs of a queue, or of all queues.
+
+    Runs of different queues do not depend on each other: a launch with a tensor of another queue flushes that queue and does not wait.
+    """
     global _flusher
-    if queue is not None and all(run.queue is not queue for run in tuple(waiting)):
+    if not any(queue is None or run.queue is queue for run in tuple(waiting)):
         return
     platforms.check_process()
     with _lock:
@@ -66,22 +69,21 @@ def flush(queue: Any = None) -> None:
             return
         _flusher = threading.get_ident()
         try:
-            while waiting:
-                _enqueue_first()
+            for run in [run for run in waiting if queue is None or run.queue is queue]:
+                if any(run is other for other in waiting):  # not removed because an earlier one failed
+                    _enqueue(run)
         finally:
             _flusher = 0
-            if not waiting:
-                _restore_methods()
+            _restore_methods()
 
 
 def _restore_methods() -> None:
-    for queue in _replaced:
+    for queue in [queue for queue in _replaced if all(run.queue is not queue for run in waiting)]:
         del queue.finish, queue.flush
-    _replaced.clear()
+        _replaced.remove(queue)
 
 
-def _enqueue_first() -> None:
-    run = waiting[0]
+def _enqueue(run: Run) -> None:
     prepared = done = False
     try:
         run.prepare()
@@ -91,7 +93,7 @@ def _enqueue_first() -> None:
     finally:
         error = sys.exc_info()[1]
         if done:
-            del waiting[0]
+            waiting[:] = [other for other in waiting if other is not run]
         elif prepared or isinstance(error, Exception):  # Ctrl-C in ``prepare`` leaves the run in the list
             _spoil(run, error)
 
