@@ -147,18 +147,6 @@ class Source:
         """Register another tensor with this source; does nothing for a source that does not count its tensors."""
 
 
-class Failed(Source):
-    """The source of a tensor whose values cannot be computed, because a program did not build (:mod:`netcl.core.waiting_runs`)."""
-
-    __slots__ = ("error",)
-
-    def __init__(self, error: Exception):
-        self.error = error
-
-    def compute(self) -> Tensor:
-        raise self.error.with_traceback(None)
-
-
 class CountedSource(Source):
     """A source that knows which of its tensors still exist."""
 

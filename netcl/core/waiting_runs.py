@@ -19,7 +19,7 @@ from netcl.core import platforms
 from netcl.core.errors import DeviceError, message
 
 
-class Run(NamedTuple):
+class WaitingRun(NamedTuple):
     """A call of a plan: ``prepare`` waits for its programs, ``enqueue`` launches it. ``memory`` are the buffers it uses."""
 
     queue: Any
@@ -29,16 +29,32 @@ class Run(NamedTuple):
     written: Sequence[Any]
 
 
+class Failed:
+    """The source of a tensor whose values cannot be computed, because a program did not build."""
+
+    __slots__ = ("error",)
+
+    def __init__(self, error: Exception):
+        self.error = error
+
+    def compute(self) -> Any:
+        """Raise the error."""
+        raise self.error.with_traceback(None)
+
+    def seen_by(self, tensor: Any) -> None:
+        """Do nothing for another tensor with this source."""
+
+
 #: The waiting runs of all queues, oldest first. The list is never replaced, so that callers can keep it to check whether it is empty.
-waiting: list[Run] = []
+waiting: list[WaitingRun] = []
 _replaced: list[Any] = []  # queues with replaced methods
-_lock = threading.RLock()
+_order_lock = threading.RLock()
 _flusher = 0  # the thread that enqueues waiting runs at this moment
 
 
-def add(run: Run) -> None:
+def run_later(run: WaitingRun) -> None:
     """Append a run; it is enqueued at once if it is part of a run that is being enqueued."""
-    with _lock:
+    with _order_lock:
         if _flusher:
             run.prepare()
             run.enqueue()
@@ -64,7 +80,7 @@ def flush(queue: Any = None) -> None:
     if not any(queue is None or run.queue is queue for run in tuple(waiting)):
         return
     platforms.check_process()
-    with _lock:
+    with _order_lock:
         if _flusher:  # a step of a waiting run: it is in its place already
             return
         _flusher = threading.get_ident()
@@ -83,7 +99,7 @@ def _restore_methods() -> None:
         _replaced.remove(queue)
 
 
-def _enqueue(run: Run) -> None:
+def _enqueue(run: WaitingRun) -> None:
     prepared = done = False
     try:
         run.prepare()
@@ -98,10 +114,8 @@ def _enqueue(run: Run) -> None:
             _spoil(run, error)
 
 
-def _spoil(first: Run, error: BaseException | None) -> None:
+def _spoil(first: WaitingRun, error: BaseException | None) -> None:
     """Remove a run that failed and all runs that use what it would have written; their tensors raise ``error`` from then on."""
-    from netcl.core.tensor import Failed, Tensor
-
     if not isinstance(error, Exception):
         error = DeviceError(message("launch", "an interrupt ended the launch of these values", "compute them again"))
     spoiled: set[int] = set()
@@ -112,12 +126,12 @@ def _spoil(first: Run, error: BaseException | None) -> None:
             gone.append(run)
     waiting[:] = [run for run in waiting if all(run is not other for other in gone)]
     for found in gc.get_objects():
-        if isinstance(found, Tensor) and id(found.memory) in spoiled:
+        if isinstance(getattr(type(found), "pool_handle", None), property) and id(found.memory) in spoiled:  # a Tensor
             found.source, found.memory, found.host_ref = Failed(error), None, None
 
 
 def drop() -> None:
     """Forget all waiting runs: after an interrupt, the process exits without them."""
-    with _lock:
+    with _order_lock:
         waiting.clear()
         _restore_methods()

@@ -19,7 +19,7 @@ from netcl.core.kernels.signature import POINTER
 from netcl.core.memory import BufferHandle, get_persistent_pool, shares_host
 from netcl.core.queue_state import queue_state
 from netcl.core.tensor import Tensor
-from netcl.core.waiting_runs import Run, add, flush, waiting
+from netcl.core.waiting_runs import WaitingRun, flush, run_later, waiting
 from netcl.core.writes import wrote, wrote_again
 
 MOST_PLANS = 4096  # per queue: bounds the memory of programs whose shapes keep changing
@@ -226,7 +226,7 @@ class Plan:
             self.finish()
             enqueue()
         else:
-            add(Run(self.queue, self.finish, enqueue, memory, written))
+            run_later(WaitingRun(self.queue, self.finish, enqueue, memory, written))
 
     def _run_observed(self, tensors: Sequence[Tensor], numbers: Sequence[Any]) -> list[Any]:
         """Run the commands one by one for recorders and profilers, with separate memory per temporary; returns the results."""

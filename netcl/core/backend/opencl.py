@@ -24,7 +24,7 @@ from netcl.core.errors import DeviceError, ShapeError, message
 from netcl.core.kernels import program
 from netcl.core.queue_state import queue_state
 from netcl.core.recording import active
-from netcl.core.waiting_runs import Run, add, flush, waiting
+from netcl.core.waiting_runs import WaitingRun, flush, run_later, waiting
 
 __all__ = ["OpenCLBackend", "Transfer", "backend_of", "interruptible_finish"]
 
@@ -217,7 +217,7 @@ class OpenCLBackend:
 
     def _later(self, enqueue: Callable[[], None], target: Any, *read: Any) -> None:
         """Append a command that no one waits for to the waiting runs."""
-        add(Run(self.queue, lambda: None, enqueue, (target, *read), (target,)))
+        run_later(WaitingRun(self.queue, lambda: None, enqueue, (target, *read), (target,)))
 
     def upload_bytes(self, target: Any, stored: np.ndarray) -> None:
         """Enqueue a copy of ``stored`` to the start of a buffer, without waiting; the array must not change afterwards."""

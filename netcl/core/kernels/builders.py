@@ -19,15 +19,15 @@ from netcl.core import env, platforms
 from netcl.core.hooks import hooks
 from netcl.core.kernels import compiler, probe
 
-MOST, _LEAST_CORES = 14, 4
+MOST_BUILDERS, _LEAST_CORES = 14, 4
 _ROOM = 1 << 31  # bytes of device memory per builder: each has a context
-_IDLE = 5.0  # seconds
+_IDLE_SECONDS = 5.0  # seconds
 
 
-class Job:
+class BuildJob:
     """A program to compile. It is *queued*, then *begun* by a builder, then *done*; its binary is ``None`` if the builder failed."""
 
-    def __init__(self, pool: Pool, label: tuple[int, str], request: dict[str, Any], save: Callable[[bytes], None] | None):
+    def __init__(self, pool: BuilderPool, label: tuple[int, str], request: dict[str, Any], save: Callable[[bytes], None] | None):
         self.label, self.request, self.save = label, request, save
         self.pool = pool
         self.begun = self.done = False
@@ -44,7 +44,7 @@ class Job:
         return self.binary
 
 
-class Pool:
+class BuilderPool:
     """The builder processes of one device, started when there is work for them and ended when they are idle."""
 
     def __init__(self, device: Any, most: int):
@@ -53,18 +53,18 @@ class Pool:
                         device.platform.name, str(same.index(device)), device.name]  # fmt: skip
         self.most = most
         self.changed = threading.Condition()
-        self.queued: list[Job] = []
-        self.current: list[Job] = []
+        self.queued: list[BuildJob] = []
+        self.current: list[BuildJob] = []
         self.processes: list[subprocess.Popen[bytes]] = []
         self.threads = 0
         self.closed = False
 
-    def submit(self, label: tuple[int, str], request: dict[str, Any], save: Callable[[bytes], None] | None) -> Job:
+    def submit(self, label: tuple[int, str], request: dict[str, Any], save: Callable[[bytes], None] | None) -> BuildJob:
         """Queue a job; starts another builder if more jobs are queued than builders are idle or starting.
 
         ``label`` is the program's number and its kernels; ``save`` stores the binary.
         """
-        job = Job(self, label, request, save)
+        job = BuildJob(self, label, request, save)
         with self.changed:
             self.queued.append(job)
             if not self.closed and self.threads - len(self.current) < len(self.queued) and self.threads < self.most:
@@ -87,7 +87,7 @@ class Pool:
             if process.stdout.readline():
                 while (job := self._next()) is not None:
                     try:
-                        job.binary = _compiled(process, job)
+                        job.binary = _answer(process, job)
                     finally:
                         self._finished(job)
         except (OSError, ValueError):
@@ -100,16 +100,16 @@ class Pool:
                 process.communicate()
                 self.processes.remove(process)
 
-    def _next(self) -> Job | None:
+    def _next(self) -> BuildJob | None:
         with self.changed:
-            if not self.changed.wait_for(lambda: self.queued or self.closed, _IDLE) or self.closed:
+            if not self.changed.wait_for(lambda: self.queued or self.closed, _IDLE_SECONDS) or self.closed:
                 return None
             job = self.queued.pop(0)
             job.begun, job.start = True, time.perf_counter()
             self.current.append(job)
             return job
 
-    def _finished(self, job: Job) -> None:
+    def _finished(self, job: BuildJob) -> None:
         with self.changed:
             job.done, job.end = True, time.perf_counter()
             self.current.remove(job)
@@ -125,7 +125,7 @@ class Pool:
             process.wait()
 
 
-def _compiled(process: subprocess.Popen[bytes], job: Job) -> bytes | None:
+def _answer(process: subprocess.Popen[bytes], job: BuildJob) -> bytes | None:
     """Have a builder compile a job; raises ``OSError`` or ``ValueError`` if the process has ended."""
     assert process.stdin is not None and process.stdout is not None
     process.stdin.write(json.dumps(job.request).encode() + b"\n")
@@ -139,20 +139,20 @@ def _compiled(process: subprocess.Popen[bytes], job: Job) -> bytes | None:
     return binary
 
 
-_pools: list[Pool] = []
+_all_pools: list[BuilderPool] = []
 
 
-def pool_of(state: Any) -> Pool | None:
+def pool_of(state: Any) -> BuilderPool | None:
     """Return the builders for the device of a context; ``None`` where programs are built in this process."""
     if "builders" not in state:
-        most = _processes(state.device)
-        state["builders"] = pool = Pool(state.device, most) if most else None
+        most = _most_builders(state.device)
+        state["builders"] = pool = BuilderPool(state.device, most) if most else None
         if pool is not None:
-            _pools.append(pool)
+            _all_pools.append(pool)
     return state["builders"] if env.value("NETCL_BUILD_PROCESSES") != 0 and env.cache_dir() is not None else None
 
 
-def _processes(device: Any) -> int:
+def _most_builders(device: Any) -> int:
     """Return the most builders for a device. By default, only GPUs with a binary store have some."""
     wanted, cores = env.value("NETCL_BUILD_PROCESSES"), getattr(os, "sched_getaffinity", lambda _: ())(0)
     if hooks.binary_store is None or not cores or probe.is_fragile(device):
@@ -160,15 +160,15 @@ def _processes(device: Any) -> int:
     if wanted is not None:
         return wanted
     gpu = device.type & platforms.opencl().device_type.GPU
-    return min(len(cores) - 2, MOST, device.global_mem_size // _ROOM) if gpu and len(cores) >= _LEAST_CORES else 0
+    return min(len(cores) - 2, MOST_BUILDERS, device.global_mem_size // _ROOM) if gpu and len(cores) >= _LEAST_CORES else 0
 
 
 def current() -> tuple[int, str] | None:
     """Return the label of the oldest program that a builder compiles at this moment."""
-    return next((job.label for pool in _pools for job in pool.current[:1]), None)
+    return next((job.label for pool in _all_pools for job in pool.current[:1]), None)
 
 
 def close() -> None:
     """End all builders, at exit."""
-    for pool in _pools:
+    for pool in _all_pools:
         pool.close()

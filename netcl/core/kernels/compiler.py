@@ -15,7 +15,7 @@ import warnings
 from collections.abc import Sequence
 from typing import Any
 
-MARK = re.compile(r"//@(sm_\w+) ")
+PTX_MARK = re.compile(r"//@(sm_\w+) ")
 _MOST_IDLE = 60  # seconds after which a builder ends by itself; usually its parent ends it earlier
 
 
@@ -47,10 +47,10 @@ def unmarked(text: bytes) -> bytes:
     instructions are therefore commented out in inline assembly, and the resulting PTX is edited and loaded again.
     """
     plain = text.decode("latin1").rstrip("\0")
-    marks = sorted(set(MARK.findall(plain)))
+    marks = sorted(set(PTX_MARK.findall(plain)))
     if len(marks) != 1 or not re.search(r"^\.target\s+sm_", plain, re.M):
         raise ValueError(f"marks={', '.join(marks) or 'none'}, starts={plain[:20]!r}")
-    return re.sub(r"^(\.target\s+)sm_\w+", rf"\g<1>{marks[0]}", MARK.sub("", plain), flags=re.M).encode("latin1")
+    return re.sub(r"^(\.target\s+)sm_\w+", rf"\g<1>{marks[0]}", PTX_MARK.sub("", plain), flags=re.M).encode("latin1")
 
 
 def serve() -> None:

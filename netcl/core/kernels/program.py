@@ -155,7 +155,7 @@ class Program:
         self.kernels: dict[str, Kernel] = {}
         self._unsaved = False
         self._final: bytes | None = None  # the binary of the second pass; the driver may return that of the first
-        self._job: builders.Job | None = None
+        self._job: builders.BuildJob | None = None
         self._context = None
         self._built: Any = self._from_store(context)
         pool = builders.pool_of(of) if later and self._built is None else None
@@ -180,7 +180,7 @@ class Program:
         return self._built
 
     def _request(self) -> dict[str, Any]:
-        return {"forms": self._forms(), "marked": compiler.MARK.search(self.source) is not None}
+        return {"forms": self._forms(), "marked": compiler.PTX_MARK.search(self.source) is not None}
 
     def _save_early(self) -> Callable[[bytes], None] | None:
         """Return the function that stores a builder's binary; ``None`` if the binary is complete only after the first launch."""
@@ -230,7 +230,7 @@ class Program:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", cl.CompilerWarning)  # Intel's runtime writes a log for every build; errors contain it
                 built = compiler.from_source(cl, context, forms)
-            if compiler.MARK.search(self.source):
+            if compiler.PTX_MARK.search(self.source):
                 self._final = unmarked(compiler.binary_of(cl, built))
                 built = self._from_binary(context, self._final)
         except cl.Error as error:
