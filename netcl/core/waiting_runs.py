@@ -1,9 +1,8 @@
-"""Runs of plans that wait for builder processes to compile their programs, in the order in which they were called.
+"""Runs of plans that wait for builder processes to compile their programs, in the order of the calls.
 
-Whatever enqueues commands or waits for a queue must enqueue the waiting runs first. Functions that call the driver's ``enqueue_*`` call
-:func:`flush`. The methods ``finish`` and ``flush`` of a queue are replaced while a run waits for that queue, so every caller is covered.
-
-If a program does not build, the flush raises. Every tensor that would depend on that run then raises the same error when it is used.
+Whatever enqueues commands must enqueue the waiting runs of its queue first: it calls :func:`flush`. The methods ``finish`` and ``flush`` of
+a queue do so by themselves while runs wait for it. If a program does not build, the flush raises its error; tensors whose values depend
+on that run raise it again whenever they are used. Other tensors are not affected.
 """
 
 from __future__ import annotations
@@ -11,31 +10,33 @@ from __future__ import annotations
 import gc
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 from netcl.core import platforms
 from netcl.core.errors import DeviceError, message
 
+_MOST_WAITING = 1 << 12  # runs: a program that reads nothing must start its device, too
 
-class WaitingRun(NamedTuple):
-    """A call of a plan: ``prepare`` waits for its programs, ``enqueue`` launches it. ``memory`` are the buffers it uses."""
+
+@dataclass(eq=False, slots=True)
+class WaitingRun:
+    """A command over ``memory``, of which it writes ``written``. ``enqueue`` may be called after ``prepare``, which waits for programs."""
 
     queue: Any
-    prepare: Callable[[], None]
-    enqueue: Callable[[], None]
+    enqueue: Callable[[], object]
     memory: Sequence[Any]
     written: Sequence[Any]
+    prepare: Callable[[], None] | None = None
 
 
+@dataclass
 class Failed:
-    """The source of a tensor whose values cannot be computed, because a program did not build."""
+    """The source of a tensor whose values cannot be computed."""
 
-    __slots__ = ("error",)
-
-    def __init__(self, error: Exception):
-        self.error = error
+    error: Exception
 
     def compute(self) -> Any:
         """Raise the error."""
@@ -45,25 +46,37 @@ class Failed:
         """Do nothing for another tensor with this source."""
 
 
-#: The waiting runs of all queues, oldest first. The list is never replaced, so that callers can keep it to check whether it is empty.
+class _Flushing(threading.local):
+    """The queues whose runs the current thread is enqueuing."""
+
+    def __init__(self) -> None:
+        self.queues: list[Any] = []
+
+
+#: The waiting runs of all queues, oldest first. The list is never replaced, so a caller may keep it to check whether it is empty.
 waiting: list[WaitingRun] = []
-_replaced: list[Any] = []  # queues with replaced methods
-_order_lock = threading.RLock()
-_flusher = 0  # the thread that enqueues waiting runs at this moment
+_flushing = _Flushing()
+
+
+def _among(queue: Any, queues: Iterable[Any]) -> bool:
+    return any(queue is other for other in queues)
 
 
 def run_later(run: WaitingRun) -> None:
-    """Append a run; it is enqueued at once if it is part of a run that is being enqueued."""
-    with _order_lock:
-        if _flusher:
-            run.prepare()
+    """Append a run. It is enqueued now if it need not wait, or if it is a step of a run that is being enqueued."""
+    queue = run.queue
+    with queue.netcl.lock:
+        behind = _among(queue, [other.queue for other in waiting])
+        if _among(queue, _flushing.queues) or (run.prepare is None and not behind):
+            if run.prepare is not None:
+                run.prepare()
             run.enqueue()
             return
         waiting.append(run)
-        if all(queue is not run.queue for queue in _replaced):
-            _replaced.append(run.queue)
-            for name in ("finish", "flush"):
-                setattr(run.queue, name, partial(_flush_and_call, run.queue, name))
+        for name in () if behind else ("finish", "flush"):
+            setattr(queue, name, partial(_flush_and_call, queue, name))
+        if len(waiting) > _MOST_WAITING:
+            flush(queue)
 
 
 def _flush_and_call(queue: Any, name: str) -> Any:
@@ -72,66 +85,59 @@ def _flush_and_call(queue: Any, name: str) -> Any:
 
 
 def flush(queue: Any = None) -> None:
-    """Enqueue the waiting runs of a queue, or of all queues.
-
-    Runs of different queues do not depend on each other: a launch with a tensor of another queue flushes that queue and does not wait.
-    """
-    global _flusher
-    if not any(queue is None or run.queue is queue for run in tuple(waiting)):
-        return
-    platforms.check_process()
-    with _order_lock:
-        if _flusher:  # a step of a waiting run: it is in its place already
-            return
-        _flusher = threading.get_ident()
-        try:
-            for run in [run for run in waiting if queue is None or run.queue is queue]:
-                if any(run is other for other in waiting):  # not removed because an earlier one failed
-                    _enqueue(run)
-        finally:
-            _flusher = 0
-            _restore_methods()
+    """Enqueue the waiting runs of a queue, or of all queues. Runs of different queues do not depend on each other."""
+    if queue is None:
+        for run in tuple(waiting):
+            flush(run.queue)
+    elif _among(queue, [run.queue for run in tuple(waiting)]) and not _among(queue, _flushing.queues):
+        platforms.check_process()
+        with queue.netcl.lock:
+            _flushing.queues.append(queue)
+            try:
+                while own := [run for run in waiting if run.queue is queue]:
+                    _enqueue(own[0])
+            finally:
+                _flushing.queues.pop()
+                if not _among(queue, [run.queue for run in waiting]):
+                    _restore_methods(queue)
 
 
-def _restore_methods() -> None:
-    for queue in [queue for queue in _replaced if all(run.queue is not queue for run in waiting)]:
-        del queue.finish, queue.flush
-        _replaced.remove(queue)
+def _restore_methods(queue: Any) -> None:
+    for name in ("finish", "flush"):
+        vars(queue).pop(name, None)
 
 
 def _enqueue(run: WaitingRun) -> None:
     prepared = done = False
     try:
-        run.prepare()
+        if run.prepare is not None:
+            run.prepare()
         prepared = True
         run.enqueue()
         done = True
     finally:
         error = sys.exc_info()[1]
         if done:
-            waiting[:] = [other for other in waiting if other is not run]
-        elif prepared or isinstance(error, Exception):  # Ctrl-C in ``prepare`` leaves the run in the list
-            _spoil(run, error)
+            waiting.remove(run)
+        elif prepared or isinstance(error, Exception):  # Ctrl-C while it waits for a program leaves the run in the list
+            stopped = DeviceError(message("launch", "Ctrl-C ended the launch that computes these values", "compute them again"))
+            _spoil(run, error if isinstance(error, Exception) else stopped)
 
 
-def _spoil(first: WaitingRun, error: BaseException | None) -> None:
-    """Remove a run that failed and all runs that use what it would have written; their tensors raise ``error`` from then on."""
-    if not isinstance(error, Exception):
-        error = DeviceError(message("launch", "an interrupt ended the launch of these values", "compute them again"))
+def _spoil(first: WaitingRun, error: Exception) -> None:
+    """Remove a run that failed and the runs that use what it would have written; their tensors raise ``error`` from then on."""
     spoiled: set[int] = set()
-    gone = []
     for run in tuple(waiting):
         if run is first or not spoiled.isdisjoint(map(id, run.memory)):
             spoiled.update(map(id, run.written))
-            gone.append(run)
-    waiting[:] = [run for run in waiting if all(run is not other for other in gone)]
+            waiting.remove(run)
     for found in gc.get_objects():
-        if isinstance(getattr(type(found), "pool_handle", None), property) and id(found.memory) in spoiled:  # a Tensor
+        if isinstance(getattr(type(found), "pool_handle", None), property) and id(found.memory) in spoiled:  # a tensor
             found.source, found.memory, found.host_ref = Failed(error), None, None
 
 
 def drop() -> None:
     """Forget all waiting runs: after an interrupt, the process exits without them."""
-    with _order_lock:
-        waiting.clear()
-        _restore_methods()
+    for queue in [run.queue for run in waiting]:
+        _restore_methods(queue)
+    waiting.clear()

@@ -212,7 +212,7 @@ class Plan:
         return made[0] if self.form is None else self.form(made)
 
     def _run_later(self, tensors: Sequence[Tensor], memory: list[Any], numbers: tuple[Any, ...]) -> None:
-        """Append a run to the waiting ones. Runs that call functions of the host, or use memory of other owners, are enqueued now."""
+        """Append a run to the waiting ones. Runs that call functions of the host, or use memory of other owners, are not kept waiting."""
 
         def enqueue() -> None:
             slots = self.fixed + memory
@@ -220,13 +220,10 @@ class Plan:
                 step(self.queue, chosen(slots), numbers)
 
         written = memory[self.operands :] + [memory[i] for i in self.writes]
-        at_once = any(isinstance(command, HostStep) and not command.at for command in self.commands)
-        if at_once or any(type(t.lease) is not BufferHandle or shares_host(t.lease) for t in tensors):
+        run_later(WaitingRun(self.queue, enqueue, memory, written, self.finish if self.pending else None))
+        calls_host = any([isinstance(command, HostStep) and not command.at for command in self.commands])
+        if calls_host or any([type(t.lease) is not BufferHandle or shares_host(t.lease) for t in tensors]):
             flush(self.queue)
-            self.finish()
-            enqueue()
-        else:
-            run_later(WaitingRun(self.queue, self.finish, enqueue, memory, written))
 
     def _run_observed(self, tensors: Sequence[Tensor], numbers: Sequence[Any]) -> list[Any]:
         """Run the commands one by one for recorders and profilers, with separate memory per temporary; returns the results."""

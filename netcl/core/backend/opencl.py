@@ -215,9 +215,9 @@ class OpenCLBackend:
         else:
             self._fill(self.queue, buffer, pattern, start, count)
 
-    def _later(self, enqueue: Callable[[], None], target: Any, *read: Any) -> None:
+    def _later(self, enqueue: Callable[[], object], target: Any, *read: Any) -> None:
         """Append a command that no one waits for to the waiting runs."""
-        run_later(WaitingRun(self.queue, lambda: None, enqueue, (target, *read), (target,)))
+        run_later(WaitingRun(self.queue, enqueue, (target, *read), (target,)))
 
     def upload_bytes(self, target: Any, stored: np.ndarray) -> None:
         """Enqueue a copy of ``stored`` to the start of a buffer, without waiting; the array must not change afterwards."""

@@ -21,7 +21,7 @@ from netcl.core.kernels import compiler, probe
 
 MOST_BUILDERS, _LEAST_CORES = 14, 4
 _ROOM = 1 << 31  # bytes of device memory per builder: each has a context
-_IDLE_SECONDS = 5.0  # seconds
+_IDLE_SECONDS = 5.0
 
 
 class BuildJob:
@@ -78,27 +78,28 @@ class BuilderPool:
 
     def _serve(self) -> None:
         """Run one builder process, in a thread of its own."""
-        process = None
+        pipe = subprocess.PIPE
         try:
-            pipe = subprocess.PIPE
-            process = subprocess.Popen(self.command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, env=env.for_child())
-            self.processes.append(process)
-            assert process.stdout is not None
-            if process.stdout.readline():
-                while (job := self._next()) is not None:
-                    try:
-                        job.binary = _answer(process, job)
-                    finally:
-                        self._finished(job)
-        except (OSError, ValueError):
-            pass  # this process builds what is left
+            with subprocess.Popen(self.command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, env=env.for_child()) as process:
+                self.processes.append(process)
+                try:
+                    _answer(process, b"")  # it is ready
+                    while (job := self._next()) is not None:
+                        try:
+                            job.binary = _answer(process, json.dumps(job.request).encode() + b"\n")
+                            if job.binary and job.save is not None:
+                                job.save(job.binary)
+                        finally:
+                            self._finished(job)
+                finally:
+                    process.kill()
+                    self.processes.remove(process)
+        except (OSError, ValueError):  # the builder has ended: this process builds what is left
+            with self.changed:
+                self.most -= 1
         finally:
             with self.changed:
                 self.threads -= 1
-            if process is not None:
-                process.kill()
-                process.communicate()
-                self.processes.remove(process)
 
     def _next(self) -> BuildJob | None:
         with self.changed:
@@ -125,18 +126,14 @@ class BuilderPool:
             process.wait()
 
 
-def _answer(process: subprocess.Popen[bytes], job: BuildJob) -> bytes | None:
-    """Have a builder compile a job; raises ``OSError`` or ``ValueError`` if the process has ended."""
+def _answer(process: subprocess.Popen[bytes], request: bytes) -> bytes | None:
+    """Return what a builder answers; raises ``OSError`` or ``ValueError`` if the process has ended."""
     assert process.stdin is not None and process.stdout is not None
-    process.stdin.write(json.dumps(job.request).encode() + b"\n")
+    process.stdin.write(request)
     process.stdin.flush()
     size = int(process.stdout.readline())
-    binary = process.stdout.read(size) if size > 0 else b""
-    if size <= 0 or len(binary) < size:
-        return None
-    if job.save is not None:
-        job.save(binary)
-    return binary
+    binary = process.stdout.read(max(size, 0))
+    return binary if 0 < size == len(binary) else None
 
 
 _all_pools: list[BuilderPool] = []

@@ -161,7 +161,8 @@ class Program:
         pool = builders.pool_of(of) if later and self._built is None else None
         if pool is not None:
             self._context = context  # only until it is built: the state of a context must not keep the context alive
-            self._job = pool.submit((self.number, _kernel_names(source)), self._request(), self._save_early())
+            request = {"forms": self._forms(), "marked": compiler.PTX_MARK.search(source) is not None}
+            self._job = pool.submit((self.number, _kernel_names(source)), request, self._save_early())
         elif self._built is None:
             self._built = self._from_source(context)
 
@@ -178,9 +179,6 @@ class Program:
                     self._built = self._from_builder() or self._from_source(self._context)
                     self._context = None
         return self._built
-
-    def _request(self) -> dict[str, Any]:
-        return {"forms": self._forms(), "marked": compiler.PTX_MARK.search(self.source) is not None}
 
     def _save_early(self) -> Callable[[bytes], None] | None:
         """Return the function that stores a builder's binary; ``None`` if the binary is complete only after the first launch."""
