@@ -162,7 +162,9 @@ class Program:
         if pool is not None:
             self._context = context  # only until it is built: the state of a context must not keep the context alive
             request = {"forms": self._forms(), "marked": compiler.PTX_MARK.search(source) is not None}
-            self._job = pool.submit((self.number, _kernel_names(source)), request, self._save_early())
+            complete = hooks.binary_store is not None and "compiles_at_launch" not in of.quirks  # before the first launch
+            save = partial(hooks.binary_store.save, self.key) if complete else None  # type: ignore[union-attr]
+            self._job = pool.submit((self.number, _kernel_names(source)), request, save)
         elif self._built is None:
             self._built = self._from_source(context)
 
@@ -180,11 +182,6 @@ class Program:
                     self._context = None
         return self._built
 
-    def _save_early(self) -> Callable[[bytes], None] | None:
-        """Return the function that stores a builder's binary; ``None`` if the binary is complete only after the first launch."""
-        store = hooks.binary_store
-        return None if store is None or "compiles_at_launch" in self.state.quirks else partial(store.save, self.key)
-
     def _from_builder(self) -> Any:
         job, self._job = self._job, None
         binary = None if job is None else job.wait()
@@ -195,8 +192,7 @@ class Program:
         except platforms.opencl().Error as error:
             log.info("[build] a binary of a builder process was refused: %s", error)
             return None
-        self._final = binary if "compiles_at_launch" not in self.state.quirks else None
-        self._is_new(built, job.start, job.end, saved=self._final is not None)
+        self._is_new(built, job.start, job.end, saved=job.save is not None)
         return built
 
     def _from_store(self, context: Any) -> Any:
@@ -364,25 +360,19 @@ class Kernel:
         self.enqueue = cl.enqueue_nd_range_kernel
         self.failed = cl.Error
 
-    def _fact(self, name: str) -> Any:
-        info = getattr(platforms.opencl().kernel_work_group_info, name)
-        return self._own().kernel.get_work_group_info(info, self.program.state.device)
-
     @cached_property
-    def max_work_group(self) -> int:
-        """The most work-items of a group; waits for the program, as the next two do."""
-        return int(self._fact("WORK_GROUP_SIZE"))
+    def _limits(self) -> tuple[int, tuple[int, ...] | None, int]:
+        info, device = platforms.opencl().kernel_work_group_info, self.program.state.device
+        most, required, declared = (
+            self._own().kernel.get_work_group_info(of, device)
+            for of in (info.WORK_GROUP_SIZE, info.COMPILE_WORK_GROUP_SIZE, info.LOCAL_MEM_SIZE)
+        )
+        return int(most), tuple(required) if any(required) else None, int(declared)
 
-    @cached_property
-    def required_local(self) -> tuple[int, ...] | None:
-        """The local size that the source requires, if any."""
-        required = tuple(self._fact("COMPILE_WORK_GROUP_SIZE"))
-        return required if any(required) else None
-
-    @cached_property
-    def local_memory(self) -> int:
-        """The bytes of local memory that the source declares."""
-        return int(self._fact("LOCAL_MEM_SIZE"))
+    # The most work-items of a group, the local size that the source requires, the bytes of local memory that it declares.
+    max_work_group = property(lambda self: self._limits[0])
+    required_local = property(lambda self: self._limits[1])
+    local_memory = property(lambda self: self._limits[2])
 
     def _own(self) -> _Own:
         """Return the calling thread's kernel object."""
@@ -391,8 +381,8 @@ class Kernel:
         except AttributeError:
             made = self.program.make(self.name)
             if made.num_args != self._count:
-                what = "the parameters of a kernel must be in its text, not made by macros"
-                raise KernelBuildError(message(self.name, what, text=self._count, driver=made.num_args)) from None
+                what = f"the kernel must have the {self._count} parameters that its text declares, got {made.num_args}"
+                raise KernelBuildError(message(self.name, what)) from None
             self._threads.own = _Own(made, self.kinds)
             return self._threads.own
 
