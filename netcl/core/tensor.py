@@ -31,7 +31,7 @@ from netcl.core.errors import AutogradError, DtypeError, OutOfMemoryError, Shape
 from netcl.core.hooks import hooks
 from netcl.core.memory import BufferHandle
 from netcl.core.methods import SIZES, Size, size_of
-from netcl.core.waiting_runs import flush, waiting
+from netcl.core.waiting_runs import flush_waiting, waiting
 from netcl.core.writes import Writes, writes_of, wrote, wrote_again
 
 if TYPE_CHECKING:
@@ -656,7 +656,7 @@ def _set_data(self: Any, other: Any) -> None:
 def _buffer(self: Any) -> Any:
     memory = self.realize()
     if waiting:
-        flush(self.queue)
+        flush_waiting(self.queue)
     return None if isinstance(memory, np.ndarray) else memory
 
 

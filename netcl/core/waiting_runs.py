@@ -1,8 +1,8 @@
 """Runs of plans that wait for builder processes to compile their programs, in the order of the calls.
 
-Whatever enqueues commands must enqueue the waiting runs of its queue first: it calls :func:`flush`. The methods ``finish`` and ``flush`` of
-a queue do so by themselves while runs wait for it. If a program does not build, the flush raises its error; tensors whose values depend
-on that run raise it again whenever they are used. Other tensors are not affected.
+Whatever enqueues commands calls :func:`flush_waiting` first, which enqueues the waiting runs of its queue. The methods ``finish`` and
+``flush`` of a queue do so by themselves while runs wait for it. If a program does not build, the flush raises its error; tensors whose
+values depend on that run raise it again whenever they are used. Other tensors are not affected.
 """
 
 from __future__ import annotations
@@ -76,19 +76,19 @@ def run_later(run: WaitingRun) -> None:
         for name in () if behind else ("finish", "flush"):
             setattr(queue, name, partial(_flush_and_call, queue, name))
         if len(waiting) > _MOST_WAITING:
-            flush(queue)
+            flush_waiting(queue)
 
 
 def _flush_and_call(queue: Any, name: str) -> Any:
-    flush(queue)
+    flush_waiting(queue)
     return getattr(type(queue), name)(queue)
 
 
-def flush(queue: Any = None) -> None:
+def flush_waiting(queue: Any = None) -> None:
     """Enqueue the waiting runs of a queue, or of all queues. Runs of different queues do not depend on each other."""
     if queue is None:
         for run in tuple(waiting):
-            flush(run.queue)
+            flush_waiting(run.queue)
     elif _among(queue, [run.queue for run in tuple(waiting)]) and not _among(queue, _flushing.queues):
         platforms.check_process()
         with queue.netcl.lock:

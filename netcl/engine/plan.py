@@ -19,7 +19,7 @@ from netcl.core.kernels.signature import POINTER
 from netcl.core.memory import BufferHandle, get_persistent_pool, shares_host
 from netcl.core.queue_state import queue_state
 from netcl.core.tensor import Tensor
-from netcl.core.waiting_runs import WaitingRun, flush, run_later, waiting
+from netcl.core.waiting_runs import WaitingRun, flush_waiting, run_later, waiting
 from netcl.core.writes import wrote, wrote_again
 
 MOST_PLANS = 4096  # per queue: bounds the memory of programs whose shapes keep changing
@@ -223,7 +223,7 @@ class Plan:
         run_later(WaitingRun(self.queue, enqueue, memory, written, self.finish if self.pending else None))
         calls_host = any([isinstance(command, HostStep) and not command.at for command in self.commands])
         if calls_host or any([type(t.lease) is not BufferHandle or shares_host(t.lease) for t in tensors]):
-            flush(self.queue)
+            flush_waiting(self.queue)
 
     def _run_observed(self, tensors: Sequence[Tensor], numbers: Sequence[Any]) -> list[Any]:
         """Run the commands one by one for recorders and profilers, with separate memory per temporary; returns the results."""

@@ -18,7 +18,7 @@ from netcl.core.hooks import hooks
 from netcl.core.kernels import program
 from netcl.core.memory import BufferHandle
 from netcl.core.tensor import Tensor
-from netcl.core.waiting_runs import flush as flush_waiting
+from netcl.core.waiting_runs import flush_waiting
 from netcl.core.writes import writes_of
 from netcl.engine.lazy_graph import flush
 

@@ -48,7 +48,7 @@ def op(formula: str, in_place: bool = False):
 
     def function(x):
         y = Tensor.empty(x.shape, queue=x.queue)
-        program.planned(x.queue, source, name)(x.queue, x.size, None, x, y, x.size)
+        program.get_later(x.queue, source, name)(x.queue, x.size, None, x, y, x.size)
         return x if in_place else y
 
     return planned(name, function)
@@ -193,7 +193,7 @@ def test_a_local_size_is_limited_by_the_built_kernel(device):
 
     def function(x):
         y = Tensor.empty(x.shape, queue=x.queue)
-        program.planned(x.queue, source, name)(x.queue, x.size, 2, x, y)
+        program.get_later(x.queue, source, name)(x.queue, x.size, 2, x, y)
         return y
 
     y = planned(name, function)(array(device, *range(8)))
@@ -202,7 +202,7 @@ def test_a_local_size_is_limited_by_the_built_kernel(device):
 
 def test_the_line_about_compiling_names_programs_of_builders(device):
     pool = builders.pool_of(program.state(device.queue))
-    pool.current.append(builders.BuildJob(pool, (7, "gemm"), {}, None))
+    pool.current.append(builders.BuildJob(pool, (7, "gemm"), {"forms": [["", []]], "marked": False}, None))
     assert program.compiling() == (7, "gemm")
     pool.current.clear()
 

@@ -69,7 +69,7 @@ def interruptible_finish(queue: Any, timeout: float = 30.0) -> bool:
 
     A worker thread calls ``queue.finish()``; its driver error is raised here. If no thread can start (at exit), an event is polled.
     """
-    waiting_runs.flush(queue)  # an error of a program is raised here, not in the thread
+    waiting_runs.flush_waiting(queue)  # an error of a program is raised here, not in the thread
     failed: list[BaseException] = []
 
     def finish() -> None:
@@ -155,7 +155,7 @@ def _finish_all() -> None:
     if _interrupted_at is not None:
         waiting_runs.drop()
     try:
-        waiting_runs.flush()
+        waiting_runs.flush_waiting()
     finally:
         builders.close()
     for queue in queues():

@@ -24,7 +24,7 @@ from netcl.core.errors import DeviceError, ShapeError, message
 from netcl.core.kernels import program
 from netcl.core.queue_state import queue_state
 from netcl.core.recording import active
-from netcl.core.waiting_runs import WaitingRun, flush, run_later, waiting
+from netcl.core.waiting_runs import WaitingRun, flush_waiting, run_later, waiting
 
 __all__ = ["OpenCLBackend", "Transfer", "backend_of", "interruptible_finish"]
 
@@ -68,7 +68,7 @@ def _with_netcl_errors(enqueue: Callable[..., Any], failed: type[BaseException])
 
     def call(*args: Any, **options: Any) -> Any:
         if waiting:
-            flush(args[0])
+            flush_waiting(args[0])
         began = time.perf_counter() if transfer_listeners else 0.0
         try:
             event = enqueue(*args, **options)

@@ -29,6 +29,7 @@ class BuildJob:
 
     def __init__(self, pool: BuilderPool, label: tuple[int, str], request: dict[str, Any], save: Callable[[bytes], None] | None):
         self.label, self.request, self.save = label, request, save
+        self.weight = request["marked"], len(request["forms"][-1][0])  # a marked program is assembled twice
         self.pool = pool
         self.begun = self.done = False
         self.binary: bytes | None = None
@@ -83,10 +84,10 @@ class BuilderPool:
             with subprocess.Popen(self.command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, env=env.for_child()) as process:
                 self.processes.append(process)
                 try:
-                    _answer(process, b"")  # it is ready
+                    _exchange(process, b"")  # it is ready
                     while (job := self._next()) is not None:
                         try:
-                            job.binary = _answer(process, json.dumps(job.request).encode() + b"\n")
+                            job.binary = _exchange(process, json.dumps(job.request).encode() + b"\n")
                             if job.binary and job.save is not None:
                                 job.save(job.binary)
                         finally:
@@ -105,7 +106,8 @@ class BuilderPool:
         with self.changed:
             if not self.changed.wait_for(lambda: self.queued or self.closed, _IDLE_SECONDS) or self.closed:
                 return None
-            job = self.queued.pop(0)
+            job = max(self.queued, key=lambda job: job.weight)  # the longest first, so that none is left at the end
+            self.queued.remove(job)
             job.begun, job.start = True, time.perf_counter()
             self.current.append(job)
             return job
@@ -126,7 +128,7 @@ class BuilderPool:
             process.wait()
 
 
-def _answer(process: subprocess.Popen[bytes], request: bytes) -> bytes | None:
+def _exchange(process: subprocess.Popen[bytes], request: bytes) -> bytes | None:
     """Return what a builder answers; raises ``OSError`` or ``ValueError`` if the process has ended."""
     assert process.stdin is not None and process.stdout is not None
     process.stdin.write(request)

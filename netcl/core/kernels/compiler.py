@@ -40,7 +40,7 @@ def binary_of(cl: Any, built: Any) -> bytes:
     return bytes(built.get_info(cl.program_info.BINARIES)[0])
 
 
-def unmarked(text: bytes) -> bytes:
+def edited_ptx(text: bytes) -> bytes:
     """Return PTX with its ``//@sm_90a`` lines uncommented and that processor as its target; raises ``ValueError`` for other binaries.
 
     NVIDIA's OpenCL compiler rejects instructions that only one processor of a generation has; its assembler accepts them. Such
@@ -53,7 +53,7 @@ def unmarked(text: bytes) -> bytes:
     return re.sub(r"^(\.target\s+)sm_\w+", rf"\g<1>{marks[0]}", PTX_MARK.sub("", plain), flags=re.M).encode("latin1")
 
 
-def serve() -> None:
+def serve_builds() -> None:
     """Serve requests in a builder process: a line of JSON asks for a program, a line with a size and the binary answer it.
 
     The first line that is written means that the process is ready. A size of -1 means that the program does not build.
@@ -75,7 +75,7 @@ def serve() -> None:
             built = from_source(cl, context, request["forms"])
             binary = binary_of(cl, built)
             if request["marked"]:
-                binary = unmarked(binary)
+                binary = edited_ptx(binary)
                 from_binary(cl, context, binary)
         except (cl.Error, ValueError):
             answers.write(b"-1\n")  # the parent builds it again and reports the error
@@ -85,4 +85,4 @@ def serve() -> None:
 
 
 if __name__ == "__main__":
-    serve()
+    serve_builds()

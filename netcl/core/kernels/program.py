@@ -31,7 +31,7 @@ from netcl.core.kernels import builders, builtins, compiler, probe, substitutes
 from netcl.core.kernels.signature import POINTER, UNKNOWN, parameter_kinds, read_only
 from netcl.core.queue_state import ContextState, context_state, free_memory, queue_state
 from netcl.core.queue_state import forget as forget
-from netcl.core.waiting_runs import flush, waiting
+from netcl.core.waiting_runs import flush_waiting, waiting
 
 log = logging.getLogger("netcl")
 
@@ -108,7 +108,7 @@ def get(queue: Any, source: str, name: str, options: Sequence[str] = ()) -> Kern
     return build(queue.context, source, options, state(queue)).kernel(name)
 
 
-def planned(queue: Any, source: str, name: str, options: Sequence[str] = ()) -> Kernel:
+def get_later(queue: Any, source: str, name: str, options: Sequence[str] = ()) -> Kernel:
     """Return a kernel for a plan: as :func:`get` does, but its program may still be built by :mod:`netcl.core.kernels.builders`.
 
     An error in the source is raised when the kernel is launched.
@@ -133,9 +133,9 @@ def _program(context: Any, source: str, options: Sequence[str], of: ContextState
 
 
 def unmarked(text: bytes) -> bytes:
-    """Return edited PTX, see :func:`netcl.core.kernels.compiler.unmarked`; raises ``KernelBuildError`` for other binaries."""
+    """Return edited PTX, see :func:`netcl.core.kernels.compiler.edited_ptx`; raises ``KernelBuildError`` for other binaries."""
     try:
-        return compiler.unmarked(text)
+        return compiler.edited_ptx(text)
     except ValueError as error:
         what = "the driver's binary must be PTX with lines marked for one processor"
         raise KernelBuildError(message("build", what, got=str(error))) from None
@@ -400,7 +400,7 @@ class Kernel:
             own = self._own()
         self._set(own, queue, args)
         if waiting:
-            flush(queue)
+            flush_waiting(queue)
             self._set(own, queue, args)  # another launch of this kernel may have been enqueued
         try:
             sizes, local = self._known_sizes[global_size, local_size]
@@ -533,8 +533,7 @@ class Kernel:
             tensor.wait()
         if tensor.queue != queue:
             recording.host_work("a kernel uses a tensor of another queue")
-            if waiting:
-                flush(tensor.queue)
+            flush_waiting(tensor.queue)
             lender, target = (of if hooks.launch_queue is None else hooks.launch_queue(of) for of in (tensor.queue, queue))
             cl = platforms.opencl()
             with driver_errors(self.name, "to enqueue a barrier"):
@@ -650,6 +649,7 @@ class Prepared:
 
     def observed(self) -> Any:
         """Launch as eager code does, on the profiling queue if there is one; returns the event."""
+        flush_waiting(self.queue)
         target = self.queue if hooks.launch_queue is None else hooks.launch_queue(self.queue)
         return self.kernel.enqueue(target, self._object, self.sizes, self.local)
 

@@ -28,7 +28,7 @@ from netcl.core.errors import KernelBuildError
 from netcl.core.kernel_selector import KernelConfig, get_matmul_precision
 from netcl.core.kernels import program
 from netcl.core.tensor import Tensor
-from netcl.core.waiting_runs import flush
+from netcl.core.waiting_runs import flush_waiting
 from netcl.engine import algorithms
 from netcl.ops.matmul import cpu, gemm
 from netcl.ops.matmul.gemm import Matmul, Operands
@@ -80,7 +80,7 @@ def _driver_works(queue: Any) -> bool:
     verdict = state.get(("matmul", "amx"))
     if verdict is None:
         state[("matmul", "amx")] = False  # the products of the check must not start it again
-        flush()  # programs of waiting runs must not fail inside the check
+        flush_waiting()  # programs of waiting runs must not fail inside the check
         with recording.paused():
             verdict = state[("matmul", "amx")] = _multiplies_exactly(device_queue(queue))
         log.info("[matmul] AMX is %s; device=%s", "used" if verdict else "not used: its kernels failed", state.device.name)

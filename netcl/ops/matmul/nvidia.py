@@ -22,7 +22,7 @@ from netcl.core.errors import KernelBuildError, message
 from netcl.core.kernel_selector import Problem
 from netcl.core.kernels import program
 from netcl.core.tensor import Tensor
-from netcl.core.waiting_runs import flush, waiting
+from netcl.core.waiting_runs import flush_waiting, waiting
 from netcl.ops.matmul.gemm import Matmul, Operands
 
 log = logging.getLogger("netcl")
@@ -70,7 +70,7 @@ def verdict(queue: Any, op: str, tier: str, dtype: str, right: Callable[[Any], b
 def _check_queue(queue: Any, apart: bool) -> Any:
     """Return a queue without waiting runs for a check, which must not fail for their programs: another one, or ``queue`` after a flush."""
     if not waiting or not apart:
-        flush(queue)
+        flush_waiting(queue)
         return queue
     state = program.state(queue)
     if "check queue" not in state:
