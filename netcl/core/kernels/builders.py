@@ -20,7 +20,7 @@ from netcl.core.hooks import hooks
 from netcl.core.kernels import compiler, probe
 
 MOST_BUILDERS, _LEAST_CORES = 14, 4
-_ROOM = 1 << 31  # bytes of device memory per builder: each has a context
+_ROOM = 1 << 32  # bytes of device memory per builder, whose context takes some hundred megabytes
 _IDLE_SECONDS = 5.0
 
 
@@ -68,7 +68,8 @@ class BuilderPool:
         job = BuildJob(self, label, request, save)
         with self.changed:
             self.queued.append(job)
-            if not self.closed and self.threads - len(self.current) < len(self.queued) and self.threads < self.most:
+            free = self.threads - len(self.current)
+            if not self.closed and free < len(self.queued) and sum(pool.threads for pool in _all_pools) < self.most:
                 try:
                     threading.Thread(target=self._serve, name="netcl-builder", daemon=True).start()
                     self.threads += 1
@@ -154,8 +155,8 @@ def pool_of(state: Any) -> BuilderPool | None:
 def _most_builders(device: Any) -> int:
     """Return the most builders for a device. By default, only GPUs with a binary store have some."""
     wanted, cores = env.value("NETCL_BUILD_PROCESSES"), getattr(os, "sched_getaffinity", lambda _: ())(0)
-    if hooks.binary_store is None or not cores or probe.is_fragile(device):
-        return 0
+    if hooks.binary_store is None or not cores or probe.is_fragile(device) or "python" not in os.path.basename(sys.executable):
+        return 0  # the executable is another program if Python is embedded in it
     if wanted is not None:
         return wanted
     gpu = device.type & platforms.opencl().device_type.GPU
