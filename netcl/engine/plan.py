@@ -212,7 +212,7 @@ class Plan:
         return made[0] if self.form is None else self.form(made)
 
     def _run_later(self, tensors: Sequence[Tensor], memory: list[Any], numbers: tuple[Any, ...]) -> None:
-        """Append a run to the waiting ones. Runs that call functions of the host, or use memory of other owners, are not kept waiting."""
+        """Append a run to the waiting ones. A run that calls functions of the host, or uses the caller's arrays, is not kept waiting."""
 
         def enqueue() -> None:
             slots = self.fixed + memory
@@ -220,9 +220,10 @@ class Plan:
                 step(self.queue, chosen(slots), numbers)
 
         written = memory[self.operands :] + [memory[i] for i in self.writes]
-        run_later(WaitingRun(self.queue, enqueue, memory, written, self.finish if self.pending else None))
+        leases = [t.lease for t in tensors if type(t.lease) is not BufferHandle]
+        run_later(WaitingRun(self.queue, enqueue, memory, written, self.finish if self.pending else None, leases))
         calls_host = any([isinstance(command, HostStep) and not command.at for command in self.commands])
-        if calls_host or any([type(t.lease) is not BufferHandle or shares_host(t.lease) for t in tensors]):
+        if calls_host or any([shares_host(t.lease) for t in tensors]):
             flush_waiting(self.queue)
 
     def _run_observed(self, tensors: Sequence[Tensor], numbers: Sequence[Any]) -> list[Any]:

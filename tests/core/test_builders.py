@@ -120,7 +120,20 @@ def test_two_queues(device):
     borrowed = stream.use(y)
     assert not waiting
     z = op("x * 10")(borrowed)
-    assert not waiting and z.tolist() == [20, 40]
+    del borrowed, y  # the memory is used until the run is enqueued
+    overwritten = Tensor.from_host(device.queue, np.array([7, 7], np.float32))
+    assert waiting and z.tolist() == [20, 40] and overwritten.tolist() == [7, 7]
+
+
+def test_a_run_over_an_array_of_the_caller_does_not_wait(device):
+    shared = np.arange(1024, dtype=np.float32)
+    x = Tensor.from_host(device.queue, shared, share=True)
+    first = op("x * 2")(array(device, 1))
+    y = x * 3
+    x += 1
+    assert not waiting
+    del x  # its array is released when the commands that use it have finished
+    assert np.array_equal(shared, np.arange(1024) + 1) and np.array_equal(y.to_host(), np.arange(1024) * 3) and first.tolist() == [2]
 
 
 def test_a_kernel_with_tensors_of_two_queues(device):
