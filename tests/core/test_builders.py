@@ -18,6 +18,7 @@ from netcl.core.kernels import builders, program
 from netcl.core.tensor import Tensor
 from netcl.core.waiting_runs import waiting
 from netcl.engine.call import planned
+from netcl.ops.matmul import nvidia
 from netcl.runtime.cache import program_cache
 from netcl.runtime.scheduler import Stream
 
@@ -183,6 +184,26 @@ def test_nothing_waits_while_launches_are_observed(device):
     finally:
         hooks.launch_observers.pop()
     assert len(seen) == 1 and z.tolist() == [6]
+
+
+def test_a_check_of_kernels_does_not_wait_for_earlier_programs_nor_fail_for_them(device):
+    bad, key = op("undeclared")(array(device, 1)), f"check {next(NUMBERS)}"
+    assert nvidia.verdict(device.queue, "test", key, "float32", lambda queue: op("x * 2")(Tensor.from_host(queue, [3.0])).tolist() == [6])
+    assert len(waiting) == 1
+    with pytest.raises(KernelBuildError):
+        nvidia.verdict(device.queue, "test", key + " here", "float32", lambda queue: True, apart=False)
+    assert nvidia.verdict(device.queue, "test", key + " here", "float32", lambda queue: True, apart=False)
+    with pytest.raises(KernelBuildError):
+        bad.tolist()
+    with pytest.warns(match="cannot be used"):
+        assert not nvidia.verdict(
+            device.queue, "test", key + " wrong", "float32", lambda queue: op("undeclared")(Tensor.from_host(queue, [3.0])).tolist()
+        )
+
+
+def test_a_single_program_starts_no_builder(device):
+    y = op("x * 2")(array(device, 1))
+    assert waiting and program.state(device.queue)["builders"].threads == 0 and y.tolist() == [2]
 
 
 def test_this_process_builds_what_a_killed_builder_leaves(device):

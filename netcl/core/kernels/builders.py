@@ -61,15 +61,15 @@ class BuilderPool:
         self.closed = False
 
     def submit(self, label: tuple[int, str], request: dict[str, Any], save: Callable[[bytes], None] | None) -> BuildJob:
-        """Queue a job; starts another builder if more jobs are queued than builders are idle or starting.
+        """Queue a job; starts another builder for each job behind the first. This process builds a single one sooner.
 
         ``label`` is the program's number and its kernels; ``save`` stores the binary.
         """
         job = BuildJob(self, label, request, save)
         with self.changed:
             self.queued.append(job)
-            free = self.threads - len(self.current)
-            if not self.closed and free < len(self.queued) and sum(pool.threads for pool in _all_pools) < self.most:
+            free = self.threads - len(self.current)  # idle or starting
+            if not self.closed and free < len(self.queued) - 1 and sum(pool.threads for pool in _all_pools) < self.most:
                 try:
                     threading.Thread(target=self._serve, name="netcl-builder", daemon=True).start()
                     self.threads += 1

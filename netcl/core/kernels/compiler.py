@@ -31,8 +31,8 @@ def from_source(cl: Any, context: Any, forms: Sequence[tuple[str, Sequence[str]]
 
 
 def from_binary(cl: Any, context: Any, binary: bytes) -> Any:
-    """Load a binary into the program of a context's only device."""
-    return cl.Program(context, context.devices, [binary]).build()
+    """Load a binary as a program of a context's first device."""
+    return cl.Program(context, context.devices[:1], [binary]).build()
 
 
 def binary_of(cl: Any, built: Any) -> bytes:

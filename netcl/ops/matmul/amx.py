@@ -79,8 +79,8 @@ def _driver_works(queue: Any) -> bool:
     state = program.state(queue)
     verdict = state.get(("matmul", "amx"))
     if verdict is None:
-        state[("matmul", "amx")] = False  # the products of the check must not start it again
         flush_waiting()  # programs of waiting runs must not fail inside the check
+        state[("matmul", "amx")] = False  # the products of the check must not start it again
         with recording.paused():
             verdict = state[("matmul", "amx")] = _multiplies_exactly(device_queue(queue))
         log.info("[matmul] AMX is %s; device=%s", "used" if verdict else "not used: its kernels failed", state.device.name)

@@ -53,8 +53,8 @@ def verdict(queue: Any, op: str, tier: str, dtype: str, right: Callable[[Any], b
     """
     state, key = program.state(queue), (op, tier, dtype)
     if key not in state:
-        state[key] = False  # the check itself must not start another check
         on = _check_queue(device_queue(queue), apart)
+        state[key] = False  # the check itself must not start another check
         try:
             with recording.paused():
                 state[key] = right(on)
