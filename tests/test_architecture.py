@@ -227,7 +227,7 @@ COUPLING = {
     "imports inside functions": 70,
     "hooks": 8,
     "functions put into lower modules": 0,
-    "Any": 4865,
+    "Any": 4866,
 }
 # Top-level functions, classes and constants that several files define: a search for such a name finds several things. Most are torch's.
 NAMES_OF_SEVERAL_FILES = 73

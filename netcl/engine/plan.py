@@ -219,12 +219,15 @@ class Plan:
             for step, chosen in self.steps:
                 step(self.queue, chosen(slots), numbers)
 
-        written = memory[self.operands :] + [memory[i] for i in self.writes]
-        leases = [t.lease for t in tensors if type(t.lease) is not BufferHandle]
-        run_later(WaitingRun(self.queue, enqueue, memory, written, self.finish if self.pending else None, leases))
         calls_host = any([isinstance(command, HostStep) and not command.at for command in self.commands])
         if calls_host or any([shares_host(t.lease) for t in tensors]):
             flush_waiting(self.queue)
+            self.finish()
+            enqueue()
+        else:
+            written = memory[self.operands :] + [memory[i] for i in self.writes]
+            leases = [t.lease for t in tensors if type(t.lease) is not BufferHandle]
+            run_later(WaitingRun(self.queue, enqueue, memory, written, self.finish if self.pending else None, leases))
 
     def _run_observed(self, tensors: Sequence[Tensor], numbers: Sequence[Any]) -> list[Any]:
         """Run the commands one by one for recorders and profilers, with separate memory per temporary; returns the results."""
