@@ -326,3 +326,28 @@ def test_a_process_that_ends_leaves_no_builder(how, tmp_path):
     while any(os.path.exists(f"/proc/{pid}") for pid in pids) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not [pid for pid in pids if os.path.exists(f"/proc/{pid}")]
+
+
+STUCK = """
+import os, signal, sys, threading, time
+import numpy as np, netcl as nc
+from netcl.core.kernels import builders, program
+x = nc.tensor(np.ones(5, np.float32))
+pool = builders.pool_of(program.state(x.queue))
+pool.command = [sys.executable, "-c", "import os, time; os.write(1, b'0' + bytes([10])); time.sleep(100)"]
+y = ((x * 2).exp() + 1).sum()
+deadline = time.monotonic() + 60
+while not pool.current and time.monotonic() < deadline:
+    time.sleep(0.01)
+print(*[process.pid for process in pool.processes], flush=True)
+threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
+y.tolist()
+"""
+
+
+@pytest.mark.usefixtures("cl_device")
+def test_ctrl_c_ends_a_process_that_waits_for_a_builder(tmp_path):
+    process, start = script(STUCK, tmp_path, "2"), time.monotonic()
+    out, err = process.communicate(timeout=90)
+    assert process.returncode in (-signal.SIGINT, 130) and "KeyboardInterrupt" in err and time.monotonic() - start < 80
+    assert out.split() and not [pid for pid in out.split() if os.path.exists(f"/proc/{pid}")]
