@@ -47,6 +47,14 @@ def _level(text: str) -> int:
     return value
 
 
+def _process_count(text: str) -> int | None:
+    """Parse a number of processes; ``auto`` gives ``None``."""
+    value = None if text.strip().lower() == "auto" else int(text)
+    if value is not None and value < 0:
+        raise ValueError
+    return value
+
+
 def _least_elements(text: str) -> int:
     """Parse a threshold in elements: ``0`` or off gives 0, which means never; ``1`` or on gives the default."""
     low = text.strip().lower()
@@ -89,6 +97,8 @@ _VARIABLE_ROWS = (
     Variable("NETCL_VISIBLE_DEVICES", _index_list, "", "selectors separated by commas: 0:0,1:0 or pocl",
              "Only these devices are seen; empty means all."),
     Variable("NETCL_CACHE_DIR", _path, "", "a folder", "Where compiled kernels and measured configurations are kept."),
+    Variable("NETCL_BUILD_PROCESSES", _process_count, "auto", "auto, or a number of processes, 0 or more",
+             "How many processes compile kernels in parallel in a first run. auto starts some for GPUs; 0 compiles in the program itself."),
     Variable("NETCL_KERNEL_STRATEGY", _one_of_words("auto", "portable", "optimized"), "auto", "auto, portable, optimized",
              "Forces portable or optimized kernels; auto decides by the device."),
     Variable("NETCL_CONV_WINOGRAD", _flag, "1", "0, 1", "0 disables the selection of Winograd for 3x3 convolutions."),

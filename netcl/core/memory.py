@@ -19,7 +19,7 @@ import numpy as np
 
 from netcl.core import env, host_memory, platforms, recording
 from netcl.core.arena import Arena
-from netcl.core.errors import DeviceError, OutOfMemoryError, ShapeError, message
+from netcl.core.errors import DeviceError, KernelBuildError, OutOfMemoryError, ShapeError, message
 from netcl.core.kernels import program
 from netcl.core.queue_state import free_memory, pools, queue_state
 
@@ -315,7 +315,7 @@ class _Adopted(Shelf):
         if self.queue is not None:
             try:
                 self.queue.finish()
-            except platforms.opencl().Error as error:  # in a destructor, where an exception could not be caught
+            except (platforms.opencl().Error, KernelBuildError) as error:  # in a destructor, where an exception could not be caught
                 self.unfinished.append(buffer)
                 program.log.warning("[share] an array is kept for good, as kernels that use it did not finish: %s", error)
 

@@ -31,6 +31,7 @@ from netcl.core.errors import AutogradError, DtypeError, OutOfMemoryError, Shape
 from netcl.core.hooks import hooks
 from netcl.core.memory import BufferHandle
 from netcl.core.methods import SIZES, Size, size_of
+from netcl.core.waiting_runs import flush_waiting, waiting
 from netcl.core.writes import Writes, writes_of, wrote, wrote_again
 
 if TYPE_CHECKING:
@@ -447,7 +448,7 @@ class Tensor(TensorMethods):
             if self.array is not None:
                 self.array[...] = dtypes.encode(np.asarray(value, row.host), row)
             else:
-                backend_of(self.queue).fill(self.buffer, self.nbytes, row, value)
+                backend_of(self.queue).fill(self.realize(), self.nbytes, row, value)
         except OverflowError:
             raise DtypeError(message("fill", f"value must be representable in {self.dtype}, got {value}", shape=self.shape)) from None
         return self
@@ -629,7 +630,7 @@ def duplicate(x: Tensor) -> Tensor:
     """Return a copy of a tensor with memory of its own and without a history."""
     if x.array is not None:
         return wrap_array(x.array.copy(), x.dtype, x.queue)
-    handle = backend_of(x.queue).clone(x.buffer, x.shape, dtypes.DTYPES[x.dtype])
+    handle = backend_of(x.queue).clone(x.realize(), x.shape, dtypes.DTYPES[x.dtype])
     return Tensor(handle.buffer, x.shape, x.dtype, x.context, x.queue, handle)
 
 
@@ -652,8 +653,15 @@ def _set_data(self: Any, other: Any) -> None:
         stand_on(self, other)
 
 
+def _buffer(self: Any) -> Any:
+    memory = self.realize()
+    if waiting:
+        flush_waiting(self.queue)
+    return None if isinstance(memory, np.ndarray) else memory
+
+
 # The fields that expose the memory compute deferred values.
-Tensor.buffer = property(lambda self: None if isinstance(self.realize(), np.ndarray) else self.memory)
+Tensor.buffer = property(_buffer)
 Tensor.array = property(lambda self: self.memory if isinstance(self.realize(), np.ndarray) else None)  # type: ignore
 Tensor.pool_handle = property(lambda self: (self.realize(), self.lease)[1])  # type: ignore
 Tensor.persistent = property(lambda self: self._persistent, lambda self, flag: self._mark(self.requires_grad, flag))  # type: ignore

@@ -166,7 +166,7 @@ def kernel(
         lines += f"#define {name} {f'{value!r}f' if isinstance(value, float) else value if isinstance(value, str) else int(value)}\n"
     files = [primitives.cl_source(__file__ if part in _SHARED_FILES else module_file, part) for part in ("macros.cl", *cl_file.split())]
     source = without_other_kernels("\n".join(files), kernel_name)
-    found = state[key] = program.get(queue, lines + text + source, kernel_name)
+    found = state[key] = program.get_later(queue, lines + text + source, kernel_name)
     return found
 
 

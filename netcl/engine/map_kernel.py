@@ -161,7 +161,7 @@ def _kernel(
     key = (op, "kernel", body, *inputs, *outputs, compute, layout, options)
     if key not in state:
         source = kernel_source(op, body, inputs, outputs, compute, layout)
-        state[key] = program.get(queue, source, f"op_{op}", options)
+        state[key] = program.get_later(queue, source, f"op_{op}", options)
     return state[key]
 
 

@@ -16,9 +16,10 @@ from netcl.core.commands import At, CommandList, Given, HostStep, Launch, NotPla
 from netcl.core.hooks import hooks
 from netcl.core.kernels.program import Sized
 from netcl.core.kernels.signature import POINTER
-from netcl.core.memory import get_persistent_pool
+from netcl.core.memory import BufferHandle, get_persistent_pool, shares_host
 from netcl.core.queue_state import queue_state
 from netcl.core.tensor import Tensor
+from netcl.core.waiting_runs import WaitingRun, flush_waiting, run_later, waiting
 from netcl.core.writes import wrote, wrote_again
 
 MOST_PLANS = 4096  # per queue: bounds the memory of programs whose shapes keep changing
@@ -46,7 +47,7 @@ class Plan:
     """The commands of an op call, to be run again: ``run(tensors)`` runs them on the memory of these operands."""
 
     __slots__ = ("cast", "commands", "context", "fixed", "form", "name", "noted", "leased",
-                 "operands", "queue", "results", "room_of", "rooms", "steps", "whole",
+                 "operands", "pending", "queue", "results", "room_of", "rooms", "steps", "whole",
                  "writes")  # fmt: skip
 
     def __init__(self, name: str, commands: CommandList, result: Any):
@@ -58,8 +59,24 @@ class Plan:
         self.noted, self.writes = sorted(commands.noted), sorted(_written_operands(commands) | commands.noted)
         self.fixed: list[Any] = []
         self.steps: list[tuple[Callable[..., Any], Callable[[list[Any]], tuple[Any, ...]]]] = []
+        self.whole: tuple[Any, ...] | None = None
+        self.pending = True
+        if not any(isinstance(command, Launch) and command.kernel.program.pending for command in self.commands):
+            self._prepare()
+
+    def _prepare(self) -> None:
+        """Prepare the launches, when all programs are built."""
         self._number_slots()
         self.whole = self._one_launch()
+        self.pending = False
+
+    def finish(self) -> None:
+        """Wait for the programs of a pending plan and prepare its launches; raises if a program does not build."""
+        with queue_state(self.queue).lock:
+            if self.pending:
+                self.commands = [c.kernel.resolved(c) if isinstance(c, Launch) else c for c in self.commands]
+                self.fixed, self.steps = [], []  # of an attempt that was interrupted
+                self._prepare()
 
     def _share(self) -> tuple[list[int], list[tuple[Any, int]]]:
         """Assign the planned memory to leases. After the last command that uses a temporary, later memory may share its lease.
@@ -147,20 +164,21 @@ class Plan:
             for t in tensors:
                 if t.memory is None:
                     t.realize()
-            launch, shelf, nbytes, shape, dtype, memory = self.whole
-            queue, lease = self.queue, shelf.lease(nbytes)
-            buffer = lease.buffer
-            if self.operands == 2:
-                launch(queue, (0, tensors[0].memory, 1, tensors[1].memory, 2, buffer), numbers)
-            elif self.operands == 1:
-                launch(queue, (0, tensors[0].memory, 1, buffer), numbers)
-            else:
-                memory = memory.copy()
-                for place, t in enumerate(tensors):
-                    memory[2 * place + 1] = t.memory
-                memory[-1] = buffer
-                launch(queue, tuple(memory), numbers)
-            return Tensor(buffer, shape, dtype, self.context, queue, lease)
+            if not waiting:
+                launch, shelf, nbytes, shape, dtype, memory = self.whole
+                queue, lease = self.queue, shelf.lease(nbytes)
+                buffer = lease.buffer
+                if self.operands == 2:
+                    launch(queue, (0, tensors[0].memory, 1, tensors[1].memory, 2, buffer), numbers)
+                elif self.operands == 1:
+                    launch(queue, (0, tensors[0].memory, 1, buffer), numbers)
+                else:
+                    memory = memory.copy()
+                    for place, t in enumerate(tensors):
+                        memory[2 * place + 1] = t.memory
+                    memory[-1] = buffer
+                    launch(queue, tuple(memory), numbers)
+                return Tensor(buffer, shape, dtype, self.context, queue, lease)
         if self.writes and hooks.readers:
             for i in self.writes:
                 hooks.readers.compute(tensors[i].pool_handle)
@@ -169,15 +187,19 @@ class Plan:
         if hooks.launch_observers:
             made = self._run_observed(tensors, numbers)
         else:
-            queue, slots, leases = self.queue, self.fixed.copy(), []
+            queue, memory, leases = self.queue, [], []
             for t in tensors:
-                slots.append(t.realize() if t.memory is None else t.memory)
+                memory.append(t.realize() if t.memory is None else t.memory)
             for shelf, nbytes in self.rooms:
                 lease = shelf.lease(nbytes)
                 leases.append(lease)
-                slots.append(lease.buffer)
-            for step, chosen in self.steps:
-                step(queue, chosen(slots), numbers)
+                memory.append(lease.buffer)
+            if self.pending or waiting:
+                self._run_later(tensors, memory, numbers)
+            else:
+                slots = self.fixed + memory
+                for step, chosen in self.steps:
+                    step(queue, chosen(slots), numbers)
             made = []
             for at, shape, dtype in self.results:
                 if at < self.operands:
@@ -188,6 +210,24 @@ class Plan:
         for i in self.noted:
             wrote_again(tensors[i])
         return made[0] if self.form is None else self.form(made)
+
+    def _run_later(self, tensors: Sequence[Tensor], memory: list[Any], numbers: tuple[Any, ...]) -> None:
+        """Append a run to the waiting ones. A run that calls functions of the host, or uses the caller's arrays, is not kept waiting."""
+
+        def enqueue() -> None:
+            slots = self.fixed + memory
+            for step, chosen in self.steps:
+                step(self.queue, chosen(slots), numbers)
+
+        calls_host = any([isinstance(command, HostStep) and not command.at for command in self.commands])
+        if calls_host or any([shares_host(t.lease) for t in tensors]):
+            flush_waiting(self.queue)
+            self.finish()
+            enqueue()
+        else:
+            written = memory[self.operands :] + [memory[i] for i in self.writes]
+            leases = [t.lease for t in tensors if type(t.lease) is not BufferHandle]
+            run_later(WaitingRun(self.queue, enqueue, memory, written, self.finish if self.pending else None, leases))
 
     def _run_observed(self, tensors: Sequence[Tensor], numbers: Sequence[Any]) -> list[Any]:
         """Run the commands one by one for recorders and profilers, with separate memory per temporary; returns the results."""

@@ -210,7 +210,7 @@ def _launch_stage(
     state = program.state(queue)
     if key not in state:
         text = _source(stage, types[0], types[1], types[2], layout, chosen)
-        state[key] = program.get(queue, text, chosen.kernel)
+        state[key] = program.get_later(queue, text, chosen.kernel)
     items = shape.rows * slices * (-(-shape.inner // (chosen.width * chosen.span * chosen.tile)) if columns else 1)
     if chosen.kernel in ("reduce_group", "reduce_tile"):
         items *= chosen.local

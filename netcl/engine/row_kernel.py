@@ -334,7 +334,7 @@ def row_launch(
     stored = tuple(STORED[real] if steps[k].kind == "columns" else steps[k].dtype for k in slots)
     kept = tuple((k, Port(f"s{k}", DTYPES[dtype], not steps[k].narrow)) for k, dtype in zip(slots, stored, strict=True))
     text, room = source(name, steps, ports, kept, real, layout, spread.group)
-    kernel = program.get(queue, text, f"rows_{name}", options)
+    kernel = program.get_later(queue, text, f"rows_{name}", options)
     sizes = [inner, count, spread.each, *(size for size, _ in groups[1:])]
     for j, moved in enumerate(moves):
         sizes += [step * (inner if moved else 1) for step in steps_of(groups, j)]
@@ -347,7 +347,7 @@ def join(queue: Any, part: str, results: tuple[str, ...], inner: int) -> tuple[A
     cpu = rows.device_of(queue)[0]
     width = 16 if cpu and inner >= 16 else 1
     source = _join_source(part, results, Layout(0, width, inner % width == 0, "int", cpu))
-    return program.get(queue, source, "join_columns"), -(-inner // width)
+    return program.get_later(queue, source, "join_columns"), -(-inner // width)
 
 
 def _join_source(part: str, results: tuple[str, ...], layout: Layout) -> str:

@@ -48,7 +48,7 @@ def _scan_kernel(name: str, queue: Any, source: str, target: str, compute: str, 
     macros += f"#define LOAD load_{source}\n#define STORE store_{target}\n#define LANES {lanes}\n"
     macros += "#define MINIMUM\n" if minimum else ""
     text = f"{values}\n{macros}{_SCAN_SOURCE.replace('INDEX_T', index)}"
-    return program.get(queue, text, "scan" if name == "cumsum" else "extreme")
+    return program.get_later(queue, text, "scan" if name == "cumsum" else "extreme")
 
 
 def _slicing(shape: Shape3, queue: Any) -> tuple[int, int]:

@@ -214,7 +214,7 @@ def _update_kernel(
     layout = opencl_text.Layout(width=spread.width, half_bits=launch.on_cpu_device(queue), ahead=launch.ahead(queue))
     macros = {**defines, "LOCAL": spread.local}
     source = rule_source(rule, kinds, given, compute, layout, slots, macros)
-    return program.get(queue, source, "fold" if defines["FOLD"] else "update")
+    return program.get_later(queue, source, "fold" if defines["FOLD"] else "update")
 
 
 def rule_source(

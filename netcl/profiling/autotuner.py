@@ -24,6 +24,7 @@ from netcl.core.errors import DeviceError, DtypeError, KernelBuildError, OutOfMe
 from netcl.core.hooks import hooks
 from netcl.core.kernel_selector import KernelConfig, Problem, get_kernel_selector
 from netcl.core.tensor import Tensor
+from netcl.core.waiting_runs import flush_waiting
 from netcl.engine.algorithms import FAMILIES, Family
 from netcl.ops import conv, matmul  # noqa: F401, fill the table of algorithms
 from netcl.profiling import timing
@@ -172,6 +173,7 @@ class _Search:
     def attempt(self, config: KernelConfig) -> None:
         """Run a candidate, check its result, time it, and append the :class:`Trial`."""
         queue, run = self.tuner.queue, partial(self.check.run, config)
+        flush_waiting()  # programs of waiting runs must not fail here
         try:
             wrong = self.check.what_is_wrong(config)
             if wrong:

@@ -14,6 +14,7 @@ from netcl.core import kernel_selector
 from netcl.core.device import DeviceHandle
 from netcl.core.errors import DeviceError, KernelBuildError, OutOfMemoryError
 from netcl.core.kernel_selector import KernelConfig, Problem
+from netcl.core.waiting_runs import flush_waiting
 from netcl.engine.algorithms import ALGORITHMS, FAMILIES, Family, last_chosen
 from netcl.runtime.tuning import store, warned_of
 
@@ -45,6 +46,7 @@ def _set_banned(profile: Any, banned: Mapping[str, str]) -> None:
 def check_variants(handle: DeviceHandle) -> Iterator[VariantCheck]:
     """Compare every algorithm that a device may select with its reference and yield the results; quarantine wrong algorithms at once."""
     profile = handle.profile
+    flush_waiting()  # programs of waiting runs must not fail inside the checks
     _set_banned(profile, {})
     for op, sizes, flags in _PROBLEMS:
         family = FAMILIES[op]

@@ -22,6 +22,7 @@ from netcl.core.kernels import program
 from netcl.core.memory import BufferHandle, get_persistent_pool
 from netcl.core.recording import Number
 from netcl.core.tensor import Tensor, with_shape
+from netcl.core.waiting_runs import flush_waiting, waiting
 from netcl.core.writes import Writes, clock, stamp, wrote
 from netcl.replay.fold_constants import FoldedCommands, KeptValues
 from netcl.replay.memory_plan import MemoryBlock, lease_blocks, needed, share
@@ -325,6 +326,8 @@ class Graph:
     def _run(self, calls: Sequence[Callable[[], object]], first: int, last: int) -> None:
         """Enqueue ``calls``. If the first one fails, the sources ``first`` to ``last - 1``, which ran just before it, are undone."""
         call = None
+        if waiting:
+            flush_waiting(self.queue)
         try:
             if hooks.launch_observers:
                 self._run_observed(calls)

@@ -13,11 +13,12 @@ from typing import Any
 
 from netcl.core import platforms, recording
 from netcl.core.device import CPUQueue, DeviceHandle, device, get_active_device, manager, require, synchronize
-from netcl.core.errors import DeviceError, OutOfMemoryError, message
+from netcl.core.errors import DeviceError, KernelBuildError, OutOfMemoryError, message
 from netcl.core.hooks import hooks
 from netcl.core.kernels import program
 from netcl.core.memory import BufferHandle
 from netcl.core.tensor import Tensor
+from netcl.core.waiting_runs import flush_waiting
 from netcl.core.writes import writes_of
 from netcl.engine.lazy_graph import flush
 
@@ -66,6 +67,7 @@ class Stream:
         if isinstance(self.queue, CPUQueue):
             return None
         flush()
+        flush_waiting(self.queue)
         with program.driver_errors("Stream.record", "to enqueue an event"):
             event = platforms.opencl().enqueue_marker(self.queue)
         self.queue.flush()  # another queue may wait for it: an event that was never submitted would keep that one waiting
@@ -86,6 +88,7 @@ class Stream:
             event.wait()
         else:
             recording.host_work("a stream waits for another")
+            flush_waiting(self.queue)
             with program.driver_errors("Stream.wait_for", "to enqueue a barrier"):
                 platforms.opencl().enqueue_barrier(self.queue, wait_for=[event])
         return self
@@ -153,10 +156,11 @@ class _Borrowed(BufferHandle):
             self.buffer = None
             try:
                 with recording.paused(), program.driver_errors("Stream", "to enqueue an event"):  # also while recording
+                    flush_waiting(self.stream.queue)
                     done = platforms.opencl().enqueue_marker(self.stream.queue)  # deferred ops need no flush: they hold their tensors
                     self.stream.queue.flush()
                     Stream.of(self.owner).wait_for(done)
-            except (DeviceError, OutOfMemoryError):
+            except (DeviceError, OutOfMemoryError, KernelBuildError):
                 self.stream.queue.finish()  # nothing may be raised here: the host waits instead
 
 

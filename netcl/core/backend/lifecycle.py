@@ -21,8 +21,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from netcl.core import memory, platforms
+from netcl.core import memory, platforms, waiting_runs
 from netcl.core.errors import DeviceError, message
+from netcl.core.kernels import builders
 from netcl.core.queue_state import queues
 from netcl.core.tracebacks import PACKAGE
 
@@ -68,6 +69,7 @@ def interruptible_finish(queue: Any, timeout: float = 30.0) -> bool:
 
     A worker thread calls ``queue.finish()``; its driver error is raised here. If no thread can start (at exit), an event is polled.
     """
+    waiting_runs.flush_waiting(queue)  # an error of a program is raised here, not in the thread
     failed: list[BaseException] = []
 
     def finish() -> None:
@@ -150,6 +152,12 @@ def _finish_all() -> None:
     if platforms.forked_child:
         return
     _stop_daemons()
+    if _interrupted_at is not None:
+        waiting_runs.drop()
+    try:
+        waiting_runs.flush_waiting()
+    finally:
+        builders.close()
     for queue in queues():
         if _interrupted_at is None:
             queue.finish()

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,6 +24,7 @@ from netcl.core.errors import DeviceError, ShapeError, message
 from netcl.core.kernels import program
 from netcl.core.queue_state import queue_state
 from netcl.core.recording import active
+from netcl.core.waiting_runs import WaitingRun, flush_waiting, run_later, waiting
 
 __all__ = ["OpenCLBackend", "Transfer", "backend_of", "interruptible_finish"]
 
@@ -66,6 +67,8 @@ def _with_netcl_errors(enqueue: Callable[..., Any], failed: type[BaseException])
     """Wrap a copy function: it converts the driver's exceptions ``failed`` to netcl's and reports each copy to ``transfer_listeners``."""
 
     def call(*args: Any, **options: Any) -> Any:
+        if waiting:
+            flush_waiting(args[0])
         began = time.perf_counter() if transfer_listeners else 0.0
         try:
             event = enqueue(*args, **options)
@@ -207,8 +210,14 @@ class OpenCLBackend:
         if self._simulated or (pattern.nbytes < 4 and start >= 1 << 31):
             values = np.tile(pattern, count // pattern.nbytes)
             self._copy(self.queue, buffer, values, is_blocking=True, dst_offset=start)
+        elif waiting:
+            self._later(partial(self._fill, self.queue, buffer, pattern, start, count), buffer)
         else:
             self._fill(self.queue, buffer, pattern, start, count)
+
+    def _later(self, enqueue: Callable[[], object], target: Any, *read: Any) -> None:
+        """Append a command that no one waits for to the waiting runs."""
+        run_later(WaitingRun(self.queue, enqueue, (target, *read), (target,)))
 
     def upload_bytes(self, target: Any, stored: np.ndarray) -> None:
         """Enqueue a copy of ``stored`` to the start of a buffer, without waiting; the array must not change afterwards."""
@@ -218,7 +227,10 @@ class OpenCLBackend:
         """Copy the first ``nbytes`` of one buffer to another."""
         if active.recorder is not None:
             active.recorder.copy(target, source, nbytes)
-        self._copy(self.queue, target, source, byte_count=nbytes)
+        if waiting:
+            self._later(partial(self._copy, self.queue, target, source, byte_count=nbytes), target, source)
+        else:
+            self._copy(self.queue, target, source, byte_count=nbytes)
 
     def to_host(self, storage: Any, shape: tuple[int, ...], dtype: str) -> np.ndarray:
         """Copy the values to a new array; waits for all work enqueued before."""

@@ -17,20 +17,21 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import lru_cache, partial
+from functools import cached_property, lru_cache, partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from netcl.core import env, platforms, recording
-from netcl.core.commands import CommandList
+from netcl.core.commands import CommandList, Launch
 from netcl.core.errors import DeviceError, KernelBuildError, OutOfMemoryError, ShapeError, message, some
 from netcl.core.hooks import hooks
-from netcl.core.kernels import builtins, probe, substitutes
+from netcl.core.kernels import builders, builtins, compiler, probe, substitutes
 from netcl.core.kernels.signature import POINTER, UNKNOWN, parameter_kinds, read_only
 from netcl.core.queue_state import ContextState, context_state, free_memory, queue_state
 from netcl.core.queue_state import forget as forget
+from netcl.core.waiting_runs import flush_waiting, waiting
 
 log = logging.getLogger("netcl")
 
@@ -42,7 +43,6 @@ RELEASE = "repeat the call; if it fails again, restart the program: the driver m
 _OUT_OF_RESOURCES, _OUT_OF_HOST_MEMORY = -5, -6  # pyopencl has no classes for these codes
 _MOST_LAUNCH_SIZES = 4096  # per kernel
 _MOST_ELEMENTS = (1 << 31) - 1  # of tensors of kernels that take no 64-bit number
-_MARK = re.compile(r"//@(sm_\w+) ")
 _builds = _programs = 0
 build_listeners: list[Callable[[str, float, float], None]] = []  # called with the names, the begin and the end of every build
 _building: tuple[int, str] | None = None  # the number of the program that is built at this moment, and its kernels
@@ -62,7 +62,7 @@ def program_count() -> int:
 def compiling() -> tuple[int, str] | None:
     """Return the number (see :func:`program_count`) and the kernel names of the program that the driver is compiling, or ``None``."""
     _first_launches[:] = [launch for launch in _first_launches if launch[2].command_execution_status > 0]  # neither complete nor failed
-    return _building or (_first_launches[0][:2] if _first_launches else None)
+    return _building or builders.current() or (_first_launches[0][:2] if _first_launches else None)
 
 
 def lacks_memory(error: Any) -> bool:
@@ -108,39 +108,43 @@ def get(queue: Any, source: str, name: str, options: Sequence[str] = ()) -> Kern
     return build(queue.context, source, options, state(queue)).kernel(name)
 
 
+def get_later(queue: Any, source: str, name: str, options: Sequence[str] = ()) -> Kernel:
+    """Return a kernel for a plan: as :func:`get` does, but its program may still be built by :mod:`netcl.core.kernels.builders`.
+
+    An error in the source is raised when the kernel is launched.
+    """
+    return _program(queue.context, source, options, state(queue), later=True).kernel(name)
+
+
 def build(context: Any, source: str, options: Sequence[str] = (), of: ContextState | None = None) -> Program:
     """Return the program of ``source`` for a context (``of`` is its state): from memory, from the binary store, or from the compiler."""
+    found = _program(context, source, options, of or context_state(context))
+    found.built()
+    return found
+
+
+def _program(context: Any, source: str, options: Sequence[str], of: ContextState, later: bool = False) -> Program:
     platforms.check_process()
-    of = of or context_state(context)
     key = (source, tuple(options))
     with of.lock:
         if key not in of.programs:
-            of.programs[key] = Program(context, of, source, tuple(options))
+            of.programs[key] = Program(context, of, source, tuple(options), later)
         return of.programs[key]
 
 
-def _binary_of(built: Any) -> bytes:
-    return bytes(built.get_info(platforms.opencl().program_info.BINARIES)[0])
-
-
 def unmarked(text: bytes) -> bytes:
-    """Return PTX with its ``//@sm_90a`` lines uncommented and that processor as its target.
-
-    NVIDIA's OpenCL compiler rejects instructions that only one processor of a generation has; its assembler accepts them. Such
-    instructions are therefore commented out in inline assembly, and the resulting PTX is edited and loaded again.
-    """
-    plain = text.decode("latin1").rstrip("\0")
-    marks = sorted(set(_MARK.findall(plain)))
-    if len(marks) != 1 or not re.search(r"^\.target\s+sm_", plain, re.M):
+    """Return edited PTX, see :func:`netcl.core.kernels.compiler.edited_ptx`; raises ``KernelBuildError`` for other binaries."""
+    try:
+        return compiler.edited_ptx(text)
+    except ValueError as error:
         what = "the driver's binary must be PTX with lines marked for one processor"
-        raise KernelBuildError(message("build", what, marks=", ".join(marks) or "none", starts=repr(plain[:20])))
-    return re.sub(r"^(\.target\s+)sm_\w+", rf"\g<1>{marks[0]}", _MARK.sub("", plain), flags=re.M).encode("latin1")
+        raise KernelBuildError(message("build", what, got=str(error))) from None
 
 
 class Program:
-    """A built program and its kernels."""
+    """A program and its kernels. It may be pending: a builder process compiles it, and :meth:`built` waits for that."""
 
-    def __init__(self, context: Any, of: ContextState, source: str, options: tuple[str, ...]):
+    def __init__(self, context: Any, of: ContextState, source: str, options: tuple[str, ...], later: bool = False):
         global _programs
         _programs += 1
         self.number, self.source = _programs, source
@@ -151,7 +155,45 @@ class Program:
         self.kernels: dict[str, Kernel] = {}
         self._unsaved = False
         self._final: bytes | None = None  # the binary of the second pass; the driver may return that of the first
-        self._built = self._from_store(context) or self._from_source(context)
+        self._job: builders.BuildJob | None = None
+        self._context = None
+        self._built: Any = self._from_store(context)
+        pool = builders.pool_of(of) if later and self._built is None else None
+        if pool is not None:
+            self._context = context  # only until it is built: the state of a context must not keep the context alive
+            request = {"forms": self._forms(), "marked": compiler.PTX_MARK.search(source) is not None}
+            complete = hooks.binary_store is not None and "compiles_at_launch" not in of.quirks  # before the first launch
+            save = partial(hooks.binary_store.save, self.key) if complete else None  # type: ignore[union-attr]
+            self._job = pool.submit((self.number, _kernel_names(source)), request, save)
+        elif self._built is None:
+            self._built = self._from_source(context)
+
+    @property
+    def pending(self) -> bool:
+        """Whether the program is not built yet."""
+        return self._built is None
+
+    def built(self) -> Any:
+        """Return the driver's program; waits for its builder, or builds it here if none has begun. Raises if it does not build."""
+        if self._built is None:
+            with self.state.lock:
+                if self._built is None:
+                    self._built = self._from_builder() or self._from_source(self._context)
+                    self._context = None
+        return self._built
+
+    def _from_builder(self) -> Any:
+        job, self._job = self._job, None
+        binary = None if job is None else job.wait()
+        if job is None or binary is None:
+            return None
+        try:
+            built = self._from_binary(self._context, binary)
+        except platforms.opencl().Error as error:
+            log.info("[build] a binary of a builder process was refused: %s", error)
+            return None
+        self._is_new(built, job.start, job.end, saved=job.save is not None)
+        return built
 
     def _from_store(self, context: Any) -> Any:
         store = hooks.binary_store
@@ -169,25 +211,21 @@ class Program:
         cl = platforms.opencl()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", cl.CompilerWarning)
-            return cl.Program(context, [self.state.device], [binary]).build()
+            return compiler.from_binary(cl, context, binary)
 
     def _from_source(self, context: Any) -> Any:
-        global _builds, _building
-        cl = platforms.opencl()
-        start, debug = time.perf_counter(), env.value("NETCL_DEBUG")
-        # Without -w compilers write "1 warning generated." past Python to the terminal.
-        options = [*self.options, *([] if debug else ["-w"])]
+        global _building
+        cl, start = platforms.opencl(), time.perf_counter()
+        forms = self._forms()
         if probe.is_fragile(self.state.device):
-            probe.check_compiles(self.state.device, self.key, self.source, tuple(options))
+            probe.check_compiles(self.state.device, self.key, self.source, tuple(forms[-1][1]))
         _building = self.number, _kernel_names(self.source)
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", cl.CompilerWarning)  # Intel's runtime writes a log for every build; errors contain it
-                built = self._with_own_declarations(context, options)
-                if built is None:
-                    built = cl.Program(context, self._text).build(options=options, cache_dir=False)
-            if _MARK.search(self.source):
-                self._final = unmarked(_binary_of(built))
+                built = compiler.from_source(cl, context, forms)
+            if compiler.PTX_MARK.search(self.source):
+                self._final = unmarked(compiler.binary_of(cl, built))
                 built = self._from_binary(context, self._final)
         except cl.Error as error:
             if lacks_memory(error):
@@ -195,31 +233,32 @@ class Program:
             raise KernelBuildError(_build_failure(self.state.device, self.source, self.options, str(error))) from None
         finally:
             _building = None
-        _builds += 1
-        for listener in build_listeners:
-            listener(_kernel_names(self.source), start, time.perf_counter())
-        cached = "caches_programs" in self.state.quirks and env.raw("POCL_KERNEL_CACHE") != "0"  # by the driver
-        self._unsaved = hooks.binary_store is not None and not cached
-        if debug >= 2:
-            names = built.get_info(cl.program_info.KERNEL_NAMES)
-            log.warning("[build] %s in %.0f ms on %s", names, 1e3 * (time.perf_counter() - start), self.state.device.name)
-        if debug >= 4:
-            log.warning("%s", self.source)
+        self._is_new(built, start, time.perf_counter())
         return built
 
-    def _with_own_declarations(self, context: Any, options: list[str]) -> Any:
-        """Build the program without the driver's header; ``None`` if that is not faster, or a declaration is missing."""
+    def _is_new(self, built: Any, start: float, end: float, saved: bool = False) -> None:
+        """Count and report a program that was compiled, here or by a builder."""
+        global _builds
+        _builds += 1
+        for listener in build_listeners:
+            listener(_kernel_names(self.source), start, end)
+        cached = "caches_programs" in self.state.quirks and env.raw("POCL_KERNEL_CACHE") != "0"  # by the driver
+        self._unsaved = hooks.binary_store is not None and not cached and not saved
+        debug = env.value("NETCL_DEBUG")
+        if debug >= 2:
+            names = built.get_info(platforms.opencl().program_info.KERNEL_NAMES)
+            log.warning("[build] %s in %.0f ms on %s", names, 1e3 * (end - start), self.state.device.name)
+        if debug >= 4:
+            log.warning("%s", self.source)
+
+    def _forms(self) -> list[tuple[str, list[str]]]:
+        """Return text and options of the program. A form without the driver's header precedes it if that compiles faster."""
+        # Without -w compilers write "1 warning generated." past Python to the terminal.
+        options = [*self.options, *([] if env.value("NETCL_DEBUG") else ["-w"])]
         slow = "parses_all_builtins" in self.state.quirks
         declared = builtins.declarations(self.source) if slow and "-cl-std" not in " ".join(options) else None
-        if declared is None:
-            return None
-        try:
-            program = platforms.opencl().Program(context, f"{declared}#line 1\n{self.source}")
-            return program.build(options=[*options, builtins.GUARD], cache_dir=False)
-        except platforms.opencl().Error as error:
-            if lacks_memory(error):
-                raise
-            return None
+        own = [] if declared is None else [(f"{declared}#line 1\n{self.source}", [*options, builtins.GUARD])]
+        return [*own, (self._text, options)]
 
     def kernel(self, name: str) -> Kernel:
         """Return the kernel ``name``; the same object every time."""
@@ -230,18 +269,18 @@ class Program:
 
     def names(self) -> list[str]:
         """List the names of the kernels in the program."""
-        return self._built.get_info(platforms.opencl().program_info.KERNEL_NAMES).split(";")
+        return self.built().get_info(platforms.opencl().program_info.KERNEL_NAMES).split(";")
 
     def make(self, name: str) -> Any:
         """Create a kernel object of the driver; each thread needs its own, because arguments are stored in it."""
         cl = platforms.opencl()
         try:
-            return cl.Kernel(self._built, name)
+            return cl.Kernel(self.built(), name)
         except cl.Error as error:
             if lacks_memory(error):
                 raise failure(name, "to create the kernel object", error) from None
             what = f"the program has no kernel {name}"
-            raise KernelBuildError(message("kernel", what, has=self._built.get_info(cl.program_info.KERNEL_NAMES))) from None
+            raise KernelBuildError(message("kernel", what, has=self.built().get_info(cl.program_info.KERNEL_NAMES))) from None
 
     def after_first_launch(self, event: Any) -> None:
         """Wait for ``event`` and store the binary, if it is not stored yet. PoCL compiles work-group functions at the first launch."""
@@ -251,7 +290,7 @@ class Program:
         if self._unsaved and hooks.binary_store is not None:
             self._unsaved = False
             event.wait()  # PoCL 3.1 aborts if the binary of a running kernel is requested
-            hooks.binary_store.save(self.key, self._final or _binary_of(self._built))
+            hooks.binary_store.save(self.key, self._final or compiler.binary_of(platforms.opencl(), self._built))
 
 
 class _Own:
@@ -282,6 +321,10 @@ def _wait_before_more(lenders: list[Any], queue: Any, event: Any) -> None:
     lenders.clear()
 
 
+def _sides(size: LaunchSize) -> tuple[int, ...]:
+    return (size,) if isinstance(size, int) else tuple(size)
+
+
 class Kernel:
     """A callable kernel: ``kernel(queue, global_size, local_size, *arguments)``.
 
@@ -294,9 +337,12 @@ class Kernel:
         self.program = program
         self._threads = threading.local()
         self.launched = False
-        first = program.make(name)
         kinds: Any = parameter_kinds(program.source, name)
-        self.kinds = kinds if kinds is not None and len(kinds) == first.num_args else (UNKNOWN,) * first.num_args
+        if not program.pending or kinds is None or UNKNOWN in kinds:
+            first = program.make(name)
+            kinds = kinds if kinds is not None and len(kinds) == first.num_args else (UNKNOWN,) * first.num_args
+            self._threads.own = _Own(first, kinds)
+        self.kinds = kinds
         self._count = len(self.kinds)
         self._pointers = tuple([i for i, kind in enumerate(self.kinds) if kind is POINTER or kind is UNKNOWN])
         self._scalars = tuple([i for i in range(self._count) if i not in self._pointers])
@@ -309,23 +355,35 @@ class Kernel:
         self._comparable = not {np.float32, np.float64} & set(self.kinds)  # 0.0 and -0.0 are equal
         self._places = [x for i in self._scalars for x in (i, np.dtype(self.kinds[i]).char.encode(), None)]
         self._known_sizes: dict[Any, tuple[tuple[int, ...], tuple[int, ...] | None]] = {}
-        self._threads.own = _Own(first, self.kinds)
         cl = platforms.opencl()
-        info, device = cl.kernel_work_group_info, program.state.device
-        self.max_work_group = int(first.get_work_group_info(info.WORK_GROUP_SIZE, device))
-        required = tuple(first.get_work_group_info(info.COMPILE_WORK_GROUP_SIZE, device))
-        self.required_local = required if any(required) else None
-        self.local_memory = int(first.get_work_group_info(info.LOCAL_MEM_SIZE, device))  # bytes that the source declares
         self._local_argument = cl.LocalMemory
         self.enqueue = cl.enqueue_nd_range_kernel
         self.failed = cl.Error
+
+    @cached_property
+    def _limits(self) -> tuple[int, tuple[int, ...] | None, int]:
+        info, device = platforms.opencl().kernel_work_group_info, self.program.state.device
+        most, required, declared = (
+            self._own().kernel.get_work_group_info(of, device)
+            for of in (info.WORK_GROUP_SIZE, info.COMPILE_WORK_GROUP_SIZE, info.LOCAL_MEM_SIZE)
+        )
+        return int(most), tuple(required) if any(required) else None, int(declared)
+
+    # The most work-items of a group, the local size that the source requires, the bytes of local memory that it declares.
+    max_work_group = property(lambda self: self._limits[0])
+    required_local = property(lambda self: self._limits[1])
+    local_memory = property(lambda self: self._limits[2])
 
     def _own(self) -> _Own:
         """Return the calling thread's kernel object."""
         try:
             return self._threads.own
         except AttributeError:
-            self._threads.own = _Own(self.program.make(self.name), self.kinds)
+            made = self.program.make(self.name)
+            if made.num_args != self._count:
+                what = f"the kernel must have the {self._count} parameters that its text declares, got {made.num_args}"
+                raise KernelBuildError(message(self.name, what)) from None
+            self._threads.own = _Own(made, self.kinds)
             return self._threads.own
 
     def __call__(self, queue: Any, global_size: LaunchSize, local_size: LaunchSize | None, *args: Any) -> Any:
@@ -341,6 +399,9 @@ class Kernel:
         except AttributeError:
             own = self._own()
         self._set(own, queue, args)
+        if waiting:
+            flush_waiting(queue)
+            self._set(own, queue, args)  # another launch of this kernel may have been enqueued
         try:
             sizes, local = self._known_sizes[global_size, local_size]
         except (KeyError, TypeError):  # a new pair, or an unhashable list
@@ -362,12 +423,18 @@ class Kernel:
         return event
 
     def _write_down(self, commands: CommandList, global_size: LaunchSize, local_size: LaunchSize | None, args: tuple[Any, ...]) -> None:
-        self._check_local_memory(sum([arg.size for arg in args if type(arg) is self._local_argument]))
-        sizes, local = self._sizes(global_size, local_size)
+        planned = Launch(self, _sides(global_size), None if local_size is None else _sides(local_size), args)
+        sizes, local = planned[1:3] if self.program.pending else self.resolved(planned)[1:3]
         if not self._takes_long and max([getattr(args[i], "size", 0) for i in self._pointers], default=0) > _MOST_ELEMENTS:
             raise self._too_large([args[i] for i in self._scalars])
         if 0 not in sizes:
             commands.launch(self, sizes, local, args)
+
+    def resolved(self, launch: Launch) -> Launch:
+        """Return a launch with the sizes that the driver gets; raises if the kernel's limits do not allow them. Waits for the program."""
+        self._check_local_memory(sum([arg.size for arg in launch.args if type(arg) is self._local_argument]))
+        sizes, local = self._sizes(launch.sizes, launch.local)
+        return launch._replace(sizes=sizes, local=local)
 
     def _too_large(self, numbers: Sequence[Any]) -> ShapeError:
         what = "the kernel indexes with 32 bits, so tensors must have fewer than 2^31 elements"
@@ -466,6 +533,7 @@ class Kernel:
             tensor.wait()
         if tensor.queue != queue:
             recording.host_work("a kernel uses a tensor of another queue")
+            flush_waiting(tensor.queue)
             lender, target = (of if hooks.launch_queue is None else hooks.launch_queue(of) for of in (tensor.queue, queue))
             cl = platforms.opencl()
             with driver_errors(self.name, "to enqueue a barrier"):
@@ -483,7 +551,7 @@ class Kernel:
         return found
 
     def _sizes(self, global_size: LaunchSize, local_size: LaunchSize | None) -> tuple[tuple[int, ...], tuple[int, ...] | None]:
-        sizes = (global_size,) if isinstance(global_size, int) else tuple(global_size)
+        sizes = _sides(global_size)
         if not 1 <= len(sizes) <= len(self.program.state.max_items):
             raise self._refused(sizes, None, f"a launch must have 1 to {len(self.program.state.max_items)} dimensions")
         if self.required_local is not None:
@@ -493,7 +561,7 @@ class Kernel:
         elif local_size is None:
             return sizes, None
         else:
-            local = self.clamp((local_size,) if isinstance(local_size, int) else tuple(local_size))
+            local = self.clamp(_sides(local_size))
         assert local is not None
         for size, step in zip(sizes, local, strict=True):
             if size % step:
@@ -581,6 +649,7 @@ class Prepared:
 
     def observed(self) -> Any:
         """Launch as eager code does, on the profiling queue if there is one; returns the event."""
+        flush_waiting(self.queue)
         target = self.queue if hooks.launch_queue is None else hooks.launch_queue(self.queue)
         return self.kernel.enqueue(target, self._object, self.sizes, self.local)
 

@@ -28,6 +28,7 @@ from netcl.core.errors import KernelBuildError
 from netcl.core.kernel_selector import KernelConfig, get_matmul_precision
 from netcl.core.kernels import program
 from netcl.core.tensor import Tensor
+from netcl.core.waiting_runs import flush_waiting
 from netcl.engine import algorithms
 from netcl.ops.matmul import cpu, gemm
 from netcl.ops.matmul.gemm import Matmul, Operands
@@ -78,6 +79,7 @@ def _driver_works(queue: Any) -> bool:
     state = program.state(queue)
     verdict = state.get(("matmul", "amx"))
     if verdict is None:
+        flush_waiting()  # programs of waiting runs must not fail inside the check
         state[("matmul", "amx")] = False  # the products of the check must not start it again
         with recording.paused():
             verdict = state[("matmul", "amx")] = _multiplies_exactly(device_queue(queue))

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from netcl.core import env, recording
+from netcl.core import env, platforms, recording
 from netcl.core.capabilities import DeviceProfile
 from netcl.core.commands import device_queue
 from netcl.core.dtype import DTYPES
@@ -22,6 +22,7 @@ from netcl.core.errors import KernelBuildError, message
 from netcl.core.kernel_selector import Problem
 from netcl.core.kernels import program
 from netcl.core.tensor import Tensor
+from netcl.core.waiting_runs import flush_waiting, waiting
 from netcl.ops.matmul.gemm import Matmul, Operands
 
 log = logging.getLogger("netcl")
@@ -44,18 +45,19 @@ def tiles_for(problem: Problem, tiles: Mapping[int, Sequence[Any]], *capabilitie
     return tiles[DTYPES[problem.dtype].itemsize] if suited else ()
 
 
-def verdict(queue: Any, op: str, tier: str, dtype: str, right: Callable[[Any], bool], warns: bool = True) -> bool:
+def verdict(queue: Any, op: str, tier: str, dtype: str, right: Callable[[Any], bool], warns: bool = True, apart: bool = True) -> bool:
     """Return whether ``right(queue)`` confirms a tier's kernels for a dtype; false if the driver rejects them. Checked once per context.
 
     If it does not, a warning says so, unless ``warns`` is false. The check runs on the device immediately: its launches are not part of a
-    recorded step or of a plan.
+    recorded step or of a plan. Unless ``apart`` is false, it need not wait for the programs of earlier runs.
     """
     state, key = program.state(queue), (op, tier, dtype)
     if key not in state:
+        on = _check_queue(device_queue(queue), apart)
         state[key] = False  # the check itself must not start another check
         try:
             with recording.paused():
-                state[key] = right(device_queue(queue))
+                state[key] = right(on)
         except KernelBuildError as error:
             log.info("[%s] %s of %s does not build: %s", op, tier, dtype, str(error).splitlines()[0])
         log.info("[%s] %s of %s is %s; device=%s", op, tier, dtype, "used" if state[key] else "not used", state.device.name)
@@ -63,6 +65,17 @@ def verdict(queue: Any, op: str, tier: str, dtype: str, right: Callable[[Any], b
             what = f"the kernels {tier} cannot be used for {dtype}: a wrong result, or kernels that the driver does not build"
             warnings.warn(message(op, what, "portable kernels are used", device=state.device.name), stacklevel=2)
     return state[key]
+
+
+def _check_queue(queue: Any, apart: bool) -> Any:
+    """Return a queue without waiting runs for a check, which must not fail for their programs: another one, or ``queue`` after a flush."""
+    if not waiting or not apart:
+        flush_waiting(queue)
+        return queue
+    state = program.state(queue)
+    if "check queue" not in state:
+        state["check queue"] = platforms.opencl().CommandQueue(queue.context, queue.device)
+    return state["check queue"]
 
 
 def trusted(queue: Any, tier: str, dtype: str, run: Callable[[Any, Matmul, Operands], Any]) -> bool:

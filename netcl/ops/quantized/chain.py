@@ -81,7 +81,7 @@ def launch_of(chain: Chain) -> Callable[[], tuple[Tensor, ...]] | None:
         return None
     if alignment(*given, chain.parts.gate, *(w for w in chain.weights if w is not None)) < 16 or _chain_sizes(chain, profile) is None:
         return None
-    right = nvidia.verdict(queue, "decode_block", "chain", chain.kind.name, lambda own: _chain_right(own, chain))
+    right = nvidia.verdict(queue, "decode_block", "chain", chain.kind.name, lambda own: _chain_right(own, chain), apart=False)
     return partial(_launch_chain, queue, chain, profile) if right else None
 
 

@@ -238,7 +238,7 @@ def _trusted(queue: Any, layer: Layer, config: KernelConfig) -> bool:
     profile = profile_of(queue)
     if not may_wait(queue) or not profile.compute_capability:
         return may_wait(queue)  # without a capability there is one group
-    return nvidia.verdict(queue, *_VERDICT, lambda queue: _waits_right(queue, profile))
+    return nvidia.verdict(queue, *_VERDICT, lambda queue: _waits_right(queue, profile), apart=False)
 
 
 def _waits_right(queue: Any, profile: Any) -> bool:

@@ -1,0 +1,147 @@
+"""Runs of plans that wait for builder processes to compile their programs, in the order of the calls.
+
+Whatever enqueues commands calls :func:`flush_waiting` first, which enqueues the waiting runs of its queue. The methods ``finish`` and
+``flush`` of a queue do so by themselves while runs wait for it. If a program does not build, the flush raises its error; tensors whose
+values depend on that run raise it again whenever they are used. Other tensors are not affected.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from netcl.core import platforms
+from netcl.core.errors import DeviceError, message
+
+_MOST_WAITING = 1 << 12  # runs: a program that reads nothing must start its device, too
+
+
+@dataclass(eq=False, slots=True)
+class WaitingRun:
+    """A command over ``memory``, of which it writes ``written``. ``enqueue`` may be called after ``prepare``, which waits for programs.
+
+    ``leases`` are kept until it is enqueued: those of other queues, whose memory is not reused in the order of this queue.
+    """
+
+    queue: Any
+    enqueue: Callable[[], object]
+    memory: Sequence[Any]
+    written: Sequence[Any]
+    prepare: Callable[[], None] | None = None
+    leases: Sequence[Any] = ()
+
+
+@dataclass
+class Failed:
+    """The source of a tensor whose values cannot be computed."""
+
+    error: Exception
+
+    def compute(self) -> Any:
+        """Raise the error."""
+        raise self.error.with_traceback(None)
+
+    def seen_by(self, tensor: Any) -> None:
+        """Do nothing for another tensor with this source."""
+
+
+class _Flushing(threading.local):
+    """The queues whose runs the current thread is enqueuing."""
+
+    def __init__(self) -> None:
+        self.queues: list[Any] = []
+
+
+#: The waiting runs of all queues, oldest first. The list is never replaced, so a caller may keep it to check whether it is empty.
+waiting: list[WaitingRun] = []
+_flushing = _Flushing()
+
+
+def _among(queue: Any, queues: Iterable[Any]) -> bool:
+    return any(queue is other for other in queues)
+
+
+def run_later(run: WaitingRun) -> None:
+    """Append a run. It is enqueued now if it need not wait, or if it is a step of a run that is being enqueued."""
+    queue = run.queue
+    with queue.netcl.lock:
+        behind = _among(queue, [other.queue for other in waiting])
+        if _among(queue, _flushing.queues) or (run.prepare is None and not behind):
+            if run.prepare is not None:
+                run.prepare()
+            run.enqueue()
+            return
+        waiting.append(run)
+        for name in () if behind else ("finish", "flush"):
+            setattr(queue, name, partial(_flush_and_call, queue, name))
+        if len(waiting) > _MOST_WAITING:
+            flush_waiting(queue)
+
+
+def _flush_and_call(queue: Any, name: str) -> Any:
+    flush_waiting(queue)
+    return getattr(type(queue), name)(queue)
+
+
+def flush_waiting(queue: Any = None) -> None:
+    """Enqueue the waiting runs of a queue, or of all queues. Runs of different queues do not depend on each other."""
+    if queue is None:
+        for run in tuple(waiting):
+            flush_waiting(run.queue)
+    elif _among(queue, [run.queue for run in tuple(waiting)]) and not _among(queue, _flushing.queues):
+        platforms.check_process()
+        with queue.netcl.lock:
+            _flushing.queues.append(queue)
+            try:
+                while own := [run for run in waiting if run.queue is queue]:
+                    _enqueue(own[0])
+            finally:
+                _flushing.queues.pop()
+                if not _among(queue, [run.queue for run in waiting]):
+                    _restore_methods(queue)
+
+
+def _restore_methods(queue: Any) -> None:
+    for name in ("finish", "flush"):
+        vars(queue).pop(name, None)
+
+
+def _enqueue(run: WaitingRun) -> None:
+    prepared = done = False
+    try:
+        if run.prepare is not None:
+            run.prepare()
+        prepared = True
+        run.enqueue()
+        done = True
+    finally:
+        error = sys.exc_info()[1]
+        if done:
+            waiting.remove(run)
+        elif prepared or isinstance(error, Exception):  # Ctrl-C while it waits for a program leaves the run in the list
+            stopped = DeviceError(message("launch", "Ctrl-C ended the launch that computes these values", "compute them again"))
+            _spoil(run, error if isinstance(error, Exception) else stopped)
+
+
+def _spoil(first: WaitingRun, error: Exception) -> None:
+    """Remove a run that failed and the runs that use what it would have written; their tensors raise ``error`` from then on."""
+    spoiled: set[int] = set()
+    for run in tuple(waiting):
+        if run is first or not spoiled.isdisjoint(map(id, run.memory)):
+            spoiled.update(map(id, run.written))
+            waiting.remove(run)
+    for found in gc.get_objects():
+        if isinstance(getattr(type(found), "pool_handle", None), property) and id(found.memory) in spoiled:  # a tensor
+            found.source, found.memory, found.host_ref = Failed(error), None, None
+
+
+def drop() -> None:
+    """Forget all waiting runs: after an interrupt, the process exits without them."""
+    for queue in [run.queue for run in waiting]:
+        _restore_methods(queue)
+    waiting.clear()
