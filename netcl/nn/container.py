@@ -132,9 +132,8 @@ class Sequential(_Ordered):
         return (list(self) if numbered else [dict(self.named_children())]), {}
 
     def forward(self, x: Any) -> Any:
-        for name, role in tuple(self._roles.items()):  # faster than iterating over itself
-            if role == "module":
-                x = self.__dict__[name](x)
+        for name in self._names():
+            x = self.__dict__[name](x)
         return x
 
 

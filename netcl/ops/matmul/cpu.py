@@ -34,7 +34,7 @@ PANEL_DEPTHS = (256, 512, 1024)
 #: Rows and vectors of the tiles that the policy chooses from, with their relative speed: the last tile of a row may be partly empty.
 _TILE_SPEEDS = {32: {(6, 4): 1.0, (8, 3): 0.97, (12, 2): 0.9, (12, 1): 0.7}, 16: {(6, 2): 1.0, (6, 1): 0.7}}
 _KEPT_ROWS = 8  # up to which dot products and unpacked products, which read B at the speed of memory, are as fast
-_KEPT_BYTES = 32 << 20  # of a packed B that a recording keeps
+_KEPT_PANELS = 32 << 20  # of a packed B that a recording keeps
 _KEPT_DEPTH = 64  # rows of B that a work-item of pack_b packs
 
 
@@ -210,7 +210,7 @@ def _multiply_kept(queue: Any, p: Matmul, config: KernelConfig, profile: DeviceP
 
 def _suits_kept(p: Matmul, config: KernelConfig, profile: DeviceProfile) -> bool:
     form, size = config.extra.get("form"), p.n * p.k * p.itemsize
-    return p.batches == 1 and (form == "kept" or (p.kept and not form and p.m > _KEPT_ROWS and size <= _KEPT_BYTES))
+    return p.batches == 1 and (form == "kept" or (p.kept and not form and p.m > _KEPT_ROWS and size <= _KEPT_PANELS))
 
 
 def _suits_dot(p: Matmul, config: KernelConfig, profile: DeviceProfile) -> bool:
