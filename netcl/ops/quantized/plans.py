@@ -34,6 +34,8 @@ _ANY_CONFIG = KernelConfig(KernelVariant.MATMUL_REGISTER_TILED)
 _SCRATCH = 64 << 20  # bytes of weights that CPUs unpack at a time; GPUs four times as many
 _FRAGMENT_MOST = 64  # columns of activations that matrix units take at once
 _TOKENS = 8  # that a kernel of strips does at once
+_FEW_TOKENS = 4  # up to which tiles of 8 tokens do not pay
+_TILE_RECORD = 416  # bytes of 8 tokens and 32 columns in strips.cl
 _PUTS = {  # how unpack.cl stores eight values, where vectors can; rows begin at multiples of 64 bytes
     "float32": "*(__global float4*)(p) = (a), *((__global float4*)(p) + 1) = (b)",
     "float16": "vstorea_half8_rte((float8)((a), (b)), 0, p)",
@@ -158,6 +160,8 @@ def _strips(queue: Any, p: Packed, config: KernelConfig, profile: Any, t: Packed
     cpu = launch.on_cpu_device(queue) and "SLICES" not in config.extra
     if assembly is None:
         assembly = _cpu_instructions() if cpu and (dots or p.kind.plain) and has_dots(queue, p.kind) else 0
+    if dots and assembly == 2 and p.tokens > _FEW_TOKENS and p.kind.name in ("Q4_0", "Q8_0"):
+        return _tiles(queue, p, t, strips)
     x, scales, sums = _rounded_activations(queue, p, t) if dots else (t.x, t.out, t.out)
     wanted = max(1, profile.max_compute_units * 1024 // (4 * strips))  # enough work-items to hide memory latency
     slices = config.extra.get("SLICES") or next((n for n in (64, 32, 16) if n <= min(wanted, p.columns // 32)), 8)
@@ -168,6 +172,15 @@ def _strips(queue: Any, p: Packed, config: KernelConfig, profile: Any, t: Packed
     kernel = _compiled(queue, p, "strips_product", "strips.cl", t._replace(x=x), lanes, assembly, items=items, **macros)
     numbers = (p.rows, p.columns, p.tokens, int(t.bias is not None))
     kernel(queue, strips * (items if slices > 1 else STRIP_ROWS // lanes), items, t.weight, x, scales, sums, *t.end, *numbers)
+
+
+def _tiles(queue: Any, p: Packed, t: PackedOperands, strips: int) -> None:
+    """Launch a product of many tokens with NEON, in tiles of 8 tokens (strips.cl)."""
+    runs = -(-p.tokens // 8) * (p.columns // 32)
+    tiles = Tensor.empty((runs * _TILE_RECORD,), "int8", queue=queue)
+    kernels = [_compiled(queue, p, name, "strips.cl", t, 4, 2, NB=1, SLICES=1, DOTS=1, AHEAD=0, LEVEL=0, TILES=1) for name in ("round_tiles", "strips_tiles")]
+    kernels[0](queue, runs, 1, t.x, tiles, p.columns, p.tokens)
+    kernels[1](queue, strips, 1, t.weight, tiles, *t.end, p.rows, p.columns, p.tokens, int(t.bias is not None))
 
 
 def _rounded_activations(queue: Any, p: Packed, t: PackedOperands) -> tuple[Tensor, Tensor, Tensor]:
@@ -245,7 +258,7 @@ def _packed_product_right(queue: Any, tier: str, kind: Kind) -> bool:
     blocks = quantize(rng.standard_normal((rows, columns), np.float32), kind)
     weight = Tensor.from_host(queue, pack_strips(blocks, kind, (rows, columns)))
     values = dequantize(blocks, kind, (rows, columns)).astype(np.float64)
-    for tokens, dtype in ((1, "float32"), (_TOKENS, "float32"), *(((1, "float16"), (11, "float16")) if tier == "mma" else ())):
+    for tokens, dtype in ((1, "float32"), (_TOKENS, "float32"), (11, "float32"), *(((1, "float16"), (11, "float16")) if tier == "mma" else ())):
         x = Tensor.from_host(queue, rng.standard_normal((tokens, columns), np.float32), dtype)
         p, exact = Packed(kind, rows, columns, tokens, dtype), x.to_host().astype(np.float64)
         t = PackedOperands(x, weight, None, Tensor.empty((tokens, rows), queue=queue))

@@ -146,3 +146,102 @@ __kernel void strips_product(__global const uchar* w, __global const X_T* x, __g
 #endif
   }
 }
+
+// Many tokens with NEON (ASM 2), for kinds with one scale per 32 columns and no minimum: tiles of 4 rows and 8 tokens stay in registers.
+// round_tiles makes records of 8 tokens and 32 columns: codes [8 fours of columns][8 tokens][4], 8 scales, and where each of 8 sums begins,
+// four times. A sum begins at MAGIC, minus what codes are offset by: its bits are then MAGIC_FLOAT plus the sum as a float, exactly. That
+// takes one instruction of either unit, where a conversion takes four slots of one.
+#if TILES
+#define TILE_RECORD 416
+#define MAGIC 0x4b400000  // 1.5 * 2^23
+#define MAGIC_FLOAT 12582912.0f
+#define CHUNK 32  // runs: their records and a strip's weights stay in the first cache
+
+__kernel void round_tiles(__global const X_T* x, __global char* tiles, const int columns, const int tokens) {
+  const int runs = columns / 32, tile = get_global_id(0) / runs, run = get_global_id(0) % runs;
+  __global char* record = tiles + (size_t)get_global_id(0) * TILE_RECORD;
+  for (int t = 0; t < 8; ++t) {
+    const int token = tile * 8 + t;
+    __global const X_T* from = x + ((size_t)min(token, tokens - 1) * runs + run) * 32;
+    float4 f[8], most = (float4)(0.0f);
+    UNROLL for (int j = 0; j < 8; ++j) f[j] = X_QUAD(from + 4 * j), most = fmax(most, fabs(f[j]));
+    const float largest = token < tokens ? fmax(fmax(most.x, most.y), fmax(most.z, most.w)) : 0.0f;
+    const float inverse = largest > 0.0f ? 127.0f / largest : 0.0f;
+    int4 total = (int4)(0);
+    UNROLL for (int j = 0; j < 8; ++j) {
+      const int4 rounded = as_int4(f[j] * inverse + MAGIC_FLOAT) - MAGIC;  // the low bits of the sum: to the nearest, ties to even
+      const int4 c = (NIBBLES ? rounded.s0213 : rounded) & 255;
+      *(__global int*)(record + j * 32 + t * 4) = c.x | c.y << 8 | c.z << 16 | c.w << 24;
+      total += rounded;
+    }
+    ((__global float*)(record + 256))[t] = largest / 127.0f;
+    *(__global int4*)(record + 288 + t * 16) = (int4)(MAGIC - SUBTRACTED * (total.x + total.y + total.z + total.w));
+  }
+}
+
+#define STR_(x) #x
+#define STR(x) STR_(x)
+#define TILE_DOT(sum, u, x, lane) ".word 0x4f80e000 | " #x " << 16 | " #u " << 5 | " #sum " | (" #lane " & 1) << 21 | (" #lane " >> 1) << 11\n\t"
+// Column four j of all tokens: codes in register u, activations of tokens 0 to 3 and 4 to 7 in xa and xb.
+#define TILE_DOTS(u, xa, xb)                                                                             \
+  TILE_DOT(0, u, xa, 0) TILE_DOT(1, u, xa, 1) TILE_DOT(2, u, xa, 2) TILE_DOT(3, u, xa, 3)                \
+  TILE_DOT(4, u, xb, 0) TILE_DOT(5, u, xb, 1) TILE_DOT(6, u, xb, 2) TILE_DOT(7, u, xb, 3)
+#define TILE_END(t, sum, scales, lane) \
+  "fsub v" #t ".4s, v" #t ".4s, v31.4s\n\tfmul v" #t ".4s, v" #t ".4s, v24.4s\n\tfmla v" #sum ".4s, v" #t ".4s, v" #scales ".s[" #lane "]\n\t"
+#if LOW == 8
+#define TILE_CODES                                                                                       \
+  "ldr q25, [%1]\n\tldp q8, q9, [%2]\n\t" TILE_DOTS(25, 8, 9)                                            \
+  "ldr q26, [%1, #64]\n\tldp q10, q11, [%2, #32]\n\t" TILE_DOTS(26, 10, 11)                              \
+  "ldr q27, [%1, #128]\n\tldp q12, q13, [%2, #64]\n\t" TILE_DOTS(27, 12, 13)                             \
+  "ldr q25, [%1, #192]\n\tldp q14, q15, [%2, #96]\n\t" TILE_DOTS(25, 14, 15)                             \
+  "ldr q26, [%1, #256]\n\tldp q8, q9, [%2, #128]\n\t" TILE_DOTS(26, 8, 9)                                \
+  "ldr q27, [%1, #320]\n\tldp q10, q11, [%2, #160]\n\t" TILE_DOTS(27, 10, 11)                            \
+  "ldr q25, [%1, #384]\n\tldp q12, q13, [%2, #192]\n\t" TILE_DOTS(25, 12, 13)                            \
+  "ldr q26, [%1, #448]\n\tldp q14, q15, [%2, #224]\n\t" TILE_DOTS(26, 14, 15)
+#else
+#define TILE_TWO(word, x0, x1)                                                                           \
+  "ldr q25, [%1, #" #word "]\n\tldp q8, q9, [%2, #" #x0 "]\n\tldp q10, q11, [%2, #" #x1 "]\n\t"          \
+  "and v26.16b, v25.16b, v30.16b\n\tushr v27.16b, v25.16b, #4\n\t" TILE_DOTS(26, 8, 9) TILE_DOTS(27, 10, 11)
+#define TILE_CODES TILE_TWO(0, 0, 32) TILE_TWO(64, 64, 96) TILE_TWO(128, 128, 160) TILE_TWO(192, 192, 224)
+#endif
+
+// Adds the products of `runs` runs to sums[8 tokens][4 rows]. `w`: the codes of the first of four rows in the first record.
+static inline void add_tile(__global const uchar* w, __global const uchar* scales, __global const char* x, float* sums, long runs) {
+  __asm__ volatile(
+      "ldp q16, q17, [%4]\n\tldp q18, q19, [%4, #32]\n\tldp q20, q21, [%4, #64]\n\tldp q22, q23, [%4, #96]\n\t"
+      "mov w9, #0x4b400000\n\tdup v31.4s, w9\n\tmovi v30.16b, #15\n"
+      "1:\n\t"
+      "ldp q0, q1, [%2, #288]\n\tldp q2, q3, [%2, #320]\n\tldp q4, q5, [%2, #352]\n\tldp q6, q7, [%2, #384]\n\t"
+      "ldr d24, [%3]\n\tldp q28, q29, [%2, #256]\n\tfcvtl v24.4s, v24.4h\n\t"
+      TILE_CODES
+      TILE_END(0, 16, 28, 0) TILE_END(1, 17, 28, 1) TILE_END(2, 18, 28, 2) TILE_END(3, 19, 28, 3)
+      TILE_END(4, 20, 29, 0) TILE_END(5, 21, 29, 1) TILE_END(6, 22, 29, 2) TILE_END(7, 23, 29, 3)
+      "add %1, %1, %5\n\tadd %3, %3, %5\n\tadd %2, %2, #" STR(TILE_RECORD) "\n\tsubs %0, %0, #1\n\tb.ne 1b\n\t"
+      "stp q16, q17, [%4]\n\tstp q18, q19, [%4, #32]\n\tstp q20, q21, [%4, #64]\n\tstp q22, q23, [%4, #96]"
+      : "+r"(runs), "+r"(w), "+r"(x), "+r"(scales)
+      : "r"(sums), "r"((long)(RECORD))
+      : "memory", "cc", "x9", "v0", "v1", "v2", "v3", "v4", "v5", "v6", "v7", "v8", "v9", "v10", "v11", "v12", "v13", "v14", "v15", "v16",
+        "v17", "v18", "v19", "v20", "v21", "v22", "v23", "v24", "v25", "v26", "v27", "v28", "v29", "v30", "v31");
+}
+
+__kernel void strips_tiles(__global const uchar* w, __global const char* tiles, __global const BIAS_T* bias, __global Y_T* y,
+                           const int rows, const int columns, const int tokens, const int biased) {
+  const int strip = get_global_id(0), runs = columns / 32;
+  __global const uchar* own = w + (size_t)strip * runs * RECORD;
+  for (int t0 = 0; t0 < tokens; t0 += 8) {
+    float sums[4][8][4] __attribute__((aligned(64)));
+    UNROLL for (int i = 0; i < 32; ++i) *(float4*)sums[i / 8][i % 8] = (float4)(0.0f);
+    for (int run = 0; run < runs; run += CHUNK)
+      for (int part = 0; part < 4; ++part) {
+        __global const uchar* p = own + (size_t)run * RECORD;
+        add_tile(p + AT_CODES + part * 16, p + part * 8, tiles + ((size_t)(t0 / 8) * runs + run) * TILE_RECORD, sums[part][0],
+                 min(CHUNK, runs - run));
+      }
+    for (int t = 0; t < min(8, tokens - t0); ++t)
+      for (int r = 0; r < min(16, rows - strip * 16); ++r) {
+        const int row = strip * 16 + r;
+        Y_STORE(y, (size_t)(t0 + t) * rows + row, sums[r / 4][t][r % 4] + (biased ? BIAS_LOAD(bias, row) : 0.0f));
+      }
+  }
+}
+#endif
