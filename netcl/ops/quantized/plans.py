@@ -35,6 +35,7 @@ _SCRATCH = 64 << 20  # bytes of weights that CPUs unpack at a time; GPUs four ti
 _FRAGMENT_MOST = 64  # columns of activations that matrix units take at once
 _TOKENS = 8  # that a kernel of strips does at once
 _FEW_TOKENS = 4  # up to which tiles of 8 tokens do not pay
+_TILED_TOKENS = 128  # of a work-item
 _TILE_RECORD = 416  # bytes of 8 tokens and 32 columns in strips.cl
 _PUTS = {  # how unpack.cl stores eight values, where vectors can; rows begin at multiples of 64 bytes
     "float32": "*(__global float4*)(p) = (a), *((__global float4*)(p) + 1) = (b)",
@@ -178,9 +179,11 @@ def _tiles(queue: Any, p: Packed, t: PackedOperands, strips: int) -> None:
     """Launch a product of many tokens with NEON, in tiles of 8 tokens (strips.cl)."""
     runs = -(-p.tokens // 8) * (p.columns // 32)
     tiles = Tensor.empty((runs * _TILE_RECORD,), "int8", queue=queue)
-    kernels = [_compiled(queue, p, name, "strips.cl", t, 4, 2, NB=1, SLICES=1, DOTS=1, AHEAD=0, LEVEL=0, TILES=1) for name in ("round_tiles", "strips_tiles")]
-    kernels[0](queue, runs, 1, t.x, tiles, p.columns, p.tokens)
-    kernels[1](queue, strips, 1, t.weight, tiles, *t.end, p.rows, p.columns, p.tokens, int(t.bias is not None))
+    macros = {"NB": 1, "SLICES": 1, "DOTS": 1, "AHEAD": 0, "LEVEL": 0, "TILES": 1, "SHARE": _TILED_TOKENS, "PUT_QUADS": int(t.out.dtype == "float32")}
+    rounding, kernel = (_compiled(queue, p, name, "strips.cl", t, 4, 2, **macros) for name in ("round_tiles", "strips_tiles"))
+    rounding(queue, runs, 1, t.x, tiles, p.columns, p.tokens)
+    size = (-(-p.tokens // _TILED_TOKENS), -(-strips // 2))
+    kernel(queue, size, (1, 1), t.weight, tiles, *t.end, p.rows, p.columns, p.tokens, int(t.bias is not None))
 
 
 def _rounded_activations(queue: Any, p: Packed, t: PackedOperands) -> tuple[Tensor, Tensor, Tensor]:
