@@ -36,7 +36,7 @@ _FRAGMENT_MOST = 64  # columns of activations that matrix units take at once
 _TOKENS = 8  # that a kernel of strips does at once
 _FEW_TOKENS = 4  # up to which tiles of 8 tokens do not pay
 _TILED_TOKENS = 128  # of a work-item
-_TILE_RECORD = 416  # bytes of 8 tokens and 32 columns in strips.cl
+_NEON_AHEAD = 512  # bytes
 _PUTS = {  # how unpack.cl stores eight values, where vectors can; rows begin at multiples of 64 bytes
     "float32": "*(__global float4*)(p) = (a), *((__global float4*)(p) + 1) = (b)",
     "float16": "vstorea_half8_rte((float8)((a), (b)), 0, p)",
@@ -54,7 +54,7 @@ _MMA_TABLE = {
 }
 _STAGED_SUMS = 65536  # bytes of local memory for 8 columns, where sums of groups save products of their own; sums of strips need some too
 _MMA_RESIDENT = 1024  # work-items of a compute unit that keep the memory busy
-_FLAGS = {"x86_64": ("avx512_vnni", 1), "AMD64": ("avx512_vnni", 1), "aarch64": ("asimddp", 2)}
+_FLAGS = {"x86_64": ("avx512_vnni", 1), "AMD64": ("avx512_vnni", 1), "aarch64": ("asimddp asimdhp", 2)}
 
 
 class Packed(NamedTuple):
@@ -142,15 +142,15 @@ def _compiled(
         dtypes, around, code = t.parts.text("X", "uchar", items, quads)
         operands, macros = operands | dtypes, macros | around | {"X_QUAD(p)": quads.get(p.dtype, macros["X_QUAD(p)"])}
         text += t.parts.finish.source("float", 1, False) + code
-    return launch.kernel(queue, __file__, f"codes.cl {file}", name, operands, macros, text)
+    return launch.kernel(queue, __file__, f"codes.cl {'round.cl ' * (file != 'mma.cl')}{file}", name, operands, macros, text)
 
 
 @cache
 def _cpu_instructions() -> int:
     """Return the value of the macro ASM of codes.cl: the instructions that this machine supports, 0 if none."""
-    flag, found = _FLAGS.get(platform.machine(), ("", 0))
+    flags, found = _FLAGS.get(platform.machine(), ("", 0))
     listed = Path("/proc/cpuinfo")
-    there = listed.exists() and flag in listed.read_text(encoding="utf-8", errors="replace").split()
+    there = listed.exists() and {*flags.split()} <= {*listed.read_text(encoding="utf-8", errors="replace").split()}
     return found if platform.system() == "Linux" and there else 0
 
 
@@ -161,8 +161,8 @@ def _strips(queue: Any, p: Packed, config: KernelConfig, profile: Any, t: Packed
     cpu = launch.on_cpu_device(queue) and "SLICES" not in config.extra
     if assembly is None:
         assembly = _cpu_instructions() if cpu and (dots or p.kind.plain) and has_dots(queue, p.kind) else 0
-    if dots and assembly == 2 and p.tokens > _FEW_TOKENS and p.kind.name in ("Q4_0", "Q8_0"):
-        return _tiles(queue, p, t, strips)
+    if assembly == 2 and in_tiles(p) and (dots or p.kind.plain):
+        return _tiles(queue, p, t)
     x, scales, sums = _rounded_activations(queue, p, t) if dots else (t.x, t.out, t.out)
     wanted = max(1, profile.max_compute_units * 1024 // (4 * strips))  # enough work-items to hide memory latency
     slices = config.extra.get("SLICES") or next((n for n in (64, 32, 16) if n <= min(wanted, p.columns // 32)), 8)
@@ -175,15 +175,43 @@ def _strips(queue: Any, p: Packed, config: KernelConfig, profile: Any, t: Packed
     kernel(queue, strips * (items if slices > 1 else STRIP_ROWS // lanes), items, t.weight, x, scales, sums, *t.end, *numbers)
 
 
-def _tiles(queue: Any, p: Packed, t: PackedOperands, strips: int) -> None:
-    """Launch a product of many tokens with NEON, in tiles of 8 tokens (strips.cl)."""
-    runs = -(-p.tokens // 8) * (p.columns // 32)
-    tiles = Tensor.empty((runs * _TILE_RECORD,), "int8", queue=queue)
-    macros = {"NB": 1, "SLICES": 1, "DOTS": 1, "AHEAD": 0, "LEVEL": 0, "TILES": 1, "SHARE": _TILED_TOKENS, "PUT_QUADS": int(t.out.dtype == "float32")}
-    rounding, kernel = (_compiled(queue, p, name, "strips.cl", t, 4, 2, **macros) for name in ("round_tiles", "strips_tiles"))
-    rounding(queue, runs, 1, t.x, tiles, p.columns, p.tokens)
-    size = (-(-p.tokens // _TILED_TOKENS), -(-strips // 2))
-    kernel(queue, size, (1, 1), t.weight, tiles, *t.end, p.rows, p.columns, p.tokens, int(t.bias is not None))
+def neon_kernel(queue: Any, p: Packed, name: str, t: PackedOperands, tokens: int, text: str = "", **more: int) -> Any:
+    """Return a kernel of neon.cl for tiles of ``tokens`` tokens, 1 or 8; ``more``: macros of what surrounds a product of one token."""
+    around = {"SCALED": 0, "GATED": 0, "ADDED": 0, "STORES": 1, "MAKES": 0, **more}
+    macros = {"TOKENS": tokens, "SHARE": _TILED_TOKENS, "AHEAD": _NEON_AHEAD, "PUT_QUADS": int(t.out.dtype == "float32"), **around}
+    return _compiled(queue, p, name, "neon.cl", t, 4, 2, text, **macros)
+
+
+def activation_records(queue: Any, p: Packed, t: PackedOperands, tokens: int) -> Tensor:
+    """Return x in the records of neon.cl, each of ``tokens`` tokens and 32 columns."""
+    count = -(-p.tokens // tokens) * (p.columns // 32)
+    records = Tensor.empty((count * record_bytes(p.kind, tokens),), "int8", queue=queue)
+    neon_kernel(queue, p, "make_records", t, tokens)(queue, count, 1, t.x, records, p.columns, p.tokens)
+    return records
+
+
+def record_bytes(kind: Kind, tokens: int = 1) -> int:
+    """Return the bytes of a record of activations in neon.cl."""
+    return 144 if kind.plain else 64 if tokens == 1 else 416
+
+
+def in_tiles(p: Packed) -> bool:
+    """Whether neon.cl has a kernel for a product, on a CPU with its instructions."""
+    simple = p.kind.name in ("Q4_0", "Q8_0")
+    return p.tokens == 1 if p.kind.name == "F16" else simple and (p.tokens == 1 or p.tokens > _FEW_TOKENS)
+
+
+def _tiles(queue: Any, p: Packed, t: PackedOperands) -> None:
+    """Launch a product in tiles of registers of NEON."""
+    tokens, numbers = 1 if p.tokens == 1 else 8, (p.rows, p.columns)
+    records, items, biased = activation_records(queue, p, t, tokens), -(-p.rows // 32), int(t.bias is not None)
+    if tokens == 1:
+        unused = (t.out,) * 5  # what surrounds the product
+        kernel = neon_kernel(queue, p, "strips_rows", t, 1)
+        return kernel(queue, items, 1, t.weight, t.weight, records, *unused, *t.end, *numbers, biased, 0.0)
+    kernel = neon_kernel(queue, p, "strips_tiles", t, 8)
+    size = (-(-p.tokens // _TILED_TOKENS), items)
+    return kernel(queue, size, (1, 1), t.weight, records, *t.end, *numbers, p.tokens, biased)
 
 
 def _rounded_activations(queue: Any, p: Packed, t: PackedOperands) -> tuple[Tensor, Tensor, Tensor]:

@@ -7,9 +7,6 @@
 // PLAIN LOW OFFSET, and what decode.cl defines (with SLICES above 1 only), as in codes.cl. From the launch: X_T X_QUAD(p), BIAS_T BIAS_LOAD,
 // Y_T Y_STORE.
 #define QUAD_OF(n, column) NORMED(X_QUAD(x + at[n] * 32 + (column)), stats[min(t0 + n, tokens - 1)], column)
-#define FLIPPED (LOW == 8 && ASM == 1)  // signed codes as unsigned ones
-#define SUBTRACTED (FLIPPED ? 128 : LOW == 8 ? 0 : OFFSET)
-
 // r = start + the sum over four words of u of the products of their bytes with those of x, for each lane.
 #if ASM == 1
 #define DOT_4(r, start, u, x)                                                                                     \
@@ -39,32 +36,15 @@
 #endif
 #endif
 
-#define MAGIC 0x4b400000  // the bits of 1.5 * 2^23: what is added to them is added to the float, up to 22 bits
-#define MAGIC_FLOAT 12582912.0f
-// Rounds 32 activations to codes, to the nearest, ties to even; returns their scale. A scale is NaN or infinite if an activation is.
-static inline float round_run(__global const X_T* x, int4* codes) {
-  float4 f[8];
-  int4 most = (int4)(0);  // bits of magnitudes, which order as integers do, NaN last
-  UNROLL for (int j = 0; j < 8; ++j) {
-    f[j] = X_QUAD(x + 4 * j);
-    const int4 size = as_int4(f[j]) & 0x7fffffff;
-    most = size > most ? size : most;
-  }
-  const float largest = as_float(max(max(most.x, most.y), max(most.z, most.w))), inverse = largest > 0.0f ? 127.0f / largest : 0.0f;
-  UNROLL for (int j = 0; j < 8; ++j) {
-    const float4 scaled = f[j] * inverse;  // rounded by itself, as in plans.py
-    codes[j] = as_int4(scaled + MAGIC_FLOAT) - MAGIC;
-  }
-  return largest / 127.0f;
-}
-
 // Activations as int8: q, the scale of each 32, the sum of each 16. A work-item does up to 8 runs of 32 columns of a token.
 __kernel void round_activations(__global const X_T* x, __global char* q, __global float* scales, __global int* sums, const int columns) {
   const int runs = columns / 32, share = (runs + 7) / 8, token = get_global_id(0) / share, begin = get_global_id(0) % share * 8;
   for (int run = begin; run < min(begin + 8, runs); ++run) {
     const size_t at = (size_t)token * runs + run;
+    float4 f[8];
     int4 codes[8], total[2] = {(int4)(0), (int4)(0)};
-    scales[at] = round_run(x + at * 32, codes);
+    UNROLL for (int j = 0; j < 8; ++j) f[j] = X_QUAD(x + at * 32 + 4 * j);
+    scales[at] = round_run(f, codes);
     UNROLL for (int j = 0; j < 8; ++j) {
       *(__global char4*)(q + at * 32 + 4 * j) = TO(char, NIBBLES ? codes[j].s0213 : codes[j]);
       total[j / 4] += codes[j];
@@ -161,102 +141,3 @@ __kernel void strips_product(__global const uchar* w, __global const X_T* x, __g
 #endif
   }
 }
-
-// Many tokens with NEON (ASM 2), for kinds with one scale per 32 columns and no minimum: tiles of 4 rows and 8 tokens stay in registers.
-// round_tiles makes records of 8 tokens and 32 columns: codes [8 fours of columns][8 tokens][4], 8 scales, and where each of 8 sums begins,
-// four times. A sum begins at MAGIC, minus what codes are offset by: its bits are then MAGIC_FLOAT plus the sum as a float, exactly. That
-// takes one instruction of either unit, where a conversion takes four slots of one.
-#if TILES
-#define TILE_RECORD 416
-#define CHUNK 32  // runs: their records and a strip's weights stay in the first cache
-
-__kernel void round_tiles(__global const X_T* x, __global char* tiles, const int columns, const int tokens) {
-  const int runs = columns / 32, tile = get_global_id(0) / runs, run = get_global_id(0) % runs;
-  __global char* record = tiles + (size_t)get_global_id(0) * TILE_RECORD;
-  for (int t = 0; t < 8; ++t) {
-    const int token = tile * 8 + t;
-    __global const X_T* from = x + ((size_t)min(token, tokens - 1) * runs + run) * 32;
-    int4 codes[8], total = (int4)(0);
-    const float scale = round_run(from, codes);
-    UNROLL for (int j = 0; j < 8; ++j) {
-      *(__global char4*)(record + j * 32 + t * 4) = TO(char, NIBBLES ? codes[j].s0213 : codes[j]);
-      total += codes[j];
-    }
-    ((__global float*)(record + 256))[t] = token < tokens ? scale : 0.0f;
-    *(__global int4*)(record + 288 + t * 16) = (int4)(MAGIC - SUBTRACTED * (total.x + total.y + total.z + total.w));
-  }
-}
-
-#define STR_(x) #x
-#define STR(x) STR_(x)
-#define TILE_DOT(sum, u, x, lane) ".word 0x4f80e000 | " #x " << 16 | " #u " << 5 | " #sum " | (" #lane " & 1) << 21 | (" #lane " >> 1) << 11\n\t"
-// Codes in registers 8 to 15, each with four columns of four rows. Codes of 8 bits are loaded where they are used.
-#if LOW == 8
-#define TILE_CODES
-#define TILE_LOAD(u, at) "ldr q" #u ", [%1, #2 * " #at "]\n\t"
-#else
-#define TILE_WORD(u, next, at) \
-  "ldr q" #u ", [%1, #" #at "]\n\tushr v" #next ".16b, v" #u ".16b, #4\n\tand v" #u ".16b, v" #u ".16b, v30.16b\n\t"
-#define TILE_CODES TILE_WORD(8, 9, 0) TILE_WORD(10, 11, 64) TILE_WORD(12, 13, 128) TILE_WORD(14, 15, 192)
-#define TILE_LOAD(u, at)
-#endif
-// Adds the products of four columns, in register u, with the activations of 8 tokens from byte `at` on.
-#define TILE_DOTS(u, at)                                                                                     \
-  TILE_LOAD(u, at) "ldr q25, [%2, #" #at "]\n\tldr q26, [%2, #" #at " + 16]\n\t"                                              \
-  TILE_DOT(0, u, 25, 0) TILE_DOT(1, u, 25, 1) TILE_DOT(2, u, 25, 2) TILE_DOT(3, u, 25, 3)                    \
-  TILE_DOT(4, u, 26, 0) TILE_DOT(5, u, 26, 1) TILE_DOT(6, u, 26, 2) TILE_DOT(7, u, 26, 3)
-#define EACH_TOKEN(DO) DO(0) DO(1) DO(2) DO(3) DO(4) DO(5) DO(6) DO(7)
-#define TILE_START(t) "ldr q" #t ", [%2, #288 + 16 * " #t "]\n\t"
-#define TILE_UNMAGIC(t) "fsub v" #t ".4s, v" #t ".4s, v31.4s\n\t"
-#define TILE_SCALE(t) "fmul v" #t ".4s, v" #t ".4s, v24.4s\n\t"
-#define TILE_ADD(t, sum, scales, lane) "fmla v" #sum ".4s, v" #t ".4s, v" #scales ".s[" #lane "]\n\t"
-
-// Adds the products of `runs` runs to sums[8 tokens][4 rows]. `w`: the codes of the first of four rows in the first record.
-static inline void add_tile(__global const uchar* w, __global const uchar* scales, __global const char* x, float* sums, long runs) {
-  __asm__ volatile(
-      "ldp q16, q17, [%4]\n\tldp q18, q19, [%4, #32]\n\tldp q20, q21, [%4, #64]\n\tldp q22, q23, [%4, #96]\n\t"
-      "mov w9, #0x4b400000\n\tdup v31.4s, w9\n\tmovi v30.16b, #15\n"
-      "1:\n\t"
-      EACH_TOKEN(TILE_START)
-      "ldr d24, [%3]\n\tldr q28, [%2, #256]\n\tldr q29, [%2, #272]\n\tfcvtl v24.4s, v24.4h\n\t"
-      TILE_CODES
-      TILE_DOTS(8, 0) TILE_DOTS(9, 32) TILE_DOTS(10, 64) TILE_DOTS(11, 96)
-      TILE_DOTS(12, 128) TILE_DOTS(13, 160) TILE_DOTS(14, 192) TILE_DOTS(15, 224)
-      EACH_TOKEN(TILE_UNMAGIC) EACH_TOKEN(TILE_SCALE)
-      TILE_ADD(0, 16, 28, 0) TILE_ADD(1, 17, 28, 1) TILE_ADD(2, 18, 28, 2) TILE_ADD(3, 19, 28, 3)
-      TILE_ADD(4, 20, 29, 0) TILE_ADD(5, 21, 29, 1) TILE_ADD(6, 22, 29, 2) TILE_ADD(7, 23, 29, 3)
-      "add %1, %1, %5\n\tadd %3, %3, %5\n\tadd %2, %2, #" STR(TILE_RECORD) "\n\tsubs %0, %0, #1\n\tb.ne 1b\n\t"
-      "stp q16, q17, [%4]\n\tstp q18, q19, [%4, #32]\n\tstp q20, q21, [%4, #64]\n\tstp q22, q23, [%4, #96]"
-      : "+r"(runs), "+r"(w), "+r"(x), "+r"(scales)
-      : "r"(sums), "r"((long)(RECORD))
-      : "memory", "cc", "x9", "v0", "v1", "v2", "v3", "v4", "v5", "v6", "v7", "v8", "v9", "v10", "v11", "v12", "v13", "v14", "v15", "v16",
-        "v17", "v18", "v19", "v20", "v21", "v22", "v23", "v24", "v25", "v26", "v27", "v28", "v29", "v30", "v31");
-}
-
-// A work-item does 32 rows and SHARE tokens; neighbors have the same rows, which stay in the second cache.
-__kernel void strips_tiles(__global const uchar* w, __global const char* tiles, __global const BIAS_T* bias, __global Y_T* y,
-                           const int rows, const int columns, const int tokens, const int biased) {
-  const int row0 = get_global_id(1) * 32, runs = columns / 32, parts = min(8, (rows - row0 + 3) / 4), begin = get_global_id(0) * SHARE;
-  for (int t0 = begin; t0 < min(tokens, begin + SHARE); t0 += 8) {
-    float4 sums[8][8];
-    UNROLL for (int i = 0; i < 64; ++i) sums[i / 8][i % 8] = (float4)(0.0f);
-    for (int run = 0; run < runs; run += CHUNK)
-      for (int part = 0; part < parts; ++part) {
-        __global const uchar* p = w + ((size_t)(row0 / 16 + part / 4) * runs + run) * RECORD;
-        add_tile(p + AT_CODES + part % 4 * 16, p + part % 4 * 8, tiles + ((size_t)(t0 / 8) * runs + run) * TILE_RECORD,
-                 (float*)sums[part], min(CHUNK, runs - run));
-      }
-    for (int t = 0; t < min(8, tokens - t0); ++t)
-      for (int part = 0; part < parts; ++part) {
-        const int row = row0 + part * 4;
-        const size_t at = (size_t)(t0 + t) * rows + row;
-        const float4 four = sums[part][t];
-        if (PUT_QUADS && rows % 4 == 0 && !biased) {
-          *(__global float4*)(y + at) = four;
-          continue;
-        }
-        for (int r = 0; r < min(4, rows - row); ++r) Y_STORE(y, at + r, ((const float*)&four)[r] + (biased ? BIAS_LOAD(bias, row + r) : 0.0f));
-      }
-  }
-}
-#endif
