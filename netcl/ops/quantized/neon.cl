@@ -10,7 +10,7 @@
 #define STARTS (32 * TOKENS)
 #define FACTORS (48 * TOKENS)
 #if PLAIN
-#define X_RECORD 144  // 32 floats, the inverse of their factor
+#define X_RECORD 272  // 32 floats, the same times a power of two, 2^112 over this power
 #else
 #define X_RECORD (TOKENS == 1 ? 64 : 416)
 #endif
@@ -26,8 +26,9 @@
   LINE(".word 0x4f80e000 | " #x " << 16 | " #u " << 5 | " #sum " | (" #lane " & 1) << 21 | (" #lane " >> 1) << 11")
 
 #if PLAIN
-// Halves become floats by a shift that puts exponent and mantissa in place: their value times 2^-112, also of subnormal numbers. Activations
-// are multiplied by a power of two for each run, so that few products are subnormal. Four weights take 1.5 cycles, with conversions 2.
+// The halves of rows 0 to 7 of a strip are converted. Those of rows 8 to 15 become floats by a shift that puts exponent and mantissa in
+// place: their value times 2^-112, also of subnormal numbers. Each way alone keeps one vector unit waiting for the other. Activations are
+// multiplied by a power of two for each run, so that few products are subnormal.
 static inline void put_record(__global char* record, const float4* f, const int t) {
   int4 most = (int4)(112 << 23);
   UNROLL for (int j = 0; j < 8; ++j) {
@@ -35,8 +36,11 @@ static inline void put_record(__global char* record, const float4* f, const int 
     most = size > most ? size : most;
   }
   const int exponent = max(max(most.x, most.y), max(most.z, most.w)) >> 23;  // 112 to 255
-  UNROLL for (int j = 0; j < 8; ++j) *(__global float4*)(record + 16 * j) = f[j] * as_float((366 - exponent) << 23);
-  *(__global float4*)(record + 128) = (float4)(as_float(exponent << 23));  // 2^112 over the factor; infinite if an activation is, or is NaN
+  UNROLL for (int j = 0; j < 8; ++j) {
+    *(__global float4*)(record + 16 * j) = f[j];
+    *(__global float4*)(record + 128 + 16 * j) = f[j] * as_float((366 - exponent) << 23);
+  }
+  *(__global float4*)(record + 256) = (float4)(as_float(exponent << 23));  // infinite if an activation is infinite or NaN
 }
 #else
 static inline void put_record(__global char* record, const float4* f, const int t) {
@@ -134,24 +138,23 @@ __kernel void strips_tiles(__global const uchar* w, __global const char* tiles, 
 
 #define AHEAD_OF(at) LINE("prfm pldl1keep, [%1, #" STR(AHEAD) " + " #at "]")
 #if PLAIN
-// A column of 16 rows, from byte `at` on, times an activation.
-#define HALF_COLUMN(at, lane)                                                                                                        \
+// A column of 16 rows, from byte `at` on, times an activation. A weight of the last 8 rows that is infinite or NaN makes `odd` NaN:
+// fmla odd.8h, v5.8h, v30.8h with zeros in v30.
+#define HALF_COLUMN(at, lane, odd)                                                                                                   \
   LINE("ldr q4, [%1, #" #at "]") LINE("ldr q5, [%1, #" #at " + 16]")                                                                 \
-  LINE("sshll v6.4s, v4.4h, #13") LINE("sshll2 v7.4s, v4.8h, #13") LINE("sshll v8.4s, v5.4h, #13") LINE("sshll2 v9.4s, v5.8h, #13")  \
-  LINE(".word 0x4e400c00 | 30 << 16 | 4 << 5 | 31") /* fmla v31.8h, v4.8h, v30.8h: NaN if a weight is infinite or NaN */             \
-  LINE(".word 0x4e400c00 | 30 << 16 | 5 << 5 | 31")                                                                                  \
-  LINE("bic v6.4s, #0x70, lsl #24") LINE("bic v7.4s, #0x70, lsl #24") LINE("bic v8.4s, #0x70, lsl #24") LINE("bic v9.4s, #0x70, lsl #24") \
-  LINE("fmla v0.4s, v6.4s, v24.s[" #lane "]") LINE("fmla v1.4s, v7.4s, v24.s[" #lane "]")                                            \
-  LINE("fmla v2.4s, v8.4s, v24.s[" #lane "]") LINE("fmla v3.4s, v9.4s, v24.s[" #lane "]")
+  LINE("fcvtl v6.4s, v4.4h") LINE("fcvtl2 v7.4s, v4.8h") LINE("sshll v8.4s, v5.4h, #13") LINE("sshll2 v9.4s, v5.8h, #13")            \
+  LINE(".word 0x4e400c00 | 30 << 16 | 5 << 5 | " #odd) LINE("bic v8.4s, #0x70, lsl #24") LINE("bic v9.4s, #0x70, lsl #24")           \
+  LINE("fmla v16.4s, v6.4s, v24.s[" #lane "]") LINE("fmla v17.4s, v7.4s, v24.s[" #lane "]")                                          \
+  LINE("fmla v2.4s, v8.4s, v25.s[" #lane "]") LINE("fmla v3.4s, v9.4s, v25.s[" #lane "]")
 #define HALF_COLUMNS(four)                                                                                                           \
-  AHEAD_OF(128 * four) AHEAD_OF(128 * four + 64) LINE("ldr q24, [%2, #16 * " #four "]")                                              \
-  HALF_COLUMN(128 * four, 0) HALF_COLUMN(128 * four + 32, 1) HALF_COLUMN(128 * four + 64, 2) HALF_COLUMN(128 * four + 96, 3)
+  AHEAD_OF(128 * four) AHEAD_OF(128 * four + 64) LINE("ldr q24, [%2, #16 * " #four "]") LINE("ldr q25, [%2, #128 + 16 * " #four "]") \
+  HALF_COLUMN(128 * four, 0, 20) HALF_COLUMN(128 * four + 32, 1, 21) HALF_COLUMN(128 * four + 64, 2, 20) HALF_COLUMN(128 * four + 96, 3, 21)
 #define ROWS_RUN                                                                                                                     \
-  LINE("movi v0.4s, #0") LINE("movi v1.4s, #0") LINE("movi v2.4s, #0") LINE("movi v3.4s, #0")                                        \
+  LINE("movi v2.4s, #0") LINE("movi v3.4s, #0")                                                                                      \
   HALF_COLUMNS(0) HALF_COLUMNS(1) HALF_COLUMNS(2) HALF_COLUMNS(3) HALF_COLUMNS(4) HALF_COLUMNS(5) HALF_COLUMNS(6) HALF_COLUMNS(7)    \
-  LINE("ldr q24, [%2, #128]") LINE("fmla v16.4s, v0.4s, v24.4s") LINE("fmla v17.4s, v1.4s, v24.4s")                                  \
-  LINE("fmla v18.4s, v2.4s, v24.4s") LINE("fmla v19.4s, v3.4s, v24.4s")
-#define ROWS_BEGIN LINE("movi v30.4s, #0") LINE("movi v31.4s, #0")
+  LINE("ldr q24, [%2, #256]") LINE("fmla v18.4s, v2.4s, v24.4s") LINE("fmla v19.4s, v3.4s, v24.4s")
+#define ROWS_BEGIN LINE("movi v20.4s, #0") LINE("movi v21.4s, #0") LINE("movi v30.4s, #0")
+#define ROWS_ODD LINE("orr v31.16b, v20.16b, v21.16b")
 #else
 #define ROWS_DOTS(a, b, c, d, x, lane) SDOT(0, a, x, lane) SDOT(1, b, x, lane) SDOT(2, c, x, lane) SDOT(3, d, x, lane)
 #define ROWS_LOAD(a, b, c, d, at) \
@@ -177,15 +180,17 @@ __kernel void strips_tiles(__global const uchar* w, __global const char* tiles, 
   LINE("fcvtl v20.4s, v27.4h") LINE("fcvtl2 v21.4s, v27.8h") LINE("fcvtl v22.4s, v28.4h") LINE("fcvtl2 v23.4s, v28.8h")              \
   ROWS_CODES ROWS_END(0, 16, 20) ROWS_END(1, 17, 21) ROWS_END(2, 18, 22) ROWS_END(3, 19, 23)
 #define ROWS_BEGIN LINE("mov w9, #0x4b400000") LINE("dup v31.4s, w9") LINE("movi v30.16b, #15")
+#define ROWS_ODD
 #endif
 
-// Stores the products of a strip with a token in sums. PLAIN: returns whether a weight is infinite or NaN; the sums do not count then.
+// Stores the products of a strip with a token in sums. PLAIN: returns whether a weight of rows 8 to 15 is infinite or NaN; their sums do
+// not count then.
 static inline int strip_sums(__global const uchar* w, __global const char* x, float* sums, long runs) {
   ushort8 odd = (ushort8)(0);
   __asm__ volatile(
       LINE("movi v16.4s, #0") LINE("movi v17.4s, #0") LINE("movi v18.4s, #0") LINE("movi v19.4s, #0") ROWS_BEGIN
       "1:\n\t" ROWS_RUN LINE("add %1, %1, %5") LINE("add %2, %2, %6") LINE("subs %0, %0, #1") LINE("b.ne 1b")
-      LINE("stp q16, q17, [%3]") LINE("stp q18, q19, [%3, #32]") LINE("str q31, [%4]")
+      LINE("stp q16, q17, [%3]") LINE("stp q18, q19, [%3, #32]") ROWS_ODD LINE("str q31, [%4]")
       : "+r"(runs), "+r"(w), "+r"(x) : "r"(sums), "r"(&odd), "r"((long)(RECORD)), "r"((long)(X_RECORD)) : EVERY_REGISTER);
 #if PLAIN
   const uint4 parts = as_uint4(odd);
@@ -202,14 +207,10 @@ static inline void row_sums(__global const uchar* w, __global const char* x, con
     float* sums = (float*)(f + 4 * half_);
     const int odd = row0 + 16 * half_ < rows && strip_sums(own, x, sums, runs);
 #if PLAIN
-    for (int r = 0; odd && r < 16; ++r) {
+    for (int r = 8; odd && r < 16; ++r) {
       sums[r] = 0.0f;
-      for (int run = 0; run < runs; ++run) {
-        __global const float* own_x = (__global const float*)(x + (size_t)run * X_RECORD);
-        float sum = 0.0f;
-        for (int i = 0; i < 32; ++i) sum += vload_half(((size_t)run * 32 + i) * 16 + r, (__global const half*)own) * (own_x[i] * 0x1p-112f);
-        sums[r] += sum * own_x[32];
-      }
+      for (int i = 0; i < 32 * runs; ++i)
+        sums[r] += vload_half((size_t)i * 16 + r, (__global const half*)own) * ((__global const float*)(x + (size_t)(i / 32) * X_RECORD))[i % 32];
     }
 #endif
   }

@@ -192,7 +192,7 @@ def activation_records(queue: Any, p: Packed, t: PackedOperands, tokens: int) ->
 
 def record_bytes(kind: Kind, tokens: int = 1) -> int:
     """Return the bytes of a record of activations in neon.cl."""
-    return 144 if kind.plain else 64 if tokens == 1 else 416
+    return 272 if kind.plain else 64 if tokens == 1 else 416
 
 
 def in_tiles(p: Packed) -> bool:
