@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 
 import netcl.autograd as ag
-from netcl.autograd import packed
 from netcl.core.device import queue_of
 from netcl.core.errors import ShapeError, message
 from netcl.core.tensor import Tensor
@@ -122,8 +121,7 @@ class CausalLM(Module):
         return self.norm(x.to(ids.queue) if self.layer_queues else x)
 
     def _decodes_whole(self, x: Tensor, span: Any, cache: KVCache) -> bool:
-        few = packed.decodes_together(x) and not ag.is_grad_enabled() and not self.layer_queues
-        layers: list[Any] = list(self.layers) if few else []
+        layers: list[Any] = [] if ag.is_grad_enabled() or self.layer_queues else list(self.layers)
         return bool(layers) and all(layer.decodes_whole(x, span, cache) for layer in layers)
 
     def merge_projections(self) -> CausalLM:

@@ -217,7 +217,7 @@ static inline void row_sums(__global const uchar* w, __global const char* x, con
 }
 
 // What surrounds the product of one token: SCALED 1: the product is divided by the root mean square of the activations, whose squares are
-// in x_squares by runs. GATED 1: the result is finish(gate) * product. ADDED 1: `added` is added. STORES 1: the result is stored.
+// in x_squares by runs. GATES 1: the result is finish(gate) * product. ADDED 1: `added` is added. STORES 1: the result is stored.
 // MAKES 1: its records are made. MAKES 2: also multiplied by norm_weight, and the squares of each run of the result are stored.
 __kernel void strips_rows(__global const uchar* w, __global const uchar* gate, __global const char* x, __global const float* x_squares,
                           __global const float* added, __global const float* norm_weight, __global char* records, __global float* squares,
@@ -231,7 +231,7 @@ __kernel void strips_rows(__global const uchar* w, __global const uchar* gate, _
   const float factor = 1.0f / sqrt(total / columns + eps);
   UNROLL for (int i = 0; i < 8; ++i) f[i] *= factor;
 #endif
-#if GATED
+#if GATES
   float4 g[8];
   row_sums(gate, x, row0, rows, runs, g);
   for (int i = 0; i < 8; ++i) f[i] *= finish(SCALED ? g[i] * factor : g[i], 1.0f, 0, (float4)(0.0f), (float4)(0.0f));

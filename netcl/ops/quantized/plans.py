@@ -161,7 +161,7 @@ def _strips(queue: Any, p: Packed, config: KernelConfig, profile: Any, t: Packed
     cpu = launch.on_cpu_device(queue) and "SLICES" not in config.extra
     if assembly is None:
         assembly = _cpu_instructions() if cpu and (dots or p.kind.plain) and has_dots(queue, p.kind) else 0
-    if assembly == 2 and in_tiles(p) and (dots or p.kind.plain):
+    if assembly == 2 and _in_tiles(p) and (dots or p.kind.plain):
         return _tiles(queue, p, t)
     x, scales, sums = _rounded_activations(queue, p, t) if dots else (t.x, t.out, t.out)
     wanted = max(1, profile.max_compute_units * 1024 // (4 * strips))  # enough work-items to hide memory latency
@@ -177,7 +177,7 @@ def _strips(queue: Any, p: Packed, config: KernelConfig, profile: Any, t: Packed
 
 def neon_kernel(queue: Any, p: Packed, name: str, t: PackedOperands, tokens: int, text: str = "", **more: int) -> Any:
     """Return a kernel of neon.cl for tiles of ``tokens`` tokens, 1 or 8; ``more``: macros of what surrounds a product of one token."""
-    around = {"SCALED": 0, "GATED": 0, "ADDED": 0, "STORES": 1, "MAKES": 0, **more}
+    around = {"SCALED": 0, "GATES": 0, "ADDED": 0, "STORES": 1, "MAKES": 0, **more}
     macros = {"TOKENS": tokens, "SHARE": _TILED_TOKENS, "AHEAD": _NEON_AHEAD, "PUT_QUADS": int(t.out.dtype == "float32"), **around}
     return _compiled(queue, p, name, "neon.cl", t, 4, 2, text, **macros)
 
@@ -195,10 +195,17 @@ def record_bytes(kind: Kind, tokens: int = 1) -> int:
     return 272 if kind.plain else 64 if tokens == 1 else 416
 
 
-def in_tiles(p: Packed) -> bool:
-    """Whether neon.cl has a kernel for a product, on a CPU with its instructions."""
+def _in_tiles(p: Packed) -> bool:
     simple = p.kind.name in ("Q4_0", "Q8_0")
     return p.tokens == 1 if p.kind.name == "F16" else simple and (p.tokens == 1 or p.tokens > _FEW_TOKENS)
+
+
+def uses_tiles(queue: Any, p: Packed) -> bool:
+    """Whether the kernels of neon.cl compute a product."""
+    if not (launch.on_cpu_device(queue) and _in_tiles(p) and _cpu_instructions() == 2 and has_dots(queue, p.kind)):
+        return False
+    algorithm, config = _choice(queue, p)
+    return algorithm.name == ("strips" if p.kind.plain else "dot") and "SLICES" not in config.extra
 
 
 def _tiles(queue: Any, p: Packed, t: PackedOperands) -> None:
