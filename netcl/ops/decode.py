@@ -66,13 +66,19 @@ def decodes_together(x: Tensor) -> bool:
     return x.ndim > 0 and x.size <= DECODED_ROWS * x.shape[-1] and launches_dominate(x.queue)
 
 
+def multiplies_halves(queue: Any, columns: int) -> bool:
+    """Whether a CPU has kernels for F16 weights that are faster than those for float32 weights: with NEON."""
+    if isinstance(queue, CPUQueue):
+        return False
+    return plans.uses_tiles(queue, plans.Packed(kind_of("F16", "decode_block"), STRIP_ROWS, columns, 1, "float32"))
+
+
 def decodes_in_blocks(x: Tensor, kind: str, activations: str) -> bool:
-    """Whether :func:`decode_block` saves launches for ``x``: on GPUs if :func:`decodes_together`, on CPUs with kernels of NEON for one row."""
-    if x.array is not None or not launch.on_cpu_device(x.queue):
+    """Whether :func:`decode_block` saves launches for ``x``: on GPUs if :func:`decodes_together`, on CPUs with NEON for one row."""
+    if isinstance(x.queue, CPUQueue) or not launch.on_cpu_device(x.queue):
         return decodes_together(x)
-    rows, columns = STRIP_ROWS, x.shape[-1]
-    packed = plans.Packed(kind_of(kind, "decode_block"), rows, columns, x.size // columns, x.dtype, activations)
-    return x.dtype == "float32" and plans.uses_tiles(x.queue, packed) and packed.tokens == 1
+    row = plans.Packed(kind_of(kind, "decode_block"), STRIP_ROWS, x.shape[-1], 1, x.dtype, activations)
+    return x.dtype == "float32" and x.size == x.shape[-1] and plans.uses_tiles(x.queue, row)
 
 
 _Q4 = _packed_sample((1, 64), 20, "Q4_0").shapes[1]
