@@ -132,9 +132,10 @@ def _launch_rows(queue: Any, chain: Chain) -> tuple[Tensor, ...]:
         made = Tensor.empty((rows // 32 * plans.record_bytes(chain.kind),), "int8", queue=queue) if makes else result
         totals = Tensor.empty((rows // 32,), "float32", queue=queue) if makes == 2 else result
         text = "" if gate is None else chain.parts.finish.source("float", 4, False)
-        macros = {"SCALED": squares is not None, "GATES": gate is not None, "ADDED": added is not None, "STORES": stores, "MAKES": makes}
-        operands = plans.PackedOperands(x, weight, bias, result)
-        kernel = plans.neon_kernel(queue, _packed_row(chain, columns, rows), "strips_rows", operands, 1, text, **{k: int(v) for k, v in macros.items()})
+        given = {"SCALED": squares, "GATES": gate, "ADDED": added}
+        macros = {**{name: int(t is not None) for name, t in given.items()}, "STORES": stores, "MAKES": makes}
+        operands, p = plans.PackedOperands(x, weight, bias, result), _packed_row(chain, columns, rows)
+        kernel = plans.neon_kernel(queue, p, "strips_rows", operands, 1, text, **macros)
         before = [result if t is None else t for t in (gate, records, squares, added, norm)]
         kernel(queue, -(-rows // 32), 1, weight, *before, made, totals, *operands.end, rows, columns, int(bias is not None), float(eps))
         return made, totals

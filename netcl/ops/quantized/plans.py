@@ -296,7 +296,8 @@ def _packed_product_right(queue: Any, tier: str, kind: Kind) -> bool:
     blocks = quantize(rng.standard_normal((rows, columns), np.float32), kind)
     weight = Tensor.from_host(queue, pack_strips(blocks, kind, (rows, columns)))
     values = dequantize(blocks, kind, (rows, columns)).astype(np.float64)
-    for tokens, dtype in ((1, "float32"), (_TOKENS, "float32"), (11, "float32"), *(((1, "float16"), (11, "float16")) if tier == "mma" else ())):
+    cases = [(1, "float32"), (_TOKENS, "float32"), (11, "float32"), *([(1, "float16"), (11, "float16")] if tier == "mma" else [])]
+    for tokens, dtype in cases:
         x = Tensor.from_host(queue, rng.standard_normal((tokens, columns), np.float32), dtype)
         p, exact = Packed(kind, rows, columns, tokens, dtype), x.to_host().astype(np.float64)
         t = PackedOperands(x, weight, None, Tensor.empty((tokens, rows), queue=queue))
@@ -314,7 +315,8 @@ def _packed_product_right(queue: Any, tier: str, kind: Kind) -> bool:
 def unpack_rows(queue: Any, p: Packed, weight: Tensor, dtype: str, begin: int, count: int, listed: Tensor | None = None) -> Tensor:
     """Unpack ``count`` rows of the weights: the rows from ``begin`` on, or the rows whose indices are in ``listed``."""
     out = new_result((count, p.columns), dtype, queue)
-    if listed is None and dtype == "float32" and not begin % STRIP_ROWS and uses_tiles(queue, p._replace(tokens=1, dtype=dtype)) and p.kind.plain:
+    whole = listed is None and dtype == "float32" and p.kind.plain and not begin % STRIP_ROWS
+    if whole and uses_tiles(queue, p._replace(tokens=1, dtype=dtype)):
         kernel = neon_kernel(queue, p, "unpack_halves", PackedOperands(out, weight, None, out), 1)
         kernel(queue, -(-count // STRIP_ROWS) * (p.columns // 32), 8, weight, out, p.columns, begin // STRIP_ROWS, count)
         return out
