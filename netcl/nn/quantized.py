@@ -191,7 +191,7 @@ def pack_halves(model: Module) -> bool:
         for name, layer in list(parent.named_children()):
             if type(layer) is not Linear or layer.weight.dtype != "float32" or layer.in_features % 32 or owners[id(layer.weight)] > 1:
                 continue
-            if packed.multiplies_halves(layer.weight.queue, layer.in_features):
+            if packed.multiplies_halves(layer.weight):
                 values = layer.weight.to_host()
                 if (values == values.astype(np.float16)).all():
                     parent.add_module(name, QuantizedLinear.from_linear(layer, "F16"))

@@ -66,11 +66,11 @@ def decodes_together(x: Tensor) -> bool:
     return x.ndim > 0 and x.size <= DECODED_ROWS * x.shape[-1] and launches_dominate(x.queue)
 
 
-def multiplies_halves(queue: Any, columns: int) -> bool:
-    """Whether a CPU has kernels for F16 weights that are faster than those for float32 weights: with NEON."""
-    if isinstance(queue, CPUQueue):
-        return False
-    return plans.uses_tiles(queue, plans.Packed(kind_of("F16", "decode_block"), STRIP_ROWS, columns, 1, "float32"))
+def multiplies_halves(weight: Tensor) -> bool:
+    """Whether the device of a matrix is a CPU whose kernels for F16 weights are faster than those for float32: one with NEON."""
+    rows, columns = weight.shape
+    row = plans.Packed(kind_of("F16", "decode_block"), rows, columns, 1, "float32")
+    return not isinstance(weight.queue, CPUQueue) and plans.uses_tiles(weight, row)
 
 
 def decodes_in_blocks(x: Tensor, kind: str, activations: str) -> bool:
@@ -78,7 +78,7 @@ def decodes_in_blocks(x: Tensor, kind: str, activations: str) -> bool:
     if isinstance(x.queue, CPUQueue) or not launch.on_cpu_device(x.queue):
         return decodes_together(x)
     row = plans.Packed(kind_of(kind, "decode_block"), STRIP_ROWS, x.shape[-1], 1, x.dtype, activations)
-    return x.dtype == "float32" and x.size == x.shape[-1] and plans.uses_tiles(x.queue, row)
+    return x.dtype == "float32" and x.size == x.shape[-1] and plans.uses_tiles(x, row)
 
 
 _Q4 = _packed_sample((1, 64), 20, "Q4_0").shapes[1]

@@ -76,8 +76,8 @@ def launch_of(chain: Chain) -> Callable[[], tuple[Tensor, ...]] | None:
     """Return a function that launches a chain and returns its results; ``None`` if the products need launches of their own."""
     queue, profile, dtype = chain.x.queue, profile_of(chain.x.queue), chain.x.dtype
     given = [t for t in (chain.inside, chain.x, chain.parts.norm_weight, chain.next_norm, chain.next_bias) if t is not None]
-    if chain.x.array is None and _in_rows(queue, chain, given):
-        return partial(_launch_rows, queue, chain)
+    if chain.x.array is None and _in_rows(chain, given):
+        return partial(_launch_rows, chain)
     if chain.x.array is not None or not nvidia.capable(profile) or chain.kind.plain or chain.kind.codebook or not may_wait(queue):
         return None
     if {t.dtype for t in given} != {dtype} or dtype == "float64" or any(n % STRIP_ROWS for n in (*chain.columns[1:], chain.next)):
@@ -110,18 +110,18 @@ def _launch_chain(queue: Any, chain: Chain, profile: Any) -> tuple[Tensor, ...]:
     return (y,) if z is None else (y, z)
 
 
-def _in_rows(queue: Any, chain: Chain, given: Sequence[Tensor]) -> bool:
+def _in_rows(chain: Chain, given: Sequence[Tensor]) -> bool:
     whole = chain.tokens == 1 and not any(n % 32 for n in chain.columns) and {t.dtype for t in given} == {"float32"}
-    return whole and alignment(*given) == 16 and plans.uses_tiles(queue, _packed_row(chain, *chain.columns[:2]))
+    return whole and alignment(*given) == 16 and plans.uses_tiles(chain.x, _packed_row(chain, *chain.columns[:2]))
 
 
 def _packed_row(chain: Chain, columns: int, rows: int) -> plans.Packed:
     return plans.Packed(chain.kind, rows, columns, 1, "float32", chain.activations)
 
 
-def _launch_rows(queue: Any, chain: Chain) -> tuple[Tensor, ...]:
+def _launch_rows(chain: Chain) -> tuple[Tensor, ...]:
     """Compute a chain of one token with the kernels of neon.cl: one launch per product, which also makes the input of the next product."""
-    x, (attended, width, inner) = chain.x, chain.columns
+    x, queue, (attended, width, inner) = chain.x, chain.x.queue, chain.columns
     out, up, down, following = chain.weights
 
     def product(weight: Tensor, size: tuple[int, int], records: Tensor, result: Tensor, squares: Tensor | None = None, eps: float = 0.0,
@@ -135,13 +135,13 @@ def _launch_rows(queue: Any, chain: Chain) -> tuple[Tensor, ...]:
         given = {"SCALED": squares, "GATES": gate, "ADDED": added}
         macros = {**{name: int(t is not None) for name, t in given.items()}, "STORES": stores, "MAKES": makes}
         operands, p = plans.PackedOperands(x, weight, bias, result), _packed_row(chain, columns, rows)
-        kernel = plans.neon_kernel(queue, p, "strips_rows", operands, 1, text, **macros)
+        kernel = plans.neon_kernel(p, "strips_rows", operands, 1, text, **macros)
         before = [result if t is None else t for t in (gate, records, squares, added, norm)]
         kernel(queue, -(-rows // 32), 1, weight, *before, made, totals, *operands.end, rows, columns, int(bias is not None), float(eps))
         return made, totals
 
     h, y = (new_result(x.shape, x.dtype, queue) for _ in range(2))
-    inside = plans.activation_records(queue, _packed_row(chain, attended, width), plans.PackedOperands(chain.inside, out, None, h), 1)
+    inside = plans.activation_records(_packed_row(chain, attended, width), plans.PackedOperands(chain.inside, out, None, h), 1)
     records, squares = product(out, (width, attended), inside, h, added=x, norm=chain.parts.norm_weight)
     records, _ = product(up, (inner, width), records, h, squares, chain.parts.eps, gate=chain.parts.gate, stores=0)
     records, squares = product(down, (width, inner), records, y, added=h, norm=chain.next_norm)

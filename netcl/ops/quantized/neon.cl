@@ -1,7 +1,7 @@
 // Products on CPUs with NEON (ASM 2 of codes.cl): tiles of registers in assembly, for one token or many. Kinds: F16, and those with one
 // scale per 32 columns and no minimum. A work-item does 32 rows. Macros of codes.cl and round.cl (PLAIN LOW OFFSET), and
 //   TOKENS  of a tile: 1 or 8      SHARE  tokens of a work-item, with 8
-//   AHEAD  bytes to prefetch ahead, with 1 token
+//   AHEAD  bytes to prefetch ahead, with 1 token      SCALED GATES ADDED STORES MAKES  what surrounds a product of 1 token (strips_rows)
 // Activations are records of TOKENS tokens and 32 columns: codes [8 fours of columns][TOKENS][4], the starts of sums [TOKENS][4], a scale of
 // each token. A sum starts at MAGIC, minus what codes are offset by: its bits are then MAGIC_FLOAT plus the sum as a float, exactly. The
 // subtraction takes one slot of either vector unit of a Neoverse N1, where a conversion takes two of the first unit.

@@ -162,7 +162,7 @@ def _strips(queue: Any, p: Packed, config: KernelConfig, profile: Any, t: Packed
     if assembly is None:
         assembly = _cpu_instructions() if cpu and (dots or p.kind.plain) and has_dots(queue, p.kind) else 0
     if assembly == 2 and _in_tiles(p) and (dots or p.kind.plain):
-        return _tiles(queue, p, t)
+        return _registers(p, t)
     x, scales, sums = _rounded_activations(queue, p, t) if dots else (t.x, t.out, t.out)
     wanted = max(1, profile.max_compute_units * 1024 // (4 * strips))  # enough work-items to hide memory latency
     slices = config.extra.get("SLICES") or next((n for n in (64, 32, 16) if n <= min(wanted, p.columns // 32)), 8)
@@ -175,18 +175,18 @@ def _strips(queue: Any, p: Packed, config: KernelConfig, profile: Any, t: Packed
     kernel(queue, strips * (items if slices > 1 else STRIP_ROWS // lanes), items, t.weight, x, scales, sums, *t.end, *numbers)
 
 
-def neon_kernel(queue: Any, p: Packed, name: str, t: PackedOperands, tokens: int, text: str = "", **more: int) -> Any:
+def neon_kernel(p: Packed, name: str, t: PackedOperands, tokens: int, text: str = "", **more: int) -> Any:
     """Return a kernel of neon.cl for tiles of ``tokens`` tokens, 1 or 8; ``more``: macros of what surrounds a product of one token."""
     around = {"SCALED": 0, "GATES": 0, "ADDED": 0, "STORES": 1, "MAKES": 0, **more}
     macros = {"TOKENS": tokens, "SHARE": _TILED_TOKENS, "AHEAD": _NEON_AHEAD, "PUT_QUADS": int(t.out.dtype == "float32"), **around}
-    return _compiled(queue, p, name, "neon.cl", t, 4, 2, text, **macros)
+    return _compiled(t.x.queue, p, name, "neon.cl", t, 4, 2, text, **macros)
 
 
-def activation_records(queue: Any, p: Packed, t: PackedOperands, tokens: int) -> Tensor:
+def activation_records(p: Packed, t: PackedOperands, tokens: int) -> Tensor:
     """Return x in the records of neon.cl, each of ``tokens`` tokens and 32 columns."""
     count = -(-p.tokens // tokens) * (p.columns // 32)
-    records = Tensor.empty((count * record_bytes(p.kind, tokens),), "int8", queue=queue)
-    neon_kernel(queue, p, "make_records", t, tokens)(queue, count, 1, t.x, records, p.columns, p.tokens)
+    records = Tensor.empty((count * record_bytes(p.kind, tokens),), "int8", queue=t.x.queue)
+    neon_kernel(p, "make_records", t, tokens)(t.x.queue, count, 1, t.x, records, p.columns, p.tokens)
     return records
 
 
@@ -200,25 +200,25 @@ def _in_tiles(p: Packed) -> bool:
     return p.tokens == 1 if p.kind.name == "F16" else simple and (p.tokens == 1 or p.tokens > _FEW_TOKENS)
 
 
-def uses_tiles(queue: Any, p: Packed) -> bool:
-    """Whether the kernels of neon.cl compute a product."""
+def uses_tiles(x: Tensor, p: Packed) -> bool:
+    """Whether the kernels of neon.cl compute a product on the device of ``x``."""
+    queue = x.queue
     if not (launch.on_cpu_device(queue) and _in_tiles(p) and _cpu_instructions() == 2 and has_dots(queue, p.kind)):
         return False
     algorithm, config = _choice(queue, p)
     return algorithm.name == ("strips" if p.kind.plain else "dot") and "SLICES" not in config.extra
 
 
-def _tiles(queue: Any, p: Packed, t: PackedOperands) -> None:
+def _registers(p: Packed, t: PackedOperands) -> None:
     """Launch a product in tiles of registers of NEON."""
-    tokens, numbers = 1 if p.tokens == 1 else 8, (p.rows, p.columns)
-    records, items, biased = activation_records(queue, p, t, tokens), -(-p.rows // 32), int(t.bias is not None)
+    tokens, numbers, biased = 1 if p.tokens == 1 else 8, (p.rows, p.columns), int(t.bias is not None)
+    records, items = activation_records(p, t, tokens), -(-p.rows // 32)
     if tokens == 1:
         unused = (t.out,) * 5  # what surrounds the product
-        kernel = neon_kernel(queue, p, "strips_rows", t, 1)
-        return kernel(queue, items, 1, t.weight, t.weight, records, *unused, *t.end, *numbers, biased, 0.0)
-    kernel = neon_kernel(queue, p, "strips_tiles", t, 8)
-    size = (-(-p.tokens // _TILED_TOKENS), items)
-    return kernel(queue, size, (1, 1), t.weight, records, *t.end, *numbers, p.tokens, biased)
+        kernel = neon_kernel(p, "strips_rows", t, 1)
+        return kernel(t.x.queue, items, 1, t.weight, t.weight, records, *unused, *t.end, *numbers, biased, 0.0)
+    size, kernel = (-(-p.tokens // _TILED_TOKENS), items), neon_kernel(p, "strips_tiles", t, 8)
+    return kernel(t.x.queue, size, (1, 1), t.weight, records, *t.end, *numbers, p.tokens, biased)
 
 
 def _rounded_activations(queue: Any, p: Packed, t: PackedOperands) -> tuple[Tensor, Tensor, Tensor]:
@@ -316,8 +316,8 @@ def unpack_rows(queue: Any, p: Packed, weight: Tensor, dtype: str, begin: int, c
     """Unpack ``count`` rows of the weights: the rows from ``begin`` on, or the rows whose indices are in ``listed``."""
     out = new_result((count, p.columns), dtype, queue)
     whole = listed is None and dtype == "float32" and p.kind.plain and not begin % STRIP_ROWS
-    if whole and uses_tiles(queue, p._replace(tokens=1, dtype=dtype)):
-        kernel = neon_kernel(queue, p, "unpack_halves", PackedOperands(out, weight, None, out), 1)
+    if whole and uses_tiles(weight, row := p._replace(tokens=1, dtype=dtype)):
+        kernel = neon_kernel(row, "unpack_halves", PackedOperands(out, weight, None, out), 1)
         kernel(queue, -(-count // STRIP_ROWS) * (p.columns // 32), 8, weight, out, p.columns, begin // STRIP_ROWS, count)
         return out
     each = 32 if launch.on_cpu_device(queue) else 8  # columns of a work-item: neighbors on GPUs write neighboring columns

@@ -1,4 +1,4 @@
-// Activations rounded to int8, with a scale for each run of 32 columns. Macros of codes.cl.
+// Activations rounded to int8, with a scale for each run of 32 columns. Macros of codes.cl (LOW OFFSET ASM).
 #define FLIPPED (LOW == 8 && ASM == 1)  // signed codes as unsigned ones
 #define SUBTRACTED (FLIPPED ? 128 : LOW == 8 ? 0 : OFFSET)
 #define MAGIC 0x4b400000  // the bits of 1.5 * 2^23: what is added to them is added to the float, up to 22 bits
