@@ -21,6 +21,7 @@
 #define PACKED 0
 #define CODED 0
 #define NEW 0
+#define FOURS 0
 #define TABLE_POINTERS
 #endif
 // Loads of a work-item that wait for memory together: KEY_LOADS of a key, VALUE_LOADS * BATCH of values.
@@ -208,8 +209,8 @@ __kernel __attribute__((reqd_work_group_size(ITEMS, 1, 1))) void cached_attentio
     barrier(CLK_LOCAL_MEM_FENCE);
     _Pragma("unroll") for (int i = 0; i < TEAM; ++i) top = fmax(top, found[min(begin + i, ITEMS - 1)]);
     barrier(CLK_LOCAL_MEM_FENCE);
+#if FOURS  // exponentials four at a time: a single one is a call. ITEMS is 1, REAL is float, RANGE a multiple of 4
     int begun = 0;
-#ifdef EXP_BELOW  // four at a time, where a single one is a call
     float4 four = (float4)(0.0f);
     for (; begun + 4 <= to - from && top > -INFINITY; begun += 4) {
       __local float4* part = (__local float4*)&scores[r][begun];
@@ -217,6 +218,8 @@ __kernel __attribute__((reqd_work_group_size(ITEMS, 1, 1))) void cached_attentio
       four += *part;
     }
     sum = four.x + four.y + four.z + four.w;
+#else
+    const int begun = 0;
 #endif
     for (int i = begun + mate; i < (active ? to - from : 0); i += TEAM) {
       const REAL share = top == -INFINITY ? (REAL)0 : exp(scores[r][i] - top);

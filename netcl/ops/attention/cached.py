@@ -252,7 +252,7 @@ def _cached_cl(q: Any, k: Any, v: Any, cache: tuple[Any, ...], tables: tuple[Any
     span = min(RANGE_LIMITS[1], SCORES_AT_ONCE // rows, max(RANGE_LIMITS[0], 1 << max(0, even.bit_length() - 1)))
     alone = batch * groups * blocks >= profile.max_compute_units if on_cpu else length <= ONE_RANGE
     if alone and rows * length <= (CPU_SCORES if on_cpu else SCORES_AT_ONCE):
-        span = -(-length // 4) * 4
+        span = -(-length // 4) * 4 if on_cpu else length
     ranges = -(-length // span)
     lanes, read = _lanes_of(q, (depth, wide), profile.vector_width)
     sums_in, real = sum_dtype(q.dtype), DTYPES[q.dtype].c_compute
@@ -270,7 +270,7 @@ def _cached_cl(q: Any, k: Any, v: Any, cache: tuple[Any, ...], tables: tuple[Any
     if cache[2] is not None:
         operands["S"] = cache[2].dtype
     exps, text = launch.exponential(q.queue, real, 4) if span % 4 == 0 else ({}, "")
-    kernel = launch.kernel(q.queue, __file__, "cached.cl", "cached_attention", operands, defines | exps, text)
+    kernel = launch.kernel(q.queue, __file__, "cached.cl", "cached_attention", operands, defines | exps | {"FOURS": int(bool(exps))}, text)
     parts = out if ranges == 1 else Tensor.empty((out.size * ranges,), sums_in, queue=q.queue)
     sums = parts if ranges == 1 else Tensor.empty((2 * ranges * batch * heads * new,), sums_in, queue=q.queue)
     size = (ranges * defines["ITEMS"], batch * groups, blocks)
