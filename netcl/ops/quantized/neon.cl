@@ -47,7 +47,7 @@ static inline void put_record(__global char* record, const float4* f, const int 
   int4 codes[8], total = (int4)(0);
   const float scale = round_run(f, codes);
   UNROLL for (int j = 0; j < 8; ++j) {
-    *(__global char4*)(record + (j * TOKENS + t) * 4) = TO(char, NIBBLES ? codes[j].s0213 : codes[j]);
+    *(__global char4*)(record + (j * TOKENS + t) * 4) = CODES_AS_CHARS(codes[j]);
     total += codes[j];
   }
   *(__global int4*)(record + STARTS + t * 16) = (int4)(MAGIC - SUBTRACTED * (total.x + total.y + total.z + total.w));

@@ -1,8 +1,13 @@
-// Activations rounded to int8, with a scale for each run of 32 columns. Macros of codes.cl (LOW OFFSET ASM).
+// Activations rounded to int8, with a scale for each run of 32 columns. Macros of codes.cl (LOW OFFSET ASM CLANG).
 #define FLIPPED (LOW == 8 && ASM == 1)  // signed codes as unsigned ones
 #define SUBTRACTED (FLIPPED ? 128 : LOW == 8 ? 0 : OFFSET)
 #define MAGIC 0x4b400000  // the bits of 1.5 * 2^23: what is added to them is added to the float, up to 22 bits
 #define MAGIC_FLOAT 12582912.0f
+#if CLANG
+#define CODES_AS_CHARS(codes) __builtin_convertvector(NIBBLES ? (codes).s0213 : (codes), char4)
+#else
+#define CODES_AS_CHARS(codes) convert_char4(NIBBLES ? (codes).s0213 : (codes))
+#endif
 // Rounds 32 activations to codes, to the nearest, ties to even; returns their scale. A scale is NaN or infinite if an activation is.
 static inline float round_run(const float4* f, int4* codes) {
   int4 most = (int4)(0);  // bits of magnitudes, which order as integers do, NaN last

@@ -46,7 +46,7 @@ __kernel void round_activations(__global const X_T* x, __global char* q, __globa
     UNROLL for (int j = 0; j < 8; ++j) f[j] = X_QUAD(x + at * 32 + 4 * j);
     scales[at] = round_run(f, codes);
     UNROLL for (int j = 0; j < 8; ++j) {
-      *(__global char4*)(q + at * 32 + 4 * j) = TO(char, NIBBLES ? codes[j].s0213 : codes[j]);
+      *(__global char4*)(q + at * 32 + 4 * j) = CODES_AS_CHARS(codes[j]);
       total[j / 4] += codes[j];
     }
     sums[2 * at] = total[0].x + total[0].y + total[0].z + total[0].w;
