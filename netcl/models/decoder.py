@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 
 import netcl.autograd as ag
-from netcl.autograd import packed
 from netcl.core.device import queue_of
 from netcl.core.errors import ShapeError, message
 from netcl.core.tensor import Tensor
@@ -24,6 +23,7 @@ from netcl.nn.embedding import Embedding
 from netcl.nn.linear import Linear
 from netcl.nn.module import Module
 from netcl.nn.pickling import Recomputed
+from netcl.nn.quantized import pack_halves
 
 _CONTEXT_TOKENS = 4  # of a prompt that the text behind it is decoded with: a word's first token decodes differently at the start of a text
 _DECODED_TOGETHER = 64  # tokens of a text; more are decoded in parts, or long texts would take quadratic time
@@ -122,16 +122,17 @@ class CausalLM(Module):
         return self.norm(x.to(ids.queue) if self.layer_queues else x)
 
     def _decodes_whole(self, x: Tensor, span: Any, cache: KVCache) -> bool:
-        few = packed.decodes_together(x) and not ag.is_grad_enabled() and not self.layer_queues
-        layers: list[Any] = list(self.layers) if few else []
+        layers: list[Any] = [] if ag.is_grad_enabled() or self.layer_queues else list(self.layers)
         return bool(layers) and all(layer.decodes_whole(x, span, cache) for layer in layers)
 
     def merge_projections(self) -> CausalLM:
         """Compute queries, keys and values with one matrix product per layer, where weights allow it; return the model.
 
-        This saves launches per token. A merged model is for inference only: it cannot be saved, and adapters cannot be added.
+        This saves launches per token. Where CPUs have kernels for it, weights of float32 that are all float16 numbers are packed as F16,
+        which halves their memory. A merged model is for inference only: it cannot be saved, and adapters cannot be added.
         """
         self.merged = True in [layer.self_attn.merge() for layer in self.layers] or self.merged
+        self.merged = pack_halves(self) or self.merged
         self.__dict__.pop("_decoding", None)  # compiled steps
         return self
 

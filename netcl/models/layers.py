@@ -263,6 +263,8 @@ class TransformerLayer(Module):
         layers: Any = (attn.o_proj, mlp.gate_proj, mlp.up_proj, mlp.down_proj)
         if any(type(norm) is not RMSNorm for norm in norms) or any(type(layer) is not QuantizedLinear for layer in layers):
             return False
+        if not packed.decodes_in_blocks(x, layers[0].kind, layers[0].activations):
+            return False
         whole = not any(layer.bias is not None for layer in layers) and attn.attends_whole(x, span, cache)
         return whole and decodable(attn, attn.qkv_proj, attn.o_proj) and decodable(self, *norms, attn.qkv_proj) and decodable(mlp, *layers)
 

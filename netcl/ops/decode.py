@@ -21,6 +21,7 @@ from netcl.ops.matmul import affine, gemm
 from netcl.ops.norm import row_norm
 from netcl.ops.quantized import _packed_sample, chain, plans, quantized_linear, weight_values
 from netcl.ops.quantized.formats import kind_of
+from netcl.ops.quantized.layout import STRIP_ROWS
 
 DECODED_ROWS = 8  # most rows of x that one launch takes
 #: Rows of activations by the names of :func:`decode_linear`.
@@ -63,6 +64,21 @@ def launches_dominate(queue: Any) -> bool:
 def decodes_together(x: Tensor) -> bool:
     """Whether :func:`decode_linear` may run products with ``x`` as one launch: at most eight rows, on a GPU."""
     return x.ndim > 0 and x.size <= DECODED_ROWS * x.shape[-1] and launches_dominate(x.queue)
+
+
+def multiplies_halves(weight: Tensor) -> bool:
+    """Whether the device of a matrix is a CPU whose kernels for F16 weights are faster than those for float32: one with NEON."""
+    rows, columns = weight.shape
+    row = plans.Packed(kind_of("F16", "decode_block"), rows, columns, 1, "float32")
+    return not isinstance(weight.queue, CPUQueue) and plans.uses_tiles(weight, row)
+
+
+def decodes_in_blocks(x: Tensor, kind: str, activations: str) -> bool:
+    """Whether :func:`decode_block` saves launches for ``x``: on GPUs if :func:`decodes_together`, on CPUs with NEON for one row."""
+    if isinstance(x.queue, CPUQueue) or not launch.on_cpu_device(x.queue):
+        return decodes_together(x)
+    row = plans.Packed(kind_of(kind, "decode_block"), STRIP_ROWS, x.shape[-1], 1, x.dtype, activations)
+    return x.dtype == "float32" and x.size == x.shape[-1] and plans.uses_tiles(x, row)
 
 
 _Q4 = _packed_sample((1, 64), 20, "Q4_0").shapes[1]
@@ -205,7 +221,8 @@ def decode_block(
     if 0 < x.size <= DECODED_ROWS * x.shape[-1]:
         parts = DecodeParts(Finish(x.dtype, "", DECODE_ACTIVATIONS[activation]), "rms", eps, gate, None, None, norm_weight, None)
         weights = (out_weight, up, down, next_weight)
-        whole = chain.Chain(kind_of(kind, "decode_block"), inside, x, weights, parts, next_norm, next_bias, inner, next_rows, next_eps)
+        whole = chain.Chain(kind_of(kind, "decode_block"), inside, x, weights, parts, next_norm, next_bias, inner, next_rows, next_eps,
+                            activations)  # fmt: skip
         if (found := chain.launch_of(whole)) is not None:
             return found()
     h = decode_linear(inside, out_weight, residual=x, rows=x.shape[-1], **packs)

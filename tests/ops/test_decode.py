@@ -16,6 +16,7 @@ from netcl.core.errors import ShapeError
 from netcl.core.kernel_selector import KernelConfig, KernelVariant, get_kernel_selector
 from netcl.core.tensor import Tensor
 from netcl.engine import launch
+from netcl.ops.quantized import plans
 from netcl.ops.quantized.formats import BLOCK_TYPES, dequantize, quantize
 from netcl.ops.quantized.layout import pack_strips
 
@@ -149,6 +150,54 @@ def test_models_decode_the_same_with_few_launches(name, kind, gpu_model, rng):
     assert merged.generate([5, 17], 12) == plain
     assert taken and None not in taken
     assert merged.generate([[5, 17], [7]], 8)[0] == plain[:8]
+
+
+@pytest.mark.parametrize("kind", ["Q4_0", "Q8_0", "F16"])
+def test_blocks_of_one_token_make_the_input_of_the_next_product(kind, cl_device, rng):
+    queue, (width, attended, inner, following) = cl_device.queue, (64, 96, 160, 50)
+    shapes = ((width, attended), (inner, width), (inner, width), (width, inner), (following, width))
+    blocks = [quantize(rng.normal(0, shape[1] ** -0.5, shape).astype(np.float32), kind) for shape in shapes]
+    out, gate, up, down, after = (pack_strips(block, kind, shape) for block, shape in zip(blocks, shapes, strict=True))
+    values = [dequantize(block, kind, shape).astype(np.float64) for block, shape in zip(blocks, shapes, strict=True)]
+    inside, x = (rng.standard_normal((1, 1, n), np.float32) for n in (attended, width))
+    norm, next_norm, bias = (rng.standard_normal(n, np.float32) for n in (width, width, following))
+    operands = [Tensor.from_host(queue, a) for a in (inside, x, out, norm, gate, up, down, next_norm, after, bias)]
+    few = decode.decodes_in_blocks(operands[1], kind, "auto")  # also tests the kernels, at their first use
+    with netcl.profiling.profile() as seen:
+        y, z = ops.decode_block(*operands, kind=kind, inner=inner, next_rows=following)
+    rounds = plans.has_dots(queue, BLOCK_TYPES[kind]) and kind != "F16"
+    taken = (lambda a: plans.round_activations(a.astype(np.float32))) if rounds else np.asarray
+
+    def normed(a, weight):
+        return a / np.sqrt((a * a).mean(-1, keepdims=True) + 1e-5) * weight
+
+    h = x + taken(inside) @ values[0].T
+    n = taken(normed(h, norm))
+    exact = h + taken(ACTIVATIONS["silu"](n @ values[1].T) * (n @ values[2].T)) @ values[3].T
+    np.testing.assert_allclose(y.to_host(), exact, rtol=2e-3, atol=2e-3)  # an activation between two codes may be rounded to either
+    np.testing.assert_allclose(z.to_host(), taken(normed(exact, next_norm)) @ values[4].T + bias, rtol=2e-2, atol=2e-2)
+    assert not (few and launch.on_cpu_device(queue)) or len(seen.events) == 5
+
+
+@pytest.mark.parametrize("kind", ["Q8_0", "F16"])
+def test_merged_models_decode_the_same_on_every_device(kind, device, rng):
+    model = models.CausalLM(models.read_config({"model_type": "llama", **COMMON})).eval()
+    for parameter in model.parameters():
+        scale = (0.1, 1.0) if parameter.ndim == 1 else (parameter.shape[-1] ** -0.5, 0.0)
+        values = rng.standard_normal(parameter.shape, np.float32) * scale[0] + scale[1]
+        parameter.write(values.astype(np.float16).astype(np.float32))
+    if kind == "Q8_0":
+        netcl.quantize(model, kind=kind)
+    ids = rng.integers(0, 96, 12).tolist()
+    model.to(device.queue)
+    with no_grad():
+        whole = model(Tensor.from_host(device.queue, np.array([ids]))).to_host()[0]
+        model.merge_projections()
+        cache = model.new_cache(16)
+        steps = [model(Tensor.from_host(device.queue, np.array([[token]])), cache).to_host()[0, 0] for token in ids]
+    assert np.abs(np.array(steps) - whole).max() < (0.1 if kind == "Q8_0" else 1e-4) * whole.std()
+    packed = [layer for layer in model.modules() if isinstance(layer, nn.QuantizedLinear)]
+    assert bool(packed) == (kind == "Q8_0" or decode.multiplies_halves(model.norm.weight.reshape(1, -1)))
 
 
 def test_a_gpt_decodes_the_same(gpu_model, rng):

@@ -75,6 +75,44 @@ def test_int8_activations_are_multiplied_exactly(kind, cl_device, rng):
         assert far(chosen, x.astype(np.float64) @ values.T) < 2e-2
 
 
+@pytest.mark.parametrize(("kind", "tokens", "columns"), [("Q4_0", 300, 64), ("Q8_0", 9, 2080), ("Q4_0", 1, 2080)])
+def test_int8_activations_of_many_tokens_and_columns(kind, tokens, columns, cl_device, rng):
+    if not plans.has_dots(cl_device.queue, BLOCK_TYPES[kind]):
+        pytest.skip("the device has no dot products of int8")
+    packed, values = weights(rng, kind, 50, columns)
+    x, bias = rng.standard_normal((tokens, columns), np.float32), rng.standard_normal(50, np.float32)
+    operands = (Tensor.from_host(cl_device.queue, array) for array in (x, packed, bias))
+    got = ops.quantized_linear(*operands, kind=kind, rows=50, activations="int8").to_host()
+    assert far(got, plans.round_activations(x) @ values.T + bias) < 2e-6
+
+
+@pytest.mark.parametrize("tokens", [1, 3, 9])
+def test_numbers_that_are_not_finite_are_not_lost(tokens, cl_device, rng):
+    values = rng.standard_normal((32, 64), np.float32)
+    values[3, 40], values[12, 5], values[30, 63] = np.inf, -np.inf, np.nan
+    x = rng.uniform(1, 2, (tokens, 64)).astype(np.float32)
+    packed = pack_strips(quantize(values, "F16"), "F16", values.shape)
+    got = ops.quantized_linear(*(Tensor.from_host(cl_device.queue, a) for a in (x, packed)), kind="F16", rows=32).to_host()
+    fine = [row for row in range(32) if row not in (3, 12, 30)]
+    assert far(got[:, fine], x.astype(np.float64) @ values[fine].astype(np.float16).T) < 2e-6
+    assert (got[:, 3] == np.inf).all() and (got[:, 12] == -np.inf).all() and np.isnan(got[:, 30]).all()
+    packed, _ = weights(rng, "Q8_0", 32, 64)
+    for odd in (np.inf, np.nan):
+        x[0, 7] = odd
+        got = ops.quantized_linear(*(Tensor.from_host(cl_device.queue, a) for a in (x, packed)), kind="Q8_0", rows=32).to_host()
+        assert not np.isfinite(got[0]).any() and np.isfinite(got[1:]).all()
+
+
+@pytest.mark.parametrize("size", [2.0**-100, 2.0**-20, 2.0**60, 2.0**110])
+def test_halves_times_activations_of_every_size(size, cl_device, rng):
+    values = rng.standard_normal((32, 64), np.float32) * 2.0 ** rng.integers(-20, 2, (32, 1)).astype(np.float32)
+    x = (rng.standard_normal((1, 64)) * size).astype(np.float32)
+    packed = pack_strips(quantize(values, "F16"), "F16", values.shape)
+    got = ops.quantized_linear(*(Tensor.from_host(cl_device.queue, a) for a in (x, packed)), kind="F16", rows=32).to_host()
+    exact = x.astype(np.float64) @ values.astype(np.float16).astype(np.float64).T
+    assert (np.abs(got - exact) <= 2e-6 * np.abs(x.astype(np.float64)) @ np.abs(values.astype(np.float64)).T).all()
+
+
 def test_int8_activations_on_numpy_are_those_of_devices(rng):
     packed, values = weights(rng, "Q4_0", 5, 64)
     x = rng.standard_normal((3, 64), np.float32)

@@ -21,6 +21,7 @@
 #define PACKED 0
 #define CODED 0
 #define NEW 0
+#define FOURS 0
 #define TABLE_POINTERS
 #endif
 // Loads of a work-item that wait for memory together: KEY_LOADS of a key, VALUE_LOADS * BATCH of values.
@@ -120,7 +121,7 @@ __kernel __attribute__((reqd_work_group_size(ITEMS, 1, 1))) void cached_attentio
     __global const X_T* restrict q, __global const X_T* restrict k, __global const X_T* restrict v, __global CACHE_T* restrict keys,
     __global CACHE_T* restrict values, SCALES TABLE_POINTERS __global const P_T* restrict lengths, __global Y_T* restrict out, __global REAL* restrict sums,
     int H, int G, int T, int L, int window, int ranges, const REAL scale, const REAL cap) {
-  __local REAL scores[ROWS][RANGE], query[ROWS + NEW][DEPTH], found[ITEMS], most[ROWS], total[ROWS];
+  __local REAL scores[ROWS][RANGE] __attribute__((aligned(16))), query[ROWS + NEW][DEPTH], found[ITEMS], most[ROWS], total[ROWS];
   __local REAL added[PARTS][ROWS][DEPTH_V];
   const int l = get_local_id(0), range = get_group_id(0), head = get_group_id(1), first = get_group_id(2) * ROWS;
   const int b = head / G, sharing = H / G, rows = min(ROWS, sharing * T - first), seen = (int)lengths[b];
@@ -208,7 +209,19 @@ __kernel __attribute__((reqd_work_group_size(ITEMS, 1, 1))) void cached_attentio
     barrier(CLK_LOCAL_MEM_FENCE);
     _Pragma("unroll") for (int i = 0; i < TEAM; ++i) top = fmax(top, found[min(begin + i, ITEMS - 1)]);
     barrier(CLK_LOCAL_MEM_FENCE);
-    for (int i = mate; i < (active ? to - from : 0); i += TEAM) {
+#if FOURS  // exponentials four at a time: a single one is a call. ITEMS is 1, REAL is float, RANGE a multiple of 4
+    int begun = 0;
+    float4 four = (float4)(0.0f);
+    for (; begun + 4 <= to - from && top > -INFINITY; begun += 4) {
+      __local float4* part = (__local float4*)&scores[r][begun];
+      *part = EXP_BELOW(*part - top);
+      four += *part;
+    }
+    sum = four.x + four.y + four.z + four.w;
+#else
+    const int begun = 0;
+#endif
+    for (int i = begun + mate; i < (active ? to - from : 0); i += TEAM) {
       const REAL share = top == -INFINITY ? (REAL)0 : exp(scores[r][i] - top);
       scores[r][i] = share;
       sum += share;

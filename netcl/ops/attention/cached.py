@@ -22,6 +22,7 @@ CACHED_ITEMS = 128
 RANGE_LIMITS = (64, 512)  # positions of a work-group, at least and at most
 ONE_RANGE = 256  # positions that a work-group of a GPU takes alone: combining ranges is one launch more
 SCORES_AT_ONCE = 2048  # scores of a work-group, in local memory
+CPU_SCORES = 16384  # the same of a CPU, whose local memory is a cache, if heads suffice to keep all compute units busy
 GROUPS_PER_CU = 2  # work-groups per compute unit that keep a device busy
 
 
@@ -249,8 +250,9 @@ def _cached_cl(q: Any, k: Any, v: Any, cache: tuple[Any, ...], tables: tuple[Any
     blocks = -(-(heads // groups * new) // rows)
     even = length * batch * groups * blocks // (GROUPS_PER_CU * profile.max_compute_units)  # all units have work
     span = min(RANGE_LIMITS[1], SCORES_AT_ONCE // rows, max(RANGE_LIMITS[0], 1 << max(0, even.bit_length() - 1)))
-    if length <= ONE_RANGE and rows * length <= SCORES_AT_ONCE and not on_cpu:
-        span = length
+    alone = batch * groups * blocks >= profile.max_compute_units if on_cpu else length <= ONE_RANGE
+    if alone and rows * length <= (CPU_SCORES if on_cpu else SCORES_AT_ONCE):
+        span = -(-length // 4) * 4 if on_cpu else length
     ranges = -(-length // span)
     lanes, read = _lanes_of(q, (depth, wide), profile.vector_width)
     sums_in, real = sum_dtype(q.dtype), DTYPES[q.dtype].c_compute
@@ -267,7 +269,8 @@ def _cached_cl(q: Any, k: Any, v: Any, cache: tuple[Any, ...], tables: tuple[Any
                 "HEAD_NORM": int(tables[1] is not None), "TABLE_POINTERS": _TABLE_POINTERS if turned else ""}  # fmt: skip
     if cache[2] is not None:
         operands["S"] = cache[2].dtype
-    kernel = launch.kernel(q.queue, __file__, "cached.cl", "cached_attention", operands, defines)
+    exps, text = launch.exponential(q.queue, real, 4) if span % 4 == 0 else ({}, "")
+    kernel = launch.kernel(q.queue, __file__, "cached.cl", "cached_attention", operands, defines | exps | {"FOURS": int(bool(exps))}, text)
     parts = out if ranges == 1 else Tensor.empty((out.size * ranges,), sums_in, queue=q.queue)
     sums = parts if ranges == 1 else Tensor.empty((2 * ranges * batch * heads * new,), sums_in, queue=q.queue)
     size = (ranges * defines["ITEMS"], batch * groups, blocks)

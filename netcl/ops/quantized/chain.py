@@ -16,9 +16,9 @@ from netcl.engine import launch
 from netcl.engine.strided import alignment
 from netcl.engine.waiting import counters, late_flag, may_wait, watch
 from netcl.ops.matmul import nvidia
+from netcl.ops.quantized import plans
 from netcl.ops.quantized.formats import Kind, dequantize, quantize
 from netcl.ops.quantized.layout import STRIP_ROWS, pack_strips, record_size
-from netcl.ops.quantized.plans import kind_macros
 
 _WARPS, _TEAMS = 8, 2
 _RUNS_AT_ONCE = (8, 4)  # of a warp, for kinds whose records are one run of 32 columns
@@ -40,6 +40,7 @@ class Chain(NamedTuple):
     inner: int
     next: int  # rows of the next product, 0 for none
     next_eps: float
+    activations: str
 
     @property
     def tokens(self) -> int:
@@ -75,6 +76,8 @@ def launch_of(chain: Chain) -> Callable[[], tuple[Tensor, ...]] | None:
     """Return a function that launches a chain and returns its results; ``None`` if the products need launches of their own."""
     queue, profile, dtype = chain.x.queue, profile_of(chain.x.queue), chain.x.dtype
     given = [t for t in (chain.inside, chain.x, chain.parts.norm_weight, chain.next_norm, chain.next_bias) if t is not None]
+    if chain.x.array is None and _in_rows(chain, given):
+        return partial(_launch_rows, chain)
     if chain.x.array is not None or not nvidia.capable(profile) or chain.kind.plain or chain.kind.codebook or not may_wait(queue):
         return None
     if {t.dtype for t in given} != {dtype} or dtype == "float64" or any(n % STRIP_ROWS for n in (*chain.columns[1:], chain.next)):
@@ -90,7 +93,7 @@ def _launch_chain(queue: Any, chain: Chain, profile: Any) -> tuple[Tensor, ...]:
     assert sizes is not None
     quads = {"float16": "quad_float16(p)"}
     dtypes, around, code = chain.parts.text("X", "uchar", items, quads)
-    macros = {"X_QUAD(p)": {**launch.QUADS, **quads}[x.dtype], **kind_macros(chain.kind, 2, CLANG=0, ASM=0), **around, **sizes}
+    macros = {"X_QUAD(p)": {**launch.QUADS, **quads}[x.dtype], **plans.kind_macros(chain.kind, 2, CLANG=0, ASM=0), **around, **sizes}
     text = primitives.cl_source(nvidia.__file__, "ptx.cl") + chain.parts.finish.source("float", 1, False) + code
     operands = {**dtypes, "X": x.dtype, "Y": x.dtype, "BIAS": x.dtype}
     kernel = launch.kernel(queue, __file__, "codes.cl mma.cl chain.cl", "strips_chain", operands, macros, text)
@@ -105,6 +108,48 @@ def _launch_chain(queue: Any, chain: Chain, profile: Any) -> tuple[Tensor, ...]:
     numbers = (attended, width, inner, chain.next, tokens, int(chain.next_bias is not None))
     kernel(queue, profile.max_compute_units * items, items, *pointers, counters(queue), late_flag(queue), *numbers)
     return (y,) if z is None else (y, z)
+
+
+def _in_rows(chain: Chain, given: Sequence[Tensor]) -> bool:
+    whole = chain.tokens == 1 and not any(n % 32 for n in chain.columns) and {t.dtype for t in given} == {"float32"}
+    return whole and alignment(*given) == 16 and plans.uses_tiles(chain.x, _packed_row(chain, *chain.columns[:2]))
+
+
+def _packed_row(chain: Chain, columns: int, rows: int) -> plans.Packed:
+    return plans.Packed(chain.kind, rows, columns, 1, "float32", chain.activations)
+
+
+def _launch_rows(chain: Chain) -> tuple[Tensor, ...]:
+    """Compute a chain of one token with the kernels of neon.cl: one launch per product, which also makes the input of the next product."""
+    x, queue, (attended, width, inner) = chain.x, chain.x.queue, chain.columns
+    out, up, down, following = chain.weights
+
+    def product(weight: Tensor, size: tuple[int, int], records: Tensor, result: Tensor, squares: Tensor | None = None, eps: float = 0.0,
+                gate: Tensor | None = None, added: Tensor | None = None, norm: Tensor | None = None, bias: Tensor | None = None,
+                stores: int = 1) -> tuple[Tensor, Tensor]:  # fmt: skip
+        """Launch a product of ``size`` (rows, columns). Returns the records of its result and the squares of their values."""
+        (rows, columns), makes = size, 2 if norm is not None else 1 - stores
+        made = Tensor.empty((rows // 32 * plans.record_bytes(chain.kind),), "int8", queue=queue) if makes else result
+        totals = Tensor.empty((rows // 32,), "float32", queue=queue) if makes == 2 else result
+        text = "" if gate is None else chain.parts.finish.source("float", 4, False)
+        given = {"SCALED": squares, "GATES": gate, "ADDED": added}
+        macros = {**{name: int(t is not None) for name, t in given.items()}, "STORES": stores, "MAKES": makes}
+        operands, p = plans.PackedOperands(x, weight, bias, result), _packed_row(chain, columns, rows)
+        kernel = plans.neon_kernel(p, "strips_rows", operands, 1, text, **macros)
+        before = [result if t is None else t for t in (gate, records, squares, added, norm)]
+        kernel(queue, -(-rows // 32), 1, weight, *before, made, totals, *operands.end, rows, columns, int(bias is not None), float(eps))
+        return made, totals
+
+    h, y = (new_result(x.shape, x.dtype, queue) for _ in range(2))
+    inside = plans.activation_records(_packed_row(chain, attended, width), plans.PackedOperands(chain.inside, out, None, h), 1)
+    records, squares = product(out, (width, attended), inside, h, added=x, norm=chain.parts.norm_weight)
+    records, _ = product(up, (inner, width), records, h, squares, chain.parts.eps, gate=chain.parts.gate, stores=0)
+    records, squares = product(down, (width, inner), records, y, added=h, norm=chain.next_norm)
+    if following is None:
+        return (y,)
+    z = new_result((*x.shape[:-1], chain.next), x.dtype, queue)
+    product(following, (chain.next, width), records, z, squares, chain.next_eps, bias=chain.next_bias)
+    return y, z
 
 
 def chain_arrays(
@@ -134,7 +179,7 @@ def _chain_right(queue: Any, chain: Chain) -> bool:
     finish = chain.parts.finish._replace(dtype="float32", activation="relu")
     parts = chain.parts._replace(finish=finish, gate=gate, norm_weight=weight)
     late_flag(queue).fill_(0)
-    small = Chain(chain.kind, own, residual, (out, up, down, following), parts, weight, None, inner, rows, parts.eps)
+    small = Chain(chain.kind, own, residual, (out, up, down, following), parts, weight, None, inner, rows, parts.eps, "float")
     found = _launch_chain(queue, small, profile_of(queue))
     exact = chain_arrays(inside, x, values, (norm, norm), (parts.eps, parts.eps), lambda a: np.maximum(a, 0))
     near = [np.abs(a.to_host() - b).max() <= 2**-16 * np.abs(b).max() for a, b in zip(found, exact, strict=True)]

@@ -34,6 +34,9 @@ _ANY_CONFIG = KernelConfig(KernelVariant.MATMUL_REGISTER_TILED)
 _SCRATCH = 64 << 20  # bytes of weights that CPUs unpack at a time; GPUs four times as many
 _FRAGMENT_MOST = 64  # columns of activations that matrix units take at once
 _TOKENS = 8  # that a kernel of strips does at once
+_FEW_TOKENS = 4  # up to which tiles of 8 tokens do not pay
+_TILED_TOKENS = 128  # of a work-item
+_NEON_AHEAD = 512  # bytes
 _PUTS = {  # how unpack.cl stores eight values, where vectors can; rows begin at multiples of 64 bytes
     "float32": "*(__global float4*)(p) = (a), *((__global float4*)(p) + 1) = (b)",
     "float16": "vstorea_half8_rte((float8)((a), (b)), 0, p)",
@@ -51,7 +54,7 @@ _MMA_TABLE = {
 }
 _STAGED_SUMS = 65536  # bytes of local memory for 8 columns, where sums of groups save products of their own; sums of strips need some too
 _MMA_RESIDENT = 1024  # work-items of a compute unit that keep the memory busy
-_FLAGS = {"x86_64": ("avx512_vnni", 1), "AMD64": ("avx512_vnni", 1), "aarch64": ("asimddp", 2)}
+_FLAGS = {"x86_64": ("avx512_vnni", 1), "AMD64": ("avx512_vnni", 1), "aarch64": ("asimddp asimdhp", 2)}
 
 
 class Packed(NamedTuple):
@@ -139,15 +142,15 @@ def _compiled(
         dtypes, around, code = t.parts.text("X", "uchar", items, quads)
         operands, macros = operands | dtypes, macros | around | {"X_QUAD(p)": quads.get(p.dtype, macros["X_QUAD(p)"])}
         text += t.parts.finish.source("float", 1, False) + code
-    return launch.kernel(queue, __file__, f"codes.cl {file}", name, operands, macros, text)
+    return launch.kernel(queue, __file__, f"codes.cl {'round.cl ' * (file != 'mma.cl')}{file}", name, operands, macros, text)
 
 
 @cache
 def _cpu_instructions() -> int:
     """Return the value of the macro ASM of codes.cl: the instructions that this machine supports, 0 if none."""
-    flag, found = _FLAGS.get(platform.machine(), ("", 0))
+    flags, found = _FLAGS.get(platform.machine(), ("", 0))
     listed = Path("/proc/cpuinfo")
-    there = listed.exists() and flag in listed.read_text(encoding="utf-8", errors="replace").split()
+    there = listed.exists() and {*flags.split()} <= {*listed.read_text(encoding="utf-8", errors="replace").split()}
     return found if platform.system() == "Linux" and there else 0
 
 
@@ -158,6 +161,8 @@ def _strips(queue: Any, p: Packed, config: KernelConfig, profile: Any, t: Packed
     cpu = launch.on_cpu_device(queue) and "SLICES" not in config.extra
     if assembly is None:
         assembly = _cpu_instructions() if cpu and (dots or p.kind.plain) and has_dots(queue, p.kind) else 0
+    if assembly == 2 and _in_tiles(p) and (dots or p.kind.plain):
+        return _registers(p, t)
     x, scales, sums = _rounded_activations(queue, p, t) if dots else (t.x, t.out, t.out)
     wanted = max(1, profile.max_compute_units * 1024 // (4 * strips))  # enough work-items to hide memory latency
     slices = config.extra.get("SLICES") or next((n for n in (64, 32, 16) if n <= min(wanted, p.columns // 32)), 8)
@@ -168,6 +173,52 @@ def _strips(queue: Any, p: Packed, config: KernelConfig, profile: Any, t: Packed
     kernel = _compiled(queue, p, "strips_product", "strips.cl", t._replace(x=x), lanes, assembly, items=items, **macros)
     numbers = (p.rows, p.columns, p.tokens, int(t.bias is not None))
     kernel(queue, strips * (items if slices > 1 else STRIP_ROWS // lanes), items, t.weight, x, scales, sums, *t.end, *numbers)
+
+
+def neon_kernel(p: Packed, name: str, t: PackedOperands, tokens: int, text: str = "", **more: int) -> Any:
+    """Return a kernel of neon.cl for tiles of ``tokens`` tokens, 1 or 8; ``more``: macros of what surrounds a product of one token."""
+    around = {"SCALED": 0, "GATES": 0, "ADDED": 0, "STORES": 1, "MAKES": 0, **more}
+    macros = {"TOKENS": tokens, "SHARE": _TILED_TOKENS, "AHEAD": _NEON_AHEAD, "PUT_QUADS": int(t.out.dtype == "float32"), **around}
+    return _compiled(t.x.queue, p, name, "neon.cl", t, 4, 2, text, **macros)
+
+
+def activation_records(p: Packed, t: PackedOperands, tokens: int) -> Tensor:
+    """Return x in the records of neon.cl, each of ``tokens`` tokens and 32 columns."""
+    count = -(-p.tokens // tokens) * (p.columns // 32)
+    records = Tensor.empty((count * record_bytes(p.kind, tokens),), "int8", queue=t.x.queue)
+    neon_kernel(p, "make_records", t, tokens)(t.x.queue, count, 1, t.x, records, p.columns, p.tokens)
+    return records
+
+
+def record_bytes(kind: Kind, tokens: int = 1) -> int:
+    """Return the bytes of a record of activations in neon.cl."""
+    return 272 if kind.plain else 64 if tokens == 1 else 416
+
+
+def _in_tiles(p: Packed) -> bool:
+    simple = p.kind.name in ("Q4_0", "Q8_0")
+    return p.tokens == 1 if p.kind.name == "F16" else simple and (p.tokens == 1 or p.tokens > _FEW_TOKENS)
+
+
+def uses_tiles(x: Tensor, p: Packed) -> bool:
+    """Whether the kernels of neon.cl compute a product on the device of ``x``."""
+    queue = x.queue
+    if not (launch.on_cpu_device(queue) and _in_tiles(p) and _cpu_instructions() == 2 and has_dots(queue, p.kind)):
+        return False
+    algorithm, config = _choice(queue, p)
+    return algorithm.name == ("strips" if p.kind.plain else "dot") and "SLICES" not in config.extra
+
+
+def _registers(p: Packed, t: PackedOperands) -> None:
+    """Launch a product in tiles of registers of NEON."""
+    tokens, numbers, biased = 1 if p.tokens == 1 else 8, (p.rows, p.columns), int(t.bias is not None)
+    records, items = activation_records(p, t, tokens), -(-p.rows // 32)
+    if tokens == 1:
+        unused = (t.out,) * 5  # what surrounds the product
+        kernel = neon_kernel(p, "strips_rows", t, 1)
+        return kernel(t.x.queue, items, 1, t.weight, t.weight, records, *unused, *t.end, *numbers, biased, 0.0)
+    size, kernel = (-(-p.tokens // _TILED_TOKENS), items), neon_kernel(p, "strips_tiles", t, 8)
+    return kernel(t.x.queue, size, (1, 1), t.weight, records, *t.end, *numbers, p.tokens, biased)
 
 
 def _rounded_activations(queue: Any, p: Packed, t: PackedOperands) -> tuple[Tensor, Tensor, Tensor]:
@@ -245,7 +296,8 @@ def _packed_product_right(queue: Any, tier: str, kind: Kind) -> bool:
     blocks = quantize(rng.standard_normal((rows, columns), np.float32), kind)
     weight = Tensor.from_host(queue, pack_strips(blocks, kind, (rows, columns)))
     values = dequantize(blocks, kind, (rows, columns)).astype(np.float64)
-    for tokens, dtype in ((1, "float32"), (_TOKENS, "float32"), *(((1, "float16"), (11, "float16")) if tier == "mma" else ())):
+    cases = [(1, "float32"), (_TOKENS, "float32"), (11, "float32"), *([(1, "float16"), (11, "float16")] if tier == "mma" else [])]
+    for tokens, dtype in cases:
         x = Tensor.from_host(queue, rng.standard_normal((tokens, columns), np.float32), dtype)
         p, exact = Packed(kind, rows, columns, tokens, dtype), x.to_host().astype(np.float64)
         t = PackedOperands(x, weight, None, Tensor.empty((tokens, rows), queue=queue))
@@ -263,6 +315,11 @@ def _packed_product_right(queue: Any, tier: str, kind: Kind) -> bool:
 def unpack_rows(queue: Any, p: Packed, weight: Tensor, dtype: str, begin: int, count: int, listed: Tensor | None = None) -> Tensor:
     """Unpack ``count`` rows of the weights: the rows from ``begin`` on, or the rows whose indices are in ``listed``."""
     out = new_result((count, p.columns), dtype, queue)
+    whole = listed is None and dtype == "float32" and p.kind.plain and not begin % STRIP_ROWS
+    if whole and uses_tiles(weight, row := p._replace(tokens=1, dtype=dtype)):
+        kernel = neon_kernel(row, "unpack_halves", PackedOperands(out, weight, None, out), 1)
+        kernel(queue, -(-count // STRIP_ROWS) * (p.columns // 32), 8, weight, out, p.columns, begin // STRIP_ROWS, count)
+        return out
     each = 32 if launch.on_cpu_device(queue) else 8  # columns of a work-item: neighbors on GPUs write neighboring columns
     units = profile_of(queue).compute_capability is not None and dtype == "float16"
     puts = _PUTS if not units else {"float16": "PUT_HALVES(p, a, b)"}

@@ -7,9 +7,6 @@
 // PLAIN LOW OFFSET, and what decode.cl defines (with SLICES above 1 only), as in codes.cl. From the launch: X_T X_QUAD(p), BIAS_T BIAS_LOAD,
 // Y_T Y_STORE.
 #define QUAD_OF(n, column) NORMED(X_QUAD(x + at[n] * 32 + (column)), stats[min(t0 + n, tokens - 1)], column)
-#define FLIPPED (LOW == 8 && ASM == 1)  // signed codes as unsigned ones
-#define SUBTRACTED (FLIPPED ? 128 : LOW == 8 ? 0 : OFFSET)
-
 // r = start + the sum over four words of u of the products of their bytes with those of x, for each lane.
 #if ASM == 1
 #define DOT_4(r, start, u, x)                                                                                     \
@@ -44,16 +41,14 @@ __kernel void round_activations(__global const X_T* x, __global char* q, __globa
   const int runs = columns / 32, share = (runs + 7) / 8, token = get_global_id(0) / share, begin = get_global_id(0) % share * 8;
   for (int run = begin; run < min(begin + 8, runs); ++run) {
     const size_t at = (size_t)token * runs + run;
-    float4 f[8], most = (float4)(0.0f);
-    UNROLL for (int j = 0; j < 8; ++j) f[j] = X_QUAD(x + at * 32 + 4 * j), most = fmax(most, fabs(f[j]));
-    const float largest = fmax(fmax(most.x, most.y), fmax(most.z, most.w)), inverse = largest > 0.0f ? 127.0f / largest : 0.0f;
-    int4 total[2] = {(int4)(0), (int4)(0)};
+    float4 f[8];
+    int4 codes[8], total[2] = {(int4)(0), (int4)(0)};
+    UNROLL for (int j = 0; j < 8; ++j) f[j] = X_QUAD(x + at * 32 + 4 * j);
+    scales[at] = round_run(f, codes);
     UNROLL for (int j = 0; j < 8; ++j) {
-      const int4 rounded = convert_int4(rint(f[j] * inverse));
-      *(__global char4*)(q + at * 32 + 4 * j) = convert_char4(NIBBLES ? rounded.s0213 : rounded);
-      total[j / 4] += rounded;
+      *(__global char4*)(q + at * 32 + 4 * j) = CODES_AS_CHARS(codes[j]);
+      total[j / 4] += codes[j];
     }
-    scales[at] = largest / 127.0f;
     sums[2 * at] = total[0].x + total[0].y + total[0].z + total[0].w;
     sums[2 * at + 1] = total[1].x + total[1].y + total[1].z + total[1].w;
   }

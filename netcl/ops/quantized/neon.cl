@@ -1,0 +1,271 @@
+// Products on CPUs with NEON (ASM 2 of codes.cl): tiles of registers in assembly, for one token or many. Kinds: F16, and those with one
+// scale per 32 columns and no minimum. A work-item does 32 rows. Macros of codes.cl and round.cl (PLAIN LOW OFFSET), and
+//   TOKENS  of a tile: 1 or 8      SHARE  tokens of a work-item, with 8
+//   AHEAD  bytes to prefetch ahead, with 1 token      SCALED GATES ADDED STORES MAKES  what surrounds a product of 1 token (strips_rows)
+// Activations are records of TOKENS tokens and 32 columns: codes [8 fours of columns][TOKENS][4], the starts of sums [TOKENS][4], a scale of
+// each token. A sum starts at MAGIC, minus what codes are offset by: its bits are then MAGIC_FLOAT plus the sum as a float, exactly. The
+// subtraction takes one slot of either vector unit of a Neoverse N1, where a conversion takes two of the first unit.
+// Instructions beyond ARMv8.0 are numbers: PoCL 3 compiles for ARMv8.0 and drops an instruction that this lacks without an error.
+// From the launch: X_T X_QUAD(p), BIAS_T BIAS_LOAD, Y_T Y_STORE, PUT_QUADS (1: y is float).
+#define STARTS (32 * TOKENS)
+#define FACTORS (48 * TOKENS)
+#if PLAIN
+#define X_RECORD 272  // 32 floats, the same times a power of two, 2^112 over this power
+#else
+#define X_RECORD (TOKENS == 1 ? 64 : 416)
+#endif
+#define CHUNK 32  // runs: their records and a strip's weights stay in the first cache
+#define LINE(text) text "\n\t"
+#define STR_(x) #x
+#define STR(x) STR_(x)
+#define EVERY_REGISTER                                                                                                                   \
+  "memory", "cc", "x9", "v0", "v1", "v2", "v3", "v4", "v5", "v6", "v7", "v8", "v9", "v10", "v11", "v12", "v13", "v14", "v15", "v16",       \
+      "v17", "v18", "v19", "v20", "v21", "v22", "v23", "v24", "v25", "v26", "v27", "v28", "v29", "v30", "v31"
+// sdot sum.4s, u.16b, x.4b[lane]
+#define SDOT(sum, u, x, lane) \
+  LINE(".word 0x4f80e000 | " #x " << 16 | " #u " << 5 | " #sum " | (" #lane " & 1) << 21 | (" #lane " >> 1) << 11")
+
+#if PLAIN
+// The halves of rows 0 to 7 of a strip are converted. Those of rows 8 to 15 become floats by a shift that puts exponent and mantissa in
+// place: their value times 2^-112, also of subnormal numbers. Each way alone keeps one vector unit waiting for the other. Activations are
+// multiplied by a power of two for each run, so that few products are subnormal.
+static inline void put_record(__global char* record, const float4* f, const int t) {
+  int4 most = (int4)(112 << 23);
+  UNROLL for (int j = 0; j < 8; ++j) {
+    const int4 size = as_int4(f[j]) & 0x7fffffff;
+    most = size > most ? size : most;
+  }
+  const int exponent = max(max(most.x, most.y), max(most.z, most.w)) >> 23;  // 112 to 255
+  UNROLL for (int j = 0; j < 8; ++j) {
+    *(__global float4*)(record + 16 * j) = f[j];
+    *(__global float4*)(record + 128 + 16 * j) = f[j] * as_float((366 - exponent) << 23);
+  }
+  *(__global float4*)(record + 256) = (float4)(as_float(exponent << 23));  // infinite if an activation is infinite or NaN
+}
+#else
+static inline void put_record(__global char* record, const float4* f, const int t) {
+  int4 codes[8], total = (int4)(0);
+  const float scale = round_run(f, codes);
+  UNROLL for (int j = 0; j < 8; ++j) {
+    *(__global char4*)(record + (j * TOKENS + t) * 4) = CODES_AS_CHARS(codes[j]);
+    total += codes[j];
+  }
+  *(__global int4*)(record + STARTS + t * 16) = (int4)(MAGIC - SUBTRACTED * (total.x + total.y + total.z + total.w));
+  ((__global float*)(record + FACTORS))[t] = scale;
+}
+#endif
+
+__kernel void make_records(__global const X_T* x, __global char* records, const int columns, const int tokens) {
+  const int runs = columns / 32, tile = get_global_id(0) / runs, run = get_global_id(0) % runs;
+  for (int t = 0; t < TOKENS; ++t) {
+    const int token = tile * TOKENS + t;
+    float4 f[8];
+    UNROLL for (int j = 0; j < 8; ++j) f[j] = token < tokens ? X_QUAD(x + ((size_t)token * runs + run) * 32 + 4 * j) : (float4)(0.0f);
+    put_record(records + (size_t)get_global_id(0) * X_RECORD, f, t);
+  }
+}
+
+#if TOKENS == 8
+// Codes in registers 8 to 15, each with four columns of four rows. Codes of 8 bits are loaded where they are used.
+#if LOW == 8
+#define TILE_CODES
+#define TILE_LOAD(u, at) "ldr q" #u ", [%1, #2 * " #at "]\n\t"
+#else
+#define TILE_WORD(u, next, at) \
+  "ldr q" #u ", [%1, #" #at "]\n\tushr v" #next ".16b, v" #u ".16b, #4\n\tand v" #u ".16b, v" #u ".16b, v30.16b\n\t"
+#define TILE_CODES TILE_WORD(8, 9, 0) TILE_WORD(10, 11, 64) TILE_WORD(12, 13, 128) TILE_WORD(14, 15, 192)
+#define TILE_LOAD(u, at)
+#endif
+// Adds the products of four columns, in register u, with the activations of 8 tokens from byte `at` on.
+#define TILE_DOTS(u, at)                                                                                     \
+  TILE_LOAD(u, at) "ldr q25, [%2, #" #at "]\n\tldr q26, [%2, #" #at " + 16]\n\t"                                              \
+  SDOT(0, u, 25, 0) SDOT(1, u, 25, 1) SDOT(2, u, 25, 2) SDOT(3, u, 25, 3)                    \
+  SDOT(4, u, 26, 0) SDOT(5, u, 26, 1) SDOT(6, u, 26, 2) SDOT(7, u, 26, 3)
+#define EACH_TOKEN(DO) DO(0) DO(1) DO(2) DO(3) DO(4) DO(5) DO(6) DO(7)
+#define TILE_START(t) "ldr q" #t ", [%2, #256 + 16 * " #t "]\n\t"
+#define TILE_UNMAGIC(t) "fsub v" #t ".4s, v" #t ".4s, v31.4s\n\t"
+#define TILE_SCALE(t) "fmul v" #t ".4s, v" #t ".4s, v24.4s\n\t"
+#define TILE_ADD(t, sum, scales, lane) "fmla v" #sum ".4s, v" #t ".4s, v" #scales ".s[" #lane "]\n\t"
+
+// Adds the products of `runs` runs to sums[8 tokens][4 rows]. `w`: the codes of the first of four rows in the first record.
+static inline void add_tile(__global const uchar* w, __global const uchar* scales, __global const char* x, float* sums, long runs) {
+  __asm__ volatile(
+      "ldp q16, q17, [%4]\n\tldp q18, q19, [%4, #32]\n\tldp q20, q21, [%4, #64]\n\tldp q22, q23, [%4, #96]\n\t"
+      "mov w9, #0x4b400000\n\tdup v31.4s, w9\n\tmovi v30.16b, #15\n"
+      "1:\n\t"
+      EACH_TOKEN(TILE_START)
+      "ldr d24, [%3]\n\tldr q28, [%2, #384]\n\tldr q29, [%2, #400]\n\tfcvtl v24.4s, v24.4h\n\t"
+      TILE_CODES
+      TILE_DOTS(8, 0) TILE_DOTS(9, 32) TILE_DOTS(10, 64) TILE_DOTS(11, 96)
+      TILE_DOTS(12, 128) TILE_DOTS(13, 160) TILE_DOTS(14, 192) TILE_DOTS(15, 224)
+      EACH_TOKEN(TILE_UNMAGIC) EACH_TOKEN(TILE_SCALE)
+      TILE_ADD(0, 16, 28, 0) TILE_ADD(1, 17, 28, 1) TILE_ADD(2, 18, 28, 2) TILE_ADD(3, 19, 28, 3)
+      TILE_ADD(4, 20, 29, 0) TILE_ADD(5, 21, 29, 1) TILE_ADD(6, 22, 29, 2) TILE_ADD(7, 23, 29, 3)
+      "add %1, %1, %5\n\tadd %3, %3, %5\n\tadd %2, %2, #416\n\tsubs %0, %0, #1\n\tb.ne 1b\n\t"
+      "stp q16, q17, [%4]\n\tstp q18, q19, [%4, #32]\n\tstp q20, q21, [%4, #64]\n\tstp q22, q23, [%4, #96]"
+      : "+r"(runs), "+r"(w), "+r"(x), "+r"(scales)
+      : "r"(sums), "r"((long)(RECORD))
+      : EVERY_REGISTER);
+}
+
+// A work-item does 32 rows and SHARE tokens; neighbors have the same rows, which stay in the second cache.
+__kernel void strips_tiles(__global const uchar* w, __global const char* tiles, __global const BIAS_T* bias, __global Y_T* y,
+                           const int rows, const int columns, const int tokens, const int biased) {
+  const int row0 = get_global_id(1) * 32, runs = columns / 32, parts = min(8, (rows - row0 + 3) / 4), begin = get_global_id(0) * SHARE;
+  for (int t0 = begin; t0 < min(tokens, begin + SHARE); t0 += 8) {
+    float4 sums[8][8];
+    UNROLL for (int i = 0; i < 64; ++i) sums[i / 8][i % 8] = (float4)(0.0f);
+    for (int run = 0; run < runs; run += CHUNK)
+      for (int part = 0; part < parts; ++part) {
+        __global const uchar* p = w + ((size_t)(row0 / 16 + part / 4) * runs + run) * RECORD;
+        add_tile(p + AT_CODES + part % 4 * 16, p + part % 4 * 8, tiles + ((size_t)(t0 / 8) * runs + run) * X_RECORD,
+                 (float*)sums[part], min(CHUNK, runs - run));
+      }
+    for (int t = 0; t < min(8, tokens - t0); ++t)
+      for (int part = 0; part < parts; ++part) {
+        const int row = row0 + part * 4;
+        const size_t at = (size_t)(t0 + t) * rows + row;
+        const float4 four = sums[part][t];
+        if (PUT_QUADS && rows % 4 == 0 && !biased) {
+          *(__global float4*)(y + at) = four;
+          continue;
+        }
+        for (int r = 0; r < min(4, rows - row); ++r) Y_STORE(y, at + r, ((const float*)&four)[r] + (biased ? BIAS_LOAD(bias, row + r) : 0.0f));
+      }
+  }
+}
+#else  // one token
+
+#define AHEAD_OF(at) LINE("prfm pldl1keep, [%1, #" STR(AHEAD) " + " #at "]")
+#if PLAIN
+// A column of 16 rows, from byte `at` on, times an activation. A weight of the last 8 rows that is infinite or NaN makes `odd` NaN:
+// fmla odd.8h, v5.8h, v30.8h with zeros in v30.
+#define HALF_COLUMN(at, lane, odd)                                                                                                   \
+  LINE("ldr q4, [%1, #" #at "]") LINE("ldr q5, [%1, #" #at " + 16]")                                                                 \
+  LINE("fcvtl v6.4s, v4.4h") LINE("fcvtl2 v7.4s, v4.8h") LINE("sshll v8.4s, v5.4h, #13") LINE("sshll2 v9.4s, v5.8h, #13")            \
+  LINE(".word 0x4e400c00 | 30 << 16 | 5 << 5 | " #odd) LINE("bic v8.4s, #0x70, lsl #24") LINE("bic v9.4s, #0x70, lsl #24")           \
+  LINE("fmla v16.4s, v6.4s, v24.s[" #lane "]") LINE("fmla v17.4s, v7.4s, v24.s[" #lane "]")                                          \
+  LINE("fmla v2.4s, v8.4s, v25.s[" #lane "]") LINE("fmla v3.4s, v9.4s, v25.s[" #lane "]")
+#define HALF_COLUMNS(four)                                                                                                           \
+  AHEAD_OF(128 * four) AHEAD_OF(128 * four + 64) LINE("ldr q24, [%2, #16 * " #four "]") LINE("ldr q25, [%2, #128 + 16 * " #four "]") \
+  HALF_COLUMN(128 * four, 0, 20) HALF_COLUMN(128 * four + 32, 1, 21) HALF_COLUMN(128 * four + 64, 2, 20) HALF_COLUMN(128 * four + 96, 3, 21)
+#define ROWS_RUN                                                                                                                     \
+  LINE("movi v2.4s, #0") LINE("movi v3.4s, #0")                                                                                      \
+  HALF_COLUMNS(0) HALF_COLUMNS(1) HALF_COLUMNS(2) HALF_COLUMNS(3) HALF_COLUMNS(4) HALF_COLUMNS(5) HALF_COLUMNS(6) HALF_COLUMNS(7)    \
+  LINE("ldr q24, [%2, #256]") LINE("fmla v18.4s, v2.4s, v24.4s") LINE("fmla v19.4s, v3.4s, v24.4s")
+#define ROWS_BEGIN LINE("movi v20.4s, #0") LINE("movi v21.4s, #0") LINE("movi v30.4s, #0")
+#define ROWS_ODD LINE("orr v31.16b, v20.16b, v21.16b")
+#else
+#define ROWS_DOTS(a, b, c, d, x, lane) SDOT(0, a, x, lane) SDOT(1, b, x, lane) SDOT(2, c, x, lane) SDOT(3, d, x, lane)
+#define ROWS_LOAD(a, b, c, d, at) \
+  LINE("ldr q" #a ", [%1, #" #at "]") LINE("ldr q" #b ", [%1, #" #at " + 16]") LINE("ldr q" #c ", [%1, #" #at " + 32]") LINE("ldr q" #d ", [%1, #" #at " + 48]")
+#if LOW == 8
+#define ROWS_WORDS(at, x, lane) AHEAD_OF(at) ROWS_LOAD(4, 5, 6, 7, at) ROWS_DOTS(4, 5, 6, 7, x, lane)
+#define ROWS_CODES                                                                                                                   \
+  ROWS_WORDS(32, 24, 0) ROWS_WORDS(96, 24, 1) ROWS_WORDS(160, 24, 2) ROWS_WORDS(224, 24, 3)                                          \
+  ROWS_WORDS(288, 25, 0) ROWS_WORDS(352, 25, 1) ROWS_WORDS(416, 25, 2) ROWS_WORDS(480, 25, 3)
+#else
+#define ROWS_HIGH(u, h) LINE("ushr v" #h ".16b, v" #u ".16b, #4") LINE("and v" #u ".16b, v" #u ".16b, v30.16b")
+#define ROWS_WORDS(at, x, lane, next)                                                                                                \
+  AHEAD_OF(at) ROWS_LOAD(4, 5, 6, 7, at) ROWS_HIGH(4, 8) ROWS_HIGH(5, 9) ROWS_HIGH(6, 10) ROWS_HIGH(7, 11)                           \
+  ROWS_DOTS(4, 5, 6, 7, x, lane) ROWS_DOTS(8, 9, 10, 11, x, next)
+#define ROWS_CODES ROWS_WORDS(32, 24, 0, 1) ROWS_WORDS(96, 24, 2, 3) ROWS_WORDS(160, 25, 0, 1) ROWS_WORDS(224, 25, 2, 3)
+#endif
+#define ROWS_END(sum, total, scale)                                                                                                  \
+  LINE("fsub v" #sum ".4s, v" #sum ".4s, v31.4s") LINE("fmul v" #sum ".4s, v" #sum ".4s, v" #scale ".4s")                            \
+  LINE("fmla v" #total ".4s, v" #sum ".4s, v26.s[0]")
+#define ROWS_RUN                                                                                                                     \
+  LINE("ldr q0, [%2, #32]") LINE("ldr q1, [%2, #32]") LINE("ldr q2, [%2, #32]") LINE("ldr q3, [%2, #32]")                            \
+  LINE("ldr q24, [%2]") LINE("ldr q25, [%2, #16]") LINE("ldr q26, [%2, #48]") LINE("ldr q27, [%1]") LINE("ldr q28, [%1, #16]")       \
+  LINE("fcvtl v20.4s, v27.4h") LINE("fcvtl2 v21.4s, v27.8h") LINE("fcvtl v22.4s, v28.4h") LINE("fcvtl2 v23.4s, v28.8h")              \
+  ROWS_CODES ROWS_END(0, 16, 20) ROWS_END(1, 17, 21) ROWS_END(2, 18, 22) ROWS_END(3, 19, 23)
+#define ROWS_BEGIN LINE("mov w9, #0x4b400000") LINE("dup v31.4s, w9") LINE("movi v30.16b, #15")
+#define ROWS_ODD
+#endif
+
+// Stores the products of a strip with a token in sums. PLAIN: returns whether a weight of rows 8 to 15 is infinite or NaN; their sums do
+// not count then.
+static inline int strip_sums(__global const uchar* w, __global const char* x, float* sums, long runs) {
+  ushort8 odd = (ushort8)(0);
+  __asm__ volatile(
+      LINE("movi v16.4s, #0") LINE("movi v17.4s, #0") LINE("movi v18.4s, #0") LINE("movi v19.4s, #0") ROWS_BEGIN
+      "1:\n\t" ROWS_RUN LINE("add %1, %1, %5") LINE("add %2, %2, %6") LINE("subs %0, %0, #1") LINE("b.ne 1b")
+      LINE("stp q16, q17, [%3]") LINE("stp q18, q19, [%3, #32]") ROWS_ODD LINE("str q31, [%4]")
+      : "+r"(runs), "+r"(w), "+r"(x) : "r"(sums), "r"(&odd), "r"((long)(RECORD)), "r"((long)(X_RECORD)) : EVERY_REGISTER);
+#if PLAIN
+  const uint4 parts = as_uint4(odd);
+  return (parts.x | parts.y | parts.z | parts.w) != 0;
+#else
+  return 0;
+#endif
+}
+
+// The products of 32 rows with a token.
+static inline void row_sums(__global const uchar* w, __global const char* x, const int row0, const int rows, const int runs, float4* f) {
+  for (int half_ = 0; half_ < 2; ++half_) {
+    __global const uchar* own = w + (size_t)(row0 / 16 + half_) * runs * RECORD;
+    float* sums = (float*)(f + 4 * half_);
+    const int odd = row0 + 16 * half_ < rows && strip_sums(own, x, sums, runs);
+#if PLAIN
+    for (int r = 8; odd && r < 16; ++r) {
+      sums[r] = 0.0f;
+      for (int i = 0; i < 32 * runs; ++i)
+        sums[r] += vload_half((size_t)i * 16 + r, (__global const half*)own) * ((__global const float*)(x + (size_t)(i / 32) * X_RECORD))[i % 32];
+    }
+#endif
+  }
+}
+
+// What surrounds the product of one token: SCALED 1: the product is divided by the root mean square of the activations, whose squares are
+// in x_squares by runs. GATES 1: the result is finish(gate) * product. ADDED 1: `added` is added. STORES 1: the result is stored.
+// MAKES 1: its records are made. MAKES 2: also multiplied by norm_weight, and the squares of each run of the result are stored.
+__kernel void strips_rows(__global const uchar* w, __global const uchar* gate, __global const char* x, __global const float* x_squares,
+                          __global const float* added, __global const float* norm_weight, __global char* records, __global float* squares,
+                          __global const BIAS_T* bias, __global Y_T* y, const int rows, const int columns, const int biased, const float eps) {
+  const int row0 = get_global_id(0) * 32, runs = columns / 32;
+  float4 f[8];
+  row_sums(w, x, row0, rows, runs, f);
+#if SCALED
+  float total = 0.0f;
+  for (int i = 0; i < runs; ++i) total += x_squares[i];
+  const float factor = 1.0f / sqrt(total / columns + eps);
+  UNROLL for (int i = 0; i < 8; ++i) f[i] *= factor;
+#endif
+#if GATES
+  float4 g[8];
+  row_sums(gate, x, row0, rows, runs, g);
+  for (int i = 0; i < 8; ++i) f[i] *= finish(SCALED ? g[i] * factor : g[i], 1.0f, 0, (float4)(0.0f), (float4)(0.0f));
+#endif
+#if ADDED
+  UNROLL for (int i = 0; i < 8; ++i) f[i] += *(__global const float4*)(added + row0 + 4 * i);
+#endif
+#if STORES
+  for (int r = 0; r < min(32, rows - row0); ++r)
+    Y_STORE(y, row0 + r, ((const float*)f)[r] + (biased ? BIAS_LOAD(bias, row0 + r) : 0.0f));
+#endif
+#if MAKES == 2
+  float4 sum = (float4)(0.0f);
+  UNROLL for (int i = 0; i < 8; ++i) sum += f[i] * f[i], f[i] *= *(__global const float4*)(norm_weight + row0 + 4 * i);
+  squares[get_global_id(0)] = sum.x + sum.y + sum.z + sum.w;
+#endif
+#if MAKES
+  put_record(records + (size_t)get_global_id(0) * X_RECORD, f, 0);
+#endif
+}
+
+#if PLAIN
+// Rows of weights as floats, from strip `begin` on. A work-item does 32 columns of a strip, four rows and columns at a time.
+__kernel void unpack_halves(__global const uchar* w, __global float* y, const int columns, const int begin, const int count) {
+  const int runs = columns / 32, strip = get_global_id(0) / runs, run = get_global_id(0) % runs;
+  __global const uchar* record = w + ((size_t)(begin + strip) * runs + run) * RECORD;
+  for (int r = 0; r < min(16, count - strip * 16); r += 4)
+    UNROLL for (int i = 0; i < 32; i += 4) {
+      const float4 a = HALVES(record + i * 32 + r * 2), b = HALVES(record + i * 32 + 32 + r * 2);
+      const float4 c = HALVES(record + i * 32 + 64 + r * 2), d = HALVES(record + i * 32 + 96 + r * 2);
+      const float4 rows[4] = {(float4)(a.x, b.x, c.x, d.x), (float4)(a.y, b.y, c.y, d.y), (float4)(a.z, b.z, c.z, d.z), (float4)(a.w, b.w, c.w, d.w)};
+      UNROLL for (int k = 0; k < 4; ++k)
+        if (strip * 16 + r + k < count) *(__global float4*)(y + (size_t)(strip * 16 + r + k) * columns + run * 32 + i) = rows[k];
+    }
+}
+#endif
+#endif
