@@ -216,10 +216,10 @@ LINES = {
     "distributed": 1961,
     "engine": 6285,
     "io": 5085,
-    "models": 3251,
-    "nn": 6882,
+    "models": 3254,
+    "nn": 6898,
     "onnx": 740,
-    "ops": 28244,
+    "ops": 28669,
     "optim": 2376,
     "profiling": 1357,
     "replay": 2531,
@@ -238,7 +238,7 @@ COUPLING = {
     "imports inside functions": 70,
     "hooks": 8,
     "functions put into lower modules": 0,
-    "Any": 4868,
+    "Any": 4869,
 }
 # Top-level functions, classes and constants that several files define: a search for such a name finds several things. Most are torch's.
 NAMES_OF_SEVERAL_FILES = 73
