@@ -55,7 +55,7 @@ from netcl.ops.pointwise import cast
 __all__ = ["Config", "attention", "attention_grad", "cached_attention", "choose_kernel", "rope", "scaled_dot_product_attention"]
 
 
-PARTS = {"attention": 1, "attention_query_grad": 2, "attention_key_grad": 3}  # the kernels of a file
+PARTS = {"attention": 1, "attention_query_grad": 2, "attention_key_grad": 3, "attention_all_grads": 4}  # the kernels of a file
 #: Work-items across and down, scores of each across and down, and elements of a head at a time; of ``simt.cl``, the largest first.
 ATTENTION_TILES = ((16, 8, 4, 8, 64), (16, 8, 4, 4, 64), (8, 8, 4, 4, 32), (8, 8, 4, 2, 32))
 
@@ -76,6 +76,7 @@ class Config(NamedTuple):
     defines: Mapping[str, int | str]
     local: tuple[int, int]
     rows: int
+    by_head: bool = False  # a work-group computes all gradients of a head of keys and values
 
 
 class AttentionProblem(NamedTuple):
@@ -174,6 +175,17 @@ def choose_kernel(queue: Any, shapes: tuple[tuple[int, ...], ...], p: AttentionP
     return next(a for a in usable if a.probe(queue, p, None)).run(p, profile)
 
 
+def _suits_heads(p: AttentionProblem, config: object, profile: DeviceProfile) -> bool:
+    """Whether heads keep all cores busy, and vectors divide them. Two kernels compute 7 products where one computes 5."""
+    heads, lanes = p.sizes.batch * p.sizes.kv_heads, 8 if p.wide else 16
+    rounds = -(-heads // profile.max_compute_units)
+    return p.grad and not (p.sizes.depth % lanes or p.sizes.depth_v % lanes) and 4 * heads >= 3 * rounds * profile.max_compute_units
+
+
+algorithms.add(
+    "attention", "heads", "cpu.cl", "gradients on CPUs: a work-group per head", "zoo_pocl_x86.json: ViT-S, step",
+    lambda p, profile: cpu_config(profile.vector_width, p.wide, p.sizes.bucket)._replace(by_head=True), device="cpu", when=_suits_heads,
+)  # fmt: skip
 algorithms.add(
     "attention", "lanes", "cpu.cl", "CPUs: a vector lane per query", "cases_intel.json: GPT step, batch 4",
     lambda p, profile: cpu_config(profile.vector_width, p.wide, p.sizes.bucket), device="cpu",
@@ -490,6 +502,9 @@ def _run_grad(
     given = (g, q, k, v, q if call.mask.tensor is None else call.mask.tensor, logarithms, delta)
     also = (out, delta if through is None else through, results[0], int(through is not None))
     blocks = (read[3], *read[:3])
+    if call.config.by_head:
+        call.run("attention_all_grads", 1, sizes.batch * sizes.kv_heads, (*given, *also, *results[1:]), made, (*blocks, read[4]))
+        return
     call.run("attention_query_grad", sizes.n, sizes.batch * sizes.heads, (*given, *also), made[:1], (*blocks, read[4]))
     call.run("attention_key_grad", sizes.m, sizes.batch * sizes.kv_heads, (*given, *results[1:]), made[1:], blocks)
 

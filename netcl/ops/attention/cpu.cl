@@ -23,7 +23,7 @@
 #ifndef WHOLE  // 1: every head has that size, and addresses are constants
 #define WHOLE 0
 #endif
-#ifndef PART  // 1: forward, 2: the gradient of queries, 3: of keys and values; each is a program of its own, compiled when needed
+#ifndef PART  // 1: forward, 2: the gradient of queries, 3: of keys and values, 4: of all; each is a program of its own, compiled when needed
 #define PART 1
 #endif
 #ifndef MASK  // 0: none, 1: true where a key takes part, 2: added to the scores
@@ -44,8 +44,10 @@ typedef REAL real;
 typedef JOIN(REAL, LANES) vec;
 typedef JOIN(REAL, 4) quad;
 typedef struct __attribute__((packed, aligned(sizeof(REAL)))) { quad lanes; } loose_quad;
+typedef struct __attribute__((packed, aligned(sizeof(REAL)))) { vec lanes; } loose_vec;
 // A function: LLVM for x86 cuts vectors of 16 lanes into halves, which then do not fit the registers, unless one was called that gives one.
 static inline vec vector_of(const vec* p) { return *p; }
+static inline vec row_vector(__global const X_T* p) { return ((__global const loose_vec*)p)->lanes; }
 
 // ---- products
 
@@ -86,6 +88,39 @@ static inline void gather(vec* result, const vec scale, __global const X_T* rows
   GATHER(TILE)
   GATHER(4)
   GATHER(1)
+}
+
+// Row r of `into` += the sum over t of weights[r * by_row + t * by_term] times row t of `rows`: T rows and W vectors of them at a time.
+// Lanes are elements of a head, whose size must be a multiple of LANES.
+#define ADD_ROWS(T, W)                                                                                                        \
+  for (; r + T <= height; r += T) {                                                                                           \
+    __global X_T* to = into + (long)r * step + d;                                                                             \
+    const real* weight = weights + r * by_row;                                                                                \
+    vec sum[T * W], x[W];                                                                                                     \
+    _Pragma("unroll") for (int i = 0; i < T * W; ++i) sum[i] = row_vector(to + (long)(i / W) * step + i % W * LANES);         \
+    for (int t = 0; t < count; ++t) {                                                                                         \
+      _Pragma("unroll") for (int w = 0; w < W; ++w) x[w] = row_vector(rows + t * depth + d + w * LANES);                      \
+      _Pragma("unroll") for (int i = 0; i < T * W; ++i) sum[i] += weight[i / W * by_row + t * by_term] * x[i % W];            \
+    }                                                                                                                         \
+    _Pragma("unroll") for (int i = 0; i < T * W; ++i)((__global loose_vec*)(to + (long)(i / W) * step + i % W * LANES))->lanes = sum[i]; \
+  }
+
+static inline void add_rows(__global X_T* into, const int step, const int height, __global const X_T* rows, const int count,
+                            const int depth, const vec* s, const int by_row, const int by_term) {
+  const real* weights = (const real*)s;
+  int d = 0;
+#if TILE >= 16  // registers for two vectors of every row
+  for (; d + 2 * LANES <= depth; d += 2 * LANES) {
+    int r = 0;
+    ADD_ROWS(TILE / 2, 2)
+    ADD_ROWS(1, 2)
+  }
+#endif
+  for (; d < depth; d += LANES) {
+    int r = 0;
+    ADD_ROWS(TILE, 1)
+    ADD_ROWS(1, 1)
+  }
 }
 
 // ---- lanes
@@ -274,7 +309,7 @@ __kernel __attribute__((reqd_work_group_size(1, 1, 1))) void attention_query_gra
   unpack(out + START(o, head, heads), o_row, result, first, n, depth, scale);
 }
 
-#else
+#elif PART == 3
 
 __kernel __attribute__((reqd_work_group_size(1, 1, 1))) void attention_key_grad(__global const X_T* g, __global const X_T* q, __global const X_T* k, __global const X_T* v,
                                  __global const M_T* mask, __global const S_T* logarithms, __global const S_T* delta, __global X_T* out_k,
@@ -308,5 +343,66 @@ __kernel __attribute__((reqd_work_group_size(1, 1, 1))) void attention_key_grad(
   }
   unpack(out_k + START(dk, kv_head, kv_heads), dk_row, result_k, first, m, depth, scale);
   unpack(out_v + START(dv, kv_head, kv_heads), dv_row, result_v, first, m, depth_v, 1);
+}
+
+#else
+
+static inline void clear(__global X_T* rows, const int step, const int count, const int depth) {
+  for (int r = 0; r < count; ++r)
+    for (int d = 0; d < depth; d += LANES) ((__global loose_vec*)(rows + (long)r * step + d))->lanes = 0;
+}
+
+// A work-item computes a head of keys and values and all heads of queries that share it, so it adds to their gradients in memory.
+__kernel __attribute__((reqd_work_group_size(1, 1, 1))) void attention_all_grads(__global const X_T* g, __global const X_T* q, __global const X_T* k, __global const X_T* v,
+                                  __global const M_T* mask, __global const S_T* logarithms, __global S_T* delta,
+                                  __global const X_T* forward, __global const S_T* through, __global X_T* out, const int has_through,
+                                  __global X_T* out_k, __global X_T* out_v, const REAL scale, const int causal, const int n, const int m,
+                                  const int size, const int size_v, const int heads, const int sharing, const int by_batch,
+                                  const int by_head, const int by_query, const int by_key, O_NUMBERS, DK_NUMBERS, DV_NUMBERS,
+                                  F_NUMBERS) {
+  const int depth = WHOLE ? DEPTH : size, depth_v = WHOLE ? DEPTH : size_v;
+  const int kv_head = get_global_id(1), kv_heads = heads / sharing;
+  const int head_0 = kv_head / kv_heads * heads + kv_head % kv_heads * sharing;
+  vec packed_k[DEPTH], packed_v[DEPTH], s[BLOCK], dp[BLOCK];
+  for (int head = head_0; head < head_0 + sharing; ++head) {
+    clear(out + START(o, head, heads), o_row, n, depth);
+    for (int i = 0; i < n; ++i) {
+      __global const X_T *g_row = g + ((long)head * n + i) * depth_v, *f = forward + START(f, head, heads) + (long)i * f_row;
+      lanes_of sum;
+      sum.all = 0;
+      for (int d = 0; d < depth_v; d += LANES) sum.all += row_vector(g_row + d) * row_vector(f + d);
+      _Pragma("unroll") for (int h = LANES / 2; h; h /= 2) for (int l = 0; l < h; ++l) sum.each[l] += sum.each[l + h];
+      S_STORE(delta, (long)head * n + i, sum.each[0] - (has_through ? (real)S_LOAD(through, (long)head * n + i) : 0));
+    }
+  }
+  for (int first = 0; first < m; first += LANES) {
+    const int keys = min(LANES, m - first);
+    __global const X_T *k_rows = k + ((long)kv_head * m + first) * depth;
+    __global X_T* to_k = out_k + START(dk, kv_head, kv_heads) + (long)first * dk_row;
+    __global X_T* to_v = out_v + START(dv, kv_head, kv_heads) + (long)first * dv_row;
+    pack(packed_k, k + (long)kv_head * m * depth, depth, first, m, depth, scale);
+    pack(packed_v, v + (long)kv_head * m * depth_v, depth_v, first, m, depth_v, 1);
+    clear(to_k, dk_row, keys, depth);
+    clear(to_v, dv_row, keys, depth_v);
+    for (int head = head_0; head < head_0 + sharing; ++head) {
+      const long row = (long)head * n;
+      __global const M_T* mask_here = mask + (long)(head / heads) * by_batch + (long)(head % heads) * by_head;
+      __global X_T* to = out + START(o, head, heads);
+      for (int i = causal ? first : 0; i < n; i += BLOCK) {
+        const int count = min(BLOCK, n - i);
+        products(s, q + (row + i) * depth, count, depth, packed_k);
+        products(dp, g + (row + i) * depth_v, count, depth_v, packed_v);
+        const int crosses = causal && i < first + LANES - 1;
+        for (int t = 0; t < count; ++t) {
+          if (MASK || crosses) s[t] = masked_lanes(s[t], mask_here, by_query, by_key, i + t, 0, first, 1, n, m, causal);
+          s[t] = EXP_BELOW(s[t] - safe_logarithm(S_LOAD(logarithms, row + i + t)));
+          dp[t] = s[t] * (dp[t] - S_LOAD(delta, row + i + t)) * scale;
+        }
+        add_rows(to_v, dv_row, keys, g + (row + i) * depth_v, count, depth_v, s, 1, LANES);
+        add_rows(to_k, dk_row, keys, q + (row + i) * depth, count, depth, dp, 1, LANES);
+        add_rows(to + (long)i * o_row, o_row, count, k_rows, keys, depth, dp, LANES, 1);
+      }
+    }
+  }
 }
 #endif
