@@ -68,7 +68,16 @@ static inline void products(vec* s, __global const X_T* rows, const int count, c
   int t = 0;
   PRODUCTS(TILE)
   PRODUCTS(4)
-  PRODUCTS(1)
+  for (; t < count; ++t) {  // a single row: four sums, because one would wait for each of its additions
+    __global const X_T* row = rows + (long)t * depth;
+    vec sum[4] = {0, 0, 0, 0};
+    int d = 0;
+    for (; d + 4 <= depth; d += 4) {
+      _Pragma("unroll") for (int i = 0; i < 4; ++i) sum[i] += row[d + i] * vector_of(packed + d + i);
+    }
+    for (; d < depth; ++d) sum[0] += row[d] * vector_of(packed + d);
+    s[t] = (sum[0] + sum[1]) + (sum[2] + sum[3]);
+  }
 }
 
 // result = result * scale + the sum over t of row t of `rows` times s[t]; T elements at a time while there are as many.
@@ -113,12 +122,14 @@ static inline void add_rows(__global X_T* into, const int step, const int height
   for (; d + 2 * LANES <= depth; d += 2 * LANES) {
     int r = 0;
     ADD_ROWS(TILE / 2, 2)
+    ADD_ROWS(4, 2)
     ADD_ROWS(1, 2)
   }
 #endif
   for (; d < depth; d += LANES) {
     int r = 0;
     ADD_ROWS(TILE, 1)
+    ADD_ROWS(4, 1)
     ADD_ROWS(1, 1)
   }
 }
