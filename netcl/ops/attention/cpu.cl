@@ -150,24 +150,29 @@ static inline vec lane_numbers(void) {
 }
 
 // LANES rows, `step` apart in memory, transposed, four by four; rows beyond the last one repeat it.
-static inline void pack(vec* packed, __global const X_T* x, const int step, const int first, const int n, const int depth, const real scale) {
-  for (int l = 0; l < LANES; l += 4) {
-    __global const X_T* row[4];
-    for (int i = 0; i < 4; ++i) row[i] = x + (long)(first + l + i < n ? first + l + i : n - 1) * step;
-    real* to = (real*)packed + l;
-    int d = 0;
-    for (; d + 4 <= depth; d += 4, to += 4 * LANES) {
-      quad r[4];
-      for (int i = 0; i < 4; ++i) r[i] = ((__global const loose_quad*)(row[i] + d))->lanes * scale;
-      *(quad*)to = (quad)(r[0].x, r[1].x, r[2].x, r[3].x);
-      *(quad*)(to + LANES) = (quad)(r[0].y, r[1].y, r[2].y, r[3].y);
-      *(quad*)(to + 2 * LANES) = (quad)(r[0].z, r[1].z, r[2].z, r[3].z);
-      *(quad*)(to + 3 * LANES) = (quad)(r[0].w, r[1].w, r[2].w, r[3].w);
-    }
-    for (; d < depth; ++d, to += LANES)
-      for (int i = 0; i < 4; ++i) to[i] = row[i][d] * scale;
+#define PACK(name, T, LOAD, LOAD_QUAD)                                                                                              \
+  static inline void name(vec* packed, __global const T* x, const int step, const int first, const int n, const int depth,          \
+                          const real scale) {                                                                                       \
+    for (int l = 0; l < LANES; l += 4) {                                                                                            \
+      __global const T* row[4];                                                                                                     \
+      for (int i = 0; i < 4; ++i) row[i] = x + (long)(first + l + i < n ? first + l + i : n - 1) * step;                            \
+      real* to = (real*)packed + l;                                                                                                 \
+      int d = 0;                                                                                                                    \
+      for (; d + 4 <= depth; d += 4, to += 4 * LANES) {                                                                             \
+        quad r[4];                                                                                                                  \
+        for (int i = 0; i < 4; ++i) r[i] = LOAD_QUAD(row[i], d) * scale;                                                            \
+        *(quad*)to = (quad)(r[0].x, r[1].x, r[2].x, r[3].x);                                                                        \
+        *(quad*)(to + LANES) = (quad)(r[0].y, r[1].y, r[2].y, r[3].y);                                                              \
+        *(quad*)(to + 2 * LANES) = (quad)(r[0].z, r[1].z, r[2].z, r[3].z);                                                          \
+        *(quad*)(to + 3 * LANES) = (quad)(r[0].w, r[1].w, r[2].w, r[3].w);                                                          \
+      }                                                                                                                             \
+      for (; d < depth; ++d, to += LANES)                                                                                           \
+        for (int i = 0; i < 4; ++i) to[i] = LOAD(row[i], d) * scale;                                                                \
+    }                                                                                                                               \
   }
-}
+#define X_ONE(p, i) ((p)[i])
+#define X_FOUR(p, i) (((__global const loose_quad*)((p) + (i)))->lanes)
+PACK(pack, X_T, X_ONE, X_FOUR)
 
 static inline void unpack(__global X_T* x, const int step, const vec* packed, const int first, const int n, const int depth,
                           const real scale) {
@@ -201,32 +206,53 @@ static inline void store_sums(__global S_T* sums, const vec v, const int first, 
   for (int l = 0; l < min(LANES, n - first); ++l) S_STORE(sums, first + l, lanes.each[l]);
 }
 
+static inline void store_row(__global X_T* row, const vec v, const int count) {
+  lanes_of lanes;
+  lanes.all = v;
+  if (count == LANES) ((__global loose_vec*)row)->lanes = v;
+  else
+    for (int l = 0; l < count; ++l) row[l] = lanes.each[l];
+}
+
 #if MASK
-// The score of query i and key j under the mask.
-static inline real masked(const real s, __global const M_T* mask, const int at, const int i, const int j, const int causal) {
-  if (causal && j > i) return LOWEST;
-#if MASK == 1
-  return M_LOAD(mask, at) ? s : LOWEST;
-#else
-  return s + (real)M_LOAD(mask, at);
-#endif
+#define M_ONE(p, i) ((real)M_LOAD(p, i))
+#define M_FOUR(p, i) ((quad)(M_ONE(p, i), M_ONE(p, (i) + 1), M_ONE(p, (i) + 2), M_ONE(p, (i) + 3)))
+PACK(pack_mask, M_T, M_ONE, M_FOUR)
+
+static inline vec masked(const vec s, const vec mask) { return MASK == 1 ? (mask == (vec)(0) ? (vec)(LOWEST) : s) : s + mask; }
+
+// The mask of `count` lanes, `step` apart; 0 for the others.
+static inline vec mask_lanes(__global const M_T* mask, const int step, const int count) {
+  lanes_of lanes;
+  lanes.all = 0;
+  if (step == 1 && count >= LANES)
+    for (int l = 0; l < LANES; ++l) lanes.each[l] = M_ONE(mask, l);
+  else
+    for (int l = 0; l < min(count, LANES); ++l) lanes.each[l] = M_ONE(mask, l * step);
+  return lanes.all;
 }
 #endif
 
-// The scores of lanes i, i + 1, .. (step_i = 1) with key j, or of query i with lanes j, j + 1, .. (step_j = 1).
-static inline vec masked_lanes(const vec s, __global const M_T* mask, const int by_query, const int by_key, const int i, const int step_i,
-                               const int j, const int step_j, const int n, const int m, const int causal) {
+// The scores of queries `first`, `first` + 1, .. with `count` keys from j on, under the mask.
+static inline void mask_queries(vec* s, __global const M_T* mask, const int by_query, const int by_key, const int first, const int n,
+                                const int j, const int count, const int causal) {
 #if MASK
-  lanes_of lanes;
-  lanes.all = s;
-  for (int l = 0; l < LANES; ++l) {
-    const int query = i + l * step_i < n ? i + l * step_i : n - 1, key = j + l * step_j < m ? j + l * step_j : m - 1;
-    lanes.each[l] = masked(lanes.each[l], mask, query * by_query + key * by_key, query, key, causal);
-  }
-  return lanes.all;
-#else  // causal: only keys up to the query
-  return lane_numbers() * (real)(step_j - step_i) > (vec)((real)(i - j)) ? (vec)(LOWEST) : s;
+  vec lanes[BLOCK];
+  if (by_key == 1) pack_mask(lanes, mask + j, by_query, first, n, count, 1);
+  for (int t = 0; t < count; ++t)
+    s[t] = masked(s[t], by_key == 1 ? lanes[t] : mask_lanes(mask + (long)first * by_query + (long)(j + t) * by_key, by_query, n - first));
 #endif
+  if (causal && j + count > first + 1)
+    for (int t = 0; t < count; ++t) s[t] = lane_numbers() < (vec)((real)(j + t - first)) ? (vec)(LOWEST) : s[t];
+}
+
+// The scores of keys `first`, `first` + 1, .. with query i, under the mask.
+static inline vec mask_keys(vec s, __global const M_T* mask, const int by_query, const int by_key, const int first, const int m,
+                            const int i, const int causal) {
+#if MASK
+  s = masked(s, mask_lanes(mask + (long)i * by_query + (long)first * by_key, by_key, m - first));
+#endif
+  return causal ? (lane_numbers() > (vec)((real)(i - first)) ? (vec)(LOWEST) : s) : s;
 }
 
 // Infinity where a row saw no key at all: exp(score - infinity) is 0, as its gradient is.
@@ -261,9 +287,7 @@ __kernel __attribute__((reqd_work_group_size(1, 1, 1))) void attention(__global 
   for (int j = 0; j < end; j += BLOCK) {
     const int count = min(BLOCK, end - j);
     products(s, k + (kv + j) * depth, count, depth, packed);
-    const int crosses = causal && j + count > first + 1;
-    if (MASK || crosses)
-      for (int t = 0; t < count; ++t) s[t] = masked_lanes(s[t], mask_here, by_query, by_key, first, 1, j + t, 0, n, m, causal);
+    mask_queries(s, mask_here, by_query, by_key, first, n, j, count, causal);
     vec higher = most;
     for (int t = 0; t < count; ++t) higher = higher < s[t] ? s[t] : higher;
     const vec safe = higher == (vec)(LOWEST) ? (vec)(0) : higher;
@@ -310,11 +334,8 @@ __kernel __attribute__((reqd_work_group_size(1, 1, 1))) void attention_query_gra
     const int count = min(BLOCK, end - j);
     products(s, k + (kv + j) * depth, count, depth, packed);
     products(dp, v + (kv + j) * depth_v, count, depth_v, packed_g);
-    const int crosses = causal && j + count > first + 1;
-    for (int t = 0; t < count; ++t) {
-      if (MASK || crosses) s[t] = masked_lanes(s[t], mask_here, by_query, by_key, first, 1, j + t, 0, n, m, causal);
-      s[t] = EXP_BELOW(s[t] - safe) * (dp[t] - less);
-    }
+    mask_queries(s, mask_here, by_query, by_key, first, n, j, count, causal);
+    for (int t = 0; t < count; ++t) s[t] = EXP_BELOW(s[t] - safe) * (dp[t] - less);
     gather(result, (vec)(1), k + (kv + j) * depth, count, depth, s);
   }
   unpack(out + START(o, head, heads), o_row, result, first, n, depth, scale);
@@ -324,7 +345,7 @@ __kernel __attribute__((reqd_work_group_size(1, 1, 1))) void attention_query_gra
 
 __kernel __attribute__((reqd_work_group_size(1, 1, 1))) void attention_key_grad(__global const X_T* g, __global const X_T* q, __global const X_T* k, __global const X_T* v,
                                  __global const M_T* mask, __global const S_T* logarithms, __global const S_T* delta, __global X_T* out_k,
-                                 __global X_T* out_v, const REAL scale, const int causal, const int n, const int m, const int size,
+                                 __global X_T* out_v, __global X_T* out_scores, const int has_scores, const REAL scale, const int causal, const int n, const int m, const int size,
                                  const int size_v, const int heads, const int sharing, const int by_batch, const int by_head,
                                  const int by_query, const int by_key, DK_NUMBERS, DV_NUMBERS) {
   const int depth = WHOLE ? DEPTH : size, depth_v = WHOLE ? DEPTH : size_v;
@@ -344,9 +365,10 @@ __kernel __attribute__((reqd_work_group_size(1, 1, 1))) void attention_key_grad(
       products(dp, g + (row + i) * depth_v, count, depth_v, packed_v);
       const int crosses = causal && i < first + LANES - 1;
       for (int t = 0; t < count; ++t) {
-        if (MASK || crosses) s[t] = masked_lanes(s[t], mask_here, by_query, by_key, i + t, 0, first, 1, n, m, causal);
+        if (MASK || crosses) s[t] = mask_keys(s[t], mask_here, by_query, by_key, first, m, i + t, crosses);
         s[t] = EXP_BELOW(s[t] - safe_logarithm(S_LOAD(logarithms, row + i + t)));
         dp[t] = s[t] * (dp[t] - S_LOAD(delta, row + i + t));
+        if (has_scores) store_row(out_scores + (row + i + t) * m + first, dp[t], min(LANES, m - first));
       }
       gather(result_v, (vec)(1), g + (row + i) * depth_v, count, depth_v, s);
       gather(result_k, (vec)(1), q + (row + i) * depth, count, depth, dp);
@@ -367,7 +389,8 @@ static inline void clear(__global X_T* rows, const int step, const int count, co
 __kernel __attribute__((reqd_work_group_size(1, 1, 1))) void attention_all_grads(__global const X_T* g, __global const X_T* q, __global const X_T* k, __global const X_T* v,
                                   __global const M_T* mask, __global const S_T* logarithms, __global S_T* delta,
                                   __global const X_T* forward, __global const S_T* through, __global X_T* out, const int has_through,
-                                  __global X_T* out_k, __global X_T* out_v, const REAL scale, const int causal, const int n, const int m,
+                                  __global X_T* out_k, __global X_T* out_v, __global X_T* out_scores, const int has_scores, const REAL scale, const int causal,
+                                  const int n, const int m,
                                   const int size, const int size_v, const int heads, const int sharing, const int by_batch,
                                   const int by_head, const int by_query, const int by_key, O_NUMBERS, DK_NUMBERS, DV_NUMBERS,
                                   F_NUMBERS) {
@@ -405,9 +428,11 @@ __kernel __attribute__((reqd_work_group_size(1, 1, 1))) void attention_all_grads
         products(dp, g + (row + i) * depth_v, count, depth_v, packed_v);
         const int crosses = causal && i < first + LANES - 1;
         for (int t = 0; t < count; ++t) {
-          if (MASK || crosses) s[t] = masked_lanes(s[t], mask_here, by_query, by_key, i + t, 0, first, 1, n, m, causal);
+          if (MASK || crosses) s[t] = mask_keys(s[t], mask_here, by_query, by_key, first, m, i + t, crosses);
           s[t] = EXP_BELOW(s[t] - safe_logarithm(S_LOAD(logarithms, row + i + t)));
-          dp[t] = s[t] * (dp[t] - S_LOAD(delta, row + i + t)) * scale;
+          dp[t] = s[t] * (dp[t] - S_LOAD(delta, row + i + t));
+          if (has_scores) store_row(out_scores + (row + i + t) * m + first, dp[t], keys);
+          dp[t] *= scale;
         }
         add_rows(to_v, dv_row, keys, g + (row + i) * depth_v, count, depth_v, s, 1, LANES);
         add_rows(to_k, dk_row, keys, q + (row + i) * depth, count, depth, dp, 1, LANES);
