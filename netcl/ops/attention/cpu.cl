@@ -99,23 +99,29 @@ static inline void gather(vec* result, const vec scale, __global const X_T* rows
   GATHER(1)
 }
 
-// Row r of `into` += the sum over t of weights[r * by_row + t * by_term] times row t of `rows`: T rows and W vectors of them at a time.
-// Lanes are elements of a head, whose size must be a multiple of LANES.
+// Row r of `into` = that row * factors[r] + the sum over t of weights[r * by_row + t * by_term] times row t of `rows`: T rows and W vectors
+// of them at a time. Without `factors`, these are 1. Lanes are elements of a head, whose size must be a multiple of LANES.
 #define ADD_ROWS(T, W)                                                                                                        \
   for (; r + T <= height; r += T) {                                                                                           \
     __global X_T* to = into + (long)r * step + d;                                                                             \
+    __global const X_T* row = rows + d;                                                                                       \
     const real* weight = weights + r * by_row;                                                                                \
     vec sum[T * W], x[W];                                                                                                     \
-    _Pragma("unroll") for (int i = 0; i < T * W; ++i) sum[i] = row_vector(to + (long)(i / W) * step + i % W * LANES);         \
-    for (int t = 0; t < count; ++t) {                                                                                         \
-      _Pragma("unroll") for (int w = 0; w < W; ++w) x[w] = row_vector(rows + t * depth + d + w * LANES);                      \
-      _Pragma("unroll") for (int i = 0; i < T * W; ++i) sum[i] += weight[i / W * by_row + t * by_term] * x[i % W];            \
+    _Pragma("unroll") for (int i = 0; i < T * W; ++i) {                                                                       \
+      sum[i] = row_vector(to + (long)(i / W) * step + i % W * LANES);                                                         \
+      if (factors) sum[i] *= factors[r + i / W];                                                                              \
     }                                                                                                                         \
-    _Pragma("unroll") for (int i = 0; i < T * W; ++i)((__global loose_vec*)(to + (long)(i / W) * step + i % W * LANES))->lanes = sum[i]; \
+    for (int t = 0; t < count; ++t, row += depth, weight += by_term) {                                                        \
+      _Pragma("unroll") for (int w = 0; w < W; ++w) x[w] = row_vector(row + w * LANES);                                       \
+      _Pragma("unroll") for (int i = 0; i < T * W; ++i) sum[i] += weight[i / W * by_row] * x[i % W];                          \
+    }                                                                                                                         \
+    _Pragma("unroll") for (int i = 0; i < T * W; ++i)                                                                         \
+        ((__global loose_vec*)(to + (long)(i / W) * step + i % W * LANES))->lanes = sum[i];                                   \
   }
 
-static inline void add_rows(__global X_T* into, const int step, const int height, __global const X_T* rows, const int count,
-                            const int depth, const vec* s, const int by_row, const int by_term) {
+static inline __attribute__((always_inline)) void add_rows(__global X_T* into, const int step, const int height, const real* factors,
+                                                           __global const X_T* rows, const int count, const int depth, const vec* s,
+                                                           const int by_row, const int by_term) {
   const real* weights = (const real*)s;
   int d = 0;
 #if TILE >= 16  // registers for two vectors of every row
@@ -255,6 +261,22 @@ static inline vec mask_keys(vec s, __global const M_T* mask, const int by_query,
   return causal ? (lane_numbers() > (vec)((real)(i - first)) ? (vec)(LOWEST) : s) : s;
 }
 
+static inline void clear(__global X_T* rows, const int step, const int count, const int depth) {
+  for (int r = 0; r < count; ++r)
+    for (int d = 0; d < depth; d += LANES) ((__global loose_vec*)(rows + (long)r * step + d))->lanes = 0;
+}
+
+// Row r times lane r of `factors`.
+static inline void scale_rows(__global X_T* rows, const int step, const int count, const int depth, const vec factors) {
+  lanes_of lanes;
+  lanes.all = factors;
+  for (int r = 0; r < count; ++r)
+    for (int d = 0; d < depth; d += LANES) {
+      __global X_T* x = rows + (long)r * step + d;
+      ((__global loose_vec*)x)->lanes = row_vector(x) * lanes.each[r];
+    }
+}
+
 // Infinity where a row saw no key at all: exp(score - infinity) is 0, as its gradient is.
 static inline real safe_logarithm(const real logarithm) { return logarithm == LOWEST ? (real)INFINITY : logarithm; }
 
@@ -279,9 +301,16 @@ __kernel __attribute__((reqd_work_group_size(1, 1, 1))) void attention(__global 
   const int head = get_global_id(1), first = get_global_id(0) * LANES;
   const long kv = (long)key_head(head, heads, sharing) * m;
   __global const M_T* mask_here = mask + (long)(head / heads) * by_batch + (long)(head % heads) * by_head;
-  vec packed[DEPTH], result[DEPTH], s[BLOCK];
+  vec packed[DEPTH], s[BLOCK];
   pack(packed, q + (long)head * n * depth, depth, first, n, depth, scale);
+#if WHOLE  // vectors divide heads: results are added in memory, and only those of queries that exist
+  const int rows = min(LANES, n - first);
+  __global X_T* to = out + START(o, head, heads) + (long)first * o_row;
+  clear(to, o_row, rows, depth_v);
+#else
+  vec result[DEPTH];
   for (int d = 0; d < depth_v; ++d) result[d] = 0;
+#endif
   vec most = LOWEST, sum = 0;
   const int end = causal ? min(m, first + LANES) : m;
   for (int j = 0; j < end; j += BLOCK) {
@@ -297,12 +326,20 @@ __kernel __attribute__((reqd_work_group_size(1, 1, 1))) void attention(__global 
       s[t] = EXP_BELOW(s[t] - safe);
       sum += s[t];
     }
+#if WHOLE
+    add_rows(to, o_row, rows, (const real*)&keep, v + (kv + j) * depth_v, count, depth_v, s, 1, LANES);
+#else
     gather(result, keep, v + (kv + j) * depth_v, count, depth_v, s);
+#endif
     most = higher;
   }
   const vec share = sum == (vec)(0) ? (vec)(0) : 1 / sum;
+#if WHOLE
+  scale_rows(to, o_row, rows, depth_v, share);
+#else
   for (int d = 0; d < depth_v; ++d) result[d] *= share;
   unpack(out + START(o, head, heads), o_row, result, first, n, depth_v, 1);
+#endif
   store_sums(logarithms + (long)head * n, most + log(sum), first, n);
 }
 
@@ -380,11 +417,6 @@ __kernel __attribute__((reqd_work_group_size(1, 1, 1))) void attention_key_grad(
 
 #else
 
-static inline void clear(__global X_T* rows, const int step, const int count, const int depth) {
-  for (int r = 0; r < count; ++r)
-    for (int d = 0; d < depth; d += LANES) ((__global loose_vec*)(rows + (long)r * step + d))->lanes = 0;
-}
-
 // A work-item computes a head of keys and values and all heads of queries that share it, so it adds to their gradients in memory.
 __kernel __attribute__((reqd_work_group_size(1, 1, 1))) void attention_all_grads(__global const X_T* g, __global const X_T* q, __global const X_T* k, __global const X_T* v,
                                   __global const M_T* mask, __global const S_T* logarithms, __global S_T* delta,
@@ -434,9 +466,9 @@ __kernel __attribute__((reqd_work_group_size(1, 1, 1))) void attention_all_grads
           if (has_scores) store_row(out_scores + (row + i + t) * m + first, dp[t], keys);
           dp[t] *= scale;
         }
-        add_rows(to_v, dv_row, keys, g + (row + i) * depth_v, count, depth_v, s, 1, LANES);
-        add_rows(to_k, dk_row, keys, q + (row + i) * depth, count, depth, dp, 1, LANES);
-        add_rows(to + (long)i * o_row, o_row, count, k_rows, keys, depth, dp, LANES, 1);
+        add_rows(to_v, dv_row, keys, 0, g + (row + i) * depth_v, count, depth_v, s, 1, LANES);
+        add_rows(to_k, dk_row, keys, 0, q + (row + i) * depth, count, depth, dp, 1, LANES);
+        add_rows(to + (long)i * o_row, o_row, count, 0, k_rows, keys, depth, dp, LANES, 1);
       }
     }
   }
