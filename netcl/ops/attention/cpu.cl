@@ -155,26 +155,35 @@ static inline vec lane_numbers(void) {
   return lanes.all;
 }
 
-// LANES rows, `step` apart in memory, transposed, four by four; rows beyond the last one repeat it.
+// The first and the second halves of every four lanes of two vectors, alternating; and a vector of four lanes of every fourth row.
+#if LANES == 16
+#define LOWER(a, b) __builtin_shufflevector(a, b, 0, 16, 1, 17, 4, 20, 5, 21, 8, 24, 9, 25, 12, 28, 13, 29)
+#define UPPER(a, b) __builtin_shufflevector(a, b, 2, 18, 3, 19, 6, 22, 7, 23, 10, 26, 11, 27, 14, 30, 15, 31)
+#define FOURTH_ROWS(LOAD, i) ((vec)(LOAD(row[i], d), LOAD(row[i + 4], d), LOAD(row[i + 8], d), LOAD(row[i + 12], d)))
+#else
+#define LOWER(a, b) __builtin_shufflevector(a, b, 0, 8, 1, 9, 4, 12, 5, 13)
+#define UPPER(a, b) __builtin_shufflevector(a, b, 2, 10, 3, 11, 6, 14, 7, 15)
+#define FOURTH_ROWS(LOAD, i) ((vec)(LOAD(row[i], d), LOAD(row[i + 4], d)))
+#endif
+
+// LANES rows, `step` apart in memory, transposed, four elements at a time; rows beyond the last one repeat it.
 #define PACK(name, T, LOAD, LOAD_QUAD)                                                                                              \
   static inline void name(vec* packed, __global const T* x, const int step, const int first, const int n, const int depth,          \
                           const real scale) {                                                                                       \
-    for (int l = 0; l < LANES; l += 4) {                                                                                            \
-      __global const T* row[4];                                                                                                     \
-      for (int i = 0; i < 4; ++i) row[i] = x + (long)(first + l + i < n ? first + l + i : n - 1) * step;                            \
-      real* to = (real*)packed + l;                                                                                                 \
-      int d = 0;                                                                                                                    \
-      for (; d + 4 <= depth; d += 4, to += 4 * LANES) {                                                                             \
-        quad r[4];                                                                                                                  \
-        for (int i = 0; i < 4; ++i) r[i] = LOAD_QUAD(row[i], d) * scale;                                                            \
-        *(quad*)to = (quad)(r[0].x, r[1].x, r[2].x, r[3].x);                                                                        \
-        *(quad*)(to + LANES) = (quad)(r[0].y, r[1].y, r[2].y, r[3].y);                                                              \
-        *(quad*)(to + 2 * LANES) = (quad)(r[0].z, r[1].z, r[2].z, r[3].z);                                                          \
-        *(quad*)(to + 3 * LANES) = (quad)(r[0].w, r[1].w, r[2].w, r[3].w);                                                          \
-      }                                                                                                                             \
-      for (; d < depth; ++d, to += LANES)                                                                                           \
-        for (int i = 0; i < 4; ++i) to[i] = LOAD(row[i], d) * scale;                                                                \
+    __global const T* row[LANES];                                                                                                   \
+    for (int l = 0; l < LANES; ++l) row[l] = x + (long)(first + l < n ? first + l : n - 1) * step;                                  \
+    int d = 0;                                                                                                                      \
+    for (; d + 4 <= depth; d += 4) {                                                                                                \
+      const vec a = FOURTH_ROWS(LOAD_QUAD, 0) * scale, b = FOURTH_ROWS(LOAD_QUAD, 1) * scale;                                       \
+      const vec e = FOURTH_ROWS(LOAD_QUAD, 2) * scale, f = FOURTH_ROWS(LOAD_QUAD, 3) * scale;                                       \
+      const vec ae = LOWER(a, e), bf = LOWER(b, f), AE = UPPER(a, e), BF = UPPER(b, f);                                             \
+      packed[d] = LOWER(ae, bf);                                                                                                    \
+      packed[d + 1] = UPPER(ae, bf);                                                                                                \
+      packed[d + 2] = LOWER(AE, BF);                                                                                                \
+      packed[d + 3] = UPPER(AE, BF);                                                                                                \
     }                                                                                                                               \
+    for (; d < depth; ++d)                                                                                                          \
+      for (int l = 0; l < LANES; ++l) ((real*)(packed + d))[l] = LOAD(row[l], d) * scale;                                           \
   }
 #define X_ONE(p, i) ((p)[i])
 #define X_FOUR(p, i) (((__global const loose_quad*)((p) + (i)))->lanes)
