@@ -176,11 +176,11 @@ static inline vec lane_numbers(void) {
     for (; d + 4 <= depth; d += 4) {                                                                                                \
       const vec a = FOURTH_ROWS(LOAD_QUAD, 0) * scale, b = FOURTH_ROWS(LOAD_QUAD, 1) * scale;                                       \
       const vec e = FOURTH_ROWS(LOAD_QUAD, 2) * scale, f = FOURTH_ROWS(LOAD_QUAD, 3) * scale;                                       \
-      const vec ae = LOWER(a, e), bf = LOWER(b, f), AE = UPPER(a, e), BF = UPPER(b, f);                                             \
-      packed[d] = LOWER(ae, bf);                                                                                                    \
-      packed[d + 1] = UPPER(ae, bf);                                                                                                \
-      packed[d + 2] = LOWER(AE, BF);                                                                                                \
-      packed[d + 3] = UPPER(AE, BF);                                                                                                \
+      const vec ae_low = LOWER(a, e), bf_low = LOWER(b, f), ae_high = UPPER(a, e), bf_high = UPPER(b, f);                                             \
+      packed[d] = LOWER(ae_low, bf_low);                                                                                                    \
+      packed[d + 1] = UPPER(ae_low, bf_low);                                                                                                \
+      packed[d + 2] = LOWER(ae_high, bf_high);                                                                                                \
+      packed[d + 3] = UPPER(ae_high, bf_high);                                                                                                \
     }                                                                                                                               \
     for (; d < depth; ++d)                                                                                                          \
       for (int l = 0; l < LANES; ++l) ((real*)(packed + d))[l] = LOAD(row[l], d) * scale;                                           \
