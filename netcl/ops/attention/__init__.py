@@ -100,7 +100,8 @@ class AttentionProblem(NamedTuple):
 def cpu_config(width: int, wide: bool, depth: int) -> Config:
     """Return the configuration for CPUs with vectors of ``width`` floats. ``wide``: the dtype is float64; ``depth``: the head size."""
     lanes = 8 if wide else 16
-    tile, block = (16, 32) if width >= 16 else (6, 36)  # 16: head sizes and causal row ends are whole tiles
+    tile = 16 if width >= 16 else 6  # 16: head sizes and causal row ends are whole tiles
+    block = -(-(64 if depth <= 32 else 32) // tile) * tile  # rows of short heads leave room in the first cache
     return Config("cpu.cl", {"LANES": lanes, "TILE": tile, "BLOCK": block, "DEPTH": depth}, (1, 1), lanes)
 
 
@@ -526,19 +527,19 @@ def _run_grad(
     delta = Tensor.empty(logarithms.shape, logarithms.dtype, queue=q.queue)
     given = (g, q, k, v, q if call.mask.tensor is None else call.mask.tensor, logarithms, delta)
     also = (out, delta if through is None else through, results[0], int(through is not None))
-    blocks, keys = (read[3], *read[:3]), (*given, *results[1:])
+    blocks, key_heads = (read[3], *read[:3]), sizes.batch * sizes.kv_heads
+    if not call.config.by_head:
+        call.run("attention_query_grad", sizes.n, sizes.batch * sizes.heads, (*given, *also), made[:1], (*blocks, read[4]))
     if call.config.file == "cpu.cl":
         if scores is not None and call.numbers[1]:
-            scores.fill_(0)  # kernels skip blocks above the diagonal
-        last: tuple[Any, ...] = (*results[1:], delta if scores is None else scores, int(scores is not None))
-        if call.config.by_head:
-            call.run("attention_all_grads", 1, sizes.batch * sizes.kv_heads, (*given, *also, *last), made, (*blocks, read[4]))
-            return
-        keys = (*given, *last)
-    elif scores is not None:
+            scores.fill_(0)  # causal: kernels skip blocks above the diagonal
+        args = (*given, *also, *results[1:], delta if scores is None else scores, int(scores is not None))
+        name, rows = ("attention_all_grads", 1) if call.config.by_head else ("attention_key_grad", sizes.m)
+        call.run(name, rows, key_heads, args, made, (*blocks, read[4]))
+    elif scores is None:
+        call.run("attention_key_grad", sizes.m, key_heads, (*given, *results[1:]), made[1:], blocks)
+    else:
         raise DeviceError(message("attention_grad", "mask_grad=True needs the kernels of CPUs", "omit it", kernels=call.config.file))
-    call.run("attention_query_grad", sizes.n, sizes.batch * sizes.heads, (*given, *also), made[:1], (*blocks, read[4]))
-    call.run("attention_key_grad", sizes.m, sizes.batch * sizes.kv_heads, keys, made[1:], blocks)
 
 
 _planned_grad = planned("attention_grad_of_views", _attend_grad)

@@ -52,16 +52,16 @@ static inline vec row_vector(__global const X_T* p) { return ((__global const lo
 // ---- products
 
 // s[t] = row t of `rows` times `packed`, for `count` rows of `depth` elements; T rows at a time while there are as many.
-#define PRODUCTS(T)                                                                                \
-  for (; t + T <= count; t += T) {                                                                 \
-    __global const X_T* row = rows + (long)t * depth;                                              \
-    vec sum[T];                                                                                    \
-    _Pragma("unroll") for (int i = 0; i < T; ++i) sum[i] = 0;                                      \
-    for (int d = 0; d < depth; ++d) {                                                              \
-      const vec p = vector_of(packed + d);                                                         \
-      _Pragma("unroll") for (int i = 0; i < T; ++i) sum[i] += row[i * depth + d] * p;              \
-    }                                                                                              \
-    _Pragma("unroll") for (int i = 0; i < T; ++i) s[t + i] = sum[i];                               \
+#define PRODUCTS(T)                                                                                                                 \
+  for (; t + T <= count; t += T) {                                                                                                  \
+    __global const X_T* row = rows + (long)t * depth;                                                                               \
+    vec sum[T];                                                                                                                     \
+    _Pragma("unroll") for (int i = 0; i < T; ++i) sum[i] = 0;                                                                       \
+    for (int d = 0; d < depth; ++d) {                                                                                               \
+      const vec p = vector_of(packed + d);                                                                                          \
+      _Pragma("unroll") for (int i = 0; i < T; ++i) sum[i] += row[i * depth + d] * p;                                               \
+    }                                                                                                                               \
+    _Pragma("unroll") for (int i = 0; i < T; ++i) s[t + i] = sum[i];                                                                \
   }
 
 static inline void products(vec* s, __global const X_T* rows, const int count, const int depth, const vec* packed) {
@@ -81,15 +81,15 @@ static inline void products(vec* s, __global const X_T* rows, const int count, c
 }
 
 // result = result * scale + the sum over t of row t of `rows` times s[t]; T elements at a time while there are as many.
-#define GATHER(T)                                                                                        \
-  for (; d + T <= depth; d += T) {                                                                       \
-    vec sum[T];                                                                                          \
-    _Pragma("unroll") for (int i = 0; i < T; ++i) sum[i] = result[d + i] * scale;                        \
-    for (int t = 0; t < count; ++t) {                                                                    \
-      const vec p = vector_of(s + t);                                                                    \
-      _Pragma("unroll") for (int i = 0; i < T; ++i) sum[i] += rows[t * depth + d + i] * p;               \
-    }                                                                                                    \
-    _Pragma("unroll") for (int i = 0; i < T; ++i) result[d + i] = sum[i];                                \
+#define GATHER(T)                                                                                                                   \
+  for (; d + T <= depth; d += T) {                                                                                                  \
+    vec sum[T];                                                                                                                     \
+    _Pragma("unroll") for (int i = 0; i < T; ++i) sum[i] = result[d + i] * scale;                                                   \
+    for (int t = 0; t < count; ++t) {                                                                                               \
+      const vec p = vector_of(s + t);                                                                                               \
+      _Pragma("unroll") for (int i = 0; i < T; ++i) sum[i] += rows[t * depth + d + i] * p;                                          \
+    }                                                                                                                               \
+    _Pragma("unroll") for (int i = 0; i < T; ++i) result[d + i] = sum[i];                                                           \
   }
 
 static inline void gather(vec* result, const vec scale, __global const X_T* rows, const int count, const int depth, const vec* s) {
@@ -101,22 +101,22 @@ static inline void gather(vec* result, const vec scale, __global const X_T* rows
 
 // Row r of `into` = that row * factors[r] + the sum over t of weights[r * by_row + t * by_term] times row t of `rows`: T rows and W vectors
 // of them at a time. Without `factors`, these are 1. Lanes are elements of a head, whose size must be a multiple of LANES.
-#define ADD_ROWS(T, W)                                                                                                        \
-  for (; r + T <= height; r += T) {                                                                                           \
-    __global X_T* to = into + (long)r * step + d;                                                                             \
-    __global const X_T* row = rows + d;                                                                                       \
-    const real* weight = weights + r * by_row;                                                                                \
-    vec sum[T * W], x[W];                                                                                                     \
-    _Pragma("unroll") for (int i = 0; i < T * W; ++i) {                                                                       \
-      sum[i] = row_vector(to + (long)(i / W) * step + i % W * LANES);                                                         \
-      if (factors) sum[i] *= factors[r + i / W];                                                                              \
-    }                                                                                                                         \
-    for (int t = 0; t < count; ++t, row += depth, weight += by_term) {                                                        \
-      _Pragma("unroll") for (int w = 0; w < W; ++w) x[w] = row_vector(row + w * LANES);                                       \
-      _Pragma("unroll") for (int i = 0; i < T * W; ++i) sum[i] += weight[i / W * by_row] * x[i % W];                          \
-    }                                                                                                                         \
-    _Pragma("unroll") for (int i = 0; i < T * W; ++i)                                                                         \
-        ((__global loose_vec*)(to + (long)(i / W) * step + i % W * LANES))->lanes = sum[i];                                   \
+#define ADD_ROWS(T, W)                                                                                                              \
+  for (; r + T <= height; r += T) {                                                                                                 \
+    __global X_T* to = into + (long)r * step + d;                                                                                   \
+    __global const X_T* row = rows + d;                                                                                             \
+    const real* weight = weights + r * by_row;                                                                                      \
+    vec sum[T * W], x[W];                                                                                                           \
+    _Pragma("unroll") for (int i = 0; i < T * W; ++i) {                                                                             \
+      sum[i] = row_vector(to + (long)(i / W) * step + i % W * LANES);                                                               \
+      if (factors) sum[i] *= factors[r + i / W];                                                                                    \
+    }                                                                                                                               \
+    for (int t = 0; t < count; ++t, row += depth, weight += by_term) {                                                              \
+      _Pragma("unroll") for (int w = 0; w < W; ++w) x[w] = row_vector(row + w * LANES);                                             \
+      _Pragma("unroll") for (int i = 0; i < T * W; ++i) sum[i] += weight[i / W * by_row] * x[i % W];                                \
+    }                                                                                                                               \
+    _Pragma("unroll") for (int i = 0; i < T * W; ++i)                                                                               \
+        ((__global loose_vec*)(to + (long)(i / W) * step + i % W * LANES))->lanes = sum[i];                                         \
   }
 
 static inline __attribute__((always_inline)) void add_rows(__global X_T* into, const int step, const int height, const real* factors,
@@ -176,11 +176,11 @@ static inline vec lane_numbers(void) {
     for (; d + 4 <= depth; d += 4) {                                                                                                \
       const vec a = FOURTH_ROWS(LOAD_QUAD, 0) * scale, b = FOURTH_ROWS(LOAD_QUAD, 1) * scale;                                       \
       const vec e = FOURTH_ROWS(LOAD_QUAD, 2) * scale, f = FOURTH_ROWS(LOAD_QUAD, 3) * scale;                                       \
-      const vec ae_low = LOWER(a, e), bf_low = LOWER(b, f), ae_high = UPPER(a, e), bf_high = UPPER(b, f);                                             \
-      packed[d] = LOWER(ae_low, bf_low);                                                                                                    \
-      packed[d + 1] = UPPER(ae_low, bf_low);                                                                                                \
-      packed[d + 2] = LOWER(ae_high, bf_high);                                                                                                \
-      packed[d + 3] = UPPER(ae_high, bf_high);                                                                                                \
+      const vec ae_low = LOWER(a, e), bf_low = LOWER(b, f), ae_high = UPPER(a, e), bf_high = UPPER(b, f);                           \
+      packed[d] = LOWER(ae_low, bf_low);                                                                                            \
+      packed[d + 1] = UPPER(ae_low, bf_low);                                                                                        \
+      packed[d + 2] = LOWER(ae_high, bf_high);                                                                                      \
+      packed[d + 3] = UPPER(ae_high, bf_high);                                                                                      \
     }                                                                                                                               \
     for (; d < depth; ++d)                                                                                                          \
       for (int l = 0; l < LANES; ++l) ((real*)(packed + d))[l] = LOAD(row[l], d) * scale;                                           \
@@ -387,99 +387,85 @@ __kernel __attribute__((reqd_work_group_size(1, 1, 1))) void attention_query_gra
   unpack(out + START(o, head, heads), o_row, result, first, n, depth, scale);
 }
 
-#elif PART == 3
-
-__kernel __attribute__((reqd_work_group_size(1, 1, 1))) void attention_key_grad(__global const X_T* g, __global const X_T* q, __global const X_T* k, __global const X_T* v,
-                                 __global const M_T* mask, __global const S_T* logarithms, __global const S_T* delta, __global X_T* out_k,
-                                 __global X_T* out_v, __global X_T* out_scores, const int has_scores, const REAL scale, const int causal, const int n, const int m, const int size,
-                                 const int size_v, const int heads, const int sharing, const int by_batch, const int by_head,
-                                 const int by_query, const int by_key, DK_NUMBERS, DV_NUMBERS) {
-  const int depth = WHOLE ? DEPTH : size, depth_v = WHOLE ? DEPTH : size_v;
-  const int kv_head = get_global_id(1), first = get_global_id(0) * LANES, kv_heads = heads / sharing;
-  vec packed_k[DEPTH], packed_v[DEPTH], result_k[DEPTH], result_v[DEPTH], s[BLOCK], dp[BLOCK];
-  pack(packed_k, k + (long)kv_head * m * depth, depth, first, m, depth, scale);
-  pack(packed_v, v + (long)kv_head * m * depth_v, depth_v, first, m, depth_v, 1);
-  for (int d = 0; d < depth; ++d) result_k[d] = 0;
-  for (int d = 0; d < depth_v; ++d) result_v[d] = 0;
-  for (int r = 0; r < sharing; ++r) {
-    const int head = kv_head / kv_heads * heads + kv_head % kv_heads * sharing + r;
-    const long row = (long)head * n;
-    __global const M_T* mask_here = mask + (long)(head / heads) * by_batch + (long)(head % heads) * by_head;
-    for (int i = causal ? first : 0; i < n; i += BLOCK) {
-      const int count = min(BLOCK, n - i);
-      products(s, q + (row + i) * depth, count, depth, packed_k);
-      products(dp, g + (row + i) * depth_v, count, depth_v, packed_v);
-      const int crosses = causal && i < first + LANES - 1;
-      for (int t = 0; t < count; ++t) {
-        if (MASK || crosses) s[t] = mask_keys(s[t], mask_here, by_query, by_key, first, m, i + t, crosses);
-        s[t] = EXP_BELOW(s[t] - safe_logarithm(S_LOAD(logarithms, row + i + t)));
-        dp[t] = s[t] * (dp[t] - S_LOAD(delta, row + i + t));
-        if (has_scores) store_row(out_scores + (row + i + t) * m + first, dp[t], min(LANES, m - first));
-      }
-      gather(result_v, (vec)(1), g + (row + i) * depth_v, count, depth_v, s);
-      gather(result_k, (vec)(1), q + (row + i) * depth, count, depth, dp);
-    }
-  }
-  unpack(out_k + START(dk, kv_head, kv_heads), dk_row, result_k, first, m, depth, scale);
-  unpack(out_v + START(dv, kv_head, kv_heads), dv_row, result_v, first, m, depth_v, 1);
-}
-
 #else
 
-// A work-item computes a head of keys and values and all heads of queries that share it, so it adds to their gradients in memory.
-__kernel __attribute__((reqd_work_group_size(1, 1, 1))) void attention_all_grads(__global const X_T* g, __global const X_T* q, __global const X_T* k, __global const X_T* v,
-                                  __global const M_T* mask, __global const S_T* logarithms, __global S_T* delta,
-                                  __global const X_T* forward, __global const S_T* through, __global X_T* out, const int has_through,
-                                  __global X_T* out_k, __global X_T* out_v, __global X_T* out_scores, const int has_scores, const REAL scale, const int causal,
-                                  const int n, const int m,
-                                  const int size, const int size_v, const int heads, const int sharing, const int by_batch,
-                                  const int by_head, const int by_query, const int by_key, O_NUMBERS, DK_NUMBERS, DV_NUMBERS,
-                                  F_NUMBERS) {
+#if PART == 3
+#define KEY_GRADS attention_key_grad
+#else
+#define KEY_GRADS attention_all_grads
+#endif
+// PART 3: the gradients of LANES keys and values. PART 4: those of a head, and of the queries that share it, whose size is a multiple of
+// LANES. Only one work-item adds to a row of them in memory, in order of the keys.
+__kernel __attribute__((reqd_work_group_size(1, 1, 1))) void KEY_GRADS(__global const X_T* g, __global const X_T* q, __global const X_T* k, __global const X_T* v,
+                        __global const M_T* mask, __global const S_T* logarithms, __global S_T* delta, __global const X_T* forward,
+                        __global const S_T* through, __global X_T* out, const int has_through, __global X_T* out_k, __global X_T* out_v,
+                        __global X_T* out_scores, const int has_scores, const REAL scale, const int causal, const int n, const int m,
+                        const int size, const int size_v, const int heads, const int sharing, const int by_batch, const int by_head,
+                        const int by_query, const int by_key, O_NUMBERS, DK_NUMBERS, DV_NUMBERS, F_NUMBERS) {
   const int depth = WHOLE ? DEPTH : size, depth_v = WHOLE ? DEPTH : size_v;
   const int kv_head = get_global_id(1), kv_heads = heads / sharing;
   const int head_0 = kv_head / kv_heads * heads + kv_head % kv_heads * sharing;
+  out_k += START(dk, kv_head, kv_heads);
+  out_v += START(dv, kv_head, kv_heads);
   vec packed_k[DEPTH], packed_v[DEPTH], s[BLOCK], dp[BLOCK];
+#if PART == 3
+  vec result_k[DEPTH], result_v[DEPTH];
+  const int from = get_global_id(0) * LANES, end = from + 1;
+#else
+  const int from = 0, end = m;
   for (int head = head_0; head < head_0 + sharing; ++head) {
     clear(out + START(o, head, heads), o_row, n, depth);
     for (int i = 0; i < n; ++i) {
-      __global const X_T *g_row = g + ((long)head * n + i) * depth_v, *f = forward + START(f, head, heads) + (long)i * f_row;
+      const long row = (long)head * n + i;
       lanes_of sum;
       sum.all = 0;
-      for (int d = 0; d < depth_v; d += LANES) sum.all += row_vector(g_row + d) * row_vector(f + d);
+      for (int d = 0; d < depth_v; d += LANES)
+        sum.all += row_vector(g + row * depth_v + d) * row_vector(forward + START(f, head, heads) + (long)i * f_row + d);
       _Pragma("unroll") for (int h = LANES / 2; h; h /= 2) for (int l = 0; l < h; ++l) sum.each[l] += sum.each[l + h];
-      S_STORE(delta, (long)head * n + i, sum.each[0] - (has_through ? (real)S_LOAD(through, (long)head * n + i) : 0));
+      S_STORE(delta, row, sum.each[0] - (has_through ? (real)S_LOAD(through, row) : 0));
     }
   }
-  for (int first = 0; first < m; first += LANES) {
+#endif
+  for (int first = from; first < end; first += LANES) {
     const int keys = min(LANES, m - first);
-    __global const X_T *k_rows = k + ((long)kv_head * m + first) * depth;
-    __global X_T* to_k = out_k + START(dk, kv_head, kv_heads) + (long)first * dk_row;
-    __global X_T* to_v = out_v + START(dv, kv_head, kv_heads) + (long)first * dv_row;
     pack(packed_k, k + (long)kv_head * m * depth, depth, first, m, depth, scale);
     pack(packed_v, v + (long)kv_head * m * depth_v, depth_v, first, m, depth_v, 1);
-    clear(to_k, dk_row, keys, depth);
-    clear(to_v, dv_row, keys, depth_v);
+#if PART == 3
+    for (int d = 0; d < depth; ++d) result_k[d] = 0;
+    for (int d = 0; d < depth_v; ++d) result_v[d] = 0;
+#else
+    clear(out_k + (long)first * dk_row, dk_row, keys, depth);
+    clear(out_v + (long)first * dv_row, dv_row, keys, depth_v);
+#endif
     for (int head = head_0; head < head_0 + sharing; ++head) {
-      const long row = (long)head * n;
       __global const M_T* mask_here = mask + (long)(head / heads) * by_batch + (long)(head % heads) * by_head;
-      __global X_T* to = out + START(o, head, heads);
       for (int i = causal ? first : 0; i < n; i += BLOCK) {
-        const int count = min(BLOCK, n - i);
-        products(s, q + (row + i) * depth, count, depth, packed_k);
-        products(dp, g + (row + i) * depth_v, count, depth_v, packed_v);
-        const int crosses = causal && i < first + LANES - 1;
+        const int count = min(BLOCK, n - i), crosses = causal && i < first + LANES - 1;
+        const long row = (long)head * n + i;
+        products(s, q + row * depth, count, depth, packed_k);
+        products(dp, g + row * depth_v, count, depth_v, packed_v);
         for (int t = 0; t < count; ++t) {
           if (MASK || crosses) s[t] = mask_keys(s[t], mask_here, by_query, by_key, first, m, i + t, crosses);
-          s[t] = EXP_BELOW(s[t] - safe_logarithm(S_LOAD(logarithms, row + i + t)));
-          dp[t] = s[t] * (dp[t] - S_LOAD(delta, row + i + t));
-          if (has_scores) store_row(out_scores + (row + i + t) * m + first, dp[t], keys);
+          s[t] = EXP_BELOW(s[t] - safe_logarithm(S_LOAD(logarithms, row + t)));
+          dp[t] = s[t] * (dp[t] - S_LOAD(delta, row + t));
+          if (has_scores) store_row(out_scores + (row + t) * m + first, dp[t], keys);
           dp[t] *= scale;
         }
-        add_rows(to_v, dv_row, keys, 0, g + (row + i) * depth_v, count, depth_v, s, 1, LANES);
-        add_rows(to_k, dk_row, keys, 0, q + (row + i) * depth, count, depth, dp, 1, LANES);
-        add_rows(to + (long)i * o_row, o_row, count, 0, k_rows, keys, depth, dp, LANES, 1);
+#if PART == 3
+        gather(result_v, (vec)(1), g + row * depth_v, count, depth_v, s);
+        gather(result_k, (vec)(1), q + row * depth, count, depth, dp);
+#else
+        add_rows(out_v + (long)first * dv_row, dv_row, keys, 0, g + row * depth_v, count, depth_v, s, 1, LANES);
+        add_rows(out_k + (long)first * dk_row, dk_row, keys, 0, q + row * depth, count, depth, dp, 1, LANES);
+        add_rows(out + START(o, head, heads) + (long)i * o_row, o_row, count, 0, k + ((long)kv_head * m + first) * depth, keys, depth, dp,
+                 LANES, 1);
+#endif
       }
     }
+#if PART == 3
+    unpack(out_k, dk_row, result_k, first, m, depth, 1);
+    unpack(out_v, dv_row, result_v, first, m, depth_v, 1);
+#endif
   }
 }
 #endif
