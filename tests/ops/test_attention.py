@@ -81,7 +81,7 @@ def by_head(request, cl_device, monkeypatch):
     if cl_device.device_type != "cpu":
         pytest.skip("kernels of CPUs")
     width = cl_device.profile.vector_width
-    config = lambda p: MODULE.cpu_config(width, p.wide, p.sizes.bucket)._replace(by_head=request.param and p.grad)  # noqa: E731
+    config = lambda p: MODULE.cpu_config(width, p.wide, p.sizes.bucket, request.param and p.grad)  # noqa: E731
     monkeypatch.setattr(MODULE, "choose_kernel", lambda queue, shapes, p: config(p))
     get_kernel_selector().clear_cache()  # or the launches of an earlier call would be repeated
     yield request.param
@@ -124,7 +124,7 @@ def test_gradients_on_cpus(name, dtype, tolerance, by_head, cl_device):
         got = ops.attention_grad(g, q, k, v, mask, *known, ours, mask_grad=True, **options)
         [t.realize() for t in got]
     names = [event.name for event in launches.events]
-    assert ("attention_all_grads" in names) == by_head == ("attention_key_grad" not in names)
+    assert "attention_key_grad" in names and ("attention_query_grad" not in names) == by_head
     exact = [t.to_host().astype(np.float64) for t in (q, k, v, g)]
     wanted = numpy_reference("attention", *exact[:3], drawn, **options)
     wanted = numpy_reference("attention_grad", exact[3], *exact[:3], drawn, *wanted, through, mask_grad=True, **options)

@@ -55,7 +55,7 @@ from netcl.ops.pointwise import cast
 __all__ = ["Config", "attention", "attention_grad", "cached_attention", "choose_kernel", "rope", "scaled_dot_product_attention"]
 
 
-PARTS = {"attention": 1, "attention_query_grad": 2, "attention_key_grad": 3, "attention_all_grads": 4}  # the kernels of a file
+PARTS = {"attention": 1, "attention_query_grad": 2, "attention_key_grad": 3}  # the kernels of a file
 #: Work-items across and down, scores of each across and down, and elements of a head at a time; of ``simt.cl``, the largest first.
 ATTENTION_TILES = ((16, 8, 4, 8, 64), (16, 8, 4, 4, 64), (8, 8, 4, 4, 32), (8, 8, 4, 2, 32))
 
@@ -76,7 +76,11 @@ class Config(NamedTuple):
     defines: Mapping[str, int | str]
     local: tuple[int, int]
     rows: int
-    by_head: bool = False  # a work-group computes all gradients of a head of keys and values
+
+    @property
+    def by_head(self) -> bool:
+        """Whether one kernel computes all gradients, a work-group those of a head of keys and values."""
+        return bool(self.defines.get("BY_HEAD"))
 
 
 class AttentionProblem(NamedTuple):
@@ -97,12 +101,16 @@ class AttentionProblem(NamedTuple):
         return self.dtype == "float64"
 
 
-def cpu_config(width: int, wide: bool, depth: int) -> Config:
-    """Return the configuration for CPUs with vectors of ``width`` floats. ``wide``: the dtype is float64; ``depth``: the head size."""
+def cpu_config(width: int, wide: bool, depth: int, by_head: bool = False) -> Config:
+    """Return the configuration for CPUs with vectors of ``width`` floats. ``wide``: the dtype is float64; ``depth``: the head size.
+
+    ``by_head``: one kernel computes all gradients.
+    """
     lanes = 8 if wide else 16
     tile = 16 if width >= 16 else 6  # 16: head sizes and causal row ends are whole tiles
     block = -(-(64 if depth <= 32 else 32) // tile) * tile  # rows of short heads leave room in the first cache
-    return Config("cpu.cl", {"LANES": lanes, "TILE": tile, "BLOCK": block, "DEPTH": depth}, (1, 1), lanes)
+    defines = {"LANES": lanes, "TILE": tile, "BLOCK": block, "DEPTH": depth, "BY_HEAD": int(by_head)}
+    return Config("cpu.cl", defines, (1, 1), 1 << 31 if by_head else lanes)
 
 
 def simt_config(memory: int, most: int, wide: bool, depth: int, queries: int = 64) -> Config:
@@ -185,7 +193,7 @@ def _suits_heads(p: AttentionProblem, config: object, profile: DeviceProfile) ->
 
 algorithms.add(
     "attention", "heads", "cpu.cl", "gradients on CPUs: a work-group per head", "zoo_pocl_x86.json: ViT-S, step",
-    lambda p, profile: cpu_config(profile.vector_width, p.wide, p.sizes.bucket)._replace(by_head=True), device="cpu", when=_suits_heads,
+    lambda p, profile: cpu_config(profile.vector_width, p.wide, p.sizes.bucket, True), device="cpu", when=_suits_heads,
 )  # fmt: skip
 algorithms.add(
     "attention", "lanes", "cpu.cl", "CPUs: a vector lane per query", "cases_intel.json: GPT step, batch 4",
@@ -534,8 +542,7 @@ def _run_grad(
         if scores is not None and call.numbers[1]:
             scores.fill_(0)  # causal: kernels skip blocks above the diagonal
         args = (*given, *also, *results[1:], delta if scores is None else scores, int(scores is not None))
-        name, rows = ("attention_all_grads", 1) if call.config.by_head else ("attention_key_grad", sizes.m)
-        call.run(name, rows, key_heads, args, made, (*blocks, read[4]))
+        call.run("attention_key_grad", sizes.m, key_heads, args, made, (*blocks, read[4]))
     elif scores is None:
         call.run("attention_key_grad", sizes.m, key_heads, (*given, *results[1:]), made[1:], blocks)
     else:

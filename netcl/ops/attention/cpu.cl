@@ -23,8 +23,11 @@
 #ifndef WHOLE  // 1: every head has that size, and addresses are constants
 #define WHOLE 0
 #endif
-#ifndef PART  // 1: forward, 2: the gradient of queries, 3: of keys and values, 4: of all; each is a program of its own, compiled when needed
+#ifndef PART  // 1: forward, 2: the gradient of queries, 3: of keys and values; each is a program of its own, compiled when needed
 #define PART 1
+#endif
+#ifndef BY_HEAD  // 1: the gradients of a head are computed by one work-item
+#define BY_HEAD 0
 #endif
 #ifndef MASK  // 0: none, 1: true where a key takes part, 2: added to the scores
 #define MASK 0
@@ -389,14 +392,9 @@ __kernel __attribute__((reqd_work_group_size(1, 1, 1))) void attention_query_gra
 
 #else
 
-#if PART == 3
-#define KEY_GRADS attention_key_grad
-#else
-#define KEY_GRADS attention_all_grads
-#endif
-// PART 3: the gradients of LANES keys and values. PART 4: those of a head, and of the queries that share it, whose size is a multiple of
-// LANES. Only one work-item adds to a row of them in memory, in order of the keys.
-__kernel __attribute__((reqd_work_group_size(1, 1, 1))) void KEY_GRADS(__global const X_T* g, __global const X_T* q, __global const X_T* k, __global const X_T* v,
+// The gradients of LANES keys and values. BY_HEAD: those of all keys, and of the queries of all heads that share them; head sizes must be
+// multiples of LANES. Only one work-item adds to a row of these in memory, in order of the keys.
+__kernel __attribute__((reqd_work_group_size(1, 1, 1))) void attention_key_grad(__global const X_T* g, __global const X_T* q, __global const X_T* k, __global const X_T* v,
                         __global const M_T* mask, __global const S_T* logarithms, __global S_T* delta, __global const X_T* forward,
                         __global const S_T* through, __global X_T* out, const int has_through, __global X_T* out_k, __global X_T* out_v,
                         __global X_T* out_scores, const int has_scores, const REAL scale, const int causal, const int n, const int m,
@@ -408,7 +406,7 @@ __kernel __attribute__((reqd_work_group_size(1, 1, 1))) void KEY_GRADS(__global 
   out_k += START(dk, kv_head, kv_heads);
   out_v += START(dv, kv_head, kv_heads);
   vec packed_k[DEPTH], packed_v[DEPTH], s[BLOCK], dp[BLOCK];
-#if PART == 3
+#if !BY_HEAD
   vec result_k[DEPTH], result_v[DEPTH];
   const int from = get_global_id(0) * LANES, end = from + 1;
 #else
@@ -430,7 +428,7 @@ __kernel __attribute__((reqd_work_group_size(1, 1, 1))) void KEY_GRADS(__global 
     const int keys = min(LANES, m - first);
     pack(packed_k, k + (long)kv_head * m * depth, depth, first, m, depth, scale);
     pack(packed_v, v + (long)kv_head * m * depth_v, depth_v, first, m, depth_v, 1);
-#if PART == 3
+#if !BY_HEAD
     for (int d = 0; d < depth; ++d) result_k[d] = 0;
     for (int d = 0; d < depth_v; ++d) result_v[d] = 0;
 #else
@@ -451,7 +449,7 @@ __kernel __attribute__((reqd_work_group_size(1, 1, 1))) void KEY_GRADS(__global 
           if (has_scores) store_row(out_scores + (row + t) * m + first, dp[t], keys);
           dp[t] *= scale;
         }
-#if PART == 3
+#if !BY_HEAD
         gather(result_v, (vec)(1), g + row * depth_v, count, depth_v, s);
         gather(result_k, (vec)(1), q + row * depth, count, depth, dp);
 #else
@@ -462,7 +460,7 @@ __kernel __attribute__((reqd_work_group_size(1, 1, 1))) void KEY_GRADS(__global 
 #endif
       }
     }
-#if PART == 3
+#if !BY_HEAD
     unpack(out_k, dk_row, result_k, first, m, depth, 1);
     unpack(out_v, dv_row, result_v, first, m, depth_v, 1);
 #endif
