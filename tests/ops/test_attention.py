@@ -75,16 +75,15 @@ def test_blocks_that_end_inside_a_tile(dtype, tolerance, heads, n, m, depth, dep
         np.testing.assert_allclose(a.to_host(), b, rtol=0, atol=tolerance * np.abs(b).max())
 
 
-@pytest.fixture(params=[True, False], ids=["heads", "lanes"])
+@pytest.fixture(params=[(True, 4), (True, 16), (False, 4)], ids=["heads", "heads, wide", "lanes"])
 def by_head(request, cl_device, monkeypatch):
-    """Both kinds of gradients on CPUs: one kernel for a head, and two for its parts."""
+    """Both kinds of gradients on CPUs: one kernel for a head, with the tiles of short and of wide vectors, and two for its parts."""
     if cl_device.device_type != "cpu":
         pytest.skip("kernels of CPUs")
-    width = cl_device.profile.vector_width
-    config = lambda p: MODULE.cpu_config(width, p.wide, p.sizes.bucket, request.param and p.grad)  # noqa: E731
-    monkeypatch.setattr(MODULE, "choose_kernel", lambda queue, shapes, p: config(p))
+    (by_head, width), config = request.param, MODULE.cpu_config
+    monkeypatch.setattr(MODULE, "choose_kernel", lambda queue, shapes, p: config(width, p.wide, p.sizes.bucket, by_head and p.grad))
     get_kernel_selector().clear_cache()  # or the launches of an earlier call would be repeated
-    yield request.param
+    yield by_head
     get_kernel_selector().clear_cache()
 
 
