@@ -1,14 +1,15 @@
 // Attention on CPUs: a work-item takes LANES queries (in the gradient of keys and values: LANES keys) and walks the other side in blocks.
 //
-// Every lane of a vector is one query, so keys and values are read in place as scalars, no product needs a sum over lanes, and nothing is
-// packed but the queries themselves, once. Scores of a block live in BLOCK vectors; no matrix of all scores exists.
+// Scores: every lane of a vector is one query (or key), so the other side is read in place as scalars, no product needs a sum over lanes,
+// and only the LANES rows are packed, once. Scores of a block live in BLOCK vectors; no matrix of all scores exists.
+// Results: lanes are elements of a head where vectors divide its size (add_rows); elsewhere they are queries or keys (gather, unpack).
 // Operand X: queries, keys, values, results and gradients (X_T, which is REAL); M: mask (M_T M_LOAD); S: sums and logarithms (S_T S_LOAD
 // S_STORE).
 
 #ifndef REAL  // the type arithmetic is done in
 #define REAL float
 #endif
-#ifndef LANES  // queries of a work-item
+#ifndef LANES  // queries of a work-item: 16 or 8
 #define LANES 16
 #endif
 #ifndef BLOCK  // keys whose scores are known at a time
@@ -158,7 +159,8 @@ static inline vec lane_numbers(void) {
   return lanes.all;
 }
 
-// The first and the second halves of every four lanes of two vectors, alternating; and a vector of four lanes of every fourth row.
+// The first and the second halves of every four lanes of two vectors, alternating; a vector with four elements of every fourth row.
+// (clang's builtin: it takes literals of lanes apart and needs three times the instructions.)
 #if LANES == 16
 #define LOWER(a, b) __builtin_shufflevector(a, b, 0, 16, 1, 17, 4, 20, 5, 21, 8, 24, 9, 25, 12, 28, 13, 29)
 #define UPPER(a, b) __builtin_shufflevector(a, b, 2, 18, 3, 19, 6, 22, 7, 23, 10, 26, 11, 27, 14, 30, 15, 31)
