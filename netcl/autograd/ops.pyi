@@ -127,8 +127,11 @@ def atleast_3d(input: Any, *more: Any) -> Any:
 def attention(query: Operand, key: Operand, value: Operand, mask: Operand | None = None, *, causal: bool = False, scale: float | None = None) -> tuple[Tensor, Tensor]:
     """Compute ``softmax(q k' scale + mask) v`` and the log-sum-exp of each row of scores, in tiles."""
 
-def attention_grad(upstream: Operand, query: Operand, key: Operand, value: Operand, mask: Operand | None, result: Operand, logarithms: Operand, through: Operand | None = None, *, causal: bool = False, scale: float | None = None) -> tuple[Tensor, ...]:
-    """Compute the gradients of q, k and v. ``logarithms`` is the log-sum-exp of :func:`attention`, ``through`` the gradient of that."""
+def attention_grad(upstream: Operand, query: Operand, key: Operand, value: Operand, mask: Operand | None, result: Operand, logarithms: Operand, through: Operand | None = None, *, causal: bool = False, scale: float | None = None, mask_grad: bool = False) -> tuple[Tensor, ...]:
+    """Compute the gradients of q, k and v. ``logarithms`` is the log-sum-exp of :func:`attention`, ``through`` the gradient of that.
+
+    ``mask_grad``: also return the gradient of the scores, which is that of an added mask. Only CPU kernels and NumPy compute it.
+    """
 
 def avg_pool1d(input: Operand, kernel_size: int, stride: int | None = None, padding: int = 0, ceil_mode: bool = False, count_include_pad: bool = True) -> Tensor:
     """The mean of each window of signals ``(batch, channels, length)``."""

@@ -9,9 +9,11 @@ import pytest
 
 import netcl.autograd as ag
 from netcl import ops
+from netcl.core.capabilities import DeviceProfile
 from netcl.core.errors import ShapeError
 from netcl.core.kernel_selector import get_kernel_selector
 from netcl.core.tensor import Tensor
+from netcl.engine.algorithms import ALGORITHMS
 from netcl.engine.launch import numpy_reference
 from netcl.profiling import profile
 
@@ -71,6 +73,100 @@ def test_blocks_that_end_inside_a_tile(dtype, tolerance, heads, n, m, depth, dep
     want += numpy_reference("attention_grad", exact[3], *exact[:3], None, *want, causal=causal)
     for a, b in zip(got, want, strict=True):
         np.testing.assert_allclose(a.to_host(), b, rtol=0, atol=tolerance * np.abs(b).max())
+
+
+@pytest.fixture(params=[(True, 4), (True, 16), (False, 4)], ids=["heads", "heads, wide", "lanes"])
+def by_head(request, cl_device, monkeypatch):
+    """Both kinds of gradients on CPUs: one kernel for a head, with the tiles of short and of wide vectors, and two for its parts."""
+    if cl_device.device_type != "cpu":
+        pytest.skip("kernels of CPUs")
+    (by_head, width), config = request.param, MODULE.cpu_config
+    monkeypatch.setattr(MODULE, "choose_kernel", lambda queue, shapes, p: config(width, p.wide, p.sizes.bucket, by_head and p.grad))
+    get_kernel_selector().clear_cache()  # or the launches of an earlier call would be repeated
+    yield by_head
+    get_kernel_selector().clear_cache()
+
+
+GRADS = {
+    "plain": ((2, 2, 33, 49, 32, 32), None, {}),
+    "window": ((4, 4, 49, 49, 32, 32), (4, 49, 49), {}),
+    "causal": ((2, 2, 70, 70, 64, 64), None, {"causal": True}),
+    "causal, few queries": ((2, 2, 3, 40, 32, 32), (3, 40), {"causal": True}),
+    "causal, few keys": ((2, 2, 85, 7, 32, 32), None, {"causal": True}),
+    "grouped": ((6, 2, 37, 41, 48, 80), None, {"causal": True, "scale": 0.3}),
+    "grouped and masked": ((4, 2, 40, 17, 32, 16), (2, 1, 40, 17), {}),
+    "bool": ((2, 2, 20, 65, 64, 64), (20, 65), {"bool": True}),
+    "padding": ((2, 2, 20, 65, 64, 64), (2, 1, 1, 65), {"bool": True}),
+    "queries": ((2, 2, 20, 35, 32, 32), (2, 2, 20, 1), {"causal": True}),
+    "through": ((2, 2, 1, 130, 128, 128), None, {"through": True}),
+    "one": ((1, 1, 1, 1, 16, 16), (1, 1), {}),
+}
+
+
+@pytest.mark.parametrize("dtype, tolerance", [("float32", 1e-5), ("float64", 1e-12), ("bfloat16", 3e-2)])
+@pytest.mark.parametrize("name", GRADS)
+def test_gradients_on_cpus(name, dtype, tolerance, by_head, cl_device):
+    (heads, of_keys, n, m, depth, depth_v), mask_shape, options = GRADS[name]
+    if dtype != "float32" and name in ("window", "bool", "padding"):
+        pytest.skip("dtypes are tested by the others")
+    rng, options, wide = np.random.default_rng(0), dict(options), "float64" if dtype == "float64" else "float32"
+    shapes = ((2, heads, n, depth), (2, of_keys, m, depth), (2, of_keys, m, depth_v), (2, heads, n, depth_v))
+    q, k, v, g = (Tensor.from_host(cl_device.queue, rng.standard_normal(shape, np.float32), dtype) for shape in shapes)
+    drawn = None if mask_shape is None else rng.standard_normal(mask_shape).astype(wide)
+    if options.pop("bool", False):
+        drawn = drawn > -1
+    mask = None if drawn is None else Tensor.from_host(cl_device.queue, drawn, drawn.dtype.name)
+    through = rng.standard_normal((2, heads, n), np.float32) if options.pop("through", False) else None
+    ours = None if through is None else Tensor.from_host(cl_device.queue, through, wide)
+    known = ops.attention(q, k, v, mask, **options)
+    with profile(roofline=False) as launches:
+        got = ops.attention_grad(g, q, k, v, mask, *known, ours, mask_grad=True, **options)
+        [t.realize() for t in got]
+    names = [event.name for event in launches.events]
+    assert "attention_key_grad" in names and ("attention_query_grad" not in names) == by_head
+    exact = [t.to_host().astype(np.float64) for t in (q, k, v, g)]
+    wanted = numpy_reference("attention", *exact[:3], drawn, **options)
+    wanted = numpy_reference("attention_grad", exact[3], *exact[:3], drawn, *wanted, through, mask_grad=True, **options)
+    for a, b in zip(got, wanted, strict=True):
+        np.testing.assert_allclose(a.to_host(), b, rtol=0, atol=tolerance * max(np.abs(b).max(), 1.0))
+    again = ops.attention_grad(g, q, k, v, mask, *known, ours, mask_grad=True, **options)
+    assert all(a.to_host().tobytes() == b.to_host().tobytes() for a, b in zip(got, again, strict=True))
+    alone = ops.attention_grad(g, q, k, v, mask, *known, ours, **options)
+    assert all(a.to_host().tobytes() == b.to_host().tobytes() for a, b in zip(got[:3], alone, strict=True))
+
+
+def test_a_query_that_sees_no_key_has_no_gradient_on_cpus(by_head, cl_device):
+    rng, seen = np.random.default_rng(0), np.ones((20, 40), np.bool_)
+    seen[3] = False
+    x = [Tensor.from_host(cl_device.queue, rng.standard_normal((2, n, 32), np.float32)) for n in (20, 40, 40, 20)]
+    known = ops.attention(*x[:3], Tensor.from_host(cl_device.queue, seen))
+    found = ops.attention_grad(x[3], *x[:3], Tensor.from_host(cl_device.queue, seen), *known, mask_grad=True)
+    assert all(np.isfinite(t.to_host()).all() for t in found)
+    assert not found[0].to_host()[:, 3].any() and not found[3].to_host()[:, 3].any() and found[0].to_host()[:, 4].all()
+
+
+def test_a_kernel_per_head_needs_heads_for_all_cores():
+    rows = {row.name: row for row in ALGORITHMS["attention"]}
+
+    def suits(batch, depth=64, dtype="float32", grad=True, cores=8, depth_v=None):
+        problem = MODULE.AttentionProblem(MODULE.HeadSizes(batch, 4, 2, 50, 50, depth, depth_v or depth), dtype, grad)
+        return rows["heads"].when(problem, None, DeviceProfile(*("",) * 5, device_type="cpu", max_compute_units=cores))
+
+    assert suits(4) and suits(8) and suits(6) and suits(1, cores=2)  # 8, 16, 12 and 2 heads of keys and values
+    assert not suits(2) and not suits(5)  # 4 of 8 cores busy, and 10 of 16 in two rounds
+    assert suits(4, depth=48) and not suits(4, depth=40) and suits(4, depth=40, dtype="float64") and not suits(4, depth_v=24)
+    assert not suits(4, grad=False)
+
+
+def test_gradients_of_masks_have_the_dtype_of_the_mask(cl_device):
+    """A bias in float32 beside values in 16 bits: its gradient is a sum over many windows and is not rounded before."""
+    if cl_device.device_type != "cpu":
+        pytest.skip("kernels of CPUs")
+    rng = np.random.default_rng(0)
+    q, k, v, g = (Tensor.from_host(cl_device.queue, rng.standard_normal((8, 2, 9, 16), np.float32), "bfloat16") for _ in range(4))
+    mask = Tensor.from_host(cl_device.queue, rng.standard_normal((2, 9, 9), np.float32))
+    found = ops.attention_grad(g, q, k, v, mask, *ops.attention(q, k, v, mask), mask_grad=True)
+    assert [t.dtype for t in found] == ["bfloat16"] * 3 + ["float32"]
 
 
 def test_an_infinite_key_leaves_the_others_finite(device):

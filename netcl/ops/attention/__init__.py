@@ -16,7 +16,7 @@ import numpy as np
 from netcl.core.capabilities import DeviceProfile
 from netcl.core.device import profile_of
 from netcl.core.dtype import DTYPES, HALVES, sum_dtype
-from netcl.core.errors import ShapeError, check_probability, message
+from netcl.core.errors import DeviceError, ShapeError, check_probability, message
 from netcl.core.kernel_selector import get_kernel_selector, get_matmul_precision
 from netcl.core.kernels import primitives
 from netcl.core.tensor import Tensor, with_shape
@@ -77,6 +77,11 @@ class Config(NamedTuple):
     local: tuple[int, int]
     rows: int
 
+    @property
+    def by_head(self) -> bool:
+        """Whether one kernel computes all gradients, a work-group those of a head of keys and values."""
+        return bool(self.defines.get("BY_HEAD"))
+
 
 class AttentionProblem(NamedTuple):
     """The properties of a call that determine its kernel.
@@ -96,11 +101,16 @@ class AttentionProblem(NamedTuple):
         return self.dtype == "float64"
 
 
-def cpu_config(width: int, wide: bool, depth: int) -> Config:
-    """Return the configuration for CPUs with vectors of ``width`` floats. ``wide``: the dtype is float64; ``depth``: the head size."""
+def cpu_config(width: int, wide: bool, depth: int, by_head: bool = False) -> Config:
+    """Return the configuration for CPUs with vectors of ``width`` floats. ``wide``: the dtype is float64; ``depth``: the head size.
+
+    ``by_head``: one kernel computes all gradients.
+    """
     lanes = 8 if wide else 16
-    tile, block = (16, 32) if width >= 16 else (6, 36)  # 16: head sizes and causal row ends are whole tiles
-    return Config("cpu.cl", {"LANES": lanes, "TILE": tile, "BLOCK": block, "DEPTH": depth}, (1, 1), lanes)
+    tile = 16 if width >= 16 else 6  # 16: head sizes and causal row ends are whole tiles
+    block = -(-(64 if depth <= 32 else 32) // tile) * tile  # rows of short heads leave room in the first cache
+    defines = {"LANES": lanes, "TILE": tile, "BLOCK": block, "DEPTH": depth, "BY_HEAD": int(by_head)}
+    return Config("cpu.cl", defines, (1, 1), 1 << 31 if by_head else lanes)
 
 
 def simt_config(memory: int, most: int, wide: bool, depth: int, queries: int = 64) -> Config:
@@ -174,6 +184,17 @@ def choose_kernel(queue: Any, shapes: tuple[tuple[int, ...], ...], p: AttentionP
     return next(a for a in usable if a.probe(queue, p, None)).run(p, profile)
 
 
+def _suits_heads(p: AttentionProblem, config: object, profile: DeviceProfile) -> bool:
+    """Whether heads keep all cores busy, and vectors divide them. Two kernels compute 7 products where one computes 5."""
+    heads, lanes = p.sizes.batch * p.sizes.kv_heads, 8 if p.wide else 16
+    rounds = -(-heads // profile.max_compute_units)
+    return p.grad and not (p.sizes.depth % lanes or p.sizes.depth_v % lanes) and 4 * heads >= 3 * rounds * profile.max_compute_units
+
+
+algorithms.add(
+    "attention", "heads", "cpu.cl", "gradients on CPUs: a work-group per head", "zoo_pocl_x86.json: ViT-S, step",
+    lambda p, profile: cpu_config(profile.vector_width, p.wide, p.sizes.bucket, True), device="cpu", when=_suits_heads,
+)  # fmt: skip
 algorithms.add(
     "attention", "lanes", "cpu.cl", "CPUs: a vector lane per query", "cases_intel.json: GPT step, batch 4",
     lambda p, profile: cpu_config(profile.vector_width, p.wide, p.sizes.bucket), device="cpu",
@@ -342,9 +363,19 @@ def _attention_vjp(F, g, out, q, k, v, mask, causal, scale, needs):
     result, logarithms = out
     upstream = F.mul(result, 0) if upstream is None else upstream
     known = (q, k, v, mask, result, logarithms, through)
-    gradients = F.attention_grad(upstream, *known, causal=causal, scale=scale) if any(needs[:3]) else (None,) * 3
-    wants_mask = needs[3] and mask is not None and mask.dtype != "bool"
+    wants_mask, wants_others = needs[3] and mask is not None and mask.dtype != "bool", any(needs[:3])
+    if wants_mask and wants_others and _kernels_give_mask_grad(q, k, v):
+        return F.attention_grad(upstream, *known, causal=causal, scale=scale, mask_grad=True)
+    gradients = F.attention_grad(upstream, *known, causal=causal, scale=scale) if wants_others else (None,) * 3
     return *gradients, mask_gradient(F, upstream, *known, causal, scale) if wants_mask else None
+
+
+def _kernels_give_mask_grad(q: Tensor, k: Tensor, v: Tensor) -> bool:
+    """Whether :func:`attention_grad` can compute the gradient of a mask: with ``cpu.cl`` and on the NumPy backend."""
+    if q.backend == "cpu" or not launch.on_cpu_device(q.queue):
+        return q.backend == "cpu"
+    problem = AttentionProblem(attention_geometry("attention", q, k, v), q.dtype, True)
+    return choose_kernel(q.queue, (q.shape, k.shape), problem).file == "cpu.cl"
 
 
 def _attention_of_views(
@@ -412,7 +443,7 @@ def _widened_halves(*tensors: Tensor) -> tuple[Tensor, ...]:
 
 def _grad_of_views(
     upstream: Tensor, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, result: Tensor, logarithms: Tensor,
-    through: Tensor | None = None, *, causal: bool = False, scale: float | None = None,
+    through: Tensor | None = None, *, causal: bool = False, scale: float | None = None, mask_grad: bool = False,
 ) -> tuple[Tensor, ...] | None:  # fmt: skip
     """Compute :func:`attention_grad` if an operand is a pending view; else return ``None``."""
     if not views.any_pending((upstream, q, k, v, result)):
@@ -427,9 +458,10 @@ def _grad_of_views(
     bases, operands, shared = _views_among(given)
     layout = layout_of(sizes, operands, shared, DTYPES[q.dtype].itemsize, launch.on_cpu_device(q.queue))
     tensors = [base if from_base else x for x, base, from_base in zip(given, bases, layout.from_base, strict=True)]
-    how = (q.shape, layout.numbers, causal, score_scale(scale, sizes.depth), layout.joint)
+    how = (q.shape, layout.numbers, causal, score_scale(scale, sizes.depth), layout.joint, mask_grad)
     found = _planned_grad(*tensors, mask, logarithms, through, *how)
-    return tuple(map(_viewed, found * 3 if layout.joint else found, (q.shape, k.shape, v.shape), layout.views))
+    parts = found[:1] * 3 if layout.joint else found[:3]
+    return *map(_viewed, parts, (q.shape, k.shape, v.shape), layout.views), *(found[-1:] if mask_grad else ())
 
 
 @op(
@@ -438,9 +470,12 @@ def _grad_of_views(
 )  # fmt: skip
 def attention_grad(
     upstream: Tensor, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, result: Tensor, logarithms: Tensor,
-    through: Tensor | None = None, *, causal: bool = False, scale: float | None = None,
+    through: Tensor | None = None, *, causal: bool = False, scale: float | None = None, mask_grad: bool = False,
 ) -> tuple[Tensor, ...]:  # fmt: skip
-    """Compute the gradients of q, k and v. ``logarithms`` is the log-sum-exp of :func:`attention`, ``through`` the gradient of that."""
+    """Compute the gradients of q, k and v. ``logarithms`` is the log-sum-exp of :func:`attention`, ``through`` the gradient of that.
+
+    ``mask_grad``: also return the gradient of the scores, which is that of an added mask. Only CPU kernels and NumPy compute it.
+    """
     name = "attention_grad"
     upstream, q, k, v, mask, result, logarithms, through = launch.as_tensors(name, upstream, q, k, v, mask, result, logarithms, through)
     at = _attended(name, q, k, v, causal, scale)
@@ -451,47 +486,67 @@ def attention_grad(
         place = mask_of(name, mask, q.shape, at.sizes)
         given = (upstream, q, k, v, place.tensor, result, logarithms, through)
         how = {"sizes": at.sizes, "place": place, "causal": causal, "scale": at.scale}
-        return launch.run_cpu(attention_grad_cpu, *given, dtype=q.dtype, **how)
+        dtypes = (q.dtype,) * 3 + (_mask_grad_dtype(q.dtype, mask),) * mask_grad
+        return launch.run_cpu(attention_grad_cpu, *given, dtype=dtypes, mask_grad=mask_grad, **how)
     numbers = numbers_of(at.sizes, (*at.contiguous, at.contiguous[3], *at.contiguous[:3]))
-    return _attend_grad(q, k, v, upstream, result, mask, logarithms, through, q.shape, numbers, causal, at.scale, 0)
+    return _attend_grad(q, k, v, upstream, result, mask, logarithms, through, q.shape, numbers, causal, at.scale, 0, mask_grad)
 
 
 def _attend_grad(
     q: Tensor, k: Tensor, v: Tensor, upstream: Tensor, result: Tensor, mask: Tensor | None, logarithms: Tensor, through: Tensor | None,
-    shape: tuple[int, ...], numbers: tuple[int, ...], causal: bool, scale: float, joint: int,
+    shape: tuple[int, ...], numbers: tuple[int, ...], causal: bool, scale: float, joint: int, mask_grad: bool,
 ) -> tuple[Tensor, ...]:  # fmt: skip
     """Run the kernels of :func:`attention_grad` for queries of ``shape``.
 
     ``numbers``: sizes, the blocks of the first five tensors and those of the gradients. With ``joint``, the gradients lie in one tensor of
-    that many elements, which alone is returned.
+    that many elements, which is returned in their place. With ``mask_grad``, the gradient of the scores comes last.
     """
     sizes, blocks = numbers_read(numbers)
     read, made = blocks[:5], blocks[5:]
     at, place = Attended(shape, sizes, causal, scale), mask_of("attention_grad", mask, shape, sizes)
     dtype, (q, k, v) = q.dtype, _widened_halves(q, k, v)
-    results = tuple(Tensor.empty(shape, q.dtype, queue=q.queue) for shape in (((joint,),) if joint else at.shapes))
+    shapes = (*(((joint,),) if joint else at.shapes), *(((*shape[:-1], sizes.m),) if mask_grad else ()))
+    results = tuple(Tensor.empty(shape, q.dtype, queue=q.queue) for shape in shapes)
+    dtypes = [_mask_grad_dtype(dtype, mask) if mask_grad and t is results[-1] else dtype for t in results]
     if not sum(t.size for t in results) or not sizes.n or not sizes.m:
-        return tuple(cast(t.fill_(0), dtype) for t in results)
+        return tuple(cast(t.fill_(0), dtype) for t, dtype in zip(results, dtypes, strict=True))
     call = at.call((q, k, v, upstream), place, read != (*at.contiguous, at.contiguous[3]), True)
     sums = sum_dtype(q.dtype)
     through = None if through is None else cast(through, sums)
     tensors = (*call.gathered((q, k, v, cast(upstream, q.dtype)), read[:4]), cast(result, q.dtype))
-    _run_grad(call, tensors, cast(logarithms, sums), through, results * 3 if joint else results, read, made)
-    return tuple(cast(t, dtype) for t in results)
+    parts = results[:1] * 3 if joint else results[:3]
+    _run_grad(call, tensors, cast(logarithms, sums), through, parts, read, made, results[-1] if mask_grad else None)
+    return tuple(cast(t, dtype) for t, dtype in zip(results, dtypes, strict=True))
+
+
+def _mask_grad_dtype(dtype: str, mask: Tensor | None) -> str:
+    return dtype if mask is None or mask.dtype == "bool" else mask.dtype
 
 
 def _run_grad(
     call: _AttentionCall, tensors: Sequence[Tensor], logarithms: Tensor, through: Tensor | None, results: Sequence[Tensor],
-    read: Sequence[HeadBlock], made: Sequence[HeadBlock],
+    read: Sequence[HeadBlock], made: Sequence[HeadBlock], scores: Tensor | None = None,
 ) -> None:  # fmt: skip
-    """Launch the kernels of gradients. ``tensors`` are q, k, v, the gradient of the result, and the result; ``read`` are their blocks."""
+    """Launch the kernels of gradients. ``tensors`` are q, k, v, the gradient of the result, and the result; ``read`` are their blocks.
+
+    ``scores`` receives the gradient of the scores.
+    """
     (q, k, v, g, out), sizes = tensors, call.sizes
     delta = Tensor.empty(logarithms.shape, logarithms.dtype, queue=q.queue)
     given = (g, q, k, v, q if call.mask.tensor is None else call.mask.tensor, logarithms, delta)
     also = (out, delta if through is None else through, results[0], int(through is not None))
-    blocks = (read[3], *read[:3])
-    call.run("attention_query_grad", sizes.n, sizes.batch * sizes.heads, (*given, *also), made[:1], (*blocks, read[4]))
-    call.run("attention_key_grad", sizes.m, sizes.batch * sizes.kv_heads, (*given, *results[1:]), made[1:], blocks)
+    blocks, key_heads = (read[3], *read[:3]), sizes.batch * sizes.kv_heads
+    if not call.config.by_head:
+        call.run("attention_query_grad", sizes.n, sizes.batch * sizes.heads, (*given, *also), made[:1], (*blocks, read[4]))
+    if call.config.file == "cpu.cl":
+        if scores is not None and call.numbers[1]:
+            scores.fill_(0)  # causal: kernels skip blocks above the diagonal
+        args = (*given, *also, *results[1:], delta if scores is None else scores, int(scores is not None))
+        call.run("attention_key_grad", sizes.m, key_heads, args, made, (*blocks, read[4]))
+    elif scores is None:
+        call.run("attention_key_grad", sizes.m, key_heads, (*given, *results[1:]), made[1:], blocks)
+    else:
+        raise DeviceError(message("attention_grad", "mask_grad=True needs the kernels of CPUs", "omit it", kernels=call.config.file))
 
 
 _planned_grad = planned("attention_grad_of_views", _attend_grad)

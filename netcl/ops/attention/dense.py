@@ -64,21 +64,25 @@ def _views(q: Any, k: Any, v: Any, mask: Any, sizes: HeadSizes, place: Mask) -> 
 
 def attention_grad_cpu(
     g: Any, q: Any, k: Any, v: Any, mask: Any, out: Any, logarithms: Any, through: Any, *, sizes: HeadSizes, place: Mask, causal: bool,
-    scale: float,
+    scale: float, mask_grad: bool = False,
 ) -> tuple[np.ndarray, ...]:  # fmt: skip
-    """Return the gradients of q, k and v, computed a block of queries at a time."""
+    """Return the gradients of q, k, v and, with ``mask_grad``, of the scores, computed a block of queries at a time."""
     q5, k5, v5, mask5 = _views(q, k, v, mask, sizes, place)
     g5 = g.reshape(grouped(sizes, sizes.n, sizes.depth_v, True))
     logs = np.where(np.isneginf(logarithms), np.inf, logarithms).reshape(sizes.batch, *sizes.query_shape, 1)
     delta = ((g * out).sum(-1) - (0 if through is None else through)).reshape(logs.shape)
     d_q, d_k, d_v = np.empty_like(q5), np.zeros_like(k5), np.zeros_like(v5)
+    d_scores = [np.empty((*q5.shape[:-1], sizes.m), q.dtype)] if mask_grad else []
     for part in _blocks(sizes.n):
         p = np.exp(_scores(q5, k5, mask5, place.kind, part, causal, scale) - logs[..., part, :])
-        d_s = p * (np.matmul(g5[..., part, :], _swapped(v5)) - delta[..., part, :]) * q.dtype.type(scale)
+        d_s = p * (np.matmul(g5[..., part, :], _swapped(v5)) - delta[..., part, :])
+        for rows in d_scores:
+            rows[..., part, :] = d_s
+        d_s *= q.dtype.type(scale)
         d_q[..., part, :] = np.matmul(d_s, k5)
         d_k += np.matmul(_swapped(d_s), q5[..., part, :]).sum(2, keepdims=True)
         d_v += np.matmul(_swapped(p), g5[..., part, :]).sum(2, keepdims=True)
-    return d_q.reshape(q.shape), d_k.reshape(k.shape), d_v.reshape(v.shape)
+    return d_q.reshape(q.shape), d_k.reshape(k.shape), d_v.reshape(v.shape), *(x.reshape(*q.shape[:-1], sizes.m) for x in d_scores)
 
 
 # ---- over F: what has no kernel of its own
@@ -133,8 +137,10 @@ def mask_gradient(
 def attention_grad_vjp(F, g, upstream, q, k, v, mask, result, logarithms, through, causal, scale):
     """Compute the gradients of :func:`attention_grad`; the whole score matrix is stored."""
     d = Dense(F, upstream, q, k, v, mask, result, logarithms, through, causal, scale)
-    u_q, u_k, u_v = (F.mul(like, 0) if u is None else F.reshape(u, like.shape) for u, like in zip(g, (d.q, d.k, d.v), strict=True))
+    u_q, u_k, u_v = (F.mul(like, 0) if u is None else F.reshape(u, like.shape) for u, like in zip(g[:3], (d.q, d.k, d.v), strict=True))
     w = F.mul(F.add(F.matmul(u_q, d.k, transpose_b=True), F.matmul(d.q, u_k, transpose_b=True)), d.scale)
+    for u in g[3:]:  # with mask_grad, of the gradient of the scores
+        w = w if u is None else F.add(w, F.reshape(u, d.d_s.shape))
     w_p = F.mul(w, d.p)
     row = F.sum(w_p, axis=-1, keepdims=True)
     c_s = F.mul(d.p, F.add(F.matmul(d.g, u_v, transpose_b=True), F.mul(w, d.rest)))
