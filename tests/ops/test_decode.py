@@ -12,10 +12,12 @@ import pytest
 import netcl
 from netcl import models, nn, ops
 from netcl.autograd import no_grad
+from netcl.core.device import profile_of
 from netcl.core.errors import ShapeError
 from netcl.core.kernel_selector import KernelConfig, KernelVariant, get_kernel_selector
 from netcl.core.tensor import Tensor
 from netcl.engine import launch
+from netcl.ops.matmul import nvidia
 from netcl.ops.quantized import plans
 from netcl.ops.quantized.formats import BLOCK_TYPES, dequantize, quantize
 from netcl.ops.quantized.layout import pack_strips
@@ -148,7 +150,7 @@ def test_models_decode_the_same_with_few_launches(name, kind, gpu_model, rng):
     plain = model.to("cpu").generate([5, 17], 12)  # two tokens: the prompt and a step of two sequences share their programs
     merged = model.to(queue).merge_projections()
     assert merged.generate([5, 17], 12) == plain
-    assert taken and None not in taken
+    assert None not in taken and (taken or nvidia.capable(profile_of(queue)))  # whose blocks are launched whole
     assert merged.generate([[5, 17], [7]], 8)[0] == plain[:8]
 
 
