@@ -2,6 +2,7 @@
 //   WARPS  of a work-group, which share the columns of MT strips      DEEP  runs of 32 columns that a warp loads before it multiplies
 //   WHOLE  1: the columns are a multiple of 32 * DEEP      X_HALVES  1: x is float16 and aligned to 16 bytes
 //   SPLIT  1: x is float32; a token takes two columns of a fragment, x rounded to half and 2048 times the rest, so nothing is lost
+//   RANGED  1: x is not float16 and not normed: each token is multiplied by a power of two, so that halves can hold it
 // Rows g and g + 8 of a fragment are rows 2g and 2g + 1 of a strip, and a lane multiplies fours QUAD_OF(0) and QUAD_OF(1) of the columns of
 // a run: the order of columns in a product is free if both operands agree. So a lane reads 8 bytes of codes, and 8 or 16 of x, straight
 // into registers. Codes become halves exactly; scales are applied to sums in float32.
@@ -118,14 +119,40 @@ static inline void weights_of(uint* a, const held* h, const int part, const int 
 // Four activations as halves, or 2048 times what that leaves of them.
 #define APART (SPREAD ? 16 : 4)  // columns between both fours of a lane
 #if X_HALVES
-#define ACTIVATIONS(p, s, column, rest) (*(__global const uint2*)(p))
+#define ACTIVATIONS(p, s, column, power, rest) (*(__global const uint2*)(p))
 #else
-#define ACTIVATIONS(p, s, column, rest) halves_of(NORMED(X_QUAD(p), s, column), rest)
+#define ACTIVATIONS(p, s, column, power, rest) halves_of(NORMED(X_QUAD(p), s, column) * (power), rest)
 static inline uint2 halves_of(float4 f, const int rest) {
   const uint2 b = (uint2)(pair_float16(f.x, f.y), pair_float16(f.z, f.w));
   f = (f - (float4)(of_half(b.x), of_half(b.x >> 16), of_half(b.y), of_half(b.y >> 16))) * 2048.0f;
   return rest ? (uint2)(pair_float16(f.x, f.y), pair_float16(f.z, f.w)) : b;
 }
+#endif
+
+#ifndef RANGED
+#define RANGED 0
+#endif
+#if RANGED
+#define POWER(token) powers[token]
+// Powers of two that bring the largest activation of each token to 2^14 .. 2^15. A token of zeros, infinities or NaN keeps its values.
+static inline void find_powers(__global const X_T* x, const int tokens, const int columns, const int warp, const int lane, __local float* powers) {
+  for (int token = warp; token < tokens; token += WARPS) {
+    float most = 0.0f;
+    for (int column = lane * 4; column < columns; column += 128) {
+      const float4 f = fabs(X_QUAD(x + (size_t)token * columns + column));
+      most = fmax(most, fmax(fmax(f.x, f.y), fmax(f.z, f.w)));
+    }
+    UNROLL for (int apart = 16; apart; apart /= 2) {
+      uint other;
+      FROM_LANE(other, as_uint(most), lane ^ apart);
+      most = fmax(most, as_float(other));
+    }
+    if (lane == 0) powers[token] = most > 0.0f && most < INFINITY ? ldexp(1.0f, clamp(14 - ilogb(most), -126, 126)) : 1.0f;
+  }
+  barrier(CLK_LOCAL_MEM_FENCE);
+}
+#else
+#define POWER(token) 1.0f
 #endif
 
 #if SUMMED
@@ -206,6 +233,10 @@ void strips_mma(__global const uchar* w, __global const X_T* x, EXTRA_POINTERS A
 #if NORM
   __local float2 shared_stats[8];
 #endif
+#if RANGED
+  __local float powers[SETS * 8 / (1 + SPLIT)];
+  find_powers(x, tokens, columns, warp, lane, powers);
+#endif
 #if STAGED
   __local uint4 staged[STAGED][KINDS][4];
 #endif
@@ -228,9 +259,11 @@ void strips_mma(__global const uchar* w, __global const X_T* x, EXTRA_POINTERS A
 #if !STAGED
     __global const X_T* xs[SETS];
     float2 stats[SETS];
+    float power[SETS];
     UNROLL for (int s = 0; s < SETS; ++s) {  // columns beyond the tokens repeat the last: they are not stored
       const int token = min(SPLIT ? (s * 8 + g) / 2 : s * 8 + g, tokens - 1);
       xs[s] = x + (size_t)token * columns + warp * SPAN * 32 + QUAD_OF(0) * 4;
+      power[s] = POWER(token);
 #if NORM
       stats[s] = shared_stats[token];
 #endif
@@ -243,8 +276,8 @@ void strips_mma(__global const uchar* w, __global const X_T* x, EXTRA_POINTERS A
       for (int i = item; i < (CHUNKED || begin == first ? count : 0) * 4 * tokens; i += WARPS * 32) {
         const int t = i % 4, run = i / 4 % count, token = i / 4 / count, column = (base + run) * 32 + QUAD_OF(0) * 4;
         __global const X_T* from = x + (size_t)token * columns + column;
-        const float4 one = NORMED(X_QUAD(from), shared_stats[token], column);
-        const float4 other = NORMED(X_QUAD(from + APART), shared_stats[token], column + APART);
+        const float4 one = NORMED(X_QUAD(from), shared_stats[token], column) * POWER(token);
+        const float4 other = NORMED(X_QUAD(from + APART), shared_stats[token], column + APART) * POWER(token);
         UNROLL for (int rest = 0; rest <= SPLIT; ++rest)
           staged[run][token * (1 + SPLIT) + rest][t] = (uint4)(halves_of(one, rest), halves_of(other, rest));
       }
@@ -282,7 +315,8 @@ void strips_mma(__global const uchar* w, __global const X_T* x, EXTRA_POINTERS A
 #else
                 __global const X_T* near = xs[s] + (from + u) * 32;
                 const int column = (run + from + u) * 32 + QUAD_OF(0) * 4, rest = SPLIT && g % 2;
-                const uint4 b = (uint4)(ACTIVATIONS(near, stats[s], column, rest), ACTIVATIONS(near + APART, stats[s], column + APART, rest));
+                const uint4 b = (uint4)(ACTIVATIONS(near, stats[s], column, power[s], rest),
+                                        ACTIVATIONS(near + APART, stats[s], column + APART, power[s], rest));
 #endif
                 float total[2][4];
                 if (MIN && !SUMMED) {
@@ -323,10 +357,10 @@ void strips_mma(__global const uchar* w, __global const X_T* x, EXTRA_POINTERS A
       if (row >= rows) continue;
       const size_t at = (size_t)token * rows + row;
 #if GATED
-      const float second = joined_sum(sums, 1, token, i % 16) + (biased ? BIAS_LOAD(bias, row) : 0.0f);
-      Y_STORE(y, at, GATED_VALUE(joined_sum(sums, 0, token, i % 16), second, row));
+      const float second = joined_sum(sums, 1, token, i % 16) / POWER(token) + (biased ? BIAS_LOAD(bias, row) : 0.0f);
+      Y_STORE(y, at, GATED_VALUE(joined_sum(sums, 0, token, i % 16) / POWER(token), second, row));
 #else
-      Y_STORE(y, at, FINISHED(joined_sum(sums, m, token, i % 16), row, at));
+      Y_STORE(y, at, FINISHED(joined_sum(sums, m, token, i % 16) / POWER(token), row, at));
 #endif
     }
     if (STAGED) barrier(CLK_LOCAL_MEM_FENCE);

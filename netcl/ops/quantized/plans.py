@@ -267,6 +267,7 @@ def _mma(queue: Any, p: Packed, config: KernelConfig, profile: Any, t: PackedOpe
     strips, units = -(-p.rows // STRIP_ROWS), profile.max_compute_units
     gated, normed = (False, "") if t.parts is None else (t.parts.gate is not None, t.parts.norm)
     sizes = _mma_sizes(p, strips / units, gated, p.dtype == "float16" and alignment(t.x) == 16 and not normed)
+    sizes["RANGED"] = int(p.dtype != "float16" and not normed)
     items = 32 * sizes["WARPS"]
     kernel = _compiled(queue, p, "strips_mma", "mma.cl", t, 2, 0, primitives.cl_source(nvidia.__file__, "ptx.cl"), items, **sizes)
     parts = strips if gated else -(-strips // sizes["MT"])
