@@ -42,7 +42,7 @@ class _Ordered(_Container):
     """Base class of ordered containers, whose entries are named 0, 1, 2, ..., or as the caller named them."""
 
     def __iter__(self) -> Iterator[Any]:
-        return iter([self.__dict__[name] for name in self._names()])
+        return iter([*map(self.__dict__.__getitem__, self._names())])
 
     def _name(self, index: int) -> str:
         names = self._names()
@@ -132,8 +132,8 @@ class Sequential(_Ordered):
         return (list(self) if numbered else [dict(self.named_children())]), {}
 
     def forward(self, x: Any) -> Any:
-        for name in self._names():
-            x = self.__dict__[name](x)
+        for layer in self:
+            x = layer(x)
         return x
 
 
