@@ -315,7 +315,8 @@ class _Adopted(Shelf):
         if self.queue is not None:
             try:
                 self.queue.finish()
-            except (platforms.opencl().Error, KernelBuildError) as error:  # in a destructor, where an exception could not be caught
+            except (platforms.opencl().Error, DeviceError, KernelBuildError, OutOfMemoryError) as error:
+                # In a destructor, where an exception could not be caught.
                 self.unfinished.append(buffer)
                 program.log.warning("[share] an array is kept for good, as kernels that use it did not finish: %s", error)
 

@@ -8,14 +8,13 @@ values depend on that run raise it again whenever they are used. Other tensors a
 from __future__ import annotations
 
 import gc
-import sys
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from netcl.core import platforms
+from netcl.core import platforms, recording
 from netcl.core.errors import DeviceError, message
 
 _MOST_WAITING = 1 << 12  # runs: a program that reads nothing must start its device, too
@@ -66,11 +65,15 @@ def _among(queue: Any, queues: Iterable[Any]) -> bool:
     return any(queue is other for other in queues)
 
 
+def _own_runs(queue: Any) -> list[WaitingRun]:
+    return [run for run in tuple(waiting) if run.queue is queue]  # a copy: threads with another context change the list meanwhile
+
+
 def run_later(run: WaitingRun) -> None:
     """Append a run. It is enqueued now if it need not wait, or if it is a step of a run that is being enqueued."""
     queue = run.queue
     with queue.netcl.lock:
-        behind = _among(queue, [other.queue for other in waiting])
+        behind = bool(_own_runs(queue))
         if _among(queue, _flushing.queues) or (run.prepare is None and not behind):
             if run.prepare is not None:
                 run.prepare()
@@ -93,17 +96,30 @@ def flush_waiting(queue: Any = None) -> None:
     if queue is None:
         for run in tuple(waiting):
             flush_waiting(run.queue)
-    elif _among(queue, [run.queue for run in tuple(waiting)]) and not _among(queue, _flushing.queues):
+    elif _own_runs(queue) and not _among(queue, _flushing.queues):
         platforms.check_process()
-        with queue.netcl.lock:
-            _flushing.queues.append(queue)
+        with queue.netcl.lock, recording.paused():  # the runs are not part of a recorded step or of a plan
+            kept = [run.leases for run in _own_runs(queue)]  # until all are enqueued: a copy that follows a run holds no lease
             try:
-                while own := [run for run in waiting if run.queue is queue]:
-                    _enqueue(own[0])
+                enqueue_now(queue, partial(_enqueue_all, queue))
             finally:
-                _flushing.queues.pop()
-                if not _among(queue, [run.queue for run in waiting]):
+                if not _own_runs(queue):
                     _restore_methods(queue)
+        del kept
+
+
+def enqueue_now(queue: Any, enqueue: Callable[[], object]) -> None:
+    """Call ``enqueue``; its commands do not wait behind the runs that other threads append to the queue meanwhile."""
+    _flushing.queues.append(queue)
+    try:
+        enqueue()
+    finally:
+        _flushing.queues.pop()
+
+
+def _enqueue_all(queue: Any) -> None:
+    while own := _own_runs(queue):
+        _enqueue(own[0])
 
 
 def _restore_methods(queue: Any) -> None:
@@ -111,21 +127,27 @@ def _restore_methods(queue: Any) -> None:
         vars(queue).pop(name, None)
 
 
+def _stopped() -> DeviceError:
+    return DeviceError(message("launch", "Ctrl-C ended the launch that computes these values", "compute them again"))
+
+
+def _enqueued_before() -> None:
+    raise _stopped()
+
+
 def _enqueue(run: WaitingRun) -> None:
-    prepared = done = False
     try:
         if run.prepare is not None:
             run.prepare()
-        prepared = True
-        run.enqueue()
-        done = True
-    finally:
-        error = sys.exc_info()[1]
-        if done:
-            waiting.remove(run)
-        elif prepared or isinstance(error, Exception):  # Ctrl-C while it waits for a program leaves the run in the list
-            stopped = DeviceError(message("launch", "Ctrl-C ended the launch that computes these values", "compute them again"))
-            _spoil(run, error if isinstance(error, Exception) else stopped)
+        enqueue, run.enqueue = run.enqueue, _enqueued_before  # never twice, also if Ctrl-C comes before the run is removed
+        enqueue()
+        waiting.remove(run)
+    except BaseException as error:
+        if isinstance(error, Exception):
+            _spoil(run, error)
+        elif run.enqueue is _enqueued_before:  # else Ctrl-C came while it waited for a program, and the run stays in the list
+            _spoil(run, _stopped())
+        raise
 
 
 def _spoil(first: WaitingRun, error: Exception) -> None:

@@ -7,6 +7,7 @@ A plan is made from a :class:`~netcl.core.commands.CommandList`. It depends on s
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from operator import itemgetter
 from typing import Any
 
@@ -19,7 +20,7 @@ from netcl.core.kernels.signature import POINTER
 from netcl.core.memory import BufferHandle, get_persistent_pool, shares_host
 from netcl.core.queue_state import queue_state
 from netcl.core.tensor import Tensor
-from netcl.core.waiting_runs import WaitingRun, flush_waiting, run_later, waiting
+from netcl.core.waiting_runs import WaitingRun, enqueue_now, flush_waiting, run_later, waiting
 from netcl.core.writes import wrote, wrote_again
 
 MOST_PLANS = 4096  # per queue: bounds the memory of programs whose shapes keep changing
@@ -164,9 +165,9 @@ class Plan:
             for t in tensors:
                 if t.memory is None:
                     t.realize()
-            if not waiting:
-                launch, shelf, nbytes, shape, dtype, memory = self.whole
-                queue, lease = self.queue, shelf.lease(nbytes)
+            launch, shelf, nbytes, shape, dtype, memory = self.whole
+            queue, lease = self.queue, shelf.lease(nbytes)
+            if not waiting:  # checked after the lease: a run of another thread may wait that used this memory before
                 buffer = lease.buffer
                 if self.operands == 2:
                     launch(queue, (0, tensors[0].memory, 1, tensors[1].memory, 2, buffer), numbers)
@@ -179,6 +180,7 @@ class Plan:
                     memory[-1] = buffer
                     launch(queue, tuple(memory), numbers)
                 return Tensor(buffer, shape, dtype, self.context, queue, lease)
+            del lease
         if self.writes and hooks.readers:
             for i in self.writes:
                 hooks.readers.compute(tensors[i].pool_handle)
@@ -258,7 +260,7 @@ def _chosen(slots: list[int]) -> Callable[[list[Any]], tuple[Any, ...]]:
 
 
 def _host_step(queue: Any, run: Callable[..., None]) -> Callable[..., None]:
-    return lambda _, memory, numbers: run(backend_of(queue), *memory)
+    return lambda _, memory, numbers: enqueue_now(queue, partial(run, backend_of(queue), *memory))
 
 
 def _without_numbers(launch: Callable[..., None]) -> Callable[..., None]:

@@ -5,20 +5,25 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import time
+import weakref
 from itertools import count
 
 import numpy as np
 import pytest
 
-from netcl.core import env, waiting_runs
-from netcl.core.errors import KernelBuildError
+from netcl.core import env, memory, waiting_runs
+from netcl.core.backend.opencl import backend_of
+from netcl.core.errors import DeviceError, KernelBuildError
 from netcl.core.hooks import hooks
 from netcl.core.kernels import builders, program
-from netcl.core.tensor import Tensor
+from netcl.core.tensor import Tensor, duplicate
 from netcl.core.waiting_runs import waiting
 from netcl.engine.call import planned
+from netcl.ops.index import check_indices
 from netcl.ops.matmul import nvidia
+from netcl.replay.compiled import capture_graph
 from netcl.runtime.cache import program_cache
 from netcl.runtime.scheduler import Stream
 
@@ -41,14 +46,14 @@ def device(cl_device, tmp_path, monkeypatch):
         builders._all_pools.remove(pool)
 
 
-def op(formula: str, in_place: bool = False):
-    """Return an op with a new program: a formula of ``x``, the element of its first operand."""
+def op(formula: str, in_place: bool = False, filled: bool = False):
+    """Return an op with a new program: a formula of ``x``, the element of its first operand; the result is ``filled`` with zeros before."""
     name = f"f{os.getpid()}_{next(NUMBERS)}"
     source = f"""__kernel void {name}(__global {"" if in_place else "const "}float* a, __global float* y, const int n) {{
         const int i = get_global_id(0); if (i < n) {{ const float x = a[i]; {"a" if in_place else "y"}[i] = {formula}; }} }}"""
 
     def function(x):
-        y = Tensor.empty(x.shape, queue=x.queue)
+        y = (Tensor.zeros if filled else Tensor.empty)(x.shape, queue=x.queue)
         program.get_later(x.queue, source, name)(x.queue, x.size, None, x, y, x.size)
         return x if in_place else y
 
@@ -135,6 +140,127 @@ def test_a_run_over_an_array_of_the_caller_does_not_wait(device):
     assert not waiting
     del x  # its array is released when the commands that use it have finished
     assert np.array_equal(shared, np.arange(1024) + 1) and np.array_equal(y.to_host(), np.arange(1024) * 3) and first.tolist() == [2]
+
+
+def test_memory_of_another_queue_is_used_until_all_runs_are_enqueued(device):
+    """The last command on borrowed memory is a copy, which holds no lease; the run before it does."""
+    stream, ended = Stream(device), []
+    borrowed = stream.use(array(device, 1, 2))
+    z, copied = op("x * 10")(borrowed), duplicate(borrowed)
+    weakref.finalize(borrowed.lease, lambda: ended.append(len(waiting)))
+    del borrowed
+    assert len(waiting) == 2 and copied.tolist() == [1, 2] and z.tolist() == [10, 20] and ended == [0]
+
+
+def test_runs_of_before_are_not_recorded(device):
+    """A recording without inputs begins while a run with a fill waits: replays must not repeat that fill."""
+    total, x = op("y[i] + x", filled=True)(array(device, 1, 2)), array(device, 5, 5)
+    assert len(waiting) == 1
+    add = op("x + 1", in_place=True)
+    with capture_graph() as graph:
+        graph.returns(add(total))
+    assert [node.kind for node in graph.nodes] == ["launch"]
+    graph.replay()
+    assert total.tolist() == [3, 4] and x.tolist() == [5, 5]
+
+
+def test_a_flush_while_an_op_is_planned(device):
+    """The check of a kernel, inside planning, enqueues a waiting run with a fill, which planning itself does not allow."""
+    y, key = op("y[i] + x", filled=True)(array(device, 1, 2)), f"check {next(NUMBERS)}"
+
+    def function(x):
+        assert nvidia.verdict(x.queue, "test", key, "float32", lambda queue: True, apart=False)
+        return x.clone()
+
+    z = planned(key, function)(array(device, 3))
+    assert not [run for run in waiting if run.prepare is not None]
+    assert z.tolist() == [3] and y.tolist() == [1, 2]
+
+
+def in_thread(function) -> None:
+    thread = threading.Thread(target=function)
+    thread.start()
+    thread.join()
+
+
+def test_another_thread_appends_a_run_between_the_commands_of_a_plan(device, monkeypatch):
+    accumulate, later = op("y[i] + x", filled=True), []
+    x = array(device, 1, 2)
+    assert accumulate(x).tolist() == [1, 2]
+    backend, new, other = backend_of(device.queue), op("x * 2"), array(device, 4)
+    fill = backend.fill
+
+    def interleaved(*args):
+        monkeypatch.setattr(backend, "fill", fill)
+        in_thread(lambda: later.append(new(other)))
+        fill(*args)
+
+    monkeypatch.setattr(backend, "fill", interleaved)
+    y = accumulate(x)
+    assert waiting and y.tolist() == [1, 2] and later[0].tolist() == [8]
+
+
+def test_another_thread_releases_memory_of_its_waiting_run(device, monkeypatch):
+    """The memory goes to a call that was about to be enqueued at once."""
+    double, new, x, other = op("x * 2"), op("x + 7"), array(device, 1, 2), array(device, 4, 4)
+    assert double(x).tolist() == [2, 4]
+    lease = memory.Shelf.lease
+
+    def interleaved(*args):
+        monkeypatch.setattr(memory.Shelf, "lease", lease)
+        in_thread(lambda: new(other))  # the result is released
+        return lease(*args)
+
+    monkeypatch.setattr(memory.Shelf, "lease", interleaved)
+    assert double(x).tolist() == [2, 4]
+
+
+def test_another_thread_removes_a_run_of_another_context(device):
+    """The list changes while it is searched for the runs of a queue."""
+
+    class Vanishing:
+        @property
+        def queue(self):
+            if self in waiting:
+                waiting.remove(self)
+
+    double, x = op("x * 2"), array(device, 1, 2)
+    assert double(x).tolist() == [2, 4]
+    y = op("x + 1")(x)
+    waiting.insert(0, Vanishing())
+    z = double(y)  # behind the run that computes y
+    assert z.tolist() == [4, 6]
+    y = op("x + 1")(x)
+    waiting.insert(0, Vanishing())
+    assert y.tolist() == [2, 3]
+
+
+def test_an_interrupt_after_a_run_was_enqueued_does_not_enqueue_it_again(device, monkeypatch):
+    class Interrupting(list):
+        def remove(self, run):
+            raise KeyboardInterrupt
+
+    x = array(device, 1, 2)
+    op("x + 1", in_place=True)(x)
+    with monkeypatch.context() as patch:
+        patch.setattr(waiting_runs, "waiting", Interrupting(waiting))
+        with pytest.raises(KeyboardInterrupt):
+            waiting_runs.flush_waiting(device.queue)
+    with pytest.raises(DeviceError, match="Ctrl-C"):
+        x.tolist()
+    waiting.clear()
+
+
+def test_an_index_out_of_range_is_raised_after_a_build_error(device):
+    table = array(device, 1, 2, 3)
+    rows = table[Tensor.from_host(device.queue, np.array([0, 9]))]
+    bad = op("undeclared")(table)
+    with pytest.raises(KernelBuildError):
+        check_indices(device.queue)
+    with pytest.raises(IndexError):
+        rows.tolist()
+    with pytest.raises(KernelBuildError):
+        bad.tolist()
 
 
 def test_a_kernel_with_tensors_of_two_queues(device):

@@ -244,8 +244,8 @@ def _another(reader: socket.socket) -> bool:
 
 
 def _before_fork() -> None:
-    """Keep a reference to every live buffer and queue: their destructors must not run in the child."""
-    _parents_objects[:] = [*memory.live_buffers(), *queues()]
+    """Keep a reference to every live buffer, waiting run and queue: their destructors must not run in the child."""
+    _parents_objects[:] = [*memory.live_buffers(), *waiting_runs.waiting, *queues()]
 
 
 def _after_fork_in_child() -> None:
