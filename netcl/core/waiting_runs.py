@@ -8,6 +8,7 @@ values depend on that run raise it again whenever they are used. Other tensors a
 from __future__ import annotations
 
 import gc
+import sys
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -101,14 +102,14 @@ def flush_waiting(queue: Any = None) -> None:
         with queue.netcl.lock, recording.paused():  # the runs are not part of a recorded step or of a plan
             kept = [run.leases for run in _own_runs(queue)]  # until all are enqueued: a copy that follows a run holds no lease
             try:
-                enqueue_now(queue, partial(_enqueue_all, queue))
+                call_at_once(queue, partial(_enqueue_all, queue))
             finally:
                 if not _own_runs(queue):
                     _restore_methods(queue)
         del kept
 
 
-def enqueue_now(queue: Any, enqueue: Callable[[], object]) -> None:
+def call_at_once(queue: Any, enqueue: Callable[[], object]) -> None:
     """Call ``enqueue``; its commands do not wait behind the runs that other threads append to the queue meanwhile."""
     _flushing.queues.append(queue)
     try:
@@ -136,18 +137,18 @@ def _enqueued_before() -> None:
 
 
 def _enqueue(run: WaitingRun) -> None:
+    done = False
     try:
         if run.prepare is not None:
             run.prepare()
         enqueue, run.enqueue = run.enqueue, _enqueued_before  # never twice, also if Ctrl-C comes before the run is removed
         enqueue()
         waiting.remove(run)
-    except BaseException as error:
-        if isinstance(error, Exception):
-            _spoil(run, error)
-        elif run.enqueue is _enqueued_before:  # else Ctrl-C came while it waited for a program, and the run stays in the list
-            _spoil(run, _stopped())
-        raise
+        done = True
+    finally:
+        error = sys.exc_info()[1]
+        if not done and (isinstance(error, Exception) or run.enqueue is _enqueued_before):  # else Ctrl-C came while it waited for a program
+            _spoil(run, error if isinstance(error, Exception) else _stopped())
 
 
 def _spoil(first: WaitingRun, error: Exception) -> None:

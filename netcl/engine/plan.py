@@ -20,7 +20,7 @@ from netcl.core.kernels.signature import POINTER
 from netcl.core.memory import BufferHandle, get_persistent_pool, shares_host
 from netcl.core.queue_state import queue_state
 from netcl.core.tensor import Tensor
-from netcl.core.waiting_runs import WaitingRun, enqueue_now, flush_waiting, run_later, waiting
+from netcl.core.waiting_runs import WaitingRun, call_at_once, flush_waiting, run_later, waiting
 from netcl.core.writes import wrote, wrote_again
 
 MOST_PLANS = 4096  # per queue: bounds the memory of programs whose shapes keep changing
@@ -260,7 +260,7 @@ def _chosen(slots: list[int]) -> Callable[[list[Any]], tuple[Any, ...]]:
 
 
 def _host_step(queue: Any, run: Callable[..., None]) -> Callable[..., None]:
-    return lambda _, memory, numbers: enqueue_now(queue, partial(run, backend_of(queue), *memory))
+    return lambda _, memory, numbers: call_at_once(queue, partial(run, backend_of(queue), *memory))
 
 
 def _without_numbers(launch: Callable[..., None]) -> Callable[..., None]:

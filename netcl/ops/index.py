@@ -53,12 +53,12 @@ class Faults:
 
     def check(self) -> None:
         """Wait for the device; raise ``IndexError`` if an index was out of range since the last check."""
-        self.pending = False  # first, because reading the flag calls this again
+        self.pending = read = False  # first, because reading the flag calls this again
         try:
             code = int(self.flag.to_host()[0])
-        except BaseException:
-            self.pending = True  # the error has not been raised yet
-            raise
+            read = True
+        finally:
+            self.pending = not read  # an index out of range has not been raised yet
         if not code:
             return
         self.flag.fill_(0)
