@@ -18,6 +18,7 @@ from typing import Any
 from netcl.core import platforms, recording
 from netcl.core.errors import DeviceError, message
 
+BUILDER_THREAD = "netcl-builder"  # the name of threads that feed builder processes
 _MOST_WAITING = 1 << 12  # runs: a program that reads nothing must start its device, too
 
 
@@ -99,6 +100,8 @@ def flush_waiting(queue: Any = None) -> None:
             flush_waiting(run.queue)
     elif _own_runs(queue) and not _among(queue, _flushing.queues):
         platforms.check_process()
+        if threading.current_thread().name == BUILDER_THREAD:  # garbage collection there calls destructors that wait for a queue
+            raise DeviceError(message("launch", "a thread that compiles programs cannot wait for runs that need them"))
         with queue.netcl.lock, recording.paused():  # the runs are not part of a recorded step or of a plan
             kept = [run.leases for run in _own_runs(queue)]  # until all are enqueued: a copy that follows a run holds no lease
             try:

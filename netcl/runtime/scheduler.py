@@ -137,6 +137,9 @@ class Stream:
         return f"Stream(on {self.handle.device_name!r})"
 
 
+_never_returned: list[BufferHandle] = []
+
+
 class _Borrowed(BufferHandle):
     """A buffer used by a stream other than its owner's queue. When this handle is deleted, the owner's queue waits for the stream."""
 
@@ -160,8 +163,11 @@ class _Borrowed(BufferHandle):
                     done = platforms.opencl().enqueue_marker(self.stream.queue)  # deferred ops need no flush: they hold their tensors
                     self.stream.queue.flush()
                     Stream.of(self.owner).wait_for(done)
-            except (DeviceError, OutOfMemoryError, KernelBuildError):
-                self.stream.queue.finish()  # nothing may be raised here: the host waits instead
+            except (DeviceError, OutOfMemoryError, KernelBuildError):  # nothing may be raised here
+                try:
+                    self.stream.queue.finish()  # the host waits instead
+                except DeviceError:  # of a thread that may not wait: the memory is not reused
+                    _never_returned.append(self.lease)
 
 
 def _event_of(other: Any) -> Any:

@@ -19,7 +19,7 @@ from netcl.core.errors import DeviceError, KernelBuildError
 from netcl.core.hooks import hooks
 from netcl.core.kernels import builders, program
 from netcl.core.tensor import Tensor, duplicate
-from netcl.core.waiting_runs import waiting
+from netcl.core.waiting_runs import BUILDER_THREAD, waiting
 from netcl.engine.call import planned
 from netcl.ops.index import check_indices
 from netcl.ops.matmul import nvidia
@@ -140,6 +140,17 @@ def test_a_run_over_an_array_of_the_caller_does_not_wait(device):
     assert not waiting
     del x  # its array is released when the commands that use it have finished
     assert np.array_equal(shared, np.arange(1024) + 1) and np.array_equal(y.to_host(), np.arange(1024) * 3) and first.tolist() == [2]
+
+
+def test_a_destructor_in_the_thread_of_a_builder_does_not_wait(device):
+    """Garbage collection may call it there, and the runs wait for that thread."""
+    stream = Stream(device)
+    held = [Tensor.from_host(device.queue, np.ones(1024, np.float32), share=True), stream.use(array(device, 1, 2))]
+    y, z = op("x * 2")(array(device, 1)), op("x * 10")(held[1])
+    thread = threading.Thread(target=held.clear, name=BUILDER_THREAD)
+    thread.start()
+    thread.join(30)
+    assert not thread.is_alive() and len(waiting) == 2 and y.tolist() == [2] and z.tolist() == [10, 20]
 
 
 def test_memory_of_another_queue_is_used_until_all_runs_are_enqueued(device):
@@ -383,7 +394,7 @@ STEP = """
 import numpy as np, netcl as nc
 from netcl import nn, optim
 from netcl.core.kernels import program
-from netcl.core.waiting_runs import waiting
+from netcl.core.waiting_runs import BUILDER_THREAD, waiting
 nc.manual_seed(0)
 model = nn.Sequential(nn.Conv2d(2, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(16, 3))
 optimizer = optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
@@ -428,7 +439,7 @@ LEAVE = """
 import os, signal, sys, time
 import numpy as np, netcl as nc
 from netcl.core.kernels import builders
-from netcl.core.waiting_runs import waiting
+from netcl.core.waiting_runs import BUILDER_THREAD, waiting
 x = nc.tensor(np.ones(5, np.float32))
 y = ((x * 2).exp() + 1).sum()
 deadline = time.monotonic() + 60

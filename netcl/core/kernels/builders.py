@@ -18,6 +18,7 @@ from typing import Any
 from netcl.core import env, platforms
 from netcl.core.hooks import hooks
 from netcl.core.kernels import compiler, probe
+from netcl.core.waiting_runs import BUILDER_THREAD
 
 MOST_BUILDERS, _LEAST_CORES = 14, 4
 _ROOM = 1 << 32  # bytes of device memory per builder, whose context takes some hundred megabytes
@@ -71,7 +72,7 @@ class BuilderPool:
             free = self.threads - len(self.current)  # idle or starting
             if not self.closed and free < len(self.queued) - 1 and sum(pool.threads for pool in _all_pools) < self.most:
                 try:
-                    threading.Thread(target=self._serve, name="netcl-builder", daemon=True).start()
+                    threading.Thread(target=self._serve, name=BUILDER_THREAD, daemon=True).start()
                     self.threads += 1
                 except RuntimeError:  # at exit
                     self.closed = True
