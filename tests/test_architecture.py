@@ -105,7 +105,7 @@ def imports() -> list[tuple[Path, ast.AST, str]]:
     return found
 
 
-def test_programs_are_built_and_launched_in_one_file():
+def test_programs_are_compiled_in_one_file_and_launched_in_another():
     assert names("enqueue_nd_range.*", outside="netcl/core/kernels/program.py") == []
     assert attribute_calls("Program", outside="netcl/core/kernels/compiler.py") == []
 
@@ -219,7 +219,7 @@ LINES = {
     "models": 3254,
     "nn": 6898,
     "onnx": 740,
-    "ops": 28924,
+    "ops": 28921,
     "optim": 2376,
     "profiling": 1357,
     "replay": 2531,

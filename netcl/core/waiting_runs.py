@@ -24,7 +24,7 @@ _MOST_WAITING = 1 << 12  # runs: a program that reads nothing must start its dev
 
 @dataclass(eq=False, slots=True)
 class WaitingRun:
-    """A command over ``memory``, of which it writes ``written``. ``enqueue`` may be called after ``prepare``, which waits for programs.
+    """A command that uses the buffers ``memory`` and writes those in ``written``. ``prepare`` waits for its programs, before ``enqueue``.
 
     ``leases`` are kept until it is enqueued: those of other queues, whose memory is not reused in the order of this queue.
     """

@@ -192,7 +192,7 @@ def _suits_heads(p: AttentionProblem, config: object, profile: DeviceProfile) ->
 
 
 algorithms.add(
-    "attention", "heads", "cpu.cl", "gradients on CPUs: a work-group per head", "zoo_pocl_x86.json: ViT-S, step",
+    "attention", "heads", "cpu.cl", "gradients on CPUs: a work-group per head", "zoo_pocl_x86.json: Swin-T, step",
     lambda p, profile: cpu_config(profile.vector_width, p.wide, p.sizes.bucket, True), device="cpu", when=_suits_heads,
 )  # fmt: skip
 algorithms.add(
