@@ -28,7 +28,9 @@ class Number(float):
 
 
 class RecorderProtocol(Protocol):
-    """The methods that are called while a step is recorded."""
+    """What is called and set while a step is recorded."""
+
+    trains: bool  # a product of the step has a weight that gets a gradient
 
     def allocated(self, handle: Any) -> None: ...
     def upload(self, buffer: Any, stored: Any) -> None: ...
@@ -41,6 +43,7 @@ class RecorderProtocol(Protocol):
     def depends(self, owner: Any, modes: Sequence[str], parts: Sequence[str], sizes: Sequence[Any]) -> None: ...
     def leaf(self, tensor: Any) -> None: ...
     def made(self, tensor: Any) -> bool: ...
+    def varies(self, tensor: Any) -> bool: ...
     def requires(self, fact: Callable[[], Any]) -> None: ...
     def check(self, tensor: Any, function: Callable[[Any], None]) -> None: ...
 
@@ -108,6 +111,11 @@ def leaf(tensor: Any) -> None:
 def made(tensor: Any) -> bool:
     """Whether the step that is being recorded made this tensor."""
     return active.recorder is not None and active.recorder.made(tensor)
+
+
+def varies(tensor: Any) -> bool:
+    """Whether the step that is being recorded made this tensor or takes it as an argument."""
+    return active.recorder is not None and active.recorder.varies(tensor)
 
 
 def host_work(what: str) -> None:

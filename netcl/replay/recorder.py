@@ -58,6 +58,7 @@ class Recorder:
         self.leaves: dict[int, Tensor] = {}
         self.queue: Any = None
         self.problem = ""
+        self.trains = False
         self._now: dict[int, Value] = {}  # which value a buffer holds
         self._gradients: list[tuple[Tensor, weakref.ref[Tensor] | None]] = []  # of leaves, at their first use
         self._used = 0
@@ -203,8 +204,14 @@ class Recorder:
         self.leaves.setdefault(id(tensor), tensor)
 
     def made(self, tensor: Tensor) -> bool:
+        return self._is(tensor, MADE)
+
+    def varies(self, tensor: Tensor) -> bool:
+        return self._is(tensor, MADE, INPUT)
+
+    def _is(self, tensor: Tensor, *kinds: str) -> bool:
         value = self._now.get(id(tensor.buffer))
-        return value is not None and value.kind == MADE and value.buffer is tensor.buffer
+        return value is not None and value.kind in kinds and value.buffer is tensor.buffer
 
     def check(self, tensor: Tensor, function: Callable[[Any], None]) -> None:
         value = self.value_of(tensor.buffer, tensor)

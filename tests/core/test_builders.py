@@ -165,7 +165,8 @@ def test_memory_of_another_queue_is_used_until_all_runs_are_enqueued(device):
 
 def test_runs_of_before_are_not_recorded(device):
     """A recording without inputs begins while a run with a fill waits: replays must not repeat that fill."""
-    total, x = op("y[i] + x", filled=True)(array(device, 1, 2)), array(device, 5, 5)
+    x = array(device, 5, 5)
+    total = op("y[i] + x", filled=True)(array(device, 1, 2))
     assert len(waiting) == 1
     add = op("x + 1", in_place=True)
     with capture_graph() as graph:
@@ -285,10 +286,9 @@ def test_a_kernel_with_tensors_of_two_queues(device):
 
 def test_an_error_in_the_source_is_raised_where_the_value_is_read(device):
     """It is raised at every read of what depends on it; other tensors, of calls before and after, keep their values."""
-    x = array(device, 1, 2)
+    x, changed = array(device, 1, 2), array(device, 5)
     good, bad = op("x * 2")(x), op("undeclared + x")(x)
     after, independent = op("x + 1")(bad), op("x * 3")(good)
-    changed = array(device, 5)
     assert len(waiting) == 4
     for _ in range(2):
         with pytest.raises(KernelBuildError, match="undeclared"):

@@ -330,6 +330,26 @@ def test_kept_results_follow_the_weights(cl_device, change):
         assert relative_difference(fast(x), want) < 5e-6 and relative_difference(reader(x), want) < 5e-6
 
 
+def test_a_training_step_packs_no_weights(cl_device):
+    """Only what a recording keeps is worth a launch of its own, and an optimizer changes these weights in every step."""
+    model, x = nn.Sequential(nn.Linear(64, 96), nn.ReLU(), nn.Linear(96, 64)), netcl.randn(300, 64)
+    optimizer = optim.SGD(model.parameters(), lr=0.1)
+
+    @netcl.compile(fuse=True)
+    def step(x):
+        loss = model(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss
+
+    for _ in range(RECORDED):
+        step(x)
+    with netcl.profiling.profile(cl_device, roofline=False) as seen:
+        step(x).item()
+    assert step.graphs and seen.events and not [launch.name for launch in seen.events if launch.name == "pack_b"]
+
+
 def test_kept_results_are_right_after_a_failure_to_compute_them(cl_device, monkeypatch):
     model, x = conv_net(), netcl.randn(4, 3, 8, 8)
     fast = netcl.compile(model)
