@@ -17,9 +17,9 @@ _HALF_CALL = re.compile(r"\bv(?:load|store)a?_half")
 def substituted(source: str) -> str:
     """Replace loads and stores of half and scalar casts to long in ``source``; compiler errors keep the line numbers of ``source``."""
     if _HALF_CALL.search(source):
-        source = f"{_half_functions()}#line 1\n{source}"
+        source = f"{_half_functions()}{source}"
     if _LONG_CAST.search(source):
-        source = f"{_LONGS}#line 1\n{_LONG_CAST.sub('netcl_long', source)}"
+        source = f"{_LONGS}{_LONG_CAST.sub('netcl_long', source)}"
     return source
 
 

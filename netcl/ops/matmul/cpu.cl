@@ -69,6 +69,8 @@
 #define BIAS_VECTOR(i, j) const V bias##j = has_bias ? BIAS_LANES(bias + n1 + j * VW) : (V)(0);
 
 #define PACKED_ROWS 16  // of a strip: what is written of them, four columns at a time, stays in the first cache
+#define BLOCKS_AHEAD 2  // of PACKED_ROWS, and rows, that are asked for while B is packed
+#define ROWS_AHEAD 8
 
 // Rows k0 .. k0 + kc of B's columns n1 .. n1 + NR, zeros beyond the edge: B stored N x K, and K x N.
 static inline void pack_transposed(__global const B_T* b, __local REAL* strip, const int n, const int ldb, const int n1,
@@ -81,6 +83,7 @@ static inline void pack_transposed(__global const B_T* b, __local REAL* strip, c
     for (j = 0; j + 4 <= width; j += 4) {
       __global const B_T* s = b + (INDEX)(n1 + j) * ldb + k0;
       int kk = begin;
+      for (int e = 0; e < 4; ++e) FETCH_AHEAD(s + (INDEX)e * ldb + begin + BLOCKS_AHEAD * PACKED_ROWS);
       for (; kk + 4 <= end; kk += 4) {
         const QUAD r0 = B_QUAD(s + kk), r1 = B_QUAD(s + (INDEX)ldb + kk), r2 = B_QUAD(s + 2 * (INDEX)ldb + kk),
                    r3 = B_QUAD(s + 3 * (INDEX)ldb + kk);
@@ -107,6 +110,7 @@ static inline void pack_rows(__global const B_T* b, __local REAL* strip, const i
   for (int kk = 0; kk < kc; ++kk) {
     __local REAL* d = strip + kk * NR;
     __global const B_T* s = b + (INDEX)(k0 + kk) * ldb + n1;
+    for (int j = 0; j < NR; j += 16) FETCH_AHEAD(s + ROWS_AHEAD * (INDEX)ldb + j);
 #ifdef B_LANES
     if (width == NR) {
       for (int j = 0; j < NR; j += VW) L_STORE(B_LANES(s + j), d + j);

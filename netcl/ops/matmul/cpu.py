@@ -18,7 +18,7 @@ from netcl.ops.matmul.gemm import Matmul, Operands
 
 _PANEL = 256 * 1024  # bytes of B that a work-item packs: half of a common second cache, and what Intel's runtime allows
 _DEPTH = {64: 1024}  # rows of a panel by bytes of a vector: A is read in place, so wide tiles want long runs of it; else 512
-_PACK_A_FROM = 512 * 512  # elements of a transposed A: below, reading columns costs less than a second launch
+_PACK_A_FROM = 256 * 256  # elements of a transposed A: below, reading columns costs less than a second launch
 _PACK_PANELS = 8  # panels that a work-item packs side by side from an A that is not transposed
 _PACK_BYTES = 64 * 1024  # bytes of a transposed A that a work-item packs, in whole rows
 _PACK_STREAMS = {64: 32}  # rows of it that are read side by side, by bytes of a vector; else 16
