@@ -15,7 +15,7 @@ _HALF_CALL = re.compile(r"\bv(?:load|store)a?_half")
 
 
 def substituted(source: str) -> str:
-    """Replace loads and stores of half and scalar casts to long in ``source``; compiler errors keep the line numbers of ``source``."""
+    """Replace loads and stores of half and scalar casts to long in ``source``."""
     if _HALF_CALL.search(source):
         source = f"{_half_functions()}{source}"
     if _LONG_CAST.search(source):
