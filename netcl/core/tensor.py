@@ -581,7 +581,7 @@ class Tensor(TensorMethods):
         hooks.call("setitem", self, index, value)
 
     def __iter__(self) -> Iterator[Tensor]:
-        return (self[i] for i in range(len(self)))
+        return iter(hooks.call("unbind", self) if len(self) else ())
 
 
 # ---- tensors as ops make them: nothing is checked or recorded

@@ -592,6 +592,11 @@ def bound(xs: Sequence[Tensor], *, axis: int, order: Sequence[int]) -> Tensor:
     at = launch.check_axis("bound", axis, first.ndim + 1)
     shape = [first.shape[i] for i in sorted(range(len(order)), key=order.__getitem__)]
     shape.insert(at, len(xs))
+    if (found := views.stacked(xs)) is not None:
+        base, offset, step, of_part = found
+        steps = [of_part[i] for i in sorted(range(len(order)), key=order.__getitem__)]
+        steps.insert(at, step)
+        return views.unshared_block(base, offset, tuple(shape), tuple(steps))
     parts, strides = _unbind_layout(tuple(shape), dense(shape), at, order)
     return views.copy_blocks(tuple(shape), xs, [start for start, _ in parts], strides)
 

@@ -347,6 +347,18 @@ def unshared_block(base: Tensor, offset: int, shape: tuple[int, ...], strides: t
     return blocks(base, offset, ((0, shape),), strides)[0]
 
 
+def stacked(xs: Sequence[Tensor]) -> tuple[Tensor, int, int, tuple[int, ...]] | None:
+    """Return base, offset, distance and strides of ``xs`` if these are :func:`unshared_block` of one base at equal distances."""
+    places = [strided(x) for x in xs]
+    base, start, strides = places[0]
+    step = places[-1][1] - start
+    step = step // (len(xs) - 1) if len(xs) > 1 else step
+    if base.place is not _UNSHARED or step < 0 or len({x.shape for x in xs}) > 1:
+        return None
+    same = all(place[0] is base and place[1:] == (start + i * step, strides) for i, place in enumerate(places))
+    return (base, start, step, strides) if same else None
+
+
 def _taken_over(base: Tensor, shape: tuple[int, ...], strides: tuple[int, ...]) -> Tensor | None:
     """Return a tensor over the memory of ``base`` if that is unshared, and a block is all of it in its order; else ``None``.
 

@@ -343,12 +343,18 @@ def _woven(z, heads, of_keys, size):
     return list(z.reshape(*z.shape[:-1], heads, 3, size).permute(3, 0, 2, 1, 4))
 
 
+def _unpacked(z, heads, of_keys, size):
+    """As :func:`_parts`, by unpacking a tensor of three parts."""
+    return list(z.reshape(*z.shape[:-1], 3, heads, size).permute(2, 0, 3, 1, 4))
+
+
 #: How a projection is split; its leading axes, heads, heads of keys, head size; options of attention.
 PROJECTIONS = {
     "parts": (_parts, (2, 20), 3, 3, 8, {}),
     "causal": (_parts, (2, 37), 2, 2, 32, {"is_causal": True}),
     "grouped": (_parts, (2, 20), 4, 2, 16, {"is_causal": True, "scale": 0.5}),
     "woven": (_woven, (2, 20), 3, 3, 8, {}),
+    "unpacked": (_unpacked, (2, 20), 3, 3, 8, {}),
     "bool mask": (_parts, (2, 20), 3, 3, 8, {"attn_mask": np.random.default_rng(1).random((2, 1, 20, 20)) < 0.7}),
     "added mask": (_woven, (2, 20), 2, 2, 8, {"attn_mask": np.linspace(-1, 1, 400, dtype=np.float32).reshape(20, 20)}),
     "more batch axes": (_parts, (2, 3, 20), 2, 2, 8, {}),
@@ -378,13 +384,14 @@ def test_a_projection_gives_the_values_and_gradients_of_its_copied_parts(name, d
         np.testing.assert_allclose(got, want, rtol=0, atol=tolerance * np.abs(want).max())
 
 
-def test_attention_of_a_projection_copies_nothing_on_gpus(cl_device):
+@pytest.mark.parametrize("split", [_parts, _woven, _unpacked])
+def test_attention_of_a_projection_copies_nothing_on_gpus(split, cl_device):
     """CPUs copy the queries, the keys, the values and the gradient of the result, whose rows they read often."""
     z = Tensor.from_host(cl_device.queue, np.ones((2, 20, 3 * 2 * 8), np.float32), requires_grad=True)
     projected, upstream = z * 1, Tensor.ones((2, 20, 16), queue=cl_device.queue)
 
     def gradient():
-        q, k, v = _parts(projected, 2, 2, 8)
+        q, k, v = split(projected, 2, 2, 8)
         out = ag.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).reshape(2, 20, 16)
         ag.grad(out, projected, upstream, retain_graph=True)[0].realize()
 
