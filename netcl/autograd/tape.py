@@ -370,6 +370,8 @@ class _Walk:
             storage = _memory_owner(gradient)
         self.handed[id(storage)] = storage
         leaf.grad = gradient
+        if isinstance(gradient.source, lazy_graph.Product):
+            gradient.realize()  # later, its operands would stay in memory until then
 
     def run(self) -> None:
         while self.heap:

@@ -350,6 +350,25 @@ def test_a_training_step_packs_no_weights(cl_device):
     assert step.graphs and seen.events and not [launch.name for launch in seen.events if launch.name == "pack_b"]
 
 
+def test_gradients_of_weights_do_not_keep_their_operands(cl_device):
+    """A product that waits for the end of backward keeps the gradient of its layer's result: one tensor for each layer."""
+    model, x = nn.Sequential(*(layer for _ in range(8) for layer in (nn.Linear(64, 64), nn.Tanh()))), netcl.randn(512, 64)
+    optimizer = optim.SGD(model.parameters(), lr=0.1)
+
+    @netcl.compile(fuse=True)
+    def step(x):
+        optimizer.zero_grad()
+        loss = model(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    for _ in range(RECORDED):
+        step(x)
+    (graph,) = step.graphs
+    assert graph.planned_bytes < 12 * x.nbytes
+
+
 def test_kept_results_are_right_after_a_failure_to_compute_them(cl_device, monkeypatch):
     model, x = conv_net(), netcl.randn(4, 3, 8, 8)
     fast = netcl.compile(model)
