@@ -481,7 +481,7 @@ def _fit(F: Any, gradient: Tensor, like: Like) -> Tensor:
     """Convert a gradient to the shape and dtype of its input; sums over broadcast axes."""
     if gradient.shape != like.shape:
         extra = len(gradient.shape) - len(like.shape)
-        axes = tuple(i for i, n in enumerate(gradient.shape) if i < extra or (like.shape[i - extra] == 1 and n != 1))
+        axes = tuple(i for i, n in enumerate(gradient.shape) if n != 1 and (i < extra or like.shape[i - extra] == 1))
         gradient = F.reshape(F.sum(gradient, axis=axes) if axes else gradient, like.shape)
     return gradient if gradient.dtype is like.dtype else F.cast(gradient, like.dtype)
 

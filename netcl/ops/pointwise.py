@@ -252,7 +252,7 @@ unary("silu", "v0 * s", "g * s * (1 + v0 * (1 - s))", lambda x: x / (1 + np.exp(
 unary("mish", "v0 * t", "g * (t + v0 * (1 - t * t) * s)", lambda x: x * np.tanh(np.logaddexp(0, x)),
       let={**_SIGMOID, "t": "TANH(MAX(v0, 0) + LOG1P(e))"}, amp="float", tol=2, onnx="Mish", doc="x * tanh(softplus(x)).")  # fmt: skip
 _GELU = unary("gelu_erf", "0.5 * v0 * (1 + ERF(v0 * 0.7071067811865476))",
-              "g * (0.5 * (1 + ERF(v0 * 0.7071067811865476)) + v0 * 0.3989422804014327 * EXP(-0.5 * v0 * v0))",
+              "g * (0.5 * (1 + ERF(v0 * 0.7071067811865476)) + v0 * 0.3989422804014327 * EXP_BELOW(-0.5 * v0 * v0))",
               lambda x: 0.5 * x * (1 + erf(x / math.sqrt(2))), tol=2, doc="GELU by the error function.")  # fmt: skip
 # By the sigmoid, 0.5 * (1 + tanh(u)) = sigmoid(2 u): drivers' tanh may stop one ulp short of 1, and infinities would show it.
 _GELU_TANH = unary("gelu_tanh", "v0 * s", "g * (s + v0 * s * (1 - s) * 1.5957691216057308 * (1 + 0.134145 * v0 * v0))",
