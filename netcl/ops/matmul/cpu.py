@@ -23,7 +23,7 @@ _PACK_PANELS = 8  # panels that a work-item packs side by side from an A that is
 _PACK_BYTES = 64 * 1024  # bytes of a transposed A that a work-item packs, in whole rows
 _PACK_STREAMS = {64: 32}  # rows of it that are read side by side, by bytes of a vector; else 16
 _COLUMNS = 64  # of a panel
-_PACKING_ROWS = 256  # rows from which packing a panel pays: it takes a thirtieth of the work
+_PACKING_ROWS = 1024  # rows of a group that repacks a panel of B for balance alone: packing takes a tenth of the work of 256 rows
 _DOT_ROWS = 64
 _DOT_DEPTH = 8  # vectors along k: below, adding up their lanes costs more than packing
 _UNPACKED_ROWS = {4: 4}  # by lanes: a narrow tile reads half a cache line per row of B, so packing pays from five rows on
@@ -35,6 +35,7 @@ PANEL_DEPTHS = (256, 512, 1024)
 _TILE_SPEEDS = {32: {(6, 4): 1.0, (8, 3): 0.97, (12, 2): 0.9, (12, 1): 0.7}, 16: {(6, 2): 1.0, (6, 1): 0.7}}
 _KEPT_ROWS = 8  # up to which dot products and unpacked products, which read B at the speed of memory, are as fast
 _KEPT_PANELS = 32 << 20  # of a packed B that a recording keeps
+_KEPT_SWEEPS = 256  # rows of A up to which a panel of a packed B is read too seldom to be cut into blocks that stay cached
 _KEPT_DEPTH = 64  # rows of B that a work-item of pack_b packs
 
 
@@ -200,7 +201,7 @@ def _multiply_kept(queue: Any, p: Matmul, config: KernelConfig, profile: DeviceP
     packed = t.sums(strips * p.k * tile.columns)
     pack = _panel_kernel(queue, p, tile, "pack_b", KC=_KEPT_DEPTH)
     pack(queue, (-(-p.k // _KEPT_DEPTH), strips), None, t.b, packed, p.n, p.k, p.ldb, int(p.trans_b))
-    depth = _panel_depth(p, tile, config, _PANEL) if p.m > _PACKING_ROWS else 1 << 30  # few rows read a panel too seldom to keep it cached
+    depth = _panel_depth(p, tile, config, _PANEL) if p.m > _KEPT_SWEEPS else 1 << 30
     sums = t.out if p.plain(p.c) or p.k <= depth else t.sums(p.m * p.n)
     rows = _group_rows(p, tile, panels, profile)
     kernel = _panel_kernel(queue, replace(p, b=sum_dtype(p.c)), tile, KC=depth, PACKED_B=2)
