@@ -176,6 +176,8 @@ class CommandList:
 class Notes:
     """The recorder that is active while an op is planned. It adds the reports of ops (:mod:`netcl.core.recording`) to the command list."""
 
+    trains = False
+
     def __init__(self, commands: CommandList):
         self.commands = commands
 
@@ -192,6 +194,10 @@ class Notes:
 
     def made(self, tensor: Any) -> bool:
         return type(tensor.memory) is PlannedMemory and tensor.memory.index >= self.commands.operands
+
+    def varies(self, tensor: Any) -> bool:
+        """Return true: a plan runs with any operands."""
+        return True
 
     def _no(self, *args: Any, **options: Any) -> Any:
         raise NotPlannable("the host reads or changes values")
