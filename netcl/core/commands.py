@@ -195,7 +195,7 @@ class Notes:
     def made(self, tensor: Any) -> bool:
         return type(tensor.memory) is PlannedMemory and tensor.memory.index >= self.commands.operands
 
-    def varies(self, tensor: Any) -> bool:
+    def varies(self, tensor: object) -> bool:
         """Return true: a plan runs with any operands."""
         return True
 
