@@ -176,6 +176,8 @@ class CommandList:
 class Notes:
     """The recorder that is active while an op is planned. It adds the reports of ops (:mod:`netcl.core.recording`) to the command list."""
 
+    trains = False
+
     def __init__(self, commands: CommandList):
         self.commands = commands
 
@@ -190,8 +192,12 @@ class Notes:
         """Append a function that every run calls; its result is discarded."""
         self.commands.commands.append(HostStep(lambda backend: recording.again(function, undo), ()))
 
-    def made(self, tensor: Any) -> bool:
-        return type(tensor.memory) is PlannedMemory and tensor.memory.index >= self.commands.operands
+    def made(self, tensor: Any, or_given: bool = False) -> bool:
+        return type(tensor.memory) is PlannedMemory and (or_given or tensor.memory.index >= self.commands.operands)
+
+    def varies(self, tensor: object) -> bool:
+        """Return true: a plan runs with any operands."""
+        return True
 
     def _no(self, *args: Any, **options: Any) -> Any:
         raise NotPlannable("the host reads or changes values")

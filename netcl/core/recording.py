@@ -42,8 +42,7 @@ class RecorderProtocol(Protocol):
     def again(self, function: Callable[[], Any], undo: Callable[[], None] | None = None) -> Any: ...
     def depends(self, owner: Any, modes: Sequence[str], parts: Sequence[str], sizes: Sequence[Any]) -> None: ...
     def leaf(self, tensor: Any) -> None: ...
-    def made(self, tensor: Any) -> bool: ...
-    def varies(self, tensor: Any) -> bool: ...
+    def made(self, tensor: Any, or_given: bool = False) -> bool: ...
     def requires(self, fact: Callable[[], Any]) -> None: ...
     def check(self, tensor: Any, function: Callable[[Any], None]) -> None: ...
 
@@ -108,14 +107,9 @@ def leaf(tensor: Any) -> None:
         active.recorder.leaf(tensor)
 
 
-def made(tensor: Any) -> bool:
-    """Whether the step that is being recorded made this tensor."""
-    return active.recorder is not None and active.recorder.made(tensor)
-
-
-def varies(tensor: Any) -> bool:
-    """Whether the step that is being recorded made this tensor or takes it as an argument."""
-    return active.recorder is not None and active.recorder.varies(tensor)
+def made(tensor: Any, or_given: bool = False) -> bool:
+    """Whether the step that is being recorded made this tensor or, with ``or_given``, takes it as an argument."""
+    return active.recorder is not None and active.recorder.made(tensor, or_given)
 
 
 def host_work(what: str) -> None:

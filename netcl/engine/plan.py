@@ -63,13 +63,7 @@ class Plan:
         self.whole: tuple[Any, ...] | None = None
         self.pending = True
         if not any(isinstance(command, Launch) and command.kernel.program.pending for command in self.commands):
-            self._prepare()
-
-    def _prepare(self) -> None:
-        """Prepare the launches, when all programs are built."""
-        self._number_slots()
-        self.whole = self._one_launch()
-        self.pending = False
+            self.finish()  # another thread may have built a program after its launch was written down without final sizes
 
     def finish(self) -> None:
         """Wait for the programs of a pending plan and prepare its launches; raises if a program does not build."""
@@ -77,7 +71,9 @@ class Plan:
             if self.pending:
                 self.commands = [c.kernel.resolved(c) if isinstance(c, Launch) else c for c in self.commands]
                 self.fixed, self.steps = [], []  # of an attempt that was interrupted
-                self._prepare()
+                self._number_slots()
+                self.whole = self._one_launch()
+                self.pending = False
 
     def _share(self) -> tuple[list[int], list[tuple[Any, int]]]:
         """Assign the planned memory to leases. After the last command that uses a temporary, later memory may share its lease.

@@ -320,7 +320,7 @@ def _into_product(
     product, given = getattr(x, "source", None), [t for t in (mean, var, weight, bias) if t is not None]
     if recording.active.recorder is None or not isinstance(product, lazy_graph.Product) or x.requires_grad or x.dtype in HALVES:
         return None
-    if x.shape != product.shape or any(type(t) is not Tensor or t.dtype != x.dtype or recording.varies(t) for t in given):
+    if x.shape != product.shape or any(type(t) is not Tensor or t.dtype != x.dtype or recording.made(t, or_given=True) for t in given):
         return None
     _check_batch("batch_norm", x, weight, bias, mean, var)
     mean, var, weight, bias = (None if t is None else t.detach() for t in (mean, var, weight, bias))

@@ -420,18 +420,21 @@ def quantile(F: Any, x: Tensor, q: Any, axis: int | None = None, keepdims: bool 
     if ((wanted < 0) | (wanted > 1)).any():
         raise ShapeError(message("quantile", "q must be between 0 and 1", q=q))
     whole = x.shape
-    x, at = (F.reshape(x, (-1,)), 0) if axis is None else (x, _at("quantile", axis, x.ndim))
+    at = 0 if axis is None else _at("quantile", axis, max(x.ndim, 1))
+    x = F.reshape(x, (-1,)) if axis is None or not x.ndim else x
     places = np.atleast_1d(wanted) * (x.shape[at] - 1)
     low, high = np.floor(places), np.ceil(places)
-    forms = {"linear": places - low, "lower": 0 * low, "higher": high - low, "midpoint": (high - low) / 2, "nearest": np.rint(places) - low}
+    forms = {"linear": places, "lower": low, "higher": high, "midpoint": (low + high) / 2, "nearest": np.rint(places)}
     if interpolation not in forms:
         raise ValueError(message("quantile", f"interpolation must be one of {', '.join(forms)}", interpolation=repr(interpolation)))
     ordered, side = F.sort(x, at).values, (-1, *(1,) * (x.ndim - 1 - at))
+    low, high, part = np.floor(forms[interpolation]), np.ceil(forms[interpolation]), np.modf(forms[interpolation])[0]
     left, right = (F.index_select(ordered, at, Tensor.from_host(x.queue, ends.astype(np.int64))) for ends in (low, high))
-    made = F.lerp(left, right, F.reshape(Tensor.from_host(x.queue, forms[interpolation], x.dtype), side))
+    weight = F.reshape(Tensor.from_host(x.queue, part, x.dtype), side)
+    made = F.where(F.eq(weight, 0), left, F.lerp(left, right, weight))  # an infinite value is not interpolated with itself
     made = F.moveaxis(F.where(F.any(F.isnan(x), at, keepdims=True), math.nan, made), at, 0)
     if keepdims:
-        kept = (1,) * len(whole) if axis is None else (*whole[:at], 1, *whole[at + 1 :])
+        kept = (1,) * len(whole) if axis is None or not whole else (*whole[:at], 1, *whole[at + 1 :])
         made = F.reshape(made, (len(places), *kept))
     return made if wanted.ndim else F.squeeze(made, 0)
 

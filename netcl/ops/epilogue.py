@@ -107,7 +107,7 @@ class PendingProduct(_Waiting):
         if self.call is None or self.name == "matmul" or (self.name == "affine" and len(self.shape) != 2):
             return None
         x, w = self.inputs[:2]
-        if recording.varies(w):
+        if recording.made(w, or_given=True):
             return None  # each replay would scale it again
         bias = shift if self.extras.bias is None else add(mul(self.extras.bias, scale), shift)
         filters = mul(w, with_shape(scale, (w.shape[0], *(1,) * (w.ndim - 1))))
@@ -287,7 +287,7 @@ def _fusable_operands(x: object, w: object, bias: object = None) -> bool:
 def _is_constant(w: Tensor) -> bool:
     """Whether this call is recorded and ``w`` is from outside the step and gets no gradient, so that the step does not change it either."""
     recorder = recording.active.recorder
-    if recorder is None or w.memory is None or recorder.varies(w):
+    if recorder is None or w.memory is None or recorder.made(w, or_given=True):
         return False
     recorder.trains |= w.requires_grad and hooks.call("is_grad_enabled")
     return not (w.requires_grad and recorder.trains)  # gradients are disabled in backward, too

@@ -1,7 +1,9 @@
-"""``x[...]`` and ``x[...] = value`` with NumPy's indices: integers, slices, ``None``, ``...``, integer arrays, boolean masks.
+"""``x[...]`` and ``x[...] = value`` with torch's indices: integers, slices, ``None``, ``...``, integer arrays, boolean masks.
 
 An index is parsed to a :class:`Selection`: ranges for the basic part, and index arrays, which are read by one gather of rows. Masks
-become index arrays. Reading is composed of differentiable ops; writing is in place, and :mod:`netcl.autograd.in_place` records it.
+become index arrays. Integers are taken first, so ``x[0, :, array]`` has the axes of the array last, as in torch; in NumPy, the integer
+counts as an array, and the axes come first. Reading is composed of differentiable ops; writing is in place, and
+:mod:`netcl.autograd.in_place` records it.
 """
 
 from __future__ import annotations
@@ -27,8 +29,7 @@ class Selection(NamedTuple):
     shape: tuple[int, ...]  # of x, with the axes that a mask covers joined into one
     walks: tuple[range, ...]  # per axis of that shape, what slices and plain integers take
     arrays: tuple[tuple[int, Any], ...]  # axis and integer index
-    spread: bool  # whether the arrays are not adjacent, so that their axes come first
-    layout: tuple[Any, ...]  # of the result: the axis it comes from, None for a new one, "arrays" for theirs
+    layout: tuple[Any, ...]  # of the result: the axis it comes from, None for a new one, "arrays" for theirs (first if not adjacent)
 
 
 def _is_mask(item: Any) -> bool:
@@ -102,26 +103,25 @@ def _item_range(item: Any, size: int) -> range:
 def selection_of(x: Tensor, index: Any) -> Selection:
     """Return the :class:`Selection` of an index for ``x``; raises for an invalid index."""
     items = _spelled(index, x.ndim)
-    advanced = any(_is_array(item) for item in items)
     shape: list[int] = []
     walks: list[range] = []
     arrays: list[tuple[int, Any]] = []
     places: list[int] = []
     layout: list[Any] = []
     at = 0
-    for place, item in enumerate(items):
+    for item in items:
         if item is None:
             layout.append(None)
             continue
         axis, covered = len(shape), x.shape[at : at + _axes_of(item)]
         at += len(covered)
         shape.append(math.prod(covered))
-        if _is_array(item) or (advanced and _is_integer(item)):
-            positions = _positions(item, covered) if _is_array(item) and _is_mask(item) else _check_array(item)
+        if _is_array(item):
+            positions = _positions(item, covered) if _is_mask(item) else _check_array(item)
             walks.append(range(shape[-1]))
             arrays.append((axis, positions))
-            places.append(place)
-            if "arrays" not in layout:
+            if positions.ndim:  # one without axes is an integer
+                places.append(len(layout))
                 layout.append("arrays")
         elif isinstance(item, slice) or _is_integer(item):
             walks.append(_item_range(item, shape[-1]))
@@ -129,10 +129,11 @@ def selection_of(x: Tensor, index: Any) -> Selection:
                 layout.append(axis)
         else:
             raise DtypeError(message("getitem", "an index must be integers, slices, None, '...' or booleans", got=type(item).__name__))
-    spread = bool(places) and places[-1] - places[0] != len(places) - 1
-    if spread:
-        layout = ["arrays", *(part for part in layout if part != "arrays")]
-    return Selection(tuple(shape), tuple(walks), tuple(arrays), spread, tuple(layout))
+    if places:
+        first = places[0] if places[-1] - places[0] == len(places) - 1 else 0
+        layout = [part for part in layout if part != "arrays"]
+        layout.insert(first, "arrays")
+    return Selection(tuple(shape), tuple(walks), tuple(arrays), tuple(layout))
 
 
 def result_shape(selected: Selection, picked: Sequence[int] = ()) -> tuple[int, ...]:
@@ -163,7 +164,9 @@ def getitem(F: Any, x: Tensor, index: Any) -> Tensor:
     if not selected.arrays:
         shape = result_shape(selected)
         return y if y is not x and y.shape == shape else F.reshape(y, shape)
-    axes = [axis for axis, _ in selected.arrays]
+    left = [axis for axis in range(len(y.shape)) if axis in selected.layout or any(axis == at for at, _ in selected.arrays)]
+    y = F.reshape(y, [y.shape[axis] for axis in left]) if len(left) < len(y.shape) else y  # without the axes of integers
+    axes = [left.index(axis) for axis, _ in selected.arrays]
     if axes[-1] - axes[0] != len(axes) - 1:
         y = F.permute(y, [*axes, *(i for i in range(len(y.shape)) if i not in axes)])
         axes = list(range(len(axes)))
@@ -171,8 +174,10 @@ def getitem(F: Any, x: Tensor, index: Any) -> Tensor:
     rows = math.prod(y.shape[axes[0] : axes[-1] + 1])
     y = F.reshape(y, (*y.shape[: axes[0]], rows, *y.shape[axes[-1] + 1 :]))
     y = F.index_select(y, axes[0], F.reshape(flat, (flat.size,)))
-    if selected.spread and axes[0] != 0:
-        y = F.permute(y, [axes[0], *(i for i in range(len(y.shape)) if i != axes[0])])
+    before = selected.layout[: selected.layout.index("arrays")] if "arrays" in selected.layout else ()
+    to, order = sum(part is not None for part in before), [i for i in range(len(y.shape)) if i != axes[0]]
+    if flat.ndim and to != axes[0]:
+        y = F.permute(y, [*order[:to], axes[0], *order[to:]])
     return F.reshape(y, result_shape(selected, flat.shape))
 
 

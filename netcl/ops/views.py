@@ -520,7 +520,7 @@ def writable(t: Tensor) -> tuple[Tensor, int, tuple[int, ...]]:
     if place is None or place.strides is None:
         check_write(t)
         return t, 0, dense(t.shape)
-    if any(n > 1 and not stride for n, stride in zip(t.shape, place.strides, strict=True)):
+    if t.size and any(n > 1 and not stride for n, stride in zip(t.shape, place.strides, strict=True)):
         what = "cannot write in place to an expanded tensor: several of its elements are one element of its base"
         raise AutogradError(message("in place", what, "write to a clone()", shape=t.shape))
     if recording.listening and not recording.made(t):

@@ -203,15 +203,9 @@ class Recorder:
     def leaf(self, tensor: Tensor) -> None:
         self.leaves.setdefault(id(tensor), tensor)
 
-    def made(self, tensor: Tensor) -> bool:
-        return self._is(tensor, MADE)
-
-    def varies(self, tensor: Tensor) -> bool:
-        return self._is(tensor, MADE, INPUT)
-
-    def _is(self, tensor: Tensor, *kinds: str) -> bool:
+    def made(self, tensor: Tensor, or_given: bool = False) -> bool:
         value = self._now.get(id(tensor.buffer))
-        return value is not None and value.kind in kinds and value.buffer is tensor.buffer
+        return value is not None and value.kind in (MADE, INPUT if or_given else MADE) and value.buffer is tensor.buffer
 
     def check(self, tensor: Tensor, function: Callable[[Any], None]) -> None:
         value = self.value_of(tensor.buffer, tensor)

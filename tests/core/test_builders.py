@@ -212,6 +212,22 @@ def test_another_thread_appends_a_run_between_the_commands_of_a_plan(device, mon
     assert waiting and y.tolist() == [1, 2] and later[0].tolist() == [8]
 
 
+def test_another_thread_builds_the_program_of_a_plan_in_the_making(device):
+    """The sizes of a launch are rounded up when its program is built: after it was written down, before the plan is complete."""
+    name = f"f{os.getpid()}_{next(NUMBERS)}"
+    source = f"""__kernel void {name}(__global const float* a, __global float* y, const int n) {{
+        const int i = get_global_id(0); if (i < n) y[i] = 2 * a[i]; }}"""
+
+    def function(x):
+        y, kernel = Tensor.empty(x.shape, queue=x.queue), program.get_later(x.queue, source, name)
+        kernel(x.queue, x.size, 64, x, y, x.size)
+        in_thread(kernel.program.built)
+        return y
+
+    double, x = planned(name, function), array(device, *range(102))
+    assert [double(x).tolist() for _ in range(2)] == [list(range(0, 204, 2))] * 2
+
+
 def test_another_thread_releases_memory_of_its_waiting_run(device, monkeypatch):
     """The memory goes to a call that was about to be enqueued at once."""
     double, new, x, other = op("x * 2"), op("x + 7"), array(device, 1, 2), array(device, 4, 4)

@@ -302,6 +302,18 @@ def test_a_cache_is_written_behind_its_end_and_read_up_to_it(queue):
     np.testing.assert_array_equal(values.to_host()[0, :, 69:], 0)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_a_cache_of_every_dtype_is_written(device, dtype):
+    """NumPy computes 16-bit floats in copies of float32; the new keys and values must reach the cache itself."""
+    rng, queue = np.random.default_rng(0), device.queue
+    q, k, v = (Tensor.from_host(queue, rng.integers(-3, 4, (1, n, 2, 8)).astype(np.float32), dtype) for n in (4, 2, 2))
+    keys, values = (Tensor.zeros((1, 2, 5, 8), dtype, queue=queue) for _ in range(2))
+    ops.cached_attention(q, k, v, keys, values, Tensor.from_host(queue, np.array([1], np.int32)))
+    for cache, fresh in ((keys, k), (values, v)):
+        np.testing.assert_array_equal(cache.to_host()[:, :, 1:3], fresh.to_host())
+        assert not cache.to_host()[:, :, [0, 3, 4]].any()
+
+
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("new", [1, 3])
 def test_new_positions_must_fit_behind_those_of_the_cache(new, packed, device):

@@ -58,7 +58,7 @@ M1, M2, M3 = A[:, 0, 0] > 0, A[:, :, 0] > 0, A > 0.5
 INDICES = [
     0, -1, (1, 2), (1, 2, 3), s(1, 3), s(None, None, -1), s(None, None, 2), (s(None), -2), (..., 0), (None, 1), (s(None), None, s(1, 4, 2)),
     ..., (), (..., None), s(4, 1), s(-100, 100), np.int64(2), (s(None, None, -2), s(None), s(None, None, -3)),
-    I1, [0, 2], [], -I1, np.array(2), (s(None), I1), (I1, I1), (I1, s(None), I1), (s(None), I2, I1), (0, s(None), I1), (0, I1),
+    I1, [0, 2], [], -I1, np.array(2), (s(None), I1), (I1, I1), (I1, s(None), I1), (s(None), I2, I1), (0, I1),
     (s(None), 0, I1), (I1, None, I1), (s(None, None, -2), I1, s(None, None, -1)), (I1, ..., np.array([0, 1, -6])),
     M1, M2, M3, (M2, 2), (s(None), np.array([True, False, True, True, False])), (M1, s(None), -1), (None, M2, None), np.zeros(4, bool),
 ]  # fmt: skip
@@ -94,6 +94,28 @@ def test_writing_is_numpys(device, as_tensor, rng):
             x[given] = value
             wanted[index] = value
             np.testing.assert_array_equal(x.to_host(), wanted, err_msg=str(index))
+
+
+INTEGERS_FIRST = [
+    ((0, s(None), I1), A[0][:, I1]), ((s(1, 3), 0, None, I1), A[1:3, 0][:, None, I1]), ((0, None, s(None), I1), A[0][None][..., I1]),
+    ((s(1, 3), I1, 0), A[1:3, I1, 0]), ((0, s(None), I2), A[0][:, I2]), ((np.array(3), s(None), I1), A[3][:, I1]),
+    ((-1, s(None, None, -2), I1), A[-1, ::-2][:, I1]), ((s(None), I1, -1), A[:, I1, -1]), ((0, s(None), np.array(2)), A[0, :, 2]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("as_tensor", [False, True], ids=["host", "tensor"])
+def test_integers_are_taken_before_arrays(device, as_tensor, rng):
+    """As in torch; NumPy counts an integer beside an array as an array, and moves their axes to the front."""
+    for index, wanted in INTEGERS_FIRST:
+        given = sent(index, device.queue, as_tensor)
+        x, changed = Tensor.from_host(device.queue, A, requires_grad=True), Tensor.zeros(A.shape, queue=device.queue)
+        out, fed = x[given], rng.standard_normal(wanted.shape).astype(np.float32)
+        assert out.shape == wanted.shape, index
+        np.testing.assert_array_equal(out.to_host(), wanted, err_msg=str(index))
+        (g,) = ag.grad(out, x, Tensor.from_host(device.queue, fed))
+        changed[given] = fed  # no element is named twice, so this is the gradient
+        np.testing.assert_array_equal(changed.to_host(), g.to_host(), err_msg=str(index))
+        np.testing.assert_array_equal(changed[given].to_host(), fed, err_msg=str(index))
 
 
 @pytest.mark.parametrize("dtype", ["bool", "uint8", "int32", "int64", "float16", "bfloat16"])
@@ -272,3 +294,12 @@ def test_an_index_on_the_device_is_told_when_a_value_is_read(cl_device):
     with pytest.raises(IndexError, match=r"\[index_select\] an index in a tensor is out of range; size=4"):
         picked.to_host()
     assert ops.index_select(x, 0, Tensor.from_host(cl_device.queue, np.array([1, 2])) + 1).tolist() == [2.0, 3.0]
+
+
+def test_an_empty_view_is_written(device):
+    """It has no elements, so none of them are one element of its base."""
+    x = Tensor.zeros((4, 3, 0), queue=device.queue)
+    x.transpose(0, 1)[1:] = 2.0
+    view = Tensor.ones((2, 3), queue=device.queue)[:, 3:]
+    view += 1
+    assert x.shape == (4, 3, 0) and view.shape == (2, 0)

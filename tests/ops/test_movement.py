@@ -195,3 +195,13 @@ def test_pairs_of_padding_name_the_flat_form(device):
         ops.pad(x, ((1, 2), (0, 0)))
     with pytest.raises(ShapeError, match=r"\[pad\] padding must be integers, two per axis, the last axis first; padding=\(1\.5, 0\)$"):
         ops.pad(x, (1.5, 0))
+
+
+def test_quantiles_of_infinite_values(device):
+    """An infinite value beside the quantile does not reach it, and is a quantile itself."""
+    x = Tensor.from_host(device.queue, np.array([3, -np.inf, 1, 2, np.inf], np.float32))
+    wanted = {"lower": [-np.inf, 2, 3, np.inf], "higher": [-np.inf, 2, np.inf, np.inf], "nearest": [-np.inf, 2, np.inf, np.inf]}
+    for interpolation, values in wanted.items():
+        assert x.quantile([0.0, 0.5, 0.9, 1.0], interpolation=interpolation).tolist() == values, interpolation
+    assert x.quantile([0.0, 0.5, 1.0]).tolist() == [-np.inf, 2, np.inf]
+    assert Tensor.full((), 3.0, queue=device.queue).quantile([0.1, 0.5], 0, keepdim=True).tolist() == [3, 3]

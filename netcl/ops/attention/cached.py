@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from netcl.core.device import profile_of
-from netcl.core.dtype import DTYPES, sum_dtype
+from netcl.core.dtype import DTYPES, encode, sum_dtype
 from netcl.core.errors import ShapeError, message
 from netcl.core.tensor import Tensor
 from netcl.core.writes import wrote
@@ -234,7 +234,11 @@ def cached_attention(
     options = {"scale": scale, "window": window, "softcap": softcap, "eps": eps}
     tables = (frequencies, query_norm, key_norm)
     if q.backend == "cpu":
-        return launch.run_cpu(_cached_cpu, q, k, v, keys, values, lengths, *scales, *tables, dtype=q.dtype, **options)
+        arrays = [launch.decoded(cache) for cache in (keys, values)]  # copies, of a cache of 16 bits
+        result = launch.run_cpu(_cached_cpu, q, k, v, *arrays, lengths, *scales, *tables, dtype=q.dtype, **options)
+        for cache, array in zip((keys, values), arrays, strict=True):
+            np.copyto(cache.array, encode(array, DTYPES[cache.dtype]))  # type: ignore[arg-type]
+        return result
     return _cached_cl(q, k, v, (keys, values, *scales), tables, lengths, score_scale(scale, keys.shape[3]), window, softcap, eps)
 
 
