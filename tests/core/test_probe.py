@@ -17,7 +17,7 @@ ABORTS = "__kernel void aborts(__global float* x) { ((volatile __global float*)(
 
 @pytest.fixture
 def fragile(cl_device, monkeypatch):
-    monkeypatch.setattr(probe, "is_fragile", lambda device: True)
+    monkeypatch.setattr(program.state(cl_device.queue), "fragile", True)
     monkeypatch.setattr(probe, "_known_aborts", {})
     yield cl_device
     for child in probe._children.values():
