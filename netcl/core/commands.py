@@ -171,6 +171,8 @@ class CommandList:
 class Notes:
     """The recorder that is active while an op is planned. It adds the reports of ops (:mod:`netcl.core.recording`) to the command list."""
 
+    trains = False
+
     def __init__(self, commands: CommandList):
         self.commands = commands
 
@@ -191,7 +193,7 @@ class Notes:
     def _no(self, *args: Any, **options: Any) -> Any:
         raise NotPlannable("the host reads or changes values")
 
-    upload = fill = copy = read = host_work = depends = leaf = check = requires = _no
+    upload = fill = copy = read = host_work = depends = leaf = check = requires = varies = _no
 
 
 def check_planning(*queues: Any) -> None:

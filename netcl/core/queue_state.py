@@ -15,7 +15,6 @@ from typing import Any
 from netcl.core import host_memory, platforms
 from netcl.core.capabilities import device_profile
 from netcl.core.device_profile import extend
-from netcl.core.kernels import probe
 
 
 class ContextState(dict):
@@ -26,16 +25,16 @@ class ContextState(dict):
         self.cl = platforms.opencl()
         self.device = context.devices[0]
         self.quirks = {quirk.name for quirk in extend(device_profile(self.device)).quirks}
-        self.fragile = probe.is_fragile(self.device)
         self.profile: Any = None  # set by core.device, which also probes half arithmetic
         self.programs: dict[tuple[str, tuple[str, ...]], Any] = {}
         self.queues: weakref.WeakSet[QueueState] = weakref.WeakSet()
         self.lock = threading.RLock()
         self.max_work_group = int(self.device.max_work_group_size)
         self.max_items = tuple(int(n) for n in self.device.max_work_item_sizes)
+        platform = self.device.platform.name
+        self.fragile = "rusticl" in platform.lower()  # its compiler may abort the process, see kernels.probe
         # PoCL aborts the process instead of rejecting a launch. Other drivers reject it; NVIDIA's allows more than local_mem_size.
-        pocl = self.device.platform.name == "Portable Computing Language"
-        self.local_limit = int(self.device.local_mem_size) if pocl else math.inf
+        self.local_limit = int(self.device.local_mem_size) if platform == "Portable Computing Language" else math.inf
         # GPU drivers take up to a third of a launch for its event; those of CPUs are no slower with one.
         gpu = self.device.type & self.cl.device_type.GPU
         self.eventless = platforms.loader_function("clEnqueueNDRangeKernel") if gpu else None

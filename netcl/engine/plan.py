@@ -164,7 +164,7 @@ class Plan:
         launch, count = self.steps[0][0], self.operands + 1
         if type(launch) is not Sized or len(command.kernel.pointers) != count or command.args[:count] != tuple(map(At, range(count))):
             return None
-        template: list[Any] = [None] * (2 * count)
+        template: list[int | None] = [None] * (2 * count)
         template[::2] = range(count)
         return launch, *self.rooms[0], *self.results[0][1:], template
 

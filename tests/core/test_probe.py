@@ -52,4 +52,4 @@ def test_programs_that_build_are_used(fragile):
 
 
 def test_only_drivers_that_need_it_are_tried_so(cl_device):
-    assert probe.is_fragile(cl_device.queue.device) == ("rusticl" in cl_device.platform_name.lower())
+    assert program.state(cl_device.queue).fragile == ("rusticl" in cl_device.platform_name.lower())

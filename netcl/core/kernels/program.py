@@ -152,26 +152,21 @@ class Program:
     def __init__(self, context: Any, of: ContextState, source: str, options: tuple[str, ...], later: bool = False):
         global _programs
         _programs += 1
-        self.number, self.source = _programs, source
-        self.options = options
-        self.state = of
-        self._text = substitutes.substituted(source) if "wrong_conversions" in self.state.quirks else source
+        self.number, self.source, self.options, self.state = _programs, source, options, of
+        self._text = substitutes.substituted(source) if "wrong_conversions" in of.quirks else source
         self.kernels: dict[str, Kernel] = {}
         self._unsaved = False
         self._final: bytes | None = None  # the binary of the second pass; the driver may return that of the first
         self._job: builders.BuildJob | None = None
         self._context = None
-        #: The driver's program; ``None`` while it is pending.
-        self.driver: Any = None
+        self.driver: Any = None  # the driver's program, as long as that is not pending
         cached = "caches_programs" in of.quirks and env.raw("POCL_KERNEL_CACHE") != "0"  # by the driver
         self._store = None if cached else hooks.binary_store
         if self._store is not None:
             self.driver = self._from_store(context, self._store)
         elif self.number == 1 and hooks.binary_store is not None:
             hooks.binary_store.tell_of_a_first_run()
-        pool = None
-        if later and self.driver is None:
-            pool = of["builders"] if "builders" in of else builders.pool_of(of)
+        pool = None if not later or self.driver is not None else of["builders"] if "builders" in of else builders.pool_of(of)
         if pool is not None and pool.accepts_jobs():
             self._context = context  # only until it is built: the state of a context must not keep the context alive
             request = {"forms": self._forms(), "marked": compiler.PTX_MARK.search(source) is not None}
@@ -181,10 +176,8 @@ class Program:
         elif self.driver is None:
             self.driver = self._from_source(context)
 
-    @cached_property
-    def key(self) -> str:
-        """The name of the program's binary in the store."""
-        return _binary_key(self.state.device, self._text, self.options)
+    #: The name of the program's binary in the store.
+    key = cached_property(lambda self: _binary_key(self.state.device, self._text, self.options))
 
     def built(self) -> Any:
         """Return the driver's program; waits for its builder, or builds it here if none has begun. Raises if it does not build."""
@@ -228,7 +221,7 @@ class Program:
         global _building
         cl, start = self.state.cl, time.perf_counter()
         forms = self._forms()
-        if self.state.fragile:
+        if self.state.fragile and not probe.is_child:
             probe.check_compiles(self.state.device, self.key, self.source, tuple(forms[-1][1]))
         _building = self
         try:
@@ -321,8 +314,7 @@ class _Own:
         self.lenders: list[Any] = []  # queues of tensors in the current launch that differ from its own queue
         self.numbers: tuple[Any, ...] | None = None
         self.set_memory: Any = getattr(kernel, "_set_arg_multi", None)
-        known = types is not None and self.set_memory
-        self.set_numbers: Any = getattr(kernel, "_set_arg_buf_pack_multi", None) if known else None
+        self.set_numbers: Any = getattr(kernel, "_set_arg_buf_pack_multi", None) if types is not None and self.set_memory else None
 
 
 def _wait_before_more(lenders: list[Any], queue: Any, event: Any) -> None:
@@ -355,22 +347,12 @@ class Kernel:
         #: Per argument: its kind, and whether it is declared const (all ``False`` if the signature cannot be parsed).
         self.kinds, self.reads_only = kinds, constant = parsed
         self._count = len(kinds)
-        self.pointers: list[int] = []  # indices of the arguments that are memory, or of an unknown kind
-        self._scalars: list[int] = []
-        self._places: list[Any] = []  # index, type and value of each number, flat
-        self._types: list[Any] | None = None if UNKNOWN in kinds else []
-        self._written: set[int] = set()
-        for i, kind in enumerate(kinds):
-            if kind is POINTER or kind is UNKNOWN:
-                self.pointers.append(i)
-                if not constant[i]:
-                    self._written.add(i)
-            else:
-                self._scalars.append(i)
-                self._places += (i, np.dtype(kind).char.encode(), None)
-            if self._types is not None:
-                self._types.append(None if kind is POINTER else kind)
+        self.pointers = [i for i, kind in enumerate(kinds) if kind is POINTER or kind is UNKNOWN]  # arguments that are or may be memory
+        self._scalars = [i for i in range(self._count) if i not in self.pointers]
         self._in_front = self.pointers == list(range(len(self.pointers)))
+        self._written = {i for i in self.pointers if not constant[i]}
+        self._places = [x for i in self._scalars for x in (i, np.dtype(kinds[i]).char.encode(), None)]
+        self._types = None if UNKNOWN in kinds else [None if kind is POINTER else kind for kind in kinds]
         self._takes_long = not {np.int64, np.uint64, UNKNOWN}.isdisjoint(kinds)
         self._comparable = {np.float32, np.float64}.isdisjoint(kinds)  # 0.0 and -0.0 are equal
         self._known_sizes: dict[Any, tuple[tuple[int, ...], tuple[int, ...] | None]] = {}
@@ -445,10 +427,8 @@ class Kernel:
         local = (local_size,) if isinstance(local_size, int) else None if local_size is None else tuple(local_size)
         if self.program.driver is not None:
             sizes, local = self._sizes(sizes, local, args)
-        if not self._takes_long:
-            for i in self.pointers:
-                if math.prod(getattr(args[i], "shape", ())) > _MOST_ELEMENTS:
-                    raise self._too_large([args[i] for i in self._scalars])
+        if not self._takes_long and any([math.prod(getattr(args[i], "shape", ())) > _MOST_ELEMENTS for i in self.pointers]):
+            raise self._too_large([args[i] for i in self._scalars])
         if 0 not in sizes:
             commands.launch(self, sizes, local, args)
 
@@ -508,10 +488,8 @@ class Kernel:
 
     def _check_local_memory(self, args: Sequence[Any]) -> None:
         """Raise if a kernel and its local arguments need more local memory than the driver can take without an abort."""
-        needed, limit = self._limits[2], self.program.state.local_limit
-        for arg in args:
-            if type(arg) is self._local_argument:
-                needed += arg.size
+        limit = self.program.state.local_limit
+        needed = self._limits[2] + sum([arg.size for arg in args if type(arg) is self._local_argument])
         if needed > limit:
             what = "the kernel needs more local memory than the device has"
             raise DeviceError(message(self.name, what, "use smaller tiles", bytes=needed, limit=limit))

@@ -55,7 +55,7 @@ def parameters(source: str, name: str) -> tuple[str, ...] | None:
 
 @lru_cache(maxsize=4096)
 def parameter_kinds(source: str, name: str) -> tuple[tuple[Any, ...], tuple[bool, ...]] | None:
-    """Return the kind of each parameter of the kernel ``name``, and whether the kernel cannot write to it (a number, a pointer to ``const``).
+    """Return the kind of each parameter of the kernel ``name``, and whether the kernel only reads it (a number, a pointer to ``const``).
 
     A kind is a NumPy scalar type, ``POINTER``, or ``UNKNOWN`` (a vector type, say). A type may be a macro (``const REAL eps``) if a line of
     the text defines it as a scalar. Returns ``None`` where :func:`parameters` does.
