@@ -121,8 +121,7 @@ def map_kernel(
     """Return the kernel that computes ``body`` over ``values``, built if new. Its arguments are tensors, results, numbers and sizes."""
     n, profile = math.prod(shape), profile_of(queue)
     given = [(name, x) for name, x in zip(body.inputs, values, strict=True) if isinstance(x, Tensor)]
-    if not profile.has_fp64:
-        check_double(op, queue, [*[dtype.name for dtype in outputs], *[x.dtype for _, x in given], STORED[compute]])
+    check_double(op, queue, [*[dtype.name for dtype in outputs], *[x.dtype for _, x in given], STORED[compute]])
     walk = collapse(shape, [x.shape for _, x in given])
     config = get_kernel_selector().choose(Problem("elementwise", (n,), outputs[0].name, {}, profile), ((n,),))
     layout = _layout(queue, walk, n, n * outputs[0].itemsize, profile, config)

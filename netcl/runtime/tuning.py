@@ -78,10 +78,10 @@ class TuningStore:
 
     def path(self, profile: DeviceProfile) -> Path | None:
         """Return the file of a device and driver; ``None`` without a writable folder."""
-        base = env.cache_dir()
+        folder = self.folder()
         facts = (profile.platform, profile.name, profile.driver_version)
         label = re.sub(r"[^a-z0-9]+", "-", profile.name.lower()).strip("-")[:40]
-        return None if base is None else base / "tuning" / f"{label}-{hashlib.sha256(repr(facts).encode()).hexdigest()[:12]}.json"
+        return None if folder is None else folder / f"{label}-{hashlib.sha256(repr(facts).encode()).hexdigest()[:12]}.json"
 
     def entries(self, profile: DeviceProfile) -> dict[str, Entry]:
         """Return all entries of a device, by problem class."""
