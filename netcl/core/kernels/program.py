@@ -159,7 +159,7 @@ class Program:
         self._final: bytes | None = None  # the binary of the second pass; the driver may return that of the first
         self._job: builders.BuildJob | None = None
         self._context = None
-        self.driver: Any = None  # the driver's program, as long as that is not pending
+        self.driver: Any = None  # the driver's program; None while it is pending
         cached = "caches_programs" in of.quirks and env.raw("POCL_KERNEL_CACHE") != "0"  # by the driver
         self._store = None if cached else hooks.binary_store
         if self._store is not None:
