@@ -6,9 +6,9 @@ Names are resolved at first use, so that ``import netcl`` touches no driver and 
 from __future__ import annotations
 
 import difflib
-import importlib
 import importlib.util
 import math
+from functools import partial as _partial
 from typing import Any
 
 from netcl.core import tracebacks as _tracebacks
@@ -62,7 +62,7 @@ _PACKAGES = """accelerator amp autograd data distributed distributions fft io li
 
 # They import when they are first called.
 hooks.op = lambda name: importlib.import_module("netcl.autograd").find(name)
-hooks.upper = lambda module: importlib.import_module(f"netcl.{module}")
+hooks.upper = _partial(importlib.import_module, package="netcl")
 _tracebacks.install_tracebacks()
 
 

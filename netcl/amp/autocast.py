@@ -213,7 +213,7 @@ def _cast_parameter(parameter: Tensor, wanted: str) -> Tensor:
     others = [t for ref in _together.get(key, ()) if (t := ref()) is not None and t.queue is parameter.queue] if first else []
     if others and others[0] is parameter:
         others = [t for t in others[1:] if _is_parameter(t)]
-        halves = hooks.upper("autograd.ops").cast_together(others, wanted)
+        halves = hooks.upper(".autograd.ops").cast_together(others, wanted)
         block.ahead.update({id(t): _cast_of(t, half) for t, half in zip(others, halves, strict=False)})
     return known.half
 

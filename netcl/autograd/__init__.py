@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial as _partial
 from typing import TYPE_CHECKING, Any
 
 from netcl import ops as _forward
@@ -15,6 +16,7 @@ from netcl.autograd.compiler import CompiledFunction, CompiledGraph, TracingCont
 from netcl.autograd.function import Function, checkpoint, move
 from netcl.autograd.gradcheck import GradientError, gradcheck, gradgradcheck
 from netcl.autograd.kernel import Kernel, kernel
+from netcl.autograd.ops import LASTING as LASTING  # type: ignore[attr-defined]
 from netcl.autograd.ops import apply_op
 from netcl.autograd.tape import (
     Node,
@@ -93,18 +95,10 @@ def find(name: str) -> _Function | None:
     return _CALLED_BY_CORE.get(name) or _twins.find_twin(name)
 
 
-LASTING = frozenset(_forward.names())  # a program may remove an op that it has registered
-
-
 if TYPE_CHECKING:
     from netcl.autograd.ops import *  # noqa: F403
 else:
-
-    def __getattr__(name: str) -> Any:
-        found = getattr(_twins, name)
-        if name in LASTING:
-            globals()[name] = found  # looking it up here costs as much as the checks of a small op
-        return found
+    __getattr__ = _partial(_twins.module_attribute, globals())
 
 
 def __dir__() -> list[str]:

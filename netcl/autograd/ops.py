@@ -19,6 +19,7 @@ from netcl.engine.registry import Choice, Composite, Op, Pointwise, Reduction
 from netcl.ops import update, views
 from netcl.ops.movement import LAYOUTS
 
+LASTING = frozenset(ops.names())  # a program may remove an op that it has registered
 _twins: dict[str, tuple[Any, Callable[..., Any]]] = {}
 #: torch's names of parameters and the names here. ``input`` and ``other`` stand for the first two inputs.
 TORCHS_WORDS = (
@@ -34,10 +35,10 @@ TORCHS_WORDS = (
 
 def twin(name: str) -> Callable[..., Any]:
     """Return the function of the op ``name`` in this module, made at first use."""
-    row = registry.lookup_op(name)
+    row = registry.REGISTRY[registry.ALIASES.get(name, name)]
     known = _twins.get(name)
     if known is None or known[0] is not row:
-        function = ops.function(row.name)
+        function = ops.function_of(row)
         known = _twins[name] = (row, _make(row, function, _torchs_words(row, inspect.signature(function).parameters)))
     return known[1]
 
@@ -315,8 +316,7 @@ def _recorded_again(node: Node, out: Tensor | None, index: int = 0) -> Tensor | 
 def _structured(row: Op | Reduction) -> Callable[[Any, Sequence[Any], Mapping[str, Any]], None]:
     binder = row.bind if isinstance(row, Reduction) else _binder(row)
     kept = row.saved()
-    keeps = [name in kept for name in row.inputs]
-    reads_outputs = bool(kept & {"out", *registry.OUTPUTS})
+    keeps, reads_outputs = [name in kept for name in row.inputs], bool(kept & {"out", *registry.OUTPUTS})
 
     def note(out: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         inputs, keywords = binder(*args, **kwargs)
@@ -395,7 +395,13 @@ def find_twin(name: str) -> Callable[..., Any] | None:
     return twin(name) if name in registry.REGISTRY or name in registry.ALIASES else None
 
 
-def __getattr__(name: str) -> Callable[..., Any]:
-    if name.startswith("_") or (found := find_twin(name)) is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+def module_attribute(module: dict[str, Any], name: str) -> Callable[..., Any]:
+    """Return the function of an op as an attribute of a module, and add it to ``module``, the module's own names."""
+    if (found := find_twin(name)) is None:
+        raise AttributeError(f"module {module['__name__']!r} has no attribute {name!r}")
+    if name in LASTING:
+        module[name] = found  # a look-up costs as much as the checks of a small op
     return found
+
+
+__getattr__ = partial(module_attribute, globals())

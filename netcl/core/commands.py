@@ -55,22 +55,16 @@ class Launch(NamedTuple):
     args: tuple[Any, ...]
 
 
-class At:
-    """An argument of a planned launch: memory of the plan, by index."""
+class At(NamedTuple):
+    """An argument of a planned launch: memory of the plan, by its place."""
 
-    __slots__ = ("index",)
-
-    def __init__(self, index: int):
-        self.index = index
+    place: int
 
 
-class Given:
-    """An argument of a planned launch: the index of a number that each run passes. A kernel takes such numbers before all others."""
+class Given(NamedTuple):
+    """An argument of a planned launch: the place of a number among those that each run passes. A kernel takes them before all others."""
 
-    __slots__ = ("index",)
-
-    def __init__(self, index: int):
-        self.index = index
+    place: int
 
 
 class HostStep(NamedTuple):
@@ -130,7 +124,7 @@ class CommandList:
     def fill(self, buffer: Any, nbytes: int, dtype: Any, value: float = 0) -> None:
         """Append a fill of the first ``nbytes`` with ``value``."""
         at = self._at(buffer)
-        self.commands.append(HostStep(lambda backend, target: backend.fill(target, nbytes, dtype, value), (at,), (at.index,)))
+        self.commands.append(HostStep(lambda backend, target: backend.fill(target, nbytes, dtype, value), (at,), (at.place,)))
 
     def clone(self, storage: Any, shape: tuple[int, ...], dtype: Any) -> PlannedMemory:
         """Reserve memory, append a copy of the values to it, and return the memory."""
@@ -142,7 +136,7 @@ class CommandList:
     def copy_bytes(self, target: Any, source: Any, nbytes: int) -> None:
         """Append a copy of the first ``nbytes`` of ``source`` to ``target``."""
         to, of = self._at(target), self._at(source)
-        self.commands.append(HostStep(lambda backend, a, b: backend.copy_bytes(a, b, nbytes), (to, of), (to.index,)))
+        self.commands.append(HostStep(lambda backend, a, b: backend.copy_bytes(a, b, nbytes), (to, of), (to.place,)))
 
     def _no(self, *args: Any, **options: Any) -> Any:
         raise NotPlannable("the op reads or uploads values")
@@ -153,19 +147,20 @@ class CommandList:
 
     def launch(self, kernel: Any, sizes: tuple[int, ...], local: tuple[int, ...] | None, args: tuple[Any, ...]) -> None:
         """Append a launch; called by the kernel, which has checked its arguments."""
-        found = tuple([arg if type(arg) is int or type(arg) is float else self._argument(arg) for arg in args])
-        self.commands.append(Launch(kernel, sizes, local, found))
-
-    def _argument(self, arg: Any) -> Any:
-        memory = getattr(arg, "memory", arg)
-        if memory is None and arg is not None:
-            memory = arg.realize()
-        if type(memory) is PlannedMemory:
-            return self._at(memory)
-        constant = _constants.get(id(arg))
-        if hasattr(memory, "int_ptr") and (constant is None or constant() is not arg):
-            raise NotPlannable("the op uses a tensor that is not an operand, whose memory may change")
-        return arg
+        found = list(args)
+        for i, arg in enumerate(args):
+            if type(arg) is int or type(arg) is float:
+                continue
+            memory = getattr(arg, "memory", arg)
+            if memory is None and arg is not None:
+                memory = arg.realize()
+            if type(memory) is PlannedMemory and memory.commands is self:
+                found[i] = At(memory.index)
+            elif hasattr(memory, "int_ptr") or type(memory) is PlannedMemory:
+                constant = _constants.get(id(arg))
+                if constant is None or constant() is not arg:
+                    raise NotPlannable("the op uses a tensor that is not an operand, whose memory may change")
+        self.commands.append(Launch(kernel, sizes, local, tuple(found)))
 
     def _at(self, memory: Any) -> At:
         if type(memory) is not PlannedMemory or memory.commands is not self:
@@ -202,7 +197,7 @@ class Notes:
     def _no(self, *args: Any, **options: Any) -> Any:
         raise NotPlannable("the host reads or changes values")
 
-    upload = fill = copy = read = host_work = depends = leaf = check = requires = _no
+    upload = fill = copy = read = host_work = depends = leaf = check = requires = varies = _no
 
 
 def check_planning(*queues: Any) -> None:

@@ -7,7 +7,6 @@ neither needs ``cl_khr_fp16``. Kernels convert them to float32, except for matri
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 from numpy.typing import DTypeLike
@@ -56,23 +55,15 @@ class DType:
     load: str
     store: str
     rank: int  # promotion order
-
-    @cached_property
-    def itemsize(self) -> int:
-        return self.storage.itemsize
-
-    @cached_property
-    def is_float(self) -> bool:
-        return self.rank >= 40
-
-    @cached_property
-    def narrow(self) -> bool:
-        """Whether storing an integer of the compute type keeps only its low bits."""
-        return 0 < self.rank < 40 and self.c_storage != self.c_compute
+    itemsize: int
+    is_float: bool
+    narrow: bool  # whether storing an integer of the compute type keeps only its low bits
 
 
 def _dtype_row(name: str, storage: str, c_storage: str, c_compute: str, rank: int, load="p[i]", store="p[i] = (x)", host="") -> DType:
-    return DType(dtype(name), np.dtype(storage), np.dtype(host or storage), c_storage, c_compute, load, store, rank)
+    kind, is_float = np.dtype(storage), rank >= 40
+    narrow = 0 < rank < 40 and c_storage != c_compute
+    return DType(dtype(name), kind, np.dtype(host or storage), c_storage, c_compute, load, store, rank, kind.itemsize, is_float, narrow)
 
 
 # A NaN whose payload sits in the low half would round to infinity: it is stored as the quiet NaN instead.
@@ -100,7 +91,7 @@ _BFLOAT16, _FLOAT32, _FLOAT64 = (DTYPES[name] for name in ("bfloat16", "float32"
 STORED = {row.c_compute: row.name for row in DTYPES.values() if row.c_storage == row.c_compute}  # what a compute type is stored as
 NAMES: dict[str, dtype] = {row.name: row.name for row in DTYPES.values()}
 FLOAT32 = NAMES["float32"]
-HALVES: tuple[str, ...] = (NAMES["float16"], NAMES["bfloat16"])  # stored in 16 bits, computed in float32
+HALVES: frozenset[str] = frozenset((NAMES["float16"], NAMES["bfloat16"]))  # stored in 16 bits, computed in float32
 DTYPE_ALIASES = {"float": "float32", "half": "float16", "double": "float64", "int": "int32", "long": "int64", "short": "int16",
            "bf16": "bfloat16"}  # fmt: skip
 _ROWS_BY_NAME = {**DTYPES, **{alias: DTYPES[name] for alias, name in DTYPE_ALIASES.items()}}

@@ -40,13 +40,6 @@ def _positive_number(text: str) -> float:
     return value
 
 
-def _level(text: str) -> int:
-    value = int(text)
-    if not 0 <= value <= 4:
-        raise ValueError
-    return value
-
-
 def _process_count(text: str) -> int | None:
     """Parse a number of processes; ``auto`` gives ``None``."""
     value = None if text.strip().lower() == "auto" else int(text)
@@ -116,7 +109,7 @@ _VARIABLE_ROWS = (
     Variable("NETCL_FUSION", _least_elements, "1", "0, 1, or a number of elements",
              "Chains of pointwise ops over large tensors, and products with what follows them, run as one kernel in plain eager code, when "
              "a value is first needed. 0 turns that off, a number says from how many elements on. Read once, when netcl is loaded."),
-    Variable("NETCL_DEBUG", _level, "0", "0, 1, 2, 3, 4",
+    Variable("NETCL_DEBUG", ("0", "1", "2", "3", "4").index, "0", "0, 1, 2, 3, 4",
              "What is told on stderr: 1 device chosen, 2 kernels built, 3 timings and fusion, 4 generated source."),
     Variable("NETCL_COMM_TIMEOUT", _positive_number, "300", "seconds",
              "How long a distributed call waits for the other ranks before it names who is missing."),
@@ -158,7 +151,8 @@ def choose_device(selector: str) -> None:
 
 def cache_dir() -> Path | None:
     """Return the folder for compiled kernels and measurements, created if necessary; ``None`` if it cannot be created or written to."""
-    folder = value("NETCL_CACHE_DIR") or user_cache_path("netcl")
+    text = os.environ.get("NETCL_CACHE_DIR")
+    folder = Path(text).expanduser() if text else user_cache_path("netcl")
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError:

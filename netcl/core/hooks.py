@@ -18,6 +18,7 @@ class BinaryStore(Protocol):
     def load(self, key: str) -> bytes | None: ...
     def save(self, key: str, binary: bytes) -> None: ...
     def reject(self, key: str, reason: str) -> None: ...
+    def tell_of_a_first_run(self) -> None: ...
 
 
 class Readers(dict[int, Any]):
@@ -37,8 +38,8 @@ class Hooks:
         #: Finds a function of autograd by name: an op with its gradient, ``backward``, ``no_grad``. Filled by the root package with an
         #: import, called through :meth:`call` by the methods of Tensor, by views and by compiled functions.
         self.op: Callable[[str], AnyFunction | None] = lambda name: None
-        #: Imports a module of an upper layer by name. Filled by the root package; called once per shape for measured choices (of
-        #: ``runtime.tuning``), and by profilers, which add a listener to the data loader.
+        #: Imports a module of an upper layer by its name relative to netcl. Filled by the root package; called once per shape for measured
+        #: choices (of ``runtime.tuning``), and by profilers, which add a listener to the data loader.
         self.upper: Callable[[str], Any] = lambda module: None
         #: Compiled programs on disk. Filled by ``runtime.cache``, called by builds.
         self.binary_store: BinaryStore | None = None

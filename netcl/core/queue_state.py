@@ -6,6 +6,7 @@ A context owns its programs and the caches of ops (:class:`ContextState`). A que
 
 from __future__ import annotations
 
+import math
 import threading
 import weakref
 from collections.abc import Callable
@@ -21,6 +22,7 @@ class ContextState(dict):
 
     def __init__(self, context: Any):
         super().__init__()
+        self.cl = platforms.opencl()
         self.device = context.devices[0]
         self.quirks = {quirk.name for quirk in extend(device_profile(self.device)).quirks}
         self.profile: Any = None  # set by core.device, which also probes half arithmetic
@@ -29,8 +31,12 @@ class ContextState(dict):
         self.lock = threading.RLock()
         self.max_work_group = int(self.device.max_work_group_size)
         self.max_items = tuple(int(n) for n in self.device.max_work_item_sizes)
+        platform = self.device.platform.name
+        self.fragile = "rusticl" in platform.lower()  # its compiler may abort the process, see kernels.probe
+        # PoCL aborts the process instead of rejecting a launch. Other drivers reject it; NVIDIA's allows more than local_mem_size.
+        self.local_limit = int(self.device.local_mem_size) if platform == "Portable Computing Language" else math.inf
         # GPU drivers take up to a third of a launch for its event; those of CPUs are no slower with one.
-        gpu = self.device.type & platforms.opencl().device_type.GPU
+        gpu = self.device.type & self.cl.device_type.GPU
         self.eventless = platforms.loader_function("clEnqueueNDRangeKernel") if gpu else None
 
 

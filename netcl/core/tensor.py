@@ -25,6 +25,7 @@ from netcl.core.arguments import check_shape as _shape
 from netcl.core.arguments import find_queue as _queue
 from netcl.core.backend.cpu import CPUBackend, HostCopy, check_shared, storage_of
 from netcl.core.backend.opencl import backend_of
+from netcl.core.commands import CommandList
 from netcl.core.device import CPUQueue, DeviceHandle, handle_of, require
 from netcl.core.dtype import FLOAT32
 from netcl.core.errors import AutogradError, DtypeError, OutOfMemoryError, ShapeError, message
@@ -594,9 +595,11 @@ def wrap_array(stored: np.ndarray, dtype: str, queue: Any) -> Tensor:
 
 def new_result(shape: tuple[int, ...], dtype: str, queue: Any) -> Tensor:
     """Create an uninitialized tensor for the result of a kernel on an OpenCL queue; the caller has checked shape and dtype."""
-    backend = backend_of(queue)
-    handle = backend.empty(shape, dtypes.DTYPES[dtype])
-    return Tensor(handle.buffer, shape, dtype, backend.context, queue, handle)
+    if type(queue) is CommandList:
+        place: Any = queue.empty(shape, dtypes.DTYPES[dtype])
+        return Tensor(place, shape, dtype, queue.context, queue, place)
+    handle = backend_of(queue).empty(shape, dtypes.DTYPES[dtype])
+    return Tensor(handle.buffer, shape, dtype, queue.context, queue, handle)
 
 
 def deferred_tensor(source: Source, shape: tuple[int, ...], dtype: str, queue: Any) -> Tensor:
@@ -621,7 +624,9 @@ def with_shape(x: Tensor, shape: tuple[int, ...]) -> Tensor:
     if isinstance(memory, np.ndarray):
         memory = memory.reshape(shape)
     view = Tensor(memory, shape, x.dtype, x.context, x.queue, x.lease)
-    view.source, view.writes = x.source, writes_of(x)
+    if x.writes is None:
+        x.writes = Writes()
+    view.source, view.writes = x.source, x.writes
     view.host_ref, view.pending_event, view.pending_release = x.host_ref, x.pending_event, x.pending_release
     return view if x.place is None else hooks.call("follow_view", x, view)
 

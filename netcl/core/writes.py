@@ -21,12 +21,9 @@ class clock:
 class Writes:
     """The time (of :class:`clock`) of the last in-place write to a block of memory. All tensors over the memory share this object."""
 
-    __slots__ = ("__weakref__", "base", "copies", "last")
-
-    def __init__(self, last: int = 0):
-        self.last = last
-        self.copies: Any = None  # set by ops.views: weak references to the views that hold a copy of a part of the memory
-        self.base: Any = None  # set by ops.views: returns a tensor over the whole memory
+    last = 0
+    copies: Any = None  # set by ops.views: weak references to the views that hold a copy of a part of the memory
+    base: Any = None  # set by ops.views: returns a tensor over the whole memory
 
 
 def writes_of(t: Any) -> Writes:
@@ -43,9 +40,8 @@ def wrote(tensors: Iterable[Any]) -> None:
         if t.place is not None and not t.place.is_plain():
             hooks.call("check_write", t)
         if t.writes is None:
-            t.writes = Writes(now)
-        else:
-            stamp(t.writes, now)
+            t.writes = Writes()
+        stamp(t.writes, now)
     if recording.listening:
         recording.changed(tensors)
 

@@ -59,12 +59,6 @@ class Algorithm:
         """The tiers (``extra["tier"]`` of a configuration) that select this algorithm."""
         return self.tiers or {"cpu": ("cpu",), "gpu": ("simt",)}.get(self.device, ("simt", "cpu"))
 
-    def answers(self, config: KernelConfig | None, profile: Any) -> bool:
-        """Whether this algorithm has the variant of ``config`` and matches the tier of ``config`` or, without a tier, the device's type."""
-        tier = config.extra.get("tier") if config else None
-        meant = tier in self.names if tier else self.device in ("any", "cpu" if profile.device_type == "cpu" else "gpu")
-        return meant and (config is None or not self.variants or config.variant in self.variants)
-
 
 #: By family, in order of preference.
 ALGORITHMS: dict[str, list[Algorithm]] = {}
@@ -78,22 +72,29 @@ def add(family: str, *columns: Any, **more: Any) -> Algorithm:
     return made
 
 
+def answering(family: str, config: KernelConfig | None, profile: Any) -> list[Algorithm]:
+    """List the algorithms that have the variant of ``config`` and match the tier of ``config`` or, without a tier, the device's type."""
+    tier, kinds = config.extra.get("tier") if config else None, ("any", "cpu" if profile.device_type == "cpu" else "gpu")
+    meant = [a for a in ALGORITHMS[family] if (tier in a.names if tier else a.device in kinds)]
+    return [a for a in meant if config is None or not a.variants or config.variant in a.variants]
+
+
 def choose_algorithm(family: str, queue: Any, problem: Any, config: KernelConfig, profile: Any) -> Algorithm | None:
     """Return the algorithm for a problem: the one that the configuration names, else the cheapest; ``None`` if none applies.
 
     An algorithm that computed wrong results on this device (:mod:`netcl.profiling.quarantine`) is replaced by another of the family;
     raises if there is none.
     """
-    meant, tier = [a for a in ALGORITHMS[family] if a.answers(config, profile)], config.extra.get("tier")
+    meant, tier = answering(family, config, profile), config.extra.get("tier")
     if not meant:
         known = sorted({name for a in ALGORITHMS[family] for name in (*a.names, *(variant.name for variant in a.variants))})
         what = "the tier and the variant of a configuration must belong to the same kernel"
         raise ShapeError(message(family, what, f"known are {', '.join(known)}", variant=config.variant.name, tier=tier))
     fitting = [a for a in meant if a.when(problem, config, profile)]
-    banned = hooks.upper("runtime.tuning").quarantined(profile)
-    wrong = [a.name for a in fitting if f"{family}/{a.name}" in banned]
+    banned = hooks.upper(".runtime.tuning").quarantined(profile)
+    wrong = [a.name for a in fitting if f"{family}/{a.name}" in banned] if banned else []
     if wrong:
-        others = [a for a in ALGORITHMS[family] if a not in fitting and a.answers(None, profile) and a.when(problem, config, profile)]
+        others = [a for a in answering(family, None, profile) if a not in fitting and a.when(problem, config, profile)]
         wrong += [a.name for a in others if f"{family}/{a.name}" in banned]
         fitting = [a for a in (*fitting, *others) if a.name not in wrong]
     if len(fitting) > 1:
@@ -152,9 +153,8 @@ class Family:
     def configurations(self, problem: Problem) -> list[KernelConfig]:
         """Return the tuner's candidates without duplicates. The first candidate is the one that the policy tables choose."""
         found = [kernel_selector.decide(problem)]
-        for algorithm in ALGORITHMS[self.family]:
-            if algorithm.answers(None, problem.profile):
-                found += [config for config in algorithm.configurations(problem) if config not in found]
+        for algorithm in answering(self.family, None, problem.profile):
+            found += [config for config in algorithm.configurations(problem) if config not in found]
         return found
 
     def operands(self, problem: Problem, queue: Any, seed: int = 0) -> tuple[Tensor, ...]:

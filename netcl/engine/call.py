@@ -19,7 +19,7 @@ from netcl.core.commands import CommandList, Notes, NotPlannable, check_planning
 from netcl.core.device import CPUQueue
 from netcl.core.kernel_selector import get_kernel_selector
 from netcl.core.tensor import Tensor
-from netcl.engine.modes import deferral, in_mode
+from netcl.engine.modes import deferral
 from netcl.engine.plan import Plan, command_list, plan_cache
 from netcl.engine.registry import Reduction
 
@@ -97,18 +97,20 @@ def _rewritten(value: Any, operands: Iterator[Tensor]) -> Any:
 def make_plan(name: str, queue: Any, tensors: Sequence[Tensor], function: Callable[..., Any], args: Any, kwargs: Any) -> Plan | str:
     """Return the plan of a call, or ``_AT_ONCE`` if the op cannot be planned."""
     commands = command_list(queue, tensors)
-    operands = iter(commands.given)
-    args = [_rewritten(arg, operands) for arg in args]
-    kwargs = {key: _rewritten(arg, operands) for key, arg in kwargs.items()}
+    operands, given = iter(commands.given), []
+    for arg in args:
+        given.append(next(operands) if type(arg) is Tensor else _rewritten(arg, operands) if isinstance(arg, tuple | list) else arg)
+    kwargs = {key: _rewritten(arg, operands) for key, arg in kwargs.items()} if kwargs else kwargs
+    mode, deferral.mode = deferral.mode, None
     try:
-        with in_mode(None), recording.replaced_by(Notes(commands)):
-            result = function(*args, **kwargs)
+        with recording.replaced_by(Notes(commands)):
+            result = function(*given, **kwargs)
         return Plan(name, commands, result)
     except NotPlannable as reason:
         log.info("[%s] is not planned: %s", name, reason)
         return _AT_ONCE
     finally:
-        commands.given = []
+        deferral.mode, commands.given = mode, []
 
 
 def planned(
@@ -167,18 +169,16 @@ class _UnplannedCall(NamedTuple):
             if made is not None:
                 plans[signature] = begun = Deferral()
                 return begun.follow(made)
+        if type(found) is Deferral and found.waits():
+            made = self.deferred(*self.args, **self.kwargs)  # type: ignore[misc]
+            if made is not None:
+                return found.follow(made)
+        plan = found.plan if type(found) is Deferral else found
+        if plan is None:
+            name = getattr(self.name, "name", self.name)
+            plan = make_plan(name, self.tensors[0].queue, self.tensors, self.function, self.args, self.kwargs)
         if type(found) is Deferral:
-            if found.waits():
-                made = self.deferred(*self.args, **self.kwargs)  # type: ignore[misc]
-                if made is not None:
-                    return found.follow(made)
-            found.plan = plan = self._plan(found.plan)
+            found.plan = plan
         else:
-            plans[signature] = plan = self._plan(found)
+            plans[signature] = plan
         return plan.run(self.tensors) if type(plan) is Plan else self.function(*self.args, **self.kwargs)
-
-    def _plan(self, known: Any) -> Plan | str:
-        if known is not None:
-            return known
-        name = getattr(self.name, "name", self.name)
-        return make_plan(name, self.tensors[0].queue, self.tensors, self.function, self.args, self.kwargs)

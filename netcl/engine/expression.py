@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from netcl.engine.functions import FORMULA_FUNCTIONS, FormulaFunction
-from netcl.engine.registry import REGISTRY, Pointwise, called, is_truth, parse
+from netcl.engine.registry import REGISTRY, Pointwise, parse
 
 _SYMBOLS: dict[type, str] = {
     ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/",
@@ -44,27 +44,27 @@ class Algebra(Protocol):
 
 def evaluate(node: ast.expr, algebra: Algebra, sort: str = "n") -> Any:
     """Evaluate a syntax tree in an algebra, as a number (``n``) or a truth value (``t``)."""
-    value = _folded_value(node, algebra)
-    if is_truth(node):
-        return value if sort == "t" else algebra.number(value)
-    return value if sort == "n" else algebra.truth(value)
-
-
-def _folded_value(node: ast.expr, algebra: Algebra) -> Any:
+    made = "n"
     if isinstance(node, ast.Constant):
         assert isinstance(node.value, int | float)
-        return algebra.literal(node.value)
-    if isinstance(node, ast.Name):
-        return algebra.name(node.id)
-    if isinstance(node, ast.UnaryOp):
-        return algebra.negate(evaluate(node.operand, algebra))
-    if isinstance(node, ast.BinOp):
-        return algebra.arithmetic(_SYMBOLS[type(node.op)], evaluate(node.left, algebra), evaluate(node.right, algebra))
-    if isinstance(node, ast.Compare):
-        return algebra.compare(_SYMBOLS[type(node.ops[0])], evaluate(node.left, algebra), evaluate(node.comparators[0], algebra))
-    assert isinstance(node, ast.Call)
-    function = called(node)
-    return algebra.call(function, [evaluate(arg, algebra, sort) for arg, sort in zip(node.args, function.takes, strict=True)])
+        value = algebra.literal(node.value)
+    elif isinstance(node, ast.Name):
+        value = algebra.name(node.id)
+    elif isinstance(node, ast.UnaryOp):
+        value = algebra.negate(evaluate(node.operand, algebra))
+    elif isinstance(node, ast.BinOp):
+        value = algebra.arithmetic(_SYMBOLS[type(node.op)], evaluate(node.left, algebra), evaluate(node.right, algebra))
+    elif isinstance(node, ast.Compare):
+        value = algebra.compare(_SYMBOLS[type(node.ops[0])], evaluate(node.left, algebra), evaluate(node.comparators[0], algebra))
+        made = "t"
+    else:
+        assert isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
+        function = FORMULA_FUNCTIONS[node.func.id]
+        args = [evaluate(arg, algebra, wanted) for arg, wanted in zip(node.args, function.takes, strict=True)]
+        value, made = algebra.call(function, args), function.gives
+    if made == sort:
+        return value
+    return algebra.number(value) if made == "t" else algebra.truth(value)
 
 
 _PLAIN_NAMES = re.compile(r"g|out|[vsd]\d+")
@@ -95,8 +95,7 @@ class CText:
     def literal(self, value: float) -> str:
         return _Literal(f"{int(value)}{self.suffix}" if self.integral else f"{float(value)!r}{self.suffix}")
 
-    def name(self, name: str) -> str:
-        return c_name(name)
+    name = staticmethod(c_name)
 
     def negate(self, x: str) -> str:
         return type(x)(f"(-{x})")
@@ -109,7 +108,7 @@ class CText:
         return f"({self._real(a)} {symbol} {b})"
 
     def call(self, function: FormulaFunction, args: list[str]) -> str:
-        return f"{function.c_name(self.compute)}({', '.join([self._real(a) for a in args])})"
+        return f"{function.c_name(self.compute)}({', '.join(map(self._real, args))})"
 
     def truth(self, number: str) -> str:
         return f"({self._real(number)} != (real)(0))"

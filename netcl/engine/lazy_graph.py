@@ -26,7 +26,7 @@ from netcl.core.dtype import DType
 from netcl.core.hooks import Readers, hooks
 from netcl.core.kernels import program
 from netcl.core.tensor import CountedSource, Tensor, deferred_tensor, memory_of, with_shape
-from netcl.engine import fused_kernel, rows
+from netcl.engine import fused_kernel
 from netcl.engine.modes import Mode, deferral, in_mode
 from netcl.engine.opencl_text import Body
 from netcl.engine.schedule import PendingNode, Space, fits_rows, gather_roots, in_order, is_regular, nodes_below, too_long
@@ -413,11 +413,11 @@ class _Eager:
 
 def worth_deferring(queue: Any, shape: tuple[int, ...], per_unit: float = CHAINED) -> bool:
     """Whether an op has enough elements to defer: at least NETCL_FUSION; on GPUs by default, ``per_unit`` times that per compute unit."""
-    least = _Eager.least
-    if not least or isinstance(queue, CPUQueue):
+    least, size = _Eager.least, math.prod(shape)
+    if not least or size < least or isinstance(queue, CPUQueue):
         return False
-    size, (cpu, _, units) = math.prod(shape), rows.device_of(queue)
-    return size >= least and (cpu or least != env.FUSE_FROM or size >= per_unit * units * least)
+    profile = profile_of(queue)
+    return profile.device_type == "cpu" or least != env.FUSE_FROM or size >= per_unit * profile.max_compute_units * least
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from netcl.core import dtype as dtypes
 from netcl.core.capabilities import DeviceProfile
 from netcl.core.commands import Given
 from netcl.core.device import CPUQueue, profile_of
-from netcl.core.dtype import DTYPES, DType
+from netcl.core.dtype import DTYPES, STORED, DType
 from netcl.core.errors import DtypeError, message
 from netcl.core.kernel_selector import KernelConfig, KernelVariant, Problem, get_kernel_selector, is_named
 from netcl.core.kernels import program
@@ -46,6 +46,8 @@ def collapse(shape: tuple[int, ...], shapes: Sequence[tuple[int, ...]]) -> Walk:
     >>> collapse((8, 3, 5, 5), [(8, 3, 5, 5), (3, 1, 1)]).outer
     (8, 3)
     """
+    if shapes.count(shape) == len(shapes):
+        return Walk((), math.prod(shape), ((),) * len(shapes), (True,) * len(shapes))
     groups = merged_axes(shape, shapes) or [(1, (True,) * len(shapes))]
     steps = tuple([steps_of(groups, k)[:-1] for k in range(len(shapes))])
     return Walk(tuple([size for size, _ in groups[:-1]]), groups[-1][0], steps, groups[-1][1])
@@ -81,16 +83,15 @@ def steps_of(groups: Groups, k: int) -> tuple[int, ...]:
 # ---- plans
 
 
-def _layout(walk: Walk, n: int, dtype: str, profile: DeviceProfile, config: KernelConfig, asked: tuple[int, int] | None) -> Layout:
-    width = 1
+def _layout(queue: Any, walk: Walk, n: int, nbytes: int, profile: DeviceProfile, config: KernelConfig) -> Layout:
+    width, cpu = 1, profile.device_type == "cpu"
     if config.variant is KernelVariant.ELEMENTWISE_VECTORIZED and config.use_vectorization:
-        width = CPU_WIDTH if profile.device_type == "cpu" else config.vector_width
+        width = CPU_WIDTH if cpu else config.vector_width
     if walk.inner < width:
         width = 1
-    aligned = not walk.outer or walk.inner % width == 0
-    cpu = profile.device_type == "cpu"
-    integer, streams = index_type(n), cpu and n * DTYPES[dtype].itemsize >= STREAM_BYTES
-    return Layout(len(walk.outer), width, aligned, integer, cpu, not cpu and walk.inner % width == 0, streams, asked)
+    whole, streams = walk.inner % width == 0, cpu and nbytes >= STREAM_BYTES
+    asked = ahead(queue) if streams else None
+    return Layout(len(walk.outer), width, not walk.outer or whole, index_type(n), cpu, not cpu and whole, streams, asked)
 
 
 def launch_sizes(n: int, inner: int, width: int, profile: DeviceProfile, config: KernelConfig) -> tuple[int, int, int]:
@@ -118,15 +119,14 @@ def map_kernel(
     options: tuple[str, ...] = (),
 ) -> Map:  # fmt: skip
     """Return the kernel that computes ``body`` over ``values``, built if new. Its arguments are tensors, results, numbers and sizes."""
-    given = {i: x for i, x in enumerate(values) if isinstance(x, Tensor)}
-    n, names = math.prod(shape), [dtype.name for dtype in outputs]
-    check_double(op, queue, [*names, *[x.dtype for x in given.values()], "float64" if compute == "double" else ""])
-    profile = profile_of(queue)
-    walk = collapse(shape, [x.shape for x in given.values()])
-    config = get_kernel_selector().choose(Problem("elementwise", (n,), names[0], {}, profile), ((n,),))
-    layout = _layout(walk, n, names[0], profile, config, ahead(queue))
-    inputs = [Port(body.inputs[i], DTYPES[x.dtype], moves) for (i, x), moves in zip(given.items(), walk.moves, strict=True)]
-    kernel = _kernel(op, queue, body, inputs, [Port(*p) for p in zip(body.outputs, outputs, strict=True)], compute, layout, options)
+    n, profile = math.prod(shape), profile_of(queue)
+    given = [(name, x) for name, x in zip(body.inputs, values, strict=True) if isinstance(x, Tensor)]
+    check_double(op, queue, [*[dtype.name for dtype in outputs], *[x.dtype for _, x in given], STORED[compute]])
+    walk = collapse(shape, [x.shape for _, x in given])
+    config = get_kernel_selector().choose(Problem("elementwise", (n,), outputs[0].name, {}, profile), ((n,),))
+    layout = _layout(queue, walk, n, n * outputs[0].itemsize, profile, config)
+    inputs = [Port(name, DTYPES[x.dtype], moves) for (name, x), moves in zip(given, walk.moves, strict=True)]
+    kernel = _kernel(op, queue, body, inputs, list(map(Port, body.outputs, outputs)), compute, layout, options)
     chunk, items, local = launch_sizes(n, walk.inner, layout.width, profile, config)
     sizes: tuple[int, ...] = (walk.inner, chunk)
     if walk.outer:
@@ -147,7 +147,7 @@ def plan_map(
     made = [new_result(shape, dtype.name, commands) for dtype in outputs] if out is None else [commands.given[-1]]
     if math.prod(shape):
         kernel, items, local, sizes = map_kernel(op, queue, body, values, outputs, compute, shape, options)
-        given = [Given(i) for i in range(numbers + len(values) - len(tensors))]
+        given = map(Given, range(numbers + len(values) - len(tensors)))
         kernel(commands, items, local, *commands.given[: len(tensors)], *made, *given, *sizes)
     plan = Plan(op, commands, made[0] if len(made) == 1 else made)
     plan.cast = partial(as_integer, op, compute) if compute in INTEGRAL else float

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from netcl.core.dtype import DTYPES, DType, decode, encode
+from netcl.core.dtype import DTYPES, HALVES, DType, decode, encode
 from netcl.engine.expression import CText, PythonText, c_name, compose, evaluate
 from netcl.engine.functions import HELPERS
 from netcl.engine.registry import Pointwise, names_read_by, parse
@@ -77,10 +77,9 @@ def renamed(tree: ast.expr, table: Mapping[str, str]) -> ast.expr:
 @lru_cache(maxsize=1024)
 def forward_body(row: Pointwise) -> Body:
     """Return the body of a row's forward kernel: ``out`` from ``v0``.. and the parameters."""
-    read = names_read_by(row.fwd, row.let)
+    read = names_read_by(row.fwd, row.let) if row.let else ()
     lines = [(name, parse(text)) for name, text in row.let.items() if name in read]
-    inputs = tuple([f"v{i}" for i in range(row.arity)])
-    return Body(inputs, tuple(row.params), (*lines, ("out", parse(row.fwd))), ("out",))
+    return Body(tuple(map("v{}".format, range(row.arity))), tuple(row.params), (*lines, ("out", parse(row.fwd))), ("out",))
 
 
 @lru_cache(maxsize=1024)
@@ -344,10 +343,6 @@ def _store_function(dtype: DType, compute: str, layout: Layout) -> str:
 }}"""
 
 
-def _fills_lines(dtype: DType, layout: Layout) -> bool:
-    return layout.streams and dtype.itemsize * layout.width == LINE
-
-
 def _stream_function(dtype: DType, compute: str, layout: Layout) -> str:
     value, vector = _store_text(dtype, compute, layout.width), f"{dtype.c_storage}{layout.width}"
     head = f"void stream_{dtype.name}(__global {dtype.c_storage}* p, {layout.integer} i, real x)"
@@ -356,30 +351,34 @@ def _stream_function(dtype: DType, compute: str, layout: Layout) -> str:
 
 def value_functions(loads: Sequence[DType], stores: Sequence[DType], compute: str, layout: Layout, rounds: Sequence[str] = ()) -> str:
     """Return the typedefs and the load and store functions of every dtype that a kernel uses."""
-    width = layout.width
-    mask, names = _MASKS.get(compute, compute), {d.name for d in (*loads, *stores)}
+    width, lanes, mask = layout.width, "" if layout.width == 1 else layout.width, _MASKS.get(compute, compute)
+    of, held = {}, set(rounds)  # C types of storage; names of the dtypes that are loaded, stored or rounded to
+    for d in (*loads, *stores):
+        of[d.c_storage] = "ushort" if d is _HALVES[0] else d.c_storage
+        held.add(d.name)
     parts = ["#define PICK(no, yes, mask) ((mask) ? (yes) : (no))"]
     if width == 16:
         parts.append("#define CONVERT16(kind, x) ((kind##16)(convert_##kind##8((x).lo), convert_##kind##8((x).hi)))")
-    parts += [f"typedef {compute} element;", f"typedef {_vector(compute, width)} real;", f"typedef {_vector(mask, width)} mask;"]
+    parts += [f"typedef {compute} element;", f"typedef {compute}{lanes} real;", f"typedef {mask}{lanes} mask;"]
     if layout.half_bits and width > 1:
-        of = {d.c_storage: "ushort" if d.name == "float16" else d.c_storage for d in (*loads, *stores)}
         parts += [f"typedef struct __attribute__((packed)) {{ {kind}{width} v; }} loose_{name};" for name, kind in of.items()]
-    if compute == "double" or "float64" in names:
+    if compute == "double" or "float64" in held:
         parts.insert(0, "#pragma OPENCL EXTENSION cl_khr_fp64 : enable")
-    if width == 16 and not {"float16", "bfloat16"}.isdisjoint((*rounds, *names)):
+    if width == 16 and not held.isdisjoint(HALVES):
         parts.append(_halfword_functions(16))
-    if "bfloat16" in (*[d.name for d in stores], *rounds):
+    if _HALVES[1] in stores or "bfloat16" in rounds:
         parts += [_bfloat16(w) for w in sorted({1, width})]
-    if layout.half_bits and width > 1 and "float16" in (*names, *rounds):
+    if layout.half_bits and width > 1 and "float16" in held:
         parts.append(_half_bits(width))
-    parts.append(rounding_functions(rounds, compute, layout))
+    if rounds:
+        parts.append(rounding_functions(rounds, compute, layout))
     for dtype in dict.fromkeys(loads):
         if width > 1 and not layout.whole:
             parts.append(_tail_function(dtype, compute, layout))
         parts.append(_load_function(dtype, compute, layout))
     parts += [_store_function(dtype, compute, layout) for dtype in dict.fromkeys(stores)]
-    parts += [_stream_function(dtype, compute, layout) for dtype in dict.fromkeys(stores) if _fills_lines(dtype, layout)]
+    if layout.streams:
+        parts += [_stream_function(dtype, compute, layout) for dtype in dict.fromkeys(stores) if dtype.itemsize * width == LINE]
     return "\n".join(filter(None, parts))
 
 
@@ -389,7 +388,7 @@ _HELPER_TEXTS = {"netcl_number": "real netcl_number(mask t) { return PICK((real)
 def helper_functions(text: str) -> str:
     """Return the definitions of the helpers that a piece of C calls."""
     used = set(re.findall(r"\bnetcl_[a-z]+\b", text))
-    return "\n".join([definition for name, definition in _HELPER_TEXTS.items() if name in used])
+    return "\n".join([definition for name, definition in _HELPER_TEXTS.items() if name in used]) if used else ""
 
 
 def statements(body: Body, compute: str) -> list[str]:
@@ -424,19 +423,6 @@ def rounding_functions(names: Iterable[str], compute: str, layout: Layout) -> st
 # ---- OpenCL: kernels
 
 
-def _kernel_parameters(body: Body, inputs: Sequence[Port], outputs: Sequence[Port], compute: str, layout: Layout) -> list[str]:
-    index = layout.integer
-    text = [f"__global const {port.dtype.c_storage}* p_{port.name}" for port in inputs]
-    text += [f"__global {port.dtype.c_storage}* q_{port.name}" for port in outputs]
-    constants = [name for name in body.inputs if name not in {port.name for port in inputs}]
-    text += [f"const {compute} a_{name}" for name in (*constants, *body.scalars)]
-    text += [f"const {index} inner", f"const {index} chunk"]
-    if layout.rank:
-        text += [f"const {index} rows"] + [f"const {index} size{d}" for d in range(1, layout.rank)]
-        text += [f"const {index} step_{port.name}_{d}" for port in inputs for d in range(layout.rank)]
-    return text
-
-
 def _row_offsets(inputs: Sequence[Port], outputs: Sequence[Port], layout: Layout) -> list[str]:
     """Return the lines that compute a work-item's row and advance every pointer to it."""
     index = layout.integer
@@ -460,20 +446,25 @@ def kernel_source(name: str, body: Body, inputs: Sequence[Port], outputs: Sequen
     Arguments: inputs, outputs, constants and scalars of the body, ``inner`` (elements of a row) and ``chunk`` (elements of a
     work-item). If there are outer axes: also ``rows``, the sizes of all outer axes but the first, and each input's strides.
     """
-    lines = statements(body, compute)
-    index = layout.integer
-    constants = [n for n in body.inputs if n not in {port.name for port in inputs}]
-    start = [f"const {index} item = get_global_id(0);"]
+    lines, index = statements(body, compute), layout.integer
+    known, start = {p.name for p in inputs}, [f"const {index} item = get_global_id(0);"]
     start += _row_offsets(inputs, outputs, layout) if layout.rank else [f"const {index} begin = item * chunk;"]
     start += [f"const {index} end = min(begin + chunk, inner);"]
-    start += [f"const real {c_name(n)} = (real)(a_{n});" for n in (*constants, *body.scalars)]
-    still = [port for port in inputs if not port.moves]
-    start += [f"const real {p.name} = (real)({scalar_load(p, compute, f'p_{p.name}')});" for p in still]
+    parameters = [f"__global const {p.dtype.c_storage}* p_{p.name}" for p in inputs]
+    parameters += [f"__global {p.dtype.c_storage}* q_{p.name}" for p in outputs]
+    for n in (*body.inputs, *body.scalars):
+        if n not in known:
+            parameters.append(f"const {compute} a_{n}")
+            start.append(f"const real {c_name(n)} = (real)(a_{n});")
+    parameters += [f"const {index} inner", f"const {index} chunk"]
+    if layout.rank:
+        parameters += [f"const {index} rows", *[f"const {index} size{d}" for d in range(1, layout.rank)]]
+        parameters += [f"const {index} step_{p.name}_{d}" for p in inputs for d in range(layout.rank)]
+    start += [f"const real {p.name} = (real)({scalar_load(p, compute, f'p_{p.name}')});" for p in inputs if not p.moves]
     values = value_functions([p.dtype for p in inputs if p.moves], [p.dtype for p in outputs], compute, layout, list(body.rounds.values()))
-    helpers = helper_functions("\n".join(lines))
-    signature = ",\n    ".join(_kernel_parameters(body, inputs, outputs, compute, layout))
+    signature = ",\n    ".join(parameters)
     return f"""{values}
-{helpers}
+{helper_functions(" ".join(lines))}
 {SEPARATE}
 __kernel void op_{name}(
     {signature}) {{
@@ -486,16 +477,15 @@ __kernel void op_{name}(
 def _loop_text(lines: Sequence[str], inputs: Sequence[Port], outputs: Sequence[Port], layout: Layout) -> str:
     """Return the loop from ``begin`` to ``end``: streamed whole vectors first, if any, then the remainder."""
     index, width = layout.integer, layout.width
-    moving = [p for p in inputs if p.moves]
-    loop = [f"const real {p.name} = load_{p.dtype.name}(p_{p.name}, i, left);" for p in moving] + list(lines)
+    loop = [f"const real {p.name} = load_{p.dtype.name}(p_{p.name}, i, left);" for p in inputs if p.moves] + list(lines)
     stores = {p: f"store_{p.dtype.name}(q_{p.name}, i, left, {p.name});" for p in outputs}
     rest = "\n    ".join([f"const {index} left = end - i;", *loop, *stores.values()])
     if layout.whole:
         return f"if (begin < end) {{\n    const {index} i = begin;\n    {rest}\n  }}"
-    streams = [p for p in outputs if _fills_lines(p.dtype, layout)]
+    streams = [p for p in outputs if p.dtype.itemsize * width == LINE] if layout.streams else []
     if not streams:
         return f"for ({index} i = begin; i < end; i += {width}) {{\n    {rest}\n  }}"
-    ahead = prefetches((f"p_{p.name} + i" for p in moving), layout)
+    ahead = prefetches((f"p_{p.name} + i" for p in inputs if p.moves), layout)
     held = {p: f"held_{p.name}[line] = {p.name};" for p in streams}
     return f"""{index} first = begin;
   {_stream_loop([*ahead, *loop, *(stores | held).values()], streams, layout)}

@@ -6,6 +6,7 @@ A plan is made from a :class:`~netcl.core.commands.CommandList`. It depends on s
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from operator import itemgetter
@@ -14,9 +15,9 @@ from typing import Any
 from netcl.core import recording
 from netcl.core.backend.opencl import backend_of
 from netcl.core.commands import At, CommandList, Given, HostStep, Launch, NotPlannable, PlannedMemory
+from netcl.core.dtype import DTYPES
 from netcl.core.hooks import hooks
 from netcl.core.kernels.program import Sized
-from netcl.core.kernels.signature import POINTER
 from netcl.core.memory import BufferHandle, get_persistent_pool, shares_host
 from netcl.core.queue_state import queue_state
 from netcl.core.tensor import Tensor
@@ -31,14 +32,15 @@ PlannedResult = tuple[int, tuple[int, ...], str]  # index of its memory (-1: the
 def command_list(queue: Any, tensors: Sequence[Any]) -> CommandList:
     """Create an empty command list. Its ``given`` has one tensor for each of ``tensors``: the same shape, but the list as its queue."""
     commands = CommandList(queue, get_persistent_pool(queue), len(tensors))
-    places: list[Any] = [PlannedMemory(commands, i, t.nbytes) for i, t in enumerate(tensors)]
-    commands.given = [Tensor(place, t.shape, t.dtype, t.context, commands, place) for place, t in zip(places, tensors, strict=True)]
+    for i, t in enumerate(tensors):
+        place: Any = PlannedMemory(commands, i, math.prod(t.shape) * DTYPES[t.dtype].itemsize)
+        commands.given.append(Tensor(place, t.shape, t.dtype, t.context, commands, place))
     return commands
 
 
 def plan_cache(queue: Any) -> dict[Any, Any]:
     """Return the plans of a queue; when there are too many, all are dropped (kernels stay)."""
-    plans = queue_state(queue).plans
+    plans = (getattr(queue, "netcl", None) or queue_state(queue)).plans
     if len(plans) >= MOST_PLANS:
         plans.clear()
     return plans
@@ -56,13 +58,16 @@ class Plan:
         self.cast: Callable[[Any], Any] = float  # converts the numbers of a run
         self.operands, self.leased, self.commands = commands.operands, commands.leased, commands.commands
         self.form, self.results = _planned_results(commands, result)
+        self.noted, self.writes = sorted(commands.noted), set(commands.noted)
         self.room_of, self.rooms = self._share()
-        self.noted, self.writes = sorted(commands.noted), sorted(_written_operands(commands) | commands.noted)
         self.fixed: list[Any] = []
         self.steps: list[tuple[Callable[..., Any], Callable[[list[Any]], tuple[Any, ...]]]] = []
         self.whole: tuple[Any, ...] | None = None
         self.pending = True
-        if not any(isinstance(command, Launch) and command.kernel.program.pending for command in self.commands):
+        for command in self.commands:
+            if isinstance(command, Launch) and command.kernel.program.driver is None:
+                break
+        else:
             self.finish()  # another thread may have built a program after its launch was written down without final sizes
 
     def finish(self) -> None:
@@ -70,75 +75,83 @@ class Plan:
         with queue_state(self.queue).lock:
             if self.pending:
                 self.commands = [c.kernel.resolved(c) if isinstance(c, Launch) else c for c in self.commands]
-                self.fixed, self.steps = [], []  # of an attempt that was interrupted
-                self._number_slots()
-                self.whole = self._one_launch()
-                self.pending = False
+                self._prepare()
 
     def _share(self) -> tuple[list[int], list[tuple[Any, int]]]:
         """Assign the planned memory to leases. After the last command that uses a temporary, later memory may share its lease.
 
-        Returns the index of the lease (the *room*) of each planned memory, and the free list (shelf) and size of each lease.
+        Returns the index of the lease (the *room*) of each planned memory, and the free list (shelf) and size of each lease. Adds the
+        operands that the commands write to ``writes``.
         """
-        n = self.operands
-        places = [command.args if isinstance(command, Launch) else command.at for command in self.commands]
-        used = [sorted({at.index for at in args if isinstance(at, At) and at.index >= n}) for args in places]
-        last = {at: i for i, indices in enumerate(used) for at in indices} | {at: len(used) for at, _, _ in self.results}
+        n, used, last = self.operands, [], {}
+        for i, command in enumerate(self.commands):
+            if isinstance(command, Launch):
+                args, constant = command.args, command.kernel.reads_only
+            else:
+                args, constant = command.at, [at.place not in command.written for at in command.at]
+            indices = set()
+            for arg, only_read in zip(args, constant, strict=True):
+                if type(arg) is At and arg.place >= n:
+                    indices.add(arg.place)
+                    last[arg.place] = i
+                elif type(arg) is At and not only_read:
+                    self.writes.add(arg.place)
+            used.append(sorted(indices))
+        made = []
+        for at, _, _ in self.results:
+            if at >= n:
+                made.append(at)
+                last[at] = len(self.commands) + 1
+        used.append(made)
         rooms: list[tuple[Any, int]] = []
         free: dict[Any, list[int]] = {}
         room_of = [-1] * len(self.leased)
-
-        def take(at: int) -> None:
-            shelf, nbytes = self.leased[at - n]
-            if free.get(shelf):
-                room = free[shelf].pop()
-                rooms[room] = shelf, max(nbytes, rooms[room][1])
-            else:
-                room = len(rooms)
-                rooms.append((shelf, nbytes))
-            room_of[at - n] = room
-
-        for i, indices in enumerate(used):
-            for at in indices:
+        for i, places in enumerate(used):
+            for at in places:
                 if room_of[at - n] < 0:
-                    take(at)
-            for at in indices:
+                    shelf, nbytes = self.leased[at - n]
+                    if free.get(shelf):
+                        room = room_of[at - n] = free[shelf].pop()
+                        rooms[room] = shelf, max(nbytes, rooms[room][1])
+                    else:
+                        room_of[at - n] = len(rooms)
+                        rooms.append((shelf, nbytes))
+            for at in places:
                 if last[at] == i:
                     free.setdefault(self.leased[at - n][0], []).append(room_of[at - n])
-        for at, _, _ in self.results:
-            if at >= n and room_of[at - n] < 0:
-                take(at)
         return room_of, rooms
 
-    def _number_slots(self) -> None:
-        """Prepare the commands. A run makes one list of slots; each command selects its argument indices and memory from that list.
+    def _prepare(self) -> None:
+        """Prepare the commands, when all programs are built. A run makes one list of slots: memory of operands and rooms, then ``fixed``.
 
-        The list begins with the argument indices 0, 1, .. and with arguments that are the same in every run.
+        Each command selects its argument indices and memory from that list. ``fixed`` begins with the indices 0, 1, ..
         """
-        launches = [command.args for command in self.commands if isinstance(command, Launch)]
-        most = max(map(len, launches), default=0)
-        self.fixed = list(range(most))
-        kinds = [type(arg) for args in launches for arg in args]
-        start, numbered = most + len(kinds) - kinds.count(At), Given in kinds
-        slot_of = [start + i for i in (*range(self.operands), *[self.operands + room for room in self.room_of])]  # by index of memory
+        first, most, numbered = self.operands + len(self.rooms), 0, False
+        for command in self.commands:
+            if isinstance(command, Launch):
+                most = max(most, len(command.args))
+                for arg in command.args:
+                    numbered = numbered or type(arg) is Given
+        self.fixed, self.steps = list(range(most)), []
+        slot_of = [*range(self.operands), *map(self.operands.__add__, self.room_of)]  # by place of memory
         for command in self.commands:
             if isinstance(command, HostStep):
-                self.steps.append((_host_step(self.queue, command.run), _chosen([slot_of[at.index] for at in command.at])))
+                self.steps.append((_host_step(self.queue, command.run), _chosen([slot_of[at.place] for at in command.at])))
                 continue
-            pointers = [i for i, kind in enumerate(command.kernel.kinds) if kind is POINTER]
-            numbers = command.args[len(pointers) :]
-            given = [type(number) for number in numbers].count(Given)  # which come first
-            sized = command.kernel.sized(command.sizes, command.local, numbers[given:])
-            places = range(len(command.args)) if sized is None else pointers
+            pointers, args, given = command.kernel.pointers, command.args, len(command.kernel.pointers)
+            while given < len(args) and type(args[given]) is Given:
+                given += 1
+            sized = command.kernel.sized(command.sizes, command.local, args[given:])
             slots: list[int] = []
-            for i in places:
-                arg = command.args[i]
-                if not isinstance(arg, At):
+            for i in range(len(args)) if sized is None else pointers:
+                arg = args[i]
+                if type(arg) is not At:
                     self.fixed.append(arg.realize() if isinstance(arg, Tensor) else arg)
-                slots += (i, slot_of[arg.index] if isinstance(arg, At) else len(self.fixed) - 1)
-            launch = sized or _any_launch(command)
-            self.steps.append((_without_numbers(launch) if sized and numbered and not given else launch, _chosen(slots)))
-        self.fixed += [None] * (start - len(self.fixed))  # unused: numbers that stay set in the kernels
+                slots += (first + i, slot_of[arg.place] if type(arg) is At else first + len(self.fixed) - 1)
+            launch: Callable[..., Any] = sized or _any_launch(command)
+            plain = sized is not None and numbered and given == len(pointers)
+            self.steps.append((_without_numbers(launch) if plain else launch, _chosen(slots)))
+        self.whole, self.pending = self._one_launch(), False
 
     def _one_launch(self) -> tuple[Any, ...] | None:
         """Prepare the common case: one kernel that takes the operands in order and one new result. Other plans give ``None``.
@@ -148,12 +161,12 @@ class Plan:
         command = self.commands[0] if len(self.commands) == 1 else None
         if not isinstance(command, Launch) or self.form is not None or self.writes or self.results[0][0] != self.operands:
             return None
-        memory = [arg.index for arg in command.args if isinstance(arg, At)]
-        pointers = command.kernel.kinds.count(POINTER)
-        launch = self.steps[0][0]
-        if memory != list(range(self.operands + 1)) or pointers != len(memory) or type(launch) is not Sized:
+        launch, count = self.steps[0][0], self.operands + 1
+        if type(launch) is not Sized or len(command.kernel.pointers) != count or command.args[:count] != tuple(map(At, range(count))):
             return None
-        return launch, *self.rooms[0], *self.results[0][1:], [x for i in range(pointers) for x in (i, None)]
+        template: list[int | None] = [None] * (2 * count)
+        template[::2] = range(count)
+        return launch, *self.rooms[0], *self.results[0][1:], template
 
     def run(self, tensors: Sequence[Tensor], numbers: tuple[Any, ...] = ()) -> Any:
         """Run the commands on these operands and numbers; results are new tensors, or operands that were changed in place."""
@@ -195,7 +208,7 @@ class Plan:
             if self.pending or waiting:
                 self._run_later(tensors, memory, numbers)
             else:
-                slots = self.fixed + memory
+                slots = memory + self.fixed
                 for step, chosen in self.steps:
                     step(queue, chosen(slots), numbers)
             made = []
@@ -213,7 +226,7 @@ class Plan:
         """Append a run to the waiting ones. A run that calls functions of the host, or uses the caller's arrays, is not kept waiting."""
 
         def enqueue() -> None:
-            slots = self.fixed + memory
+            slots = memory + self.fixed
             for step, chosen in self.steps:
                 step(self.queue, chosen(slots), numbers)
 
@@ -240,10 +253,10 @@ class Plan:
         recording.active.op = self.name
         for command in self.commands:
             if isinstance(command, Launch):
-                args = [memory[arg.index] if isinstance(arg, At) else arg for arg in command.args]
+                args = [memory[arg.place] if type(arg) is At else arg for arg in command.args]
                 command.kernel(self.queue, command.sizes, command.local, *_with_numbers(args, numbers))
             else:
-                buffers = [memory[at.index] for at in command.at]
+                buffers = [memory[at.place] for at in command.at]
                 command.run(backend_of(self.queue), *[m.realize() if isinstance(m, Tensor) else m for m in buffers])
         recording.active.op = ""
         return [memory[at] if at >= 0 else None for at, _, _ in self.results]
@@ -270,36 +283,22 @@ def _any_launch(command: Launch) -> Callable[..., None]:
 
 
 def _with_numbers(args: Sequence[Any], numbers: Sequence[Any]) -> list[Any]:
-    return [numbers[arg.index] if isinstance(arg, Given) else arg for arg in args]
-
-
-def _written_operands(commands: CommandList) -> set[int]:
-    """Return the indices of the operands that the commands may write."""
-    found = set()
-    for command in commands.commands:
-        if isinstance(command, Launch):
-            pairs = zip(command.args, command.kernel.reads_only, strict=True)
-            found |= {arg.index for arg, only_read in pairs if isinstance(arg, At) and not only_read}
-        else:
-            found.update(command.written)
-    return {index for index in found if index < commands.operands}
+    return [numbers[arg.place] if type(arg) is Given else arg for arg in args]
 
 
 def _planned_results(commands: CommandList, result: Any) -> tuple[Callable[[list[Any]], Any] | None, list[PlannedResult]]:
     """Return a function that makes a result of several tensors, else ``None``; and per tensor its memory index, shape and dtype."""
-    if isinstance(result, Tensor):
-        return None, [_result(commands, result)]
-    if not isinstance(result, tuple | list):
-        raise NotPlannable(f"a result must be a tensor, or a tuple or list of tensors, got {type(result).__name__}")
-    kind: Any = type(result)
-    return (kind._make if hasattr(kind, "_make") else kind), [_result(commands, x) for x in result]
-
-
-def _result(commands: CommandList, x: Any) -> PlannedResult:
-    if x is None:
-        return -1, (), ""
-    if type(x) is not Tensor or x.source is not None or type(x.memory) is not PlannedMemory or x.memory.commands is not commands:
-        raise NotPlannable(f"a result must be a tensor in memory of an operand or of the op itself, got {type(x).__name__}")
-    if x.memory.index < commands.operands and x is not commands.given[x.memory.index]:
-        raise NotPlannable("a result cannot be a view of an operand")
-    return x.memory.index, x.shape, x.dtype
+    one, kind = isinstance(result, Tensor), type(result)
+    if not one and not isinstance(result, tuple | list):
+        raise NotPlannable(f"a result must be a tensor, or a tuple or list of tensors, got {kind.__name__}")
+    found: list[PlannedResult] = []
+    for x in (result,) if one else result:
+        if x is None:
+            found.append((-1, (), ""))
+            continue
+        if type(x) is not Tensor or x.source is not None or type(x.memory) is not PlannedMemory or x.memory.commands is not commands:
+            raise NotPlannable(f"a result must be a tensor in memory of an operand or of the op itself, got {type(x).__name__}")
+        if x.memory.index < commands.operands and x is not commands.given[x.memory.index]:
+            raise NotPlannable("a result cannot be a view of an operand")
+        found.append((x.memory.index, x.shape, x.dtype))
+    return None if one else getattr(kind, "_make", kind), found

@@ -21,7 +21,7 @@ from netcl.engine.lazy_graph import defer, worth_deferring
 from netcl.engine.map_kernel import INTEGRAL, as_compute, as_integer, from_compute, fusable, map_kernel, plan_map
 from netcl.engine.modes import deferral, in_mode
 from netcl.engine.opencl_text import Body, forward_body, numpy_function, vjp_body
-from netcl.engine.operands import SCALARS, Operand, category, check_out, check_same_device, common_dtype, common_shape, operands
+from netcl.engine.operands import SCALARS, Operand, check_out, check_same_device, common_dtype, common_shape, operands
 from netcl.engine.plan import MOST_PLANS, Plan, plan_cache
 from netcl.engine.registry import Choice, Pointwise
 
@@ -30,17 +30,6 @@ class Waiting(NamedTuple):
     """The cache entry for calls that are deferred instead of planned: shape, compute type and dtype of the result."""
 
     types: tuple[tuple[int, ...], str, DType]
-
-
-def _working_dtype(row: Pointwise, values: Sequence[Operand], params: Sequence[Any]) -> DType:
-    """Return the dtype that determines the compute type; also the result's dtype, unless that is bool."""
-    deciding = [values[i] for i in row.promoting]
-    working = common_dtype((*deciding, *params))
-    least = {"any": -1, "number": 1, "float": 2}[row.accepts]
-    if category(working) < least:
-        wanted = "a floating-point dtype" if least == 2 else "a numeric dtype, not bool"
-        raise DtypeError(message(row.name, f"inputs must have {wanted}", 'cast first: x.to("float32")', dtype=working.name))
-    return DTYPES["float32"] if row.result == "float" and not working.is_float else working
 
 
 # ---- running rows
@@ -179,21 +168,33 @@ def _write_down(row: Pointwise, queue: Any, args: Sequence[Any], out: Tensor | N
 
 
 def _forward_types(row: Pointwise, args: Sequence[Any], dtype: str | None) -> tuple[tuple[int, ...], str, DType]:
-    """Return the shape of a call's result, the compute type, and the dtype of the result."""
+    """Return the shape of a call's result, the compute type, and the dtype of the result.
+
+    The dtype that inputs and parameters are promoted to determines the compute type. It is also the result's dtype, unless that is bool.
+    """
     values, params = args[: row.arity], args[row.arity :]
-    tensors = [(name, x.shape) for name, x in zip(row.inputs, values, strict=True) if isinstance(x, Tensor)]
-    shape = common_shape(row.name, [s for _, s in tensors], [name for name, _ in tensors])
-    working = _working_dtype(row, values, params)
+    tensors = [x for x in args if isinstance(x, Tensor)]
+    shape, kind = tensors[0].shape, tensors[0].dtype
+    if any([x.shape != shape for x in tensors]):
+        names = [name for name, x in zip(row.inputs, values, strict=True) if isinstance(x, Tensor)]
+        shape = common_shape(row.name, [x.shape for x in tensors], names)
+    same = len(tensors) == len(args) and all([x.dtype is kind for x in tensors])
+    working = DTYPES[kind] if same else common_dtype((*map(values.__getitem__, row.promoting), *params))
+    if (row.accepts == "float" and not working.is_float) or (row.accepts == "number" and not working.rank):
+        wanted = "a floating-point dtype" if row.accepts == "float" else "a numeric dtype, not bool"
+        raise DtypeError(message(row.name, f"inputs must have {wanted}", 'cast first: x.to("float32")', dtype=working.name))
+    if row.result == "float" and not working.is_float:
+        working = DTYPES["float32"]
     result = DTYPES["bool"] if row.result == "bool" else working
-    _check_scalars(row, working.c_compute, args)
+    if working.c_compute in INTEGRAL:
+        _check_scalars(row, working.c_compute, args)
     return shape, working.c_compute, dtypes.lookup(dtype, row.name) if dtype else result
 
 
 def _check_scalars(row: Pointwise, compute: str, args: Sequence[Any]) -> None:
-    if compute in INTEGRAL:
-        for x in args:
-            if not isinstance(x, Tensor):
-                as_integer(row.name, compute, x)
+    for x in args:
+        if not isinstance(x, Tensor):
+            as_integer(row.name, compute, x)
 
 
 _types: dict[tuple[Any, ...], tuple[tuple[int, ...], str, DType] | None] = {}
@@ -216,7 +217,8 @@ def deferred(row: Pointwise, queue: Any, args: Sequence[Any], types: Any, dtype:
         with in_mode(None):
             return run(row, args, None, dtype)
     shape, compute, result_dtype = types
-    _check_scalars(row, compute, args)  # the key holds the types of numbers, not their values
+    if compute in INTEGRAL:
+        _check_scalars(row, compute, args)  # the key holds the types of numbers, not their values
     values, params = args[: row.arity], args[row.arity :]
     return defer(row.name, forward_body(row), values, params, shape, result_dtype, compute, queue)
 

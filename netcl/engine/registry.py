@@ -106,10 +106,13 @@ def _number_names(node: ast.AST, wanted: str = "n") -> set[str]:
     return set().union(*[_number_names(child) for child in ast.iter_child_nodes(node)])
 
 
-def _check_names(op: str, text: str, known: Iterable[str]) -> None:
-    unknown = sorted(names_read_by(text) - set(known))
+def _check_names(op: str, text: str, known: Iterable[str], let: Mapping[str, str] | None = None) -> frozenset[str]:
+    """Return the names that an expression reads; raises if one is unknown."""
+    read = names_read_by(text, let)
+    unknown = sorted(read.difference(known))
     if unknown:
         raise ValueError(message(op, f"{text!r}: unknown name {unknown[0]!r}", f"known are {', '.join(sorted(known))}"))
+    return read
 
 
 def _check_identity(op: str, inputs: Sequence[str], let: Iterable[str], params: Iterable[str]) -> None:
@@ -152,6 +155,7 @@ class Pointwise:
     onnx: str = ""
     doc: str = ""
     method: bool = False
+    _kept: tuple[frozenset[str], ...] = field(init=False, repr=False)  # by input, the tensors that its gradient reads
 
     def __post_init__(self) -> None:
         inputs = self.inputs or (("x",) if len(self.vjp) == 1 else tuple("abcdef"[: len(self.vjp)]))
@@ -169,17 +173,11 @@ class Pointwise:
 
     def saved(self) -> frozenset[str]:
         """Return the names of the tensors that the gradient formulas read (``out``, ``v0``..), which backward keeps."""
-        return self._saved
-
-    @cached_property
-    def _saved(self) -> frozenset[str]:
-        return frozenset().union(*[self.saved_for(i) for i in range(self.arity)])
+        return frozenset().union(*self._kept)
 
     def saved_for(self, index: int) -> frozenset[str]:
         """Return the names of the tensors that the gradient of input ``index`` reads."""
-        tensors = {"out", *[f"v{i}" for i in range(self.arity)]}
-        text = self.vjp[index]
-        return names_read_by(text, self.let) & tensors if text else frozenset()
+        return self._kept[index]
 
     @cached_property
     def promoting(self) -> tuple[int, ...]:
@@ -203,13 +201,16 @@ class Pointwise:
             parse(text, self.name)
             _check_names(self.name, text, known)
             known.add(name)
-        for text in (self.fwd, *filter(None, self.vjp)):
-            parse(text, self.name)
+        parse(self.fwd, self.name)
         if "out" in names_read_by(self.fwd, self.let):
             raise ValueError(message(self.name, "fwd must not read 'out'", fwd=repr(self.fwd)))
         _check_names(self.name, self.fwd, known)
-        for text in filter(None, self.vjp):
-            _check_names(self.name, text, known | {"g", "out"})
+        tensors, kept = {"out", *[f"v{i}" for i in range(self.arity)]}, []
+        for formula in self.vjp:
+            if formula:
+                parse(formula, self.name)
+            kept.append(_check_names(self.name, formula, known | {"g", "out"}, self.let) & tensors if formula else frozenset())
+        object.__setattr__(self, "_kept", tuple(kept))
         if len(self.inputs) != self.arity:
             raise ValueError(message(self.name, "inputs must have one name per vjp", inputs=self.inputs, vjp=self.vjp))
 

@@ -15,7 +15,7 @@ from netcl.engine import pointwise, reduction
 from netcl.engine.call import planned
 from netcl.engine.registry import ALIASES as ALIASES
 from netcl.engine.registry import REGISTRY as REGISTRY
-from netcl.engine.registry import Composite, Op, Reduction, alias, lookup_op, register, unregister
+from netcl.engine.registry import Composite, Op, Reduction, Row, alias, lookup_op, register, unregister
 from netcl.ops import fused_rows
 
 # Not by "import": modules named like their ops would then replace the ops in this namespace.
@@ -35,7 +35,11 @@ _NOT_OPS = {"epilogue", "finish", "fused_rows", "images"}
 
 def function(name: str) -> Callable[..., Any]:
     """Return the public function of the op or alias ``name``."""
-    row = lookup_op(name)
+    return function_of(lookup_op(name))
+
+
+def function_of(row: Row) -> Callable[..., Any]:
+    """Return the public function of a row."""
     if isinstance(row, Op):
         if row.at_once:
             return row.call

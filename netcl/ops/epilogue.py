@@ -280,8 +280,12 @@ def _fusable_operands(x: object, w: object, bias: object = None) -> bool:
     """Whether the operands are non-empty tensors of one float dtype (a bias: of that or of the sums) on one OpenCL queue."""
     if not isinstance(x, Tensor) or x.dtype not in FLOATS or isinstance(x.queue, CPUQueue):
         return False
-    others = [(w, (x.dtype,)), *([] if bias is None else [(bias, (x.dtype, sum_dtype(x.dtype)))])]
-    return x.size > 0 and all([isinstance(t, Tensor) and t.dtype in known and t.queue is x.queue and t.size for t, known in others])
+    for t in (w,) if bias is None else (w, bias):
+        if not isinstance(t, Tensor) or t.queue is not x.queue or 0 in t.shape:
+            return False
+        if t.dtype is not x.dtype and (t is w or t.dtype is not sum_dtype(x.dtype)):
+            return False
+    return 0 not in x.shape
 
 
 def _is_constant(w: Tensor) -> bool:
@@ -318,7 +322,7 @@ def pending_matmul(a: Any, b: Any, *, transpose_a: bool = False, transpose_b: bo
 
 def pending_affine(x: Any, w: Any, bias: Any = None) -> Tensor | None:
     """Return ``x w' + bias`` as a pending product; ``None`` if the op itself must run."""
-    if not _fusable_operands(x, w, bias) or not x.ndim or w.ndim != 2 or x.shape[-1] != w.shape[1]:
+    if not _fusable_operands(x, w, bias) or not x.shape or len(w.shape) != 2 or x.shape[-1] != w.shape[1]:
         return None
     if bias is not None and bias.shape != w.shape[:1]:
         return None

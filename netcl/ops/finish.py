@@ -33,7 +33,7 @@ class Finish(NamedTuple):
 
     @property
     def stored(self) -> str:
-        return self.result or self.total
+        return self.result or (self.total if self.residual else self.dtype)
 
     @property
     def plain(self) -> bool:
@@ -61,7 +61,7 @@ class Finish(NamedTuple):
         if row is not None:
             hold()
             lines += ["const real v0 = x;", *statements(forward_body(row), real), "x = out;"]
-        if self.stored != held:
+        if self.result and self.result != held:
             hold()
         values = value_functions([], [], real, Layout(width=lanes, half_bits=True), rounds)
         body = "\n  ".join(lines)

@@ -241,7 +241,8 @@ def _detach_copy(view: Tensor, copy: Tensor) -> None:
     """Make ``copy``, a tensor over the memory of ``view``, independent of later writes to the base of ``view``."""
     if type(copy.source) is Reread:
         copy.realize()
-    copy.place, copy.writes = Place(0, None, None, weakref.ref(view)), Writes(writes_of(view).last)
+    copy.place, copy.writes = Place(0, None, None, weakref.ref(view)), Writes()
+    copy.writes.last = writes_of(view).last
 
 
 # ---- copying views

@@ -48,7 +48,7 @@ class profile:
         self._observer, self._rows = Observer(), None
         perf.listeners.append(self._region)
         program.build_listeners.append(self._compiled)
-        hooks.upper("data.dataloader").batch_listeners.append(self._loaded)
+        hooks.upper(".data.dataloader").batch_listeners.append(self._loaded)
         self._began = time.perf_counter()
         self._observer.begin()
         return self
@@ -60,7 +60,7 @@ class profile:
         self._observer.end()
         perf.listeners.remove(self._region)
         program.build_listeners.remove(self._compiled)
-        hooks.upper("data.dataloader").batch_listeners.remove(self._loaded)
+        hooks.upper(".data.dataloader").batch_listeners.remove(self._loaded)
         self.events += self._observer.launches
         self.transfers += self._observer.transfers
         self.spans += [trace.Span(*span, "launches") for span in self._observer.host]

@@ -15,7 +15,7 @@ from netcl.core.device import DeviceHandle
 from netcl.core.errors import DeviceError, KernelBuildError, OutOfMemoryError
 from netcl.core.kernel_selector import KernelConfig, Problem
 from netcl.core.waiting_runs import flush_waiting
-from netcl.engine.algorithms import ALGORITHMS, FAMILIES, Family, last_chosen
+from netcl.engine.algorithms import FAMILIES, Family, answering, last_chosen
 from netcl.runtime.tuning import store, warned_of
 
 _CONV_SIZES = (2, 8, 9, 8, 12, 3, 3)
@@ -69,7 +69,6 @@ def check_variants(handle: DeviceHandle) -> Iterator[VariantCheck]:
 def _candidates(family: Family, problem: Problem) -> list[KernelConfig]:
     """Return the configurations to check: the policy's choice, and one or more for every algorithm that the device may select."""
     found = [kernel_selector.decide(problem)]
-    for algorithm in ALGORITHMS[family.family]:
-        if algorithm.answers(None, problem.profile):
-            found += [c for c in algorithm.samples or list(algorithm.configurations(problem))[:1] if c not in found]
+    for algorithm in answering(family.family, None, problem.profile):
+        found += [c for c in algorithm.samples or list(algorithm.configurations(problem))[:1] if c not in found]
     return found

@@ -68,7 +68,7 @@ class ProgramCache:
         try:
             data = path.read_bytes() if path else b""
         except OSError:
-            self._tell_of_a_first_run()
+            self.tell_of_a_first_run()
             return None
         if not data:
             return None
@@ -78,7 +78,7 @@ class ProgramCache:
             return None
         return binary
 
-    def _tell_of_a_first_run(self) -> None:
+    def tell_of_a_first_run(self) -> None:
         """If there is no cache folder yet, report once that the first run takes longer, because it compiles all its kernels."""
         if self._told or env.value("NETCL_PROGRESS") == "off":
             return

@@ -17,7 +17,7 @@ ABORTS = "__kernel void aborts(__global float* x) { ((volatile __global float*)(
 
 @pytest.fixture
 def fragile(cl_device, monkeypatch):
-    monkeypatch.setattr(probe, "is_fragile", lambda device: True)
+    monkeypatch.setattr(program.state(cl_device.queue), "fragile", True)
     monkeypatch.setattr(probe, "_known_aborts", {})
     yield cl_device
     for child in probe._children.values():
@@ -52,4 +52,4 @@ def test_programs_that_build_are_used(fragile):
 
 
 def test_only_drivers_that_need_it_are_tried_so(cl_device):
-    assert probe.is_fragile(cl_device.queue.device) == ("rusticl" in cl_device.platform_name.lower())
+    assert program.state(cl_device.queue).fragile == ("rusticl" in cl_device.platform_name.lower())

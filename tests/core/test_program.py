@@ -24,9 +24,10 @@ __kernel void axpy(__global const float* x, __global float* restrict y, const fl
 
 
 def test_signatures_are_read_from_the_text():
-    assert parameter_kinds(AXPY, "axpy") == (POINTER, POINTER, np.float32, np.int32)
-    assert parameter_kinds("kernel void f(unsigned int a, uchar b, float4 c, REAL d) {}", "f") == (np.uint32, np.uint8, UNKNOWN, UNKNOWN)
-    assert parameter_kinds("__kernel __attribute__((reqd_work_group_size(1, 1, 1))) void f(void) {}", "f") == ()
+    assert parameter_kinds(AXPY, "axpy") == ((POINTER, POINTER, np.float32, np.int32), (True, False, True, True))
+    text = "kernel void f(unsigned int a, uchar b, float4 c, REAL d) {}"
+    assert parameter_kinds(text, "f") == ((np.uint32, np.uint8, UNKNOWN, UNKNOWN), (True,) * 4)
+    assert parameter_kinds("__kernel __attribute__((reqd_work_group_size(1, 1, 1))) void f(void) {}", "f") == ((), ())
     assert parameter_kinds("KERNEL(f)", "f") is None
     assert parameter_kinds("__kernel void f(int a,\n#ifdef B\nint b,\n#endif\nint c) {}", "f") is None
 

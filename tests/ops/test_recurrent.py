@@ -16,7 +16,7 @@ from netcl.core.kernel_selector import get_kernel_selector
 from netcl.core.kernels import program
 from netcl.core.tensor import Tensor
 from netcl.engine import waiting
-from netcl.engine.algorithms import ALGORITHMS
+from netcl.engine.algorithms import ALGORITHMS, answering
 from netcl.engine.registry import REGISTRY
 from netcl.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence, pad_sequence
 from netcl.ops.recurrent import plans, steps
@@ -75,7 +75,7 @@ def test_the_choice_depends_on_the_size_of_the_weights():
     def first(profile, hidden, rows, width=0, backward=False, dtype="float32"):
         layer = plans.Layer("lstm", 35, rows, hidden, width or hidden, dtype, 0, backward)
         config = plans._DEFAULT
-        return next(a.name for a in ALGORITHMS["recurrent"] if a.answers(config, profile) and a.when(layer, config, profile))
+        return next(a.name for a in answering("recurrent", config, profile) if a.when(layer, config, profile))
 
     assert [first(cpu, 256, 20), first(cpu, 650, 20), first(cpu, 256, 20, 64)] == ["rows", "units", "units"]
     assert [first(cpu, 650, 20, backward=True), first(cpu, 1024, 20, backward=True)] == ["rows", "units"]

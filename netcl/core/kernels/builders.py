@@ -17,7 +17,7 @@ from typing import Any
 
 from netcl.core import env, platforms
 from netcl.core.hooks import hooks
-from netcl.core.kernels import compiler, probe
+from netcl.core.kernels import compiler
 from netcl.core.waiting_runs import BUILDER_THREAD
 
 MOST_BUILDERS, _LEAST_CORES = 14, 4
@@ -60,6 +60,10 @@ class BuilderPool:
         self.processes: list[subprocess.Popen[bytes]] = []
         self.threads = 0
         self.closed = False
+
+    def accepts_jobs(self) -> bool:
+        """Whether programs may be built by other processes: the user has not turned that off, and there is a folder for binaries."""
+        return env.value("NETCL_BUILD_PROCESSES") != 0 and env.cache_dir() is not None
 
     def submit(self, label: tuple[int, str], request: dict[str, Any], save: Callable[[bytes], None] | None) -> BuildJob:
         """Queue a job; starts another builder for each job behind the first. This process builds a single one sooner.
@@ -144,19 +148,19 @@ _all_pools: list[BuilderPool] = []
 
 
 def pool_of(state: Any) -> BuilderPool | None:
-    """Return the builders for the device of a context; ``None`` where programs are built in this process."""
+    """Return the builders for the device of a context, created at first use; ``None`` where programs are built in this process."""
     if "builders" not in state:
-        most = _most_builders(state.device)
+        most = 0 if state.fragile else _most_builders(state.device)
         state["builders"] = pool = BuilderPool(state.device, most) if most else None
         if pool is not None:
             _all_pools.append(pool)
-    return state["builders"] if env.value("NETCL_BUILD_PROCESSES") != 0 and env.cache_dir() is not None else None
+    return state["builders"]
 
 
 def _most_builders(device: Any) -> int:
     """Return the most builders for a device. By default, only GPUs with a binary store have some."""
     wanted, cores = env.value("NETCL_BUILD_PROCESSES"), getattr(os, "sched_getaffinity", lambda _: ())(0)
-    if hooks.binary_store is None or not cores or probe.is_fragile(device) or "python" not in os.path.basename(sys.executable):
+    if hooks.binary_store is None or not cores or "python" not in os.path.basename(sys.executable):
         return 0  # the executable is another program if Python is embedded in it
     if wanted is not None:
         return wanted

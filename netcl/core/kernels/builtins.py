@@ -89,7 +89,8 @@ def _declared(name: str) -> str:
                 lines.append(f"#ifdef {_EXTENSIONS[scalar]}")
             for n in lanes:
                 mask = _COMPARISONS.get(scalar, scalar) + n if n else "int"
-                lines += [form.format(f=name, t=scalar + n, s=scalar, m=mask, a=space, **parts) for space in spaces]
+                for space in spaces:
+                    lines.append(form.format(f=name, t=scalar + n, s=scalar, m=mask, a=space, **parts))
             if scalar in _EXTENSIONS:
                 lines.append("#endif")
     return "\n".join([*lines, ""])

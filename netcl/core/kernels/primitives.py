@@ -158,7 +158,7 @@ class BuiltKernel:
             tuner = self.spec.tuner if (len(sizes), len(args)) == (1, len(self.spec.params)) else None
             if tuner is not None and recording.active.recorder is not None:  # launches that measure must not be replayed
                 return (tuner.choose_local_size(queue.device),)
-            known[slot] = hooks.upper("profiling.local_sizes").tuned(queue, self, sizes, None if tuner is None else args)
+            known[slot] = hooks.upper(".profiling.local_sizes").tuned(queue, self, sizes, None if tuner is None else args)
         return known[slot]
 
 
@@ -267,11 +267,12 @@ def storage_macros(**operands: str) -> str:
     >>> print(storage_macros(A="float16").splitlines()[-2])
     #define A_LOAD(p, i) (vload_half(i, p))
     """
-    rows = {name: dtypes.DTYPES[dtype] for name, dtype in operands.items()}
-    needs = "".join([_NEEDS.get(dtype, "") for dtype in sorted({row.name for row in rows.values()})])
-    lines = [line for name, row in rows.items() for line in (f"{name}_T {row.c_storage}", f"{name}_REAL {row.c_compute}",
-             f"{name}_LOAD(p, i) ({row.load})", f"{name}_STORE(p, i, x) {row.store}")]  # fmt: skip
-    return needs + "".join([f"#define {line}\n" for line in lines])
+    needs = "".join([_NEEDS[dtype] for dtype in sorted(_NEEDS.keys() & operands.values())])
+    for name, dtype in operands.items():
+        row = dtypes.DTYPES[dtype]
+        needs += f"#define {name}_T {row.c_storage}\n#define {name}_REAL {row.c_compute}\n"
+        needs += f"#define {name}_LOAD(p, i) ({row.load})\n#define {name}_STORE(p, i, x) {row.store}\n"
+    return needs
 
 
 @lru_cache(maxsize=256)

@@ -30,11 +30,6 @@ class CompilerAbort(KernelBuildError):
     """Raised for a program on which the driver's compiler aborts the process."""
 
 
-def is_fragile(device: Any) -> bool:
-    """Whether the device's compiler may abort the process on programs that it cannot compile; false inside the child process."""
-    return not _is_child and "rusticl" in device.platform.name.lower()
-
-
 class _Child:
     """A child process that builds and launches the programs sent to it, for one device."""
 
@@ -74,7 +69,7 @@ class _Child:
         self.log.close()
 
 
-_is_child = False
+is_child = False  # whether this process is a child, which runs the programs itself
 _children: dict[tuple[str, str], _Child] = {}
 _known_aborts: dict[str, str] = {}  # by the key of the program
 _lock = threading.Lock()
@@ -100,8 +95,8 @@ def answer_probes() -> None:
     """Serve requests in the child process: launch every kernel of each program once, with zeroed buffers and every number 1."""
     from netcl.core.kernels import program
 
-    global _is_child
-    _is_child = True
+    global is_child
+    is_child = True
     cl = platforms.opencl()
     platform_name, device_name = sys.argv[1:]
     (device,) = [d for p in platforms.cl_platforms() if p.name == platform_name for d in p.get_devices() if d.name == device_name][:1]

@@ -15,6 +15,7 @@ import re
 import threading
 import time
 import warnings
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property, lru_cache, partial
@@ -26,9 +27,9 @@ import numpy as np
 from netcl.core import env, platforms, recording
 from netcl.core.commands import CommandList, Launch
 from netcl.core.errors import DeviceError, KernelBuildError, OutOfMemoryError, ShapeError, message, some
-from netcl.core.hooks import hooks
+from netcl.core.hooks import BinaryStore, hooks
 from netcl.core.kernels import builders, builtins, compiler, probe, substitutes
-from netcl.core.kernels.signature import POINTER, UNKNOWN, parameter_kinds, read_only
+from netcl.core.kernels.signature import POINTER, UNKNOWN, parameter_kinds
 from netcl.core.queue_state import ContextState, context_state, free_memory, queue_state
 from netcl.core.queue_state import forget as forget
 from netcl.core.waiting_runs import flush_waiting, waiting
@@ -45,8 +46,8 @@ _MOST_LAUNCH_SIZES = 4096  # per kernel
 _MOST_ELEMENTS = (1 << 31) - 1  # of tensors of kernels that take no 64-bit number
 _builds = _programs = 0
 build_listeners: list[Callable[[str, float, float], None]] = []  # called with the names, the begin and the end of every build
-_building: tuple[int, str] | None = None  # the number of the program that is built at this moment, and its kernels
-_first_launches: list[tuple[int, str, Any]] = []  # of drivers that compile at launch: the same and the event
+_building: Program | None = None  # the program that is built at this moment
+_first_launches: deque[tuple[Program, Any]] = deque()  # of drivers that compile at launch: the program and the event, oldest first
 
 
 def build_count() -> int:
@@ -61,8 +62,11 @@ def program_count() -> int:
 
 def compiling() -> tuple[int, str] | None:
     """Return the number (see :func:`program_count`) and the kernel names of the program that the driver is compiling, or ``None``."""
-    _first_launches[:] = [launch for launch in _first_launches if launch[2].command_execution_status > 0]  # neither complete nor failed
-    return _building or builders.current() or (_first_launches[0][:2] if _first_launches else None)
+    if _building is None and (other := builders.current()) is not None:
+        return other
+    launched = (program for program, event in list(_first_launches) if event.command_execution_status > 0)  # neither complete nor failed
+    found = _building or next(launched, None)
+    return None if found is None else (found.number, _kernel_names(found.source))
 
 
 def lacks_memory(error: Any) -> bool:
@@ -124,7 +128,8 @@ def build(context: Any, source: str, options: Sequence[str] = (), of: ContextSta
 
 
 def _program(context: Any, source: str, options: Sequence[str], of: ContextState, later: bool = False) -> Program:
-    platforms.check_process()
+    if platforms.forked_child:
+        platforms.check_process()
     key = (source, tuple(options))
     with of.lock:
         if key not in of.programs:
@@ -147,40 +152,41 @@ class Program:
     def __init__(self, context: Any, of: ContextState, source: str, options: tuple[str, ...], later: bool = False):
         global _programs
         _programs += 1
-        self.number, self.source = _programs, source
-        self.options = options
-        self.state = of
-        self._text = substitutes.substituted(source) if "wrong_conversions" in self.state.quirks else source
-        self.key = _binary_key(of.device, self._text, options)
+        self.number, self.source, self.options, self.state = _programs, source, options, of
+        self._text = substitutes.substituted(source) if "wrong_conversions" in of.quirks else source
         self.kernels: dict[str, Kernel] = {}
         self._unsaved = False
         self._final: bytes | None = None  # the binary of the second pass; the driver may return that of the first
         self._job: builders.BuildJob | None = None
         self._context = None
-        self._built: Any = self._from_store(context)
-        pool = builders.pool_of(of) if later and self._built is None else None
-        if pool is not None:
+        self.driver: Any = None  # the driver's program; None while it is pending
+        cached = "caches_programs" in of.quirks and env.raw("POCL_KERNEL_CACHE") != "0"  # by the driver
+        self._store = None if cached else hooks.binary_store
+        if self._store is not None:
+            self.driver = self._from_store(context, self._store)
+        elif self.number == 1 and hooks.binary_store is not None:
+            hooks.binary_store.tell_of_a_first_run()
+        pool = None if not later or self.driver is not None else of["builders"] if "builders" in of else builders.pool_of(of)
+        if pool is not None and pool.accepts_jobs():
             self._context = context  # only until it is built: the state of a context must not keep the context alive
             request = {"forms": self._forms(), "marked": compiler.PTX_MARK.search(source) is not None}
             complete = hooks.binary_store is not None and "compiles_at_launch" not in of.quirks  # before the first launch
             save = partial(hooks.binary_store.save, self.key) if complete else None  # type: ignore[union-attr]
             self._job = pool.submit((self.number, _kernel_names(source)), request, save)
-        elif self._built is None:
-            self._built = self._from_source(context)
+        elif self.driver is None:
+            self.driver = self._from_source(context)
 
-    @property
-    def pending(self) -> bool:
-        """Whether the program is not built yet."""
-        return self._built is None
+    #: The name of the program's binary in the store.
+    key = cached_property(lambda self: _binary_key(self.state.device, self._text, self.options))
 
     def built(self) -> Any:
         """Return the driver's program; waits for its builder, or builds it here if none has begun. Raises if it does not build."""
-        if self._built is None:
+        if self.driver is None:
             with self.state.lock:
-                if self._built is None:
-                    self._built = self._from_builder() or self._from_source(self._context)
+                if self.driver is None:
+                    self.driver = self._from_builder() or self._from_source(self._context)
                     self._context = None
-        return self._built
+        return self.driver
 
     def _from_builder(self) -> Any:
         job, self._job = self._job, None
@@ -189,37 +195,35 @@ class Program:
             return None
         try:
             built = self._from_binary(self._context, binary)
-        except platforms.opencl().Error as error:
+        except self.state.cl.Error as error:
             log.info("[build] a binary of a builder process was refused: %s", error)
             return None
         self._is_new(built, job.start, job.end, saved=job.save is not None)
         return built
 
-    def _from_store(self, context: Any) -> Any:
-        store = hooks.binary_store
-        binary = store.load(self.key) if store is not None else None
-        if store is None or binary is None:
+    def _from_store(self, context: Any, store: BinaryStore) -> Any:
+        binary = store.load(self.key)
+        if binary is None:
             return None
-        cl = platforms.opencl()
         try:
             return self._from_binary(context, binary)
-        except cl.Error as error:
+        except self.state.cl.Error as error:
             store.reject(self.key, f"the driver refused it: {error}")
             return None
 
     def _from_binary(self, context: Any, binary: bytes) -> Any:
-        cl = platforms.opencl()
+        cl = self.state.cl
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", cl.CompilerWarning)
             return compiler.from_binary(cl, context, binary)
 
     def _from_source(self, context: Any) -> Any:
         global _building
-        cl, start = platforms.opencl(), time.perf_counter()
+        cl, start = self.state.cl, time.perf_counter()
         forms = self._forms()
-        if probe.is_fragile(self.state.device):
+        if self.state.fragile and not probe.is_child:
             probe.check_compiles(self.state.device, self.key, self.source, tuple(forms[-1][1]))
-        _building = self.number, _kernel_names(self.source)
+        _building = self
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", cl.CompilerWarning)  # Intel's runtime writes a log for every build; errors contain it
@@ -242,19 +246,18 @@ class Program:
         _builds += 1
         for listener in build_listeners:
             listener(_kernel_names(self.source), start, end)
-        cached = "caches_programs" in self.state.quirks and env.raw("POCL_KERNEL_CACHE") != "0"  # by the driver
-        self._unsaved = hooks.binary_store is not None and not cached and not saved
-        debug = env.value("NETCL_DEBUG")
-        if debug >= 2:
-            names = built.get_info(platforms.opencl().program_info.KERNEL_NAMES)
+        self._unsaved = not saved
+        if self._debug >= 2:
+            names = built.get_info(self.state.cl.program_info.KERNEL_NAMES)
             log.warning("[build] %s in %.0f ms on %s", names, 1e3 * (end - start), self.state.device.name)
-        if debug >= 4:
+        if self._debug >= 4:
             log.warning("%s", self.source)
 
     def _forms(self) -> list[tuple[str, list[str]]]:
         """Return text and options of the program. A form without the driver's header precedes it if that compiles faster."""
         # Without -w compilers write "1 warning generated." past Python to the terminal.
-        options = [*self.options, *([] if env.value("NETCL_DEBUG") else ["-w"])]
+        self._debug = env.value("NETCL_DEBUG")
+        options = [*self.options, *([] if self._debug else ["-w"])]
         slow = "parses_all_builtins" in self.state.quirks
         declared = builtins.declarations(self.source) if slow and "-cl-std" not in " ".join(options) else None
         own = [] if declared is None else [(f"{declared}#line 1\n{self.source}", [*options, builtins.GUARD])]
@@ -269,13 +272,13 @@ class Program:
 
     def names(self) -> list[str]:
         """List the names of the kernels in the program."""
-        return self.built().get_info(platforms.opencl().program_info.KERNEL_NAMES).split(";")
+        return self.built().get_info(self.state.cl.program_info.KERNEL_NAMES).split(";")
 
     def make(self, name: str) -> Any:
         """Create a kernel object of the driver; each thread needs its own, because arguments are stored in it."""
-        cl = platforms.opencl()
+        cl = self.state.cl
         try:
-            return cl.Kernel(self.built(), name)
+            return cl.Kernel(self.driver or self.built(), name)
         except cl.Error as error:
             if lacks_memory(error):
                 raise failure(name, "to create the kernel object", error) from None
@@ -285,12 +288,13 @@ class Program:
     def after_first_launch(self, event: Any) -> None:
         """Wait for ``event`` and store the binary, if it is not stored yet. PoCL compiles work-group functions at the first launch."""
         if "compiles_at_launch" in self.state.quirks:
-            compiling()  # drops those that are complete
-            _first_launches.append((self.number, _kernel_names(self.source), event))
-        if self._unsaved and hooks.binary_store is not None:
+            while _first_launches and _first_launches[0][1].command_execution_status <= 0:
+                _first_launches.popleft()
+            _first_launches.append((self, event))
+        if self._unsaved and self._store is not None:
             self._unsaved = False
             event.wait()  # PoCL 3.1 aborts if the binary of a running kernel is requested
-            hooks.binary_store.save(self.key, self._final or compiler.binary_of(platforms.opencl(), self._built))
+            self._store.save(self.key, self._final or compiler.binary_of(self.state.cl, self.driver))
 
 
 class _Own:
@@ -302,14 +306,15 @@ class _Own:
 
     __slots__ = ("kernel", "lenders", "numbers", "set_memory", "set_numbers")
 
-    def __init__(self, kernel: Any, kinds: tuple[Any, ...]):
-        if typed := UNKNOWN not in kinds:
-            kernel.set_scalar_arg_dtypes([None if kind == POINTER else kind for kind in kinds])
+    def __init__(self, kernel: Any, types: list[Any] | None):
+        """``types``: per argument its NumPy scalar type, or ``None`` for memory; ``None`` if a type is unknown."""
+        if types is not None:
+            kernel.set_scalar_arg_dtypes(types)
         self.kernel = kernel
         self.lenders: list[Any] = []  # queues of tensors in the current launch that differ from its own queue
         self.numbers: tuple[Any, ...] | None = None
         self.set_memory: Any = getattr(kernel, "_set_arg_multi", None)
-        self.set_numbers: Any = getattr(kernel, "_set_arg_buf_pack_multi", None) if typed and self.set_memory else None
+        self.set_numbers: Any = getattr(kernel, "_set_arg_buf_pack_multi", None) if types is not None and self.set_memory else None
 
 
 def _wait_before_more(lenders: list[Any], queue: Any, event: Any) -> None:
@@ -319,10 +324,6 @@ def _wait_before_more(lenders: list[Any], queue: Any, event: Any) -> None:
         with driver_errors("launch", "to enqueue a barrier"):
             platforms.opencl().enqueue_barrier(lender, wait_for=[event])
     lenders.clear()
-
-
-def _sides(size: LaunchSize) -> tuple[int, ...]:
-    return (size,) if isinstance(size, int) else tuple(size)
 
 
 class Kernel:
@@ -337,42 +338,41 @@ class Kernel:
         self.program = program
         self._threads = threading.local()
         self.launched = False
-        kinds: Any = parameter_kinds(program.source, name)
-        if not program.pending or kinds is None or UNKNOWN in kinds:
+        parsed = parameter_kinds(program.source, name)
+        first = None
+        if program.driver is not None or parsed is None or UNKNOWN in parsed[0]:
             first = program.make(name)
-            kinds = kinds if kinds is not None and len(kinds) == first.num_args else (UNKNOWN,) * first.num_args
-            self._threads.own = _Own(first, kinds)
-        self.kinds = kinds
-        self._count = len(self.kinds)
-        self._pointers = tuple([i for i, kind in enumerate(self.kinds) if kind is POINTER or kind is UNKNOWN])
-        self._scalars = tuple([i for i in range(self._count) if i not in self._pointers])
-        self._in_front = self._pointers == tuple(range(len(self._pointers)))
-        known = read_only(program.source, name)
-        #: Per argument, whether it is declared const; all ``False`` if the signature cannot be parsed.
-        self.reads_only = known if known is not None and len(known) == self._count else (False,) * self._count
-        self._written = frozenset([i for i in self._pointers if not self.reads_only[i]])
-        self._takes_long = bool({np.int64, np.uint64} & set(self.kinds)) or UNKNOWN in self.kinds
-        self._comparable = not {np.float32, np.float64} & set(self.kinds)  # 0.0 and -0.0 are equal
-        self._places = [x for i in self._scalars for x in (i, np.dtype(self.kinds[i]).char.encode(), None)]
+            if parsed is None or len(parsed[0]) != first.num_args:
+                parsed = (UNKNOWN,) * first.num_args, (False,) * first.num_args
+        #: Per argument: its kind, and whether it is declared const (all ``False`` if the signature cannot be parsed).
+        self.kinds, self.reads_only = kinds, constant = parsed
+        self._count = len(kinds)
+        self.pointers = [i for i, kind in enumerate(kinds) if kind is POINTER or kind is UNKNOWN]  # arguments that are or may be memory
+        self._scalars = [i for i in range(self._count) if i not in self.pointers]
+        self._in_front = self.pointers == list(range(len(self.pointers)))
+        self._written = {i for i in self.pointers if not constant[i]}
+        self._places = [x for i in self._scalars for x in (i, np.dtype(kinds[i]).char.encode(), None)]
+        self._types = None if UNKNOWN in kinds else [None if kind is POINTER else kind for kind in kinds]
+        self._takes_long = not {np.int64, np.uint64, UNKNOWN}.isdisjoint(kinds)
+        self._comparable = {np.float32, np.float64}.isdisjoint(kinds)  # 0.0 and -0.0 are equal
         self._known_sizes: dict[Any, tuple[tuple[int, ...], tuple[int, ...] | None]] = {}
-        cl = platforms.opencl()
+        cl = program.state.cl
         self._local_argument = cl.LocalMemory
         self.enqueue = cl.enqueue_nd_range_kernel
         self.failed = cl.Error
+        if first is not None:
+            self._threads.own = _Own(first, self._types)
 
     @cached_property
     def _limits(self) -> tuple[int, tuple[int, ...] | None, int]:
-        info, device = platforms.opencl().kernel_work_group_info, self.program.state.device
-        most, required, declared = (
-            self._own().kernel.get_work_group_info(of, device)
-            for of in (info.WORK_GROUP_SIZE, info.COMPILE_WORK_GROUP_SIZE, info.LOCAL_MEM_SIZE)
-        )
-        return int(most), tuple(required) if any(required) else None, int(declared)
+        state, asked = self.program.state, self._own().kernel.get_work_group_info
+        info, device = state.cl.kernel_work_group_info, state.device
+        required = tuple(asked(info.COMPILE_WORK_GROUP_SIZE, device))
+        return int(asked(info.WORK_GROUP_SIZE, device)), required if any(required) else None, int(asked(info.LOCAL_MEM_SIZE, device))
 
-    # The most work-items of a group, the local size that the source requires, the bytes of local memory that it declares.
+    # The most work-items of a group, and the local size that the source requires.
     max_work_group = property(lambda self: self._limits[0])
     required_local = property(lambda self: self._limits[1])
-    local_memory = property(lambda self: self._limits[2])
 
     def _own(self) -> _Own:
         """Return the calling thread's kernel object."""
@@ -383,7 +383,7 @@ class Kernel:
             if made.num_args != self._count:
                 what = f"the kernel must have the {self._count} parameters that its text declares, got {made.num_args}"
                 raise KernelBuildError(message(self.name, what)) from None
-            self._threads.own = _Own(made, self.kinds)
+            self._threads.own = _Own(made, self._types)
             return self._threads.own
 
     def __call__(self, queue: Any, global_size: LaunchSize, local_size: LaunchSize | None, *args: Any) -> Any:
@@ -423,17 +423,18 @@ class Kernel:
         return event
 
     def _write_down(self, commands: CommandList, global_size: LaunchSize, local_size: LaunchSize | None, args: tuple[Any, ...]) -> None:
-        planned = Launch(self, _sides(global_size), None if local_size is None else _sides(local_size), args)
-        sizes, local = planned[1:3] if self.program.pending else self.resolved(planned)[1:3]
-        if not self._takes_long and max([getattr(args[i], "size", 0) for i in self._pointers], default=0) > _MOST_ELEMENTS:
+        sizes = (global_size,) if isinstance(global_size, int) else tuple(global_size)
+        local = (local_size,) if isinstance(local_size, int) else None if local_size is None else tuple(local_size)
+        if self.program.driver is not None:
+            sizes, local = self._sizes(sizes, local, args)
+        if not self._takes_long and any([math.prod(getattr(args[i], "shape", ())) > _MOST_ELEMENTS for i in self.pointers]):
             raise self._too_large([args[i] for i in self._scalars])
         if 0 not in sizes:
             commands.launch(self, sizes, local, args)
 
     def resolved(self, launch: Launch) -> Launch:
         """Return a launch with the sizes that the driver gets; raises if the kernel's limits do not allow them. Waits for the program."""
-        self._check_local_memory(sum([arg.size for arg in launch.args if type(arg) is self._local_argument]))
-        sizes, local = self._sizes(launch.sizes, launch.local)
+        sizes, local = self._sizes(launch.sizes, launch.local, launch.args)
         return launch._replace(sizes=sizes, local=local)
 
     def _too_large(self, numbers: Sequence[Any]) -> ShapeError:
@@ -445,7 +446,7 @@ class Kernel:
             own.kernel.set_args(*self._driver_arguments(queue, args))
             return
         own.set_memory(tuple(self._memory(queue, args)))
-        numbers = args[len(self._pointers) :] if self._in_front else tuple([args[i] for i in self._scalars])
+        numbers = args[len(self.pointers) :] if self._in_front else tuple([args[i] for i in self._scalars])
         if own.numbers != numbers or not self._comparable:
             self._set_numbers(own, numbers)
 
@@ -464,7 +465,7 @@ class Kernel:
 
     def sized(self, sizes: tuple[int, ...], local: tuple[int, ...] | None, numbers: tuple[Any, ...]) -> Sized | None:
         """Return this kernel with fixed sizes and numbers; ``None`` unless its argument types are known and its buffers come first."""
-        usable = self._in_front and self._own().set_numbers is not None
+        usable = self._in_front and (getattr(self._threads, "own", None) or self._own()).set_numbers is not None
         return Sized(self, sizes, local, numbers) if usable else None
 
     def _retry(self, queue: Any, kernel: Any, sizes: tuple[int, ...], local: tuple[int, ...] | None, error: Any) -> Any:
@@ -485,30 +486,26 @@ class Kernel:
                 "device": device.name}  # fmt: skip
         return DeviceError(message(self.name, f"the driver cannot launch the kernel ({why})", "stay within the limits shown", **seen))
 
-    def _check_local_memory(self, argument: int = 0) -> None:
-        """Raise if a kernel needs more local memory than PoCL has: PoCL aborts the process instead of rejecting the launch.
-
-        ``argument`` is the size of the local arguments in bytes. Other drivers reject such a launch themselves. NVIDIA's driver allows more
-        than ``local_mem_size``.
-        """
-        device = self.program.state.device
-        limit = int(device.local_mem_size)
-        if self.local_memory + argument > limit and device.platform.name == "Portable Computing Language":
+    def _check_local_memory(self, args: Sequence[Any]) -> None:
+        """Raise if a kernel and its local arguments need more local memory than the driver can take without an abort."""
+        limit = self.program.state.local_limit
+        needed = self._limits[2] + sum([arg.size for arg in args if type(arg) is self._local_argument])
+        if needed > limit:
             what = "the kernel needs more local memory than the device has"
-            raise DeviceError(message(self.name, what, "use smaller tiles", bytes=self.local_memory + argument, limit=limit))
+            raise DeviceError(message(self.name, what, "use smaller tiles", bytes=needed, limit=limit))
 
     def _memory(self, queue: Any, args: tuple[Any, ...]) -> list[Any]:
         """Realize the tensors; return index and buffer of every memory argument in one list, and of numbers too if types are unknown."""
         found: list[Any] = []
         readers = hooks.readers
-        for i in self._pointers:
+        for i in self.pointers:
             arg = args[i]
             found.append(i)
             realize = getattr(arg, "realize", None)
             if realize is None:  # a buffer, local memory, or a number
                 found.append(arg)
                 if type(arg) is self._local_argument:
-                    self._check_local_memory(sum(a.size for a in args if type(a) is self._local_argument))
+                    self._check_local_memory(args)
                 continue
             found.append(realize())
             if arg.queue is not queue:
@@ -535,34 +532,37 @@ class Kernel:
             recording.host_work("a kernel uses a tensor of another queue")
             flush_waiting(tensor.queue)
             lender, target = (of if hooks.launch_queue is None else hooks.launch_queue(of) for of in (tensor.queue, queue))
-            cl = platforms.opencl()
+            cl = self.program.state.cl
             with driver_errors(self.name, "to enqueue a barrier"):
                 cl.enqueue_barrier(target, wait_for=[cl.enqueue_marker(lender)])
             lender.flush()  # waiting for a marker that was never submitted does not end
             self._own().lenders.append(lender)
 
     def _remember_sizes(self, global_size: LaunchSize, local_size: LaunchSize | None) -> tuple[tuple[int, ...], tuple[int, ...] | None]:
-        self._check_local_memory()
-        found = self._sizes(global_size, local_size)
+        key = global_size if isinstance(global_size, int) else tuple(global_size)
+        local_key = local_size if local_size is None or isinstance(local_size, int) else tuple(local_size)
+        found = self._sizes((key,) if isinstance(key, int) else key, (local_key,) if isinstance(local_key, int) else local_key)
         if len(self._known_sizes) >= _MOST_LAUNCH_SIZES:
             self._known_sizes.clear()
-        key = global_size if isinstance(global_size, int) else tuple(global_size)
-        self._known_sizes[key, local_size if local_size is None or isinstance(local_size, int) else tuple(local_size)] = found
+        self._known_sizes[key, local_key] = found
         return found
 
-    def _sizes(self, global_size: LaunchSize, local_size: LaunchSize | None) -> tuple[tuple[int, ...], tuple[int, ...] | None]:
-        sizes = _sides(global_size)
-        if not 1 <= len(sizes) <= len(self.program.state.max_items):
-            raise self._refused(sizes, None, f"a launch must have 1 to {len(self.program.state.max_items)} dimensions")
-        if self.required_local is not None:
-            local: tuple[int, ...] | None = self.required_local[: len(sizes)]
-            if math.prod(self.required_local) > self.program.state.max_work_group:
+    def _sizes(
+        self, sizes: tuple[int, ...], local: tuple[int, ...] | None, args: Sequence[Any] = ()
+    ) -> tuple[tuple[int, ...], tuple[int, ...] | None]:
+        """Return the sizes that the driver gets; raises if the limits of kernel and device do not allow the launch."""
+        self._check_local_memory(args)
+        state, required = self.program.state, self._limits[1]
+        if not 1 <= len(sizes) <= len(state.max_items):
+            raise self._refused(sizes, None, f"a launch must have 1 to {len(state.max_items)} dimensions")
+        if required is not None:
+            local = required[: len(sizes)]
+            if math.prod(required) > state.max_work_group:
                 raise self._refused(sizes, local, "the work-group size that the kernel requires is larger than the device allows")
-        elif local_size is None:
+        elif local is None:
             return sizes, None
         else:
-            local = self.clamp(_sides(local_size))
-        assert local is not None
+            local = self.clamp(local)
         for size, step in zip(sizes, local, strict=True):
             if size % step:
                 return tuple([-(-s // n) * n for s, n in zip(sizes, local, strict=True)]), local
@@ -570,7 +570,7 @@ class Kernel:
 
     def clamp(self, local: tuple[int, ...]) -> tuple[int, ...]:
         """Return a local size that device and kernel allow: limit every dimension, then halve the largest until the product fits."""
-        limit = self.max_work_group
+        limit = self._limits[0]
         if len(local) == 1 and local[0] <= limit:
             return local
         sides = [min(side, most) for side, most in zip(local, self.program.state.max_items, strict=False)]

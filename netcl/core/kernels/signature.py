@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 
@@ -26,7 +27,6 @@ POINTER = "pointer"
 UNKNOWN = "unknown"
 
 
-@lru_cache(maxsize=4096)
 def parameters(source: str, name: str) -> tuple[str, ...] | None:
     """Return the declarations of a kernel's parameters; ``None`` if they are not literally in the text, or contain directives."""
     text = _COMMENTS.sub(" ", source)
@@ -47,32 +47,28 @@ def parameters(source: str, name: str) -> tuple[str, ...] | None:
     for i, ch in enumerate(inner + ","):
         depth += (ch in "([") - (ch in ")]")
         if ch == "," and depth == 0:
-            parts.append(inner[start:i].strip())
+            if (part := inner[start:i].strip()) not in ("", "void"):
+                parts.append(part)
             start = i + 1
-    return tuple([part for part in parts if part not in ("", "void")])
+    return tuple(parts)
 
 
 @lru_cache(maxsize=4096)
-def read_only(source: str, name: str) -> tuple[bool, ...] | None:
-    """Return, per parameter of the kernel ``name``, whether the kernel cannot write to it: numbers, and pointers to ``const``.
+def parameter_kinds(source: str, name: str) -> tuple[tuple[Any, ...], tuple[bool, ...]] | None:
+    """Return the kind of each parameter of the kernel ``name``, and whether the kernel only reads it (a number, a pointer to ``const``).
 
-    Returns ``None`` where :func:`parameters` does.
-    """
-    parts = parameters(source, name)
-    if parts is None:
-        return None
-    return tuple(["*" not in part or re.search(r"\bconst\b", part.partition("*")[0]) is not None for part in parts])
-
-
-@lru_cache(maxsize=4096)
-def parameter_kinds(source: str, name: str) -> tuple[object, ...] | None:
-    """Return, per parameter of the kernel ``name``, a NumPy scalar type, ``POINTER``, or ``UNKNOWN`` (a vector type, say).
-
-    A type may be a macro (``const REAL eps``) if a line of the text defines it as a scalar. Returns ``None`` where :func:`parameters` does.
+    A kind is a NumPy scalar type, ``POINTER``, or ``UNKNOWN`` (a vector type, say). A type may be a macro (``const REAL eps``) if a line of
+    the text defines it as a scalar. Returns ``None`` where :func:`parameters` does.
     """
     parts = parameters(source, name)
     if parts is None:
         return None
     macros = dict(reversed(_TYPE_MACROS.findall(_COMMENTS.sub(" ", source))))  # a default further down yields to the first definition
-    kinds = [POINTER if "*" in part or "[" in part else " ".join(_QUALIFIERS.sub(" ", part).split()[:-1]) for part in parts]
-    return tuple([kind if kind is POINTER else _SCALARS.get(macros.get(kind, kind), UNKNOWN) for kind in kinds])
+    kinds: list[Any] = []
+    read_only: list[bool] = []
+    for part in parts:
+        target, pointer, _ = part.partition("*")
+        kind = " ".join(_QUALIFIERS.sub(" ", part).split()[:-1])
+        kinds.append(POINTER if pointer or "[" in part else _SCALARS.get(macros.get(kind, kind), UNKNOWN))
+        read_only.append(not pointer or re.search(r"\bconst\b", target) is not None)
+    return tuple(kinds), tuple(read_only)

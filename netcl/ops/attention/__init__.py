@@ -180,7 +180,7 @@ def choose_kernel(queue: Any, shapes: tuple[tuple[int, ...], ...], p: AttentionP
     chosen = get_kernel_selector().select("attention", shapes, profile)
     if chosen is not None:
         return chosen
-    usable = (a for a in algorithms.ALGORITHMS["attention"] if a.answers(None, profile) and a.when(p, None, profile))
+    usable = (a for a in algorithms.answering("attention", None, profile) if a.when(p, None, profile))
     return next(a for a in usable if a.probe(queue, p, None)).run(p, profile)
 
 

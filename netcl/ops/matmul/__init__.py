@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from netcl.core import dtype as dtypes
+from netcl.core.device import CPUQueue
 from netcl.core.errors import DtypeError, ShapeError, message
 from netcl.core.kernels.primitives import BuiltKernel, KernelSpec, cl_source, storage_macros
 from netcl.core.tensor import Tensor, with_shape
@@ -60,14 +61,12 @@ def _product_shapes(a: tuple[int, ...], b: tuple[int, ...], trans_a: bool, trans
 
 
 def _result_dtype(name: str, *operands: Tensor) -> str:
-    first = operands[0].dtype
-    if first in launch.NUMBERS and all([x.dtype is first for x in operands]):
-        return first
-    result = dtypes.DTYPES[first]
+    result = dtypes.DTYPES[operands[0].dtype]
     for x in operands:
         if x.dtype not in launch.NUMBERS:
             raise DtypeError(message(name, "operands must be numeric", 'cast first: x.to("float32")', dtype=x.dtype, shape=x.shape))
-        result = dtypes.promote(result, dtypes.DTYPES[x.dtype])
+        if x.dtype is not result.name:
+            result = dtypes.promote(result, dtypes.DTYPES[x.dtype])
     return result.name
 
 
@@ -198,7 +197,7 @@ def outer(F: Any, a: Tensor, b: Tensor) -> Tensor:
 
 def _check_linear(x: Tensor, w: Tensor, bias: Tensor | None) -> None:
     shapes = {"x.shape": x.shape, "w.shape": w.shape}
-    if w.ndim != 2 or not x.shape or x.shape[-1] != w.shape[1]:
+    if len(w.shape) != 2 or not x.shape or x.shape[-1] != w.shape[1]:
         what = f"x must have {w.shape[1]} features, got {x.shape[-1] if x.shape else 'none'}" if w.ndim == 2 else "w must be a matrix"
         flat = w.ndim == 2 and x.ndim > 2 and math.prod(x.shape[1:]) == w.shape[1]
         remedy = "flatten the input first: nn.Flatten(), or x.flatten(1)" if flat else "x must have in_features along its last axis"
@@ -210,11 +209,11 @@ def _check_linear(x: Tensor, w: Tensor, bias: Tensor | None) -> None:
 def _launch_affine(x: Any, w: Any, bias: Any, activation: str | None) -> Tensor:
     x, w, bias = launch.as_tensors("linear", x, w, bias)
     dtype = _result_dtype("linear", x, w)
-    if bias is not None and (dtype not in dtypes.HALVES or bias.dtype != "float32"):
+    if bias is not None and bias.dtype is not dtype and (dtype not in dtypes.HALVES or bias.dtype is not dtypes.FLOAT32):
         dtype = _result_dtype("linear", x, w, bias)
     _check_linear(x, w, bias)
     finish = Finish(dtype, activation=EPILOGUE_ACTIVATIONS[activation] if activation else "")
-    if x.array is not None:
+    if isinstance(x.queue, CPUQueue):
         return apart(launch.run_cpu(_affine_numpy, x, w, bias, dtype=dtype), finish)
     return affine_with(x, w, Extras(finish, bias))
 
@@ -224,7 +223,8 @@ def affine_with(x: Tensor, w: Tensor, extras: Extras) -> Tensor:
     shape, rows = (*x.shape[:-1], w.shape[0]), math.prod(x.shape[:-1])
     if 0 in shape:
         return Tensor.empty(shape, extras.finish.stored, queue=x.queue)
-    return _shaped(product(_shaped(x, (rows, x.shape[-1])), w, (rows, w.shape[0]), extras, False, True), shape)
+    y = product(x if len(shape) == 2 else with_shape(x, (rows, x.shape[-1])), w, (rows, w.shape[0]), extras, False, True)
+    return y if len(shape) == 2 else with_shape(y, shape)
 
 
 def _affine_numpy(x: np.ndarray, w: np.ndarray, bias: np.ndarray | None) -> np.ndarray:

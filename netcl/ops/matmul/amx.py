@@ -69,7 +69,7 @@ def wants(p: Matmul, config: KernelConfig, profile: DeviceProfile) -> bool:
     """Whether to use AMX: the configuration names it, or ``NETCL_AMX`` is set and AMX is exact enough and pays for this product."""
     if config.extra.get("tier") == "amx":
         return True
-    return bool(env.value("NETCL_AMX") and p.batches * p.m * p.n * p.k >= AMX_LEAST_WORK and terms_for(p))
+    return bool(p.batches * p.m * p.n * p.k >= AMX_LEAST_WORK and env.value("NETCL_AMX") and terms_for(p))
 
 
 def _driver_works(queue: Any) -> bool:

@@ -6,8 +6,9 @@ The selector gives a configuration; :func:`product_algorithm` finds the algorith
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,7 +16,7 @@ import numpy as np
 from netcl.core.capabilities import DeviceProfile
 from netcl.core.device import profile_of
 from netcl.core.device_profile import ExtendedDeviceProfile
-from netcl.core.dtype import DTYPES, HALVES, sum_dtype
+from netcl.core.dtype import DTYPES, FLOAT32, HALVES, sum_dtype
 from netcl.core.errors import ShapeError, message
 from netcl.core.kernel_selector import KernelConfig, Problem, get_kernel_selector, is_named
 from netcl.core.kernel_selector import KernelVariant as V
@@ -47,7 +48,7 @@ class Matmul:
     b: str
     c: str
     bias: str | None = None
-    finish: Finish | None = None  # the epilogue; empty by default
+    finish: Finish | None = None
     batch: tuple[int, int] = (1, 1)
     a_strides: tuple[int, int] = (0, 0)
     b_strides: tuple[int, int] = (0, 0)
@@ -55,15 +56,15 @@ class Matmul:
     placed: bool = False  # both operands start at multiples of 16 bytes
     scaled: bool = False  # whether the product is multiplied by another number than one
     kept: bool = False  # b is a constant of a recording: what is computed from it alone is computed once
+    batches: int = field(init=False, compare=False)
+    real: str = field(init=False, compare=False)  # the C type of the sums
+    index: str = field(init=False, compare=False)  # the C type of element indices
+    ending: Finish = field(init=False, compare=False)  # the epilogue, perhaps empty
 
-    @property
-    def batches(self) -> int:
-        return self.batch[0] * self.batch[1]
-
-    @property
-    def real(self) -> str:
-        """The C type of the sums."""
-        return DTYPES[self.c].c_compute
+    def __post_init__(self) -> None:
+        batches = self.batch[0] * self.batch[1]
+        index = launch.index_type(max(self.m * self.k, self.k * self.n, batches * self.m * self.n))
+        self.__dict__.update(batches=batches, real=DTYPES[self.c].c_compute, index=index, ending=self.finish or Finish(self.c))
 
     @property
     def lda(self) -> int:
@@ -72,11 +73,6 @@ class Matmul:
     @property
     def ldb(self) -> int:
         return self.k if self.trans_b else self.n
-
-    @property
-    def index(self) -> str:
-        largest = max(self.m * self.k, self.k * self.n, self.batches * self.m * self.n)
-        return launch.index_type(largest)
 
     def plain(self, dtype: str | None) -> int:
         """Return 1 if a dtype is stored in the type of the sums, else 0."""
@@ -95,10 +91,6 @@ class Matmul:
     @property
     def has_bias(self) -> int:
         return int(self.bias is not None)
-
-    @property
-    def ending(self) -> Finish:
-        return self.finish or Finish(self.c)
 
     def bare(self, **changes: Any) -> Matmul:
         """Return this product with ``changes``, without an epilogue and in the type of the sums."""
@@ -151,7 +143,7 @@ def compiled(
 ) -> Any:
     """Return the kernel ``name`` of .cl files in this folder for the dtypes of ``p``; its epilogue processes ``lanes`` values at once."""
     end = p.ending
-    operands = {"A": p.a, "B": p.b, "C": p.c, "BIAS": p.bias or "float32", "ADDED": end.residual or "float32", **(more or {})}
+    operands = {"A": p.a, "B": p.b, "C": p.c, "BIAS": p.bias or FLOAT32, "ADDED": end.residual or FLOAT32, **(more or {})}
     common: dict[str, Any] = {"REAL": p.real, "INDEX": p.index, "ADDED": int(bool(end.residual))}
     text = end.source(p.real, lanes, p.scaled) + text
     return launch.kernel(queue, __file__, f"epilogue.cl {file}", name, operands, common | defines, text)
@@ -408,15 +400,15 @@ algorithms.FAMILIES["matmul"] = algorithms.Family("matmul", "matmul", _PRODUCT_D
 def problem_of(p: Matmul, profile: ExtendedDeviceProfile) -> Problem:
     """Return the problem that describes a product to the selector and the tuner."""
     flags = {"trans_a": p.trans_a, "trans_b": p.trans_b, "batches": p.batches}
-    return Problem("matmul", p.sizes(), p.ending.dtype, flags, profile)
+    return Problem("matmul", (p.m, p.n, p.k), p.ending.dtype, flags, profile)
 
 
 def _plainer_product(config: KernelConfig, profile: DeviceProfile) -> KernelConfig:
-    """Return ``config``, or one for the naive kernel if a registered or measured ``config`` turns off features that its kernel needs."""
+    """Return a registered or measured ``config``, or one for the naive kernel if it turns off features that its kernel needs."""
     simt = config.extra.get("tier", "cpu" if profile.device_type == "cpu" else "simt") == "simt"
     plain = simt and config.variant is V.MATMUL_VECTORIZED
     tiled = simt and config.variant in TILED_PRODUCT.variants
-    if not is_named(config) or (not plain and config.use_local_memory and (config.use_vectorization or tiled)):
+    if not plain and config.use_local_memory and (config.use_vectorization or tiled):
         return config
     return replace(config, variant=V.MATMUL_NAIVE, extra={**config.extra, "tier": "simt"})
 
@@ -426,7 +418,7 @@ def product_algorithm(queue: Any, p: Matmul, config: KernelConfig, profile: Devi
 
     If a configuration names a vendor's algorithm that cannot run (it was measured on another driver), a portable one is used.
     """
-    config = _plainer_product(config, profile)
+    config = _plainer_product(config, profile) if is_named(config) else config
     found = algorithms.choose_algorithm("matmul", queue, p, config, profile)
     if not p.k:
         return NAIVE, config
@@ -440,15 +432,6 @@ def chosen(queue: Any, p: Matmul, config: KernelConfig | None = None) -> tuple[A
     return product_algorithm(queue, p, config, profile)
 
 
-def _widens(queue: Any, p: Matmul, algorithm: Algorithm, config: KernelConfig) -> bool:
-    """Whether the left operand is cast to the type of the sums first, because kernels would load it value by value.
-
-    Only if the policy decides: a configuration that was measured or named is run unchanged.
-    """
-    on_cpu = launch.on_cpu_device(queue) and "cpu" in algorithm.names and not is_named(config)
-    return on_cpu and DTYPES[p.a].itemsize == 2 and p.batches * p.m * p.n * p.k >= _WIDEN_FROM
-
-
 def multiply(queue: Any, p: Matmul, t: Operands, config: KernelConfig | None = None) -> Tensor:
     """Launch a product; returns its result."""
     algorithm, config = chosen(queue, p, config)
@@ -456,25 +439,24 @@ def multiply(queue: Any, p: Matmul, t: Operands, config: KernelConfig | None = N
     return t.out
 
 
-def matmul_of(a: Tensor, b: Tensor, trans_a: bool, trans_b: bool, bias: Tensor | None, finish: Finish, scaled: bool) -> Matmul | None:
+def matmul_of(
+    a: Tensor, b: Tensor, trans_a: bool, trans_b: bool, bias: Tensor | None, finish: Finish, scaled: bool, kept: bool = False
+) -> Matmul | None:
     """Describe the product of two batches of matrices; ``None`` if their batch axes need more than two strides."""
     (m, k), n = (a.shape[-2:][::-1] if trans_a else a.shape[-2:]), b.shape[-2 if trans_b else -1]
-    batch = np.broadcast_shapes(a.shape[:-2], b.shape[:-2])
-    axes = merge(
-        [
-            CopyAxis(*axis)
-            for axis in zip(batch, broadcast_strides(a.shape[:-2], batch), broadcast_strides(b.shape[:-2], batch), strict=True)
-        ]
-    )
+    axes: tuple[CopyAxis, ...] = ()
+    if len(a.shape) > 2 or len(b.shape) > 2:
+        batch = np.broadcast_shapes(a.shape[:-2], b.shape[:-2])
+        strides = zip(batch, broadcast_strides(a.shape[:-2], batch), broadcast_strides(b.shape[:-2], batch), strict=True)
+        axes = merge([CopyAxis(*axis) for axis in strides])
     if len(axes) > 2:
         return None
     outer, inner = (CopyAxis(1, 0, 0),) * (2 - len(axes)) + axes
-    steps = [(outer[side] * size, inner[side] * size) for side, size in ((1, m * k), (2, k * n))]
-    rows = (a.shape[-1], b.shape[-1], *steps[0], *steps[1])
-    placed = alignment(a, b) == 16
-    aligned = placed and not any([value % 4 for value in rows])
+    a_strides, b_strides = (outer.source * m * k, inner.source * m * k), (outer.target * k * n, inner.target * k * n)
+    placed = (a.host_ref is None and b.host_ref is None) or alignment(a, b) == 16
+    aligned = placed and math.gcd(a.shape[-1], b.shape[-1], *a_strides, *b_strides) % 4 == 0
     return Matmul(m, n, k, trans_a, trans_b, a.dtype, b.dtype, finish.stored, bias.dtype if bias is not None else None, finish,
-                   (outer.size, inner.size), steps[0], steps[1], aligned, placed, scaled)  # fmt: skip
+                   (outer.size, inner.size), a_strides, b_strides, aligned, placed, scaled, kept)  # fmt: skip
 
 
 class Extras(NamedTuple):
@@ -496,14 +478,16 @@ def product(
     ``config`` replaces the selector's choice. ``out`` receives the result instead of new memory.
     """
     queue, (finish, bias, residual, scale, kept) = a.queue, extras
-    p = matmul_of(a, b, trans_a, trans_b, bias, finish, scale != 1)
+    p = matmul_of(a, b, trans_a, trans_b, bias, finish, scale != 1, kept)
     if p is None:
         a, b = (broadcast_to(x, (*out_shape[:-2], *x.shape[-2:])) for x in (a, b))
         return product(a, b, out_shape, extras, trans_a, trans_b, config, out)
-    p = replace(p, kept=kept)
+    profile = profile_of(queue)
     algorithm, found = chosen(queue, p, config)
-    if _widens(queue, p, algorithm, found):
+    # CPU kernels would load 16-bit values of the left operand one by one. A configuration that was measured or named is run unchanged.
+    widens = DTYPES[p.a].itemsize == 2 and profile.device_type == "cpu" and p.batches * p.m * p.n * p.k >= _WIDEN_FROM
+    if widens and "cpu" in algorithm.names and not is_named(found):
         return product(cast(a, sum_dtype(finish.dtype)), b, out_shape, extras, trans_a, trans_b, config, out)
-    out = new_result(out_shape, finish.stored, queue) if out is None else out
-    algorithm.run(queue, p, found, profile_of(queue), Operands(a, b, out, bias, residual, scale))
+    out = new_result(out_shape, p.c, queue) if out is None else out
+    algorithm.run(queue, p, found, profile, Operands(a, b, out, bias, residual, scale))
     return out
