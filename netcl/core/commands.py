@@ -190,10 +190,6 @@ class Notes:
     def made(self, tensor: Any, or_given: bool = False) -> bool:
         return type(tensor.memory) is PlannedMemory and (or_given or tensor.memory.index >= self.commands.operands)
 
-    def varies(self, tensor: object) -> bool:
-        """Return true: a plan runs with any operands."""
-        return True
-
     def _no(self, *args: Any, **options: Any) -> Any:
         raise NotPlannable("the host reads or changes values")
 
