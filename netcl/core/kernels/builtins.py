@@ -47,7 +47,8 @@ _FORMS: tuple[tuple[str, tuple[str, ...], str], ...] = (
 )
 #: Beginnings that macros complete: ``convert_##type##8``.
 _STEMS = {stem: [stem + n for n in _TYPE_LANES[1:]] for stem in ("vload", "vstore")}
-_STEMS["convert_"] = [f"convert_{scalar}{n}" for scalar in ("float", *_INTEGERS) for n in _TYPE_LANES]
+_STEMS |= {f"convert_{scalar}": [f"convert_{scalar}{n}" for n in _TYPE_LANES] for scalar in ("uint", "ushort")}
+_STEMS["convert_"] = [f"convert_{scalar}{n}" for scalar in ("float", "double", *_INTEGERS) for n in _TYPE_LANES]
 _ATTRIBUTES = {"OVERLOADED": "overloadable", "CONST": "overloadable, const", "PURE": "overloadable, pure",
                "CONVERGENT": "overloadable, convergent"}  # fmt: skip
 _IN_TABLE = re.compile(rf"(?:{re.sub(r'[?]P<[a-z]+>', '?:', '|'.join(pattern for pattern, _, _ in _FORMS))})")
@@ -67,7 +68,7 @@ def declarations(source: str) -> str | None:
     names = set()
     for name, call in set(_WORD.findall(_COMMENT.sub("", source))):
         if name in _STEMS or _IN_TABLE.fullmatch(name):
-            names.add(name)
+            names.update(_STEMS.get(name, (name,)))
         elif call and _OTHERS.fullmatch(name):
             return None
     return "".join(map(_declared, sorted(names)))
@@ -76,8 +77,6 @@ def declarations(source: str) -> str | None:
 @lru_cache(maxsize=4096)
 def _declared(name: str) -> str:
     """Return the declarations of a built-in function, one per argument type, vector width and address space."""
-    if name in _STEMS:
-        return "".join(map(_declared, _STEMS[name]))
     lines = []
     for pattern, types, form in _FORMS:
         if (match := re.fullmatch(pattern, name)) is None:
@@ -88,12 +87,11 @@ def _declared(name: str) -> str:
         for scalar in types:
             lanes = (parts["n"],) if "n" in parts else _LANES.get(name, _TYPE_LANES) if "{t}" in form else ("",)
             spaces = _SPACES[: 4 if "const {a}" in form else 3 - ("volatile" in form)] if "{a}" in form else ("",)
-            if scalar in _EXTENSIONS:
-                lines.append(f"#ifdef {_EXTENSIONS[scalar]}")
+            needed = [_EXTENSIONS[kind] for kind in (scalar, parts.get("to")) if kind in _EXTENSIONS]
+            lines += [f"#ifdef {extension}" for extension in needed]
             for n in lanes:
                 same_size = _COMPARISONS.get(scalar, scalar)
                 kinds = {"t": scalar + n, "s": scalar, "m": same_size + n if n else "int", "u": f"u{same_size.removeprefix('u')}"}
                 lines += [form.format(f=name, a=space, **kinds, **parts) for space in spaces]
-            if scalar in _EXTENSIONS:
-                lines.append("#endif")
+            lines += ["#endif"] * len(needed)
     return "\n".join([*lines, ""])
