@@ -58,7 +58,7 @@ _WORD = re.compile(r"\b([a-z]\w+)(\s*\()?")
 _OTHERS = re.compile(
     r"(?:\w+_fence|\w*(?:sub|work)_group_(?!size)\w+|ato(?:m|mic)_\w+|async_\w+|get_\w+|\w+_image\w+|(?:half|fast|native)_\w+|is[a-z]+|"
     r"a(?:cos|sin|tan|tan2)pi|tanpi|tgamma|lgamma_r|sincos|fdim|frexp|fract|ilogb|ldexp|logb|m(?:ax|in)mag|modf|nan|nextafter|pown|remquo|"
-    r"rootn|select|bitselect|shuffle2|printf|prefetch|wait_group_events|vec_step|degrees|radians|mix|(?:smooth)?step|cross|dot\w+|distance|"
+    r"rootn|select|bitselect|shuffle2|printf|prefetch|wait_group_events|vec_step|degrees|radians|mix|(?:smooth)?step|cross|dot_\w+|distance|"
     r"length|normalize|abs_diff|(?:add|sub|mad)_sat|r?hadd|mad_hi|mad24|mul24|clz|ctz|popcount|rotate|upsample|bit\w+|to_(?:global|local|private))"
 )
 
