@@ -258,6 +258,19 @@ def device(request: pytest.FixtureRequest) -> Iterator:
         yield handle
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
+    """Wait for what a test launched and did not read: pytest changes ``os.environ`` after it, and PoCL, which compiles in a thread of its
+    own, aborts the process if that happens while it starts the linker.
+    """
+    try:
+        return (yield)
+    finally:
+        given = getattr(item, "funcargs", {})
+        for handle in [given[name] for name in ("device", "cl_device") if name in given]:
+            handle.queue.finish()
+
+
 @pytest.fixture
 def cl_device(request: pytest.FixtureRequest) -> Iterator:
     """The handle of an OpenCL device, made the active one for the test."""

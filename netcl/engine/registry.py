@@ -334,6 +334,8 @@ class Sample:
     def _array(self, rng: np.random.Generator, i: int, shape: Any, dtype: str | None) -> Any:
         if shape is None or isinstance(shape, np.ndarray | int | float):
             return shape
+        if callable(shape):
+            return shape()
         if isinstance(shape, list):
             return [self._array(rng, i, part, dtype) for part in shape]
         low, high, kind = (value[i] if isinstance(value, tuple | list) else value for value in (self.low, self.high, self.dtypes))
@@ -347,7 +349,7 @@ class Sample:
 
 
 def S(*shapes: Any, dtypes: Any = None, low: Any = -1.0, high: Any = 1.0, **kwargs: Any) -> Sample:
-    """Return a sample of a call: shapes of the tensor arguments (or arrays), and its keyword arguments.
+    """Return a sample of a call: shapes of the tensor arguments (or arrays, or functions that return them), and its keyword arguments.
 
     ``dtypes``, ``low`` and ``high`` are one value for all inputs or a tuple with one per input; integer inputs are
     drawn from ``low`` up to but not including ``high``.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,7 +20,7 @@ from netcl.engine.strided import alignment
 from netcl.ops.finish import Finish
 from netcl.ops.matmul import affine, gemm
 from netcl.ops.norm import row_norm
-from netcl.ops.quantized import _packed_sample, chain, plans, quantized_linear, weight_values
+from netcl.ops.quantized import chain, packed_weight, plans, quantized_linear, weight_values
 from netcl.ops.quantized.formats import kind_of
 from netcl.ops.quantized.layout import STRIP_ROWS
 
@@ -81,7 +82,7 @@ def decodes_in_blocks(x: Tensor, kind: str, activations: str) -> bool:
     return x.dtype == "float32" and x.size == x.shape[-1] and plans.uses_tiles(x, row)
 
 
-_Q4 = _packed_sample((1, 64), 20, "Q4_0").shapes[1]
+_Q4 = partial(packed_weight, 20, 64, "Q4_0")
 _OF_Q4: dict[str, Any] = {"kind": "Q4_0", "rows": 20, "activations": "float"}
 
 
@@ -168,7 +169,7 @@ def _launch_of(parts: DecodeParts, x: Tensor, weight: Tensor, bias: Tensor | Non
 def _decode_block_sample(tokens: int, next_rows: int = 0, kind: str = "Q4_0") -> Any:
     width, attended, inner = (256, 256, 256) if kind.endswith("K") else (64, 96, 128)
     shapes = {"out": (width, attended), "gate": (inner, width), "up": (inner, width), "down": (width, inner), "next": (next_rows, width)}
-    w: dict[str, Any] = {name: _packed_sample((1, columns), rows, kind).shapes[1] for name, (rows, columns) in shapes.items() if rows}
+    w: dict[str, Any] = {name: partial(packed_weight, *shape, kind) for name, shape in shapes.items() if shape[0]}
     after = ((width,), w["next"], (next_rows,)) if next_rows else (None, None, None)
     given = ((tokens, attended), (tokens, width), w["out"], (width,), w["gate"], w["up"], w["down"], *after)
     return S(*given, kind=kind, inner=inner, next_rows=next_rows, activations="float")

@@ -78,7 +78,7 @@ def test_every_variant_at_odd_sizes(variant, cl_device, rng, in_turn):
         np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-5 * math.sqrt(k), err_msg=f"{(m, n, k)}")
 
 
-VECTORS = KernelConfig(KernelVariant.MATMUL_REGISTER_TILED, 32, 32, 8, 4, extra={"tier": "simt", "rows_per_item": 8})
+VECTORS = KernelConfig(KernelVariant.MATMUL_REGISTER_TILED, 32, 32, 8, 4, extra={"tier": "simt", "rows_per_item": 2})
 
 
 SIDES = [(False, False), (False, True), (True, False), (True, True)]

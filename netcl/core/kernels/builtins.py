@@ -14,13 +14,14 @@ _TYPE_LANES = ("", "2", "3", "4", "8", "16")
 _SIGNED, _UNSIGNED = ("char", "short", "int", "long"), ("uchar", "ushort", "uint", "ulong")
 _FLOATS, _INTEGERS = ("float", "double", "half"), _SIGNED + _UNSIGNED
 _COMPARISONS = {"float": "int", "double": "long", "half": "short"}
+_LANES = {"dot": ("", "2", "3", "4"), "shuffle": ("2", "4", "8", "16")}  # of functions that are not declared for all
 _EXTENSIONS = {"double": "cl_khr_fp64", "half": "cl_khr_fp16"}
 _SPACES = ("__global", "__local", "__private", "__constant")
 _WORK_ITEM = "get_global_id|get_global_size|get_group_id|get_local_id|get_local_size|get_num_groups"
 _UNARY = "exp(?:2|10|m1)?|log(?:2|10|1p)?|r?sqrt|cbrt|a?(?:sin|cos|tan)h?|sinpi|cospi|erfc?|lgamma|fabs|floor|ceil|round|rint|trunc|sign"
 
 #: Names, the types for which they are declared, and the declaration. ``{t}`` is a type with its lanes (those in the name, else all),
-#: ``{s}`` the type without, ``{m}`` the type of its comparisons, ``{a}`` an address space.
+#: ``{s}`` the type without, ``{m}`` the type of its comparisons, ``{u}`` the unsigned integer of its size, ``{a}`` an address space.
 _FORMS: tuple[tuple[str, tuple[str, ...], str], ...] = (
     (_WORK_ITEM, ("",), "size_t CONST {f}(uint);"),
     ("barrier", ("",), "void CONVERGENT {f}(cl_mem_fence_flags);"),
@@ -31,6 +32,8 @@ _FORMS: tuple[tuple[str, tuple[str, ...], str], ...] = (
     ("min|max", _FLOATS + _INTEGERS, "{t} CONST {f}({t}, {t}); {t} CONST {f}({t}, {s});"),
     ("clamp", _FLOATS + _INTEGERS, "{t} CONST {f}({t}, {t}, {t}); {t} CONST {f}({t}, {s}, {s});"),
     ("fma|mad", _FLOATS, "{t} CONST {f}({t}, {t}, {t});"),
+    ("dot", _FLOATS, "{s} CONST {f}({t}, {t});"),
+    ("shuffle", _FLOATS + _INTEGERS, " ".join(f"{{s}}{n} CONST {{f}}({{t}}, {{u}}{n});" for n in (2, 4, 8, 16))),
     ("isnan|isinf|isfinite|signbit", _FLOATS, "{m} CONST {f}({t});"),
     ("any|all", _SIGNED, "int CONST {f}({t});"),
     ("mul_hi", _INTEGERS, "{t} CONST {f}({t}, {t});"),
@@ -44,7 +47,8 @@ _FORMS: tuple[tuple[str, tuple[str, ...], str], ...] = (
 )
 #: Beginnings that macros complete: ``convert_##type##8``.
 _STEMS = {stem: [stem + n for n in _TYPE_LANES[1:]] for stem in ("vload", "vstore")}
-_STEMS["convert_"] = [f"convert_{scalar}{n}" for scalar in ("float", *_INTEGERS) for n in _TYPE_LANES]
+_STEMS |= {f"convert_{scalar}": [f"convert_{scalar}{n}" for n in _TYPE_LANES] for scalar in ("uint", "ushort")}
+_STEMS["convert_"] = [f"convert_{scalar}{n}" for scalar in ("float", "double", *_INTEGERS) for n in _TYPE_LANES]
 _ATTRIBUTES = {"OVERLOADED": "overloadable", "CONST": "overloadable, const", "PURE": "overloadable, pure",
                "CONVERGENT": "overloadable, convergent"}  # fmt: skip
 _IN_TABLE = re.compile(rf"(?:{re.sub(r'[?]P<[a-z]+>', '?:', '|'.join(pattern for pattern, _, _ in _FORMS))})")
@@ -54,7 +58,7 @@ _WORD = re.compile(r"\b([a-z]\w+)(\s*\()?")
 _OTHERS = re.compile(
     r"(?:\w+_fence|\w*(?:sub|work)_group_(?!size)\w+|ato(?:m|mic)_\w+|async_\w+|get_\w+|\w+_image\w+|(?:half|fast|native)_\w+|is[a-z]+|"
     r"a(?:cos|sin|tan|tan2)pi|tanpi|tgamma|lgamma_r|sincos|fdim|frexp|fract|ilogb|ldexp|logb|m(?:ax|in)mag|modf|nan|nextafter|pown|remquo|"
-    r"rootn|select|bitselect|shuffle2?|printf|prefetch|wait_group_events|vec_step|degrees|radians|mix|(?:smooth)?step|cross|dot\w*|distance|"
+    r"rootn|select|bitselect|shuffle2|printf|prefetch|wait_group_events|vec_step|degrees|radians|mix|(?:smooth)?step|cross|dot_\w+|distance|"
     r"length|normalize|abs_diff|(?:add|sub|mad)_sat|r?hadd|mad_hi|mad24|mul24|clz|ctz|popcount|rotate|upsample|bit\w+|to_(?:global|local|private))"
 )
 
@@ -64,7 +68,7 @@ def declarations(source: str) -> str | None:
     names = set()
     for name, call in set(_WORD.findall(_COMMENT.sub("", source))):
         if name in _STEMS or _IN_TABLE.fullmatch(name):
-            names.add(name)
+            names.update(_STEMS.get(name, (name,)))
         elif call and _OTHERS.fullmatch(name):
             return None
     return "".join(map(_declared, sorted(names)))
@@ -73,8 +77,6 @@ def declarations(source: str) -> str | None:
 @lru_cache(maxsize=4096)
 def _declared(name: str) -> str:
     """Return the declarations of a built-in function, one per argument type, vector width and address space."""
-    if name in _STEMS:
-        return "".join(map(_declared, _STEMS[name]))
     lines = []
     for pattern, types, form in _FORMS:
         if (match := re.fullmatch(pattern, name)) is None:
@@ -83,14 +85,13 @@ def _declared(name: str) -> str:
         for word, what in _ATTRIBUTES.items():
             form = re.sub(rf"\b{word}\b", f"__attribute__(({what}))", form)
         for scalar in types:
-            lanes = (parts["n"],) if "n" in parts else _TYPE_LANES if "{t}" in form else ("",)
+            lanes = (parts["n"],) if "n" in parts else _LANES.get(name, _TYPE_LANES) if "{t}" in form else ("",)
             spaces = _SPACES[: 4 if "const {a}" in form else 3 - ("volatile" in form)] if "{a}" in form else ("",)
-            if scalar in _EXTENSIONS:
-                lines.append(f"#ifdef {_EXTENSIONS[scalar]}")
+            needed = [_EXTENSIONS[kind] for kind in (scalar, parts.get("to")) if kind in _EXTENSIONS]
+            lines += [f"#ifdef {extension}" for extension in needed]
             for n in lanes:
-                mask = _COMPARISONS.get(scalar, scalar) + n if n else "int"
-                for space in spaces:
-                    lines.append(form.format(f=name, t=scalar + n, s=scalar, m=mask, a=space, **parts))
-            if scalar in _EXTENSIONS:
-                lines.append("#endif")
+                same_size = _COMPARISONS.get(scalar, scalar)
+                kinds = {"t": scalar + n, "s": scalar, "m": same_size + n if n else "int", "u": f"u{same_size.removeprefix('u')}"}
+                lines += [form.format(f=name, a=space, **kinds, **parts) for space in spaces]
+            lines += ["#endif"] * len(needed)
     return "\n".join([*lines, ""])

@@ -256,7 +256,7 @@ def _cached_cl(q: Any, k: Any, v: Any, cache: tuple[Any, ...], tables: tuple[Any
     span = min(RANGE_LIMITS[1], SCORES_AT_ONCE // rows, max(RANGE_LIMITS[0], 1 << max(0, even.bit_length() - 1)))
     alone = batch * groups * blocks >= profile.max_compute_units if on_cpu else length <= ONE_RANGE
     if alone and rows * length <= (CPU_SCORES if on_cpu else SCORES_AT_ONCE):
-        span = -(-length // 4) * 4 if on_cpu else length
+        span = -(-length // RANGE_LIMITS[0]) * RANGE_LIMITS[0]  # caches of similar lengths share their programs
     ranges = -(-length // span)
     lanes, read = _lanes_of(q, (depth, wide), profile.vector_width)
     sums_in, real = sum_dtype(q.dtype), DTYPES[q.dtype].c_compute
@@ -269,8 +269,9 @@ def _cached_cl(q: Any, k: Any, v: Any, cache: tuple[Any, ...], tables: tuple[Any
     if any(t is not None for t in tables):
         turned = [q if tables[0] is None else cast(tables[0], sums_in), *(q if t is None else t for t in tables[1:])]
         operands["N"] = turned[1].dtype
-    defines |= {"NEW": new if turned else 0, "ROTARY": 0 if tables[0] is None else 2 * tables[0].size, "EPS": float(eps),
-                "HEAD_NORM": int(tables[1] is not None), "TABLE_POINTERS": _TABLE_POINTERS if turned else ""}  # fmt: skip
+    normed = tables[1] is not None
+    defines |= {"NEW": new if turned else 0, "ROTARY": 0 if tables[0] is None else 2 * tables[0].size, "EPS": float(eps) if normed else 0.0,
+                "HEAD_NORM": int(normed), "TABLE_POINTERS": _TABLE_POINTERS if turned else ""}  # fmt: skip
     if cache[2] is not None:
         operands["S"] = cache[2].dtype
     exps, text = launch.exponential(q.queue, real, 4) if span % 4 == 0 else ({}, "")

@@ -209,7 +209,8 @@ def _cpu_panel(queue: Any, job: Job, config: KernelConfig, profile: DeviceProfil
     if job.kept:
         tiles["PACKED_W"], blocks, terms = 1, -(-job.filters // tiles["MR"]), job.sizes[1] * job.g.taps
         packed = t.room(third * blocks * tiles["MR"] * terms, dtype=job.dtype)
-        pack = ending.ending_kernel(queue, job, f"{_BEFORE['cpu.cl']} cpu.cl", "pack_weights", tiles)
+        plain = job._replace(bias="", relu=False, finish=None)  # packing has no epilogue
+        pack = ending.ending_kernel(queue, plain, f"{_BEFORE['cpu.cl']} cpu.cl", "pack_weights", tiles)
         pack(queue, (blocks, third), None, t.weight, packed, job.filters, terms)
         t = t._replace(weight=packed)
     _launch_ending(queue, job, t, "cpu.cl", "conv_panel", tiles, size, None, *job.sizes, rows)

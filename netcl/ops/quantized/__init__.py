@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -54,10 +55,15 @@ def _linear_vjp(F, g, x_shape, weight, bias_dtype, kind, needs):
     return grad_x, None, grad_bias
 
 
+def packed_weight(rows: int, columns: int, kind: str) -> np.ndarray:
+    """Return random packed weights for samples."""
+    values = np.random.default_rng(rows).uniform(-1, 1, (rows, columns)).astype(np.float32)
+    return pack_strips(quantize(values, kind), kind, (rows, columns))
+
+
 def _packed_sample(x: tuple[int, ...], rows: int, kind: str, biased: bool = False, **more: Any) -> Any:
-    values = np.random.default_rng(rows).uniform(-1, 1, (rows, x[-1])).astype(np.float32)
-    packed = pack_strips(quantize(values, kind), kind, (rows, x[-1]))
-    return S(x, packed, (rows,) if biased else None, kind=kind, rows=rows, **{"activations": "float", **more})
+    weight = partial(packed_weight, rows, x[-1], kind)
+    return S(x, weight, (rows,) if biased else None, kind=kind, rows=rows, **{"activations": "float", **more})
 
 
 @op(
@@ -111,7 +117,7 @@ def _linear_grad_cpu(grad, weight, kind, columns):
     return np.matmul(grad, weight_values(weight, kind, (grad.shape[-1], columns)).astype(grad.dtype))
 
 
-_WEIGHT = _packed_sample((1, 64), 20, "Q4_0").shapes[1]
+_WEIGHT = partial(packed_weight, 20, 64, "Q4_0")
 
 
 @op(
@@ -142,7 +148,7 @@ def _rows_cpu(weight, index, kind, shape):
     ref=lambda weight, index=None, *, kind, shape: _rows_cpu(weight, index, kind, shape),
     samples=[
         S(_WEIGHT, kind="Q4_0", shape=(20, 64)), S(_WEIGHT, np.array([[3, 19, 0]]), kind="Q4_0", shape=(20, 64)),
-        S(_packed_sample((1, 256), 18, "Q4_K").shapes[1], kind="Q4_K", shape=(18, 256)),
+        S(partial(packed_weight, 18, 256, "Q4_K"), kind="Q4_K", shape=(18, 256)),
     ],
 )  # fmt: skip
 def quantized_rows(weight: Tensor, index: Tensor | None = None, *, kind: str, shape: tuple[int, int], dtype: str = "float32") -> Tensor:
