@@ -193,7 +193,7 @@ class Notes:
     def _no(self, *args: Any, **options: Any) -> Any:
         raise NotPlannable("the host reads or changes values")
 
-    upload = fill = copy = read = host_work = depends = leaf = check = requires = varies = _no
+    upload = fill = copy = read = host_work = depends = leaf = check = requires = _no
 
 
 def check_planning(*queues: Any) -> None:

@@ -48,6 +48,7 @@ _builds = _programs = 0
 build_listeners: list[Callable[[str, float, float], None]] = []  # called with the names, the begin and the end of every build
 _building: Program | None = None  # the program that is built at this moment
 _first_launches: deque[tuple[Program, Any]] = deque()  # of drivers that compile at launch: the program and the event, oldest first
+_first_launches_lock = threading.Lock()
 
 
 def build_count() -> int:
@@ -288,9 +289,10 @@ class Program:
     def after_first_launch(self, event: Any) -> None:
         """Wait for ``event`` and store the binary, if it is not stored yet. PoCL compiles work-group functions at the first launch."""
         if "compiles_at_launch" in self.state.quirks:
-            while _first_launches and _first_launches[0][1].command_execution_status <= 0:
-                _first_launches.popleft()
-            _first_launches.append((self, event))
+            with _first_launches_lock:
+                while _first_launches and _first_launches[0][1].command_execution_status <= 0:
+                    _first_launches.popleft()
+                _first_launches.append((self, event))
         if self._unsaved and self._store is not None:
             self._unsaved = False
             event.wait()  # PoCL 3.1 aborts if the binary of a running kernel is requested
