@@ -14,7 +14,7 @@ _TYPE_LANES = ("", "2", "3", "4", "8", "16")
 _SIGNED, _UNSIGNED = ("char", "short", "int", "long"), ("uchar", "ushort", "uint", "ulong")
 _FLOATS, _INTEGERS = ("float", "double", "half"), _SIGNED + _UNSIGNED
 _COMPARISONS = {"float": "int", "double": "long", "half": "short"}
-_LANES = {"dot": ("", "2", "3", "4"), "shuffle": ("2", "4", "8", "16")}  # of functions that are not declared for all
+_LANES_OF = {"dot": ("", "2", "3", "4"), "shuffle": ("2", "4", "8", "16")}  # of functions that are not declared for all
 _EXTENSIONS = {"double": "cl_khr_fp64", "half": "cl_khr_fp16"}
 _SPACES = ("__global", "__local", "__private", "__constant")
 _WORK_ITEM = "get_global_id|get_global_size|get_group_id|get_local_id|get_local_size|get_num_groups"
@@ -65,7 +65,7 @@ _OTHERS = re.compile(
 
 def declarations(source: str) -> str | None:
     """Return declarations of the built-in functions that ``source`` uses, for a build with :data:`GUARD`; ``None`` if one is unknown."""
-    names = set()
+    names: set[str] = set()
     for name, call in set(_WORD.findall(_COMMENT.sub("", source))):
         if name in _STEMS or _IN_TABLE.fullmatch(name):
             names.update(_STEMS.get(name, (name,)))
@@ -85,7 +85,7 @@ def _declared(name: str) -> str:
         for word, what in _ATTRIBUTES.items():
             form = re.sub(rf"\b{word}\b", f"__attribute__(({what}))", form)
         for scalar in types:
-            lanes = (parts["n"],) if "n" in parts else _LANES.get(name, _TYPE_LANES) if "{t}" in form else ("",)
+            lanes = (parts["n"],) if "n" in parts else _LANES_OF.get(name, _TYPE_LANES) if "{t}" in form else ("",)
             spaces = _SPACES[: 4 if "const {a}" in form else 3 - ("volatile" in form)] if "{a}" in form else ("",)
             needed = [_EXTENSIONS[kind] for kind in (scalar, parts.get("to")) if kind in _EXTENSIONS]
             lines += [f"#ifdef {extension}" for extension in needed]
