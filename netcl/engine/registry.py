@@ -332,10 +332,8 @@ class Sample:
         return [self._array(rng, i, shape, dtype) for i, shape in enumerate(self.shapes)]
 
     def _array(self, rng: np.random.Generator, i: int, shape: Any, dtype: str | None) -> Any:
-        if shape is None or isinstance(shape, np.ndarray | int | float):
-            return shape
-        if callable(shape):
-            return shape()
+        if shape is None or callable(shape) or isinstance(shape, np.ndarray | int | float):
+            return shape() if callable(shape) else shape
         if isinstance(shape, list):
             return [self._array(rng, i, part, dtype) for part in shape]
         low, high, kind = (value[i] if isinstance(value, tuple | list) else value for value in (self.low, self.high, self.dtypes))

@@ -137,7 +137,9 @@ def _forward_cl(logits: Tensor, target: Tensor, weight: Tensor | None, p: LossPr
     if p.reduction == "none":
         return cast(losses, dtype), logs, Tensor.ones((), sums, queue=queue)
     total, scale = new_result((), dtype, queue), new_result((), sums, queue)
-    finish = _loss_kernel(queue, "cross_entropy_total", p, {key: t.dtype for key, t in (operands | {"Y": total}).items()}, spread)
+    real = "float64" if any(t.dtype == "float64" for t in operands.values()) else sums
+    kinds = dict.fromkeys("XLWG", real) | {"M": sums, "Y": dtype}  # the total depends neither on the labels nor on the weights
+    finish = rows.row_kernel(queue, __file__, "cross_entropy.cl", "cross_entropy_total", kinds, spread, {})
     finish(queue, spread.local, spread.local, losses, counts, total, scale, int(p.reduction == "mean"), p.rows)
     return total, logs, scale
 

@@ -43,7 +43,7 @@ class LineShare(NamedTuple):
         """The lanes of all vectors of a tile: its filters, or the pixels that it computes at once."""
         return self.tiles["VW"] * self.tiles["NV"]
 
-    def some(self, *names: str) -> dict[str, Any]:
+    def tiles_for(self, *names: str) -> dict[str, int]:
         """Return the macros that a kernel beside the product reads, so that convolutions share its program."""
         return {name: self.tiles[name] for name in names}
 
@@ -198,7 +198,7 @@ def _filters(queue: Any, job: Job, config: KernelConfig, profile: DeviceProfile,
     g, c, m = job.g, job.sizes[1], job.filters
     n, size = g.groups * blocks * c, (g.n * -(-job.class_size[0] // share.lines), g.groups)
     plain = job._replace(bias="", relu=False, finish=None)  # packing has no epilogue
-    pack = ending.ending_kernel(queue, plain, f"{BEFORE} filters.cl", "pack_filters", share.some("VW", "NV"))
+    pack = ending.ending_kernel(queue, plain, f"{BEFORE} filters.cl", "pack_filters", share.tiles_for("VW", "NV"))
     multiply = ending.ending_kernel(queue, job, f"{BEFORE} filters.cl", "conv_filters", share.tiles)
     packed = t.room(n * g.taps * share.width, dtype=job.accumulator)
     pack(queue, (n,), None, t.weight, packed, c, m, g.taps, blocks)
@@ -210,7 +210,7 @@ def _filter_gradients(queue: Any, job: Job, share: LineShare, blocks: int, profi
     splits = min(g.n * -(-g.oh // share.lines), 2 * GROUPS_PER_UNIT * profile.max_compute_units)
     multiply, collect = (
         launch.kernel(queue, __file__, f"{BEFORE} filters.cl", name, {}, {"REAL": job.compute, "PART": 2, **tiles})
-        for name, tiles in (("filter_gradients", share.tiles), ("collect_filters", share.some("VW", "NV", "STAGED")))
+        for name, tiles in (("filter_gradients", share.tiles), ("collect_filters", share.tiles_for("VW", "NV", "STAGED")))
     )
     parts = t.room(splits * g.groups * blocks * weights * share.width, dtype=job.accumulator)
     multiply(queue, (splits, blocks, g.groups), None, t.source, t.weight, parts, *job.sizes, share.lines)
