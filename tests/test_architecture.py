@@ -211,7 +211,7 @@ LINES = {
     "autograd": 2575,
     "bench": 328,
     "cli": 1807,
-    "core": 7644,
+    "core": 7642,
     "data": 3063,
     "distributed": 1961,
     "engine": 6274,

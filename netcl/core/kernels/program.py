@@ -63,11 +63,9 @@ def program_count() -> int:
 
 def compiling() -> tuple[int, str] | None:
     """Return the number (see :func:`program_count`) and the kernel names of the program that the driver is compiling, or ``None``."""
-    if _building is None and (other := builders.current()) is not None:
-        return other
-    launched = (program for program, event in list(_first_launches) if event.command_execution_status > 0)  # neither complete nor failed
-    found = _building or next(launched, None)
-    return None if found is None else (found.number, _kernel_names(found.source))
+    other = None if _building is not None else builders.current()
+    found = _building or next((program for program, event in list(_first_launches) if event.command_execution_status > 0), None)
+    return other or (None if found is None else (found.number, _kernel_names(found.source)))
 
 
 def lacks_memory(error: Any) -> bool:
