@@ -371,7 +371,7 @@ class _Walk:
         self.handed[id(storage)] = storage
         leaf.grad = gradient
         if isinstance(gradient.source, lazy_graph.Product):
-            gradient.realize()  # later, its operands would stay in memory until then
+            gradient.realize()  # a deferred product keeps its operands in memory
 
     def run(self) -> None:
         while self.heap:

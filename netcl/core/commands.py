@@ -62,7 +62,7 @@ class At(NamedTuple):
 
 
 class Given(NamedTuple):
-    """An argument of a planned launch: the place of a number among those that each run passes. A kernel takes them before all others."""
+    """An argument of a planned launch: the index of a number that each run passes. A kernel takes such numbers before all others."""
 
     place: int
 

@@ -151,8 +151,7 @@ def choose_device(selector: str) -> None:
 
 def cache_dir() -> Path | None:
     """Return the folder for compiled kernels and measurements, created if necessary; ``None`` if it cannot be created or written to."""
-    text = os.environ.get("NETCL_CACHE_DIR")
-    folder = Path(text).expanduser() if text else user_cache_path("netcl")
+    folder = value("NETCL_CACHE_DIR") or user_cache_path("netcl")
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError:

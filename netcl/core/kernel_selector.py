@@ -77,6 +77,10 @@ class Problem:
     profile: ExtendedDeviceProfile
 
     @property
+    def is_cpu(self) -> bool:
+        return self.profile.device_type == "cpu"
+
+    @property
     def key(self) -> tuple[Hashable, ...]:
         """The key under which measurements are stored: op, shape, dtype and flags."""
         return (self.op, self.shape, self.dtype, tuple(sorted(self.flags.items())))
@@ -105,6 +109,10 @@ SCALAR = {"use_local_memory": False, "use_vectorization": False, "vector_width":
 WAVE = {"local_size_1d": 64}  # where the variant has one work-item per result: small problems still spread over a device
 
 
+def _work(p: Problem) -> int:
+    return math.prod(p.shape)
+
+
 def _suits_winograd(p: Problem) -> bool:
     plain = p.flags["stride"] == (1, 1) and p.flags["dilation"] == (1, 1) and p.flags["groups"] == 1
     return plain and p.shape[5:7] == (3, 3) and env.value("NETCL_CONV_WINOGRAD")
@@ -127,32 +135,27 @@ def _always(p: Problem) -> bool:
 
 RULES: dict[str, tuple[PolicyRule, ...]] = {
     "matmul": (
-        PolicyRule(
-            V.MATMUL_NAIVE, lambda p: math.prod(p.shape) <= TINY_MATMUL, {**SCALAR, **WAVE, "work_per_thread": 1}, "smaller than a tile"
-        ),
-        PolicyRule(V.MATMUL_TILED, lambda p: math.prod(p.shape) < LARGE_MATMUL, {"tile_k": 16, "work_per_thread": 2}, "small and medium"),
+        PolicyRule(V.MATMUL_NAIVE, lambda p: _work(p) <= TINY_MATMUL, {**SCALAR, **WAVE, "work_per_thread": 1}, "smaller than a tile"),
+        PolicyRule(V.MATMUL_TILED, lambda p: _work(p) < LARGE_MATMUL, {"tile_k": 16, "work_per_thread": 2}, "small and medium"),
         PolicyRule(V.MATMUL_REGISTER_TILED, _always, {"tile_m": 64, "tile_n": 64, "tile_k": 16}, "large"),
     ),
     "conv2d": (
-        PolicyRule(V.CONV2D_IM2COL, lambda p: p.profile.device_type == "cpu", WAVE, "CPUs: one matmul over unfolded patches"),
+        PolicyRule(V.CONV2D_IM2COL, lambda p: p.is_cpu, WAVE, "CPUs: one matmul over unfolded patches"),
         PolicyRule(V.CONV2D_IMPLICIT_GEMM, lambda p: p.shape[5:7] == (1, 1), {**WAVE, "tile_k": 16}, "1x1 is a matmul already"),
         PolicyRule(V.CONV2D_TILED_LOCAL, _suits_tiled_local, WAVE, "small outputs, if NETCL_CONV_TILED_LOCAL allows it"),
         PolicyRule(V.CONV2D_WINOGRAD, _suits_winograd, WAVE, "3x3 stride 1, unless NETCL_CONV_WINOGRAD forbids it"),
         PolicyRule(V.CONV2D_IMPLICIT_GEMM, _always, {**WAVE, "tile_k": 16}, "everything else"),
     ),
     "elementwise": (
-        PolicyRule(V.ELEMENTWISE_SCALAR, lambda p: math.prod(p.shape) <= ELEMENTWISE_SCALAR_LIMIT, SCALAR, "few elements"),
+        PolicyRule(V.ELEMENTWISE_SCALAR, lambda p: _work(p) <= ELEMENTWISE_SCALAR_LIMIT, SCALAR, "few elements"),
         PolicyRule(V.ELEMENTWISE_VECTORIZED, _takes_eight_lanes, {"use_local_memory": False, "vector_width": 8}, "wide loads"),
         PolicyRule(V.ELEMENTWISE_VECTORIZED, _always, {"use_local_memory": False, "vector_width": 4}, "128-bit loads"),
     ),
     "reduction": (
         PolicyRule(
-            V.REDUCTION_SEQUENTIAL,
-            lambda p: math.prod(p.shape) < REDUCTION_SEQUENTIAL_LIMIT,
-            {**WAVE, "use_local_memory": False},
-            "one work-item",
+            V.REDUCTION_SEQUENTIAL, lambda p: _work(p) < REDUCTION_SEQUENTIAL_LIMIT, {**WAVE, "use_local_memory": False}, "one work-item"
         ),
-        PolicyRule(V.REDUCTION_PARALLEL, lambda p: math.prod(p.shape) < REDUCTION_PARALLEL_LIMIT, {}, "one work-group"),
+        PolicyRule(V.REDUCTION_PARALLEL, lambda p: _work(p) < REDUCTION_PARALLEL_LIMIT, {}, "one work-group"),
         PolicyRule(V.REDUCTION_WORKGROUP, _always, {}, "many work-groups, then their partial results"),
     ),
     "batchnorm": (
@@ -204,7 +207,7 @@ def decide(problem: Problem) -> KernelConfig:
     for rule in RULES[problem.op]:
         if rule.when(problem):
             break
-    change = {**rule.change, **(ON_CPU.get(problem.op, {}) if problem.profile.device_type == "cpu" else {})}
+    change = {**rule.change, **(ON_CPU.get(problem.op, {}) if problem.is_cpu else {})}
     for brand, families, variant, fields in VENDORS:
         if variant is rule.variant and brand == problem.profile.brand and problem.profile.family in families:
             change.update(fields if kernel_strategy(problem.profile) == "optimized" else {})

@@ -139,7 +139,7 @@ def power_of_two(nbytes: int) -> int:
 def eighth_steps(nbytes: int) -> int:
     """Round up to a bucket size: powers of two up to 64 KB, four sizes per doubling up to 256 MB, then multiples of 32 MB."""
     if nbytes <= 1 << 16:
-        return max(SMALLEST_BUCKET, 1 << max(0, nbytes - 1).bit_length())
+        return power_of_two(nbytes)
     step = min(1 << (nbytes - 1).bit_length(), LARGEST_BUCKET) >> 3
     return -(-nbytes // step) * step
 
@@ -185,11 +185,9 @@ class BufferPool:
         if nbytes < 0:
             raise ShapeError(message("allocate", "nbytes must not be negative", nbytes=nbytes))
         with self._lock:
-            shelf = self._by_size.get(nbytes)
-            if shelf is None:
-                if len(self._by_size) >= _MOST_SHELVES:
-                    self._by_size.clear()
-                shelf = self._by_size[nbytes] = self._shelf_of(nbytes)
+            if len(self._by_size) >= _MOST_SHELVES:
+                self._by_size.clear()
+            shelf = self._by_size[nbytes] = self._shelf_of(nbytes)
             return shelf
 
     def bucket_of(self, nbytes: int) -> int:
@@ -199,8 +197,11 @@ class BufferPool:
     def _shelf_of(self, nbytes: int) -> Shelf:
         bucket = self.bucket_of(nbytes)
         if bucket not in self._shelves:
-            self._shelves[bucket] = Shelf(self, bucket)
+            self._shelves[bucket] = self._new_shelf(bucket)
         return self._shelves[bucket]
+
+    def _new_shelf(self, bucket: int) -> Shelf:
+        return Shelf(self, bucket)
 
     def allocate(self, nbytes: int, flags: Any = None, what: str = "") -> BufferHandle:
         """Lease at least ``nbytes``. A buffer with other ``flags`` than the pool's is not pooled. ``what`` names the tensor in an error."""
@@ -251,8 +252,7 @@ class BufferPool:
         self._count(shelf, -len(gone))
 
     def _new(self, nbytes: int, flags: Any, what: str, values: np.ndarray | None = None) -> Any:
-        if platforms.forked_child:
-            platforms.check_process()
+        platforms.check_process()
         if nbytes > self.limit:
             raise OutOfMemoryError(self._no_room(nbytes, what, "one allocation cannot be larger than the device allows"))
         if self._on_host and not host_memory.reserve(nbytes):
@@ -398,10 +398,7 @@ class PersistentBufferPool(BufferPool):
 
     def _shelf_of(self, nbytes: int) -> Shelf:
         if not self.cuts or nbytes < LARGE:
-            bucket = eighth_steps(nbytes)
-            if bucket not in self._shelves:
-                self._shelves[bucket] = Shelf(self, bucket, not self.capped)
-            return self._shelves[bucket]
+            return super()._shelf_of(nbytes)
         # Rounding up must not exceed the device's limit; a request that exceeds it itself raises when it is allocated.
         bucket = max(nbytes, min(self.bucket_of(nbytes), self.limit))
         if len(self._cuts) >= _MOST_SHELVES:
@@ -410,18 +407,23 @@ class PersistentBufferPool(BufferPool):
             self._cuts[bucket] = _Cut(self, bucket)
         return self._cuts[bucket]
 
+    def _new_shelf(self, bucket: int) -> Shelf:
+        return Shelf(self, bucket, not self.capped)
+
     def _count(self, shelf: Shelf, change: int) -> None:
-        shelf.made += change
-        self._resized(change * shelf.bucket)
-        shelf.plain = self._pooled <= self.max_cached_bytes and shelf.made <= self.max_per_bucket
+        super()._count(shelf, change)
+        self._grown(change * shelf.bucket)
+        shelf.plain = not self.capped and shelf.made <= self.max_per_bucket
 
     def _resized(self, change: int) -> None:
-        """Count bytes of shelves and segments that were allocated or, if negative, returned to the driver."""
+        """Count bytes of segments that were allocated or, if negative, returned to the driver."""
         with self._lock:
             self._held += change
-            before, self._pooled = self._pooled > self.max_cached_bytes, self._pooled + change
-            if (self._pooled > self.max_cached_bytes) == before:
-                return
+            self._grown(change)
+
+    def _grown(self, change: int) -> None:
+        before, self._pooled = self._pooled > self.max_cached_bytes, self._pooled + change
+        if self.capped != before:
             for shelf in (*self._shelves.values(), *self._cuts.values()):
                 shelf.plain = before and shelf.made <= self.max_per_bucket
             self._cached = super().stats.bytes_cached
@@ -567,10 +569,7 @@ def _device_pools() -> list[BufferPool]:
 
 def get_persistent_pool(queue: Any) -> PersistentBufferPool:
     """Return the pool of a queue's tensors."""
-    try:
-        return queue.netcl.pool
-    except AttributeError:
-        return queue_state(queue).part("pool", lambda real: PersistentBufferPool(real.context))
+    return queue_state(queue).part("pool", lambda real: PersistentBufferPool(real.context))
 
 
 def get_pinned_pool(queue: Any) -> PinnedBufferPool:

@@ -624,9 +624,7 @@ def with_shape(x: Tensor, shape: tuple[int, ...]) -> Tensor:
     if isinstance(memory, np.ndarray):
         memory = memory.reshape(shape)
     view = Tensor(memory, shape, x.dtype, x.context, x.queue, x.lease)
-    if x.writes is None:
-        x.writes = Writes()
-    view.source, view.writes = x.source, x.writes
+    view.source, view.writes = x.source, writes_of(x)
     view.host_ref, view.pending_event, view.pending_release = x.host_ref, x.pending_event, x.pending_release
     return view if x.place is None else hooks.call("follow_view", x, view)
 

@@ -19,7 +19,7 @@ from netcl.core.commands import CommandList, Notes, NotPlannable, check_planning
 from netcl.core.device import CPUQueue
 from netcl.core.kernel_selector import get_kernel_selector
 from netcl.core.tensor import Tensor
-from netcl.engine.modes import deferral
+from netcl.engine.modes import deferral, in_mode
 from netcl.engine.plan import Plan, command_list, plan_cache
 from netcl.engine.registry import Reduction
 
@@ -97,20 +97,18 @@ def _rewritten(value: Any, operands: Iterator[Tensor]) -> Any:
 def make_plan(name: str, queue: Any, tensors: Sequence[Tensor], function: Callable[..., Any], args: Any, kwargs: Any) -> Plan | str:
     """Return the plan of a call, or ``_AT_ONCE`` if the op cannot be planned."""
     commands = command_list(queue, tensors)
-    operands, given = iter(commands.given), []
-    for arg in args:
-        given.append(next(operands) if type(arg) is Tensor else _rewritten(arg, operands) if isinstance(arg, tuple | list) else arg)
-    kwargs = {key: _rewritten(arg, operands) for key, arg in kwargs.items()} if kwargs else kwargs
-    mode, deferral.mode = deferral.mode, None
+    operands = iter(commands.given)
+    args = [_rewritten(arg, operands) for arg in args]
+    kwargs = {key: _rewritten(arg, operands) for key, arg in kwargs.items()}
     try:
-        with recording.replaced_by(Notes(commands)):
-            result = function(*given, **kwargs)
+        with in_mode(None), recording.replaced_by(Notes(commands)):
+            result = function(*args, **kwargs)
         return Plan(name, commands, result)
     except NotPlannable as reason:
         log.info("[%s] is not planned: %s", name, reason)
         return _AT_ONCE
     finally:
-        deferral.mode, commands.given = mode, []
+        commands.given = []
 
 
 def planned(

@@ -590,11 +590,12 @@ def bound(xs: Sequence[Tensor], *, axis: int, order: Sequence[int]) -> Tensor:
     """Stack tensors along an axis: the inverse of :func:`unbind` with the same ``order``."""
     first = xs[0]
     at = launch.check_axis("bound", axis, first.ndim + 1)
-    shape = [first.shape[i] for i in sorted(range(len(order)), key=order.__getitem__)]
+    back = sorted(range(len(order)), key=order.__getitem__)  # the inverse of ``order``
+    shape = [first.shape[i] for i in back]
     shape.insert(at, len(xs))
     if (found := views.stacked(xs)) is not None:
         base, offset, step, of_part = found
-        steps = [of_part[i] for i in sorted(range(len(order)), key=order.__getitem__)]
+        steps = [of_part[i] for i in back]
         steps.insert(at, step)
         return views.unshared_block(base, offset, tuple(shape), tuple(steps))
     parts, strides = _unbind_layout(tuple(shape), dense(shape), at, order)

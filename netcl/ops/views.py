@@ -352,8 +352,7 @@ def stacked(xs: Sequence[Tensor]) -> tuple[Tensor, int, int, tuple[int, ...]] | 
     """Return base, offset, distance and strides of ``xs`` if these are :func:`unshared_block` of one base at equal distances."""
     places = [strided(x) for x in xs]
     base, start, strides = places[0]
-    step = places[-1][1] - start
-    step = step // (len(xs) - 1) if len(xs) > 1 else step
+    step = (places[-1][1] - start) // max(1, len(xs) - 1)
     if base.place is not _UNSHARED or step < 0 or len({x.shape for x in xs}) > 1:
         return None
     same = all(place[0] is base and place[1:] == (start + i * step, strides) for i, place in enumerate(places))

@@ -127,8 +127,7 @@ def build(context: Any, source: str, options: Sequence[str] = (), of: ContextSta
 
 
 def _program(context: Any, source: str, options: Sequence[str], of: ContextState, later: bool = False) -> Program:
-    if platforms.forked_child:
-        platforms.check_process()
+    platforms.check_process()
     key = (source, tuple(options))
     with of.lock:
         if key not in of.programs:
@@ -165,7 +164,7 @@ class Program:
             self.driver = self._from_store(context, self._store)
         elif self.number == 1 and hooks.binary_store is not None:
             hooks.binary_store.tell_of_a_first_run()
-        pool = None if not later or self.driver is not None else of["builders"] if "builders" in of else builders.pool_of(of)
+        pool = builders.pool_of(of) if later and self.driver is None else None
         if pool is not None and pool.accepts_jobs():
             self._context = context  # only until it is built: the state of a context must not keep the context alive
             request = {"forms": self._forms(), "marked": compiler.PTX_MARK.search(source) is not None}

@@ -237,7 +237,8 @@ def cached_attention(
         arrays = [launch.decoded(cache) for cache in (keys, values)]  # copies, of a cache of 16 bits
         result = launch.run_cpu(_cached_cpu, q, k, v, *arrays, lengths, *scales, *tables, dtype=q.dtype, **options)
         for cache, array in zip((keys, values), arrays, strict=True):
-            np.copyto(cache.array, encode(array, DTYPES[cache.dtype]))  # type: ignore[arg-type]
+            if array is not cache.array:
+                np.copyto(cache.array, encode(array, DTYPES[cache.dtype]))  # type: ignore[arg-type]
         return result
     return _cached_cl(q, k, v, (keys, values, *scales), tables, lengths, score_scale(scale, keys.shape[3]), window, softcap, eps)
 

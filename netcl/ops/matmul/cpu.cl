@@ -69,8 +69,8 @@
 #define BIAS_VECTOR(i, j) const V bias##j = has_bias ? BIAS_LANES(bias + n1 + j * VW) : (V)(0);
 
 #define PACKED_ROWS 16  // of a strip: what is written of them, four columns at a time, stays in the first cache
-#define BLOCKS_AHEAD 2  // of PACKED_ROWS, and rows, that are asked for while B is packed
-#define ROWS_AHEAD 8
+#define BLOCKS_AHEAD 2  // distance of the prefetch while B is packed: blocks of PACKED_ROWS of a transposed B
+#define ROWS_AHEAD 8    // rows of a B that is not transposed
 
 // Rows k0 .. k0 + kc of B's columns n1 .. n1 + NR, zeros beyond the edge: B stored N x K, and K x N.
 static inline void pack_transposed(__global const B_T* b, __local REAL* strip, const int n, const int ldb, const int n1,
