@@ -59,6 +59,19 @@ def test_ranks_train_as_one(runs_of_two_ranks, kind, steps):
     assert_same(runs_of_two_ranks[0][kind], single(kind, steps))
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="MS-MPI installs its mpiexec for the machine")
+def test_mpiexec_beside_this_python_is_preferred(tmp_path, monkeypatch):
+    """It belongs to the library that mpi4py loads; one of another version in PATH fails now and then."""
+    for folder in ("environment", "path"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "mpiexec").touch(mode=0o755)
+    monkeypatch.setenv("PATH", str(tmp_path / "path"))
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "environment" / "python"))
+    assert mpiexec() == str(tmp_path / "environment" / "mpiexec")
+    (tmp_path / "environment" / "mpiexec").unlink()
+    assert mpiexec() == str(tmp_path / "path" / "mpiexec")
+
+
 def test_collectives_agree_with_numpy(full):
     """On eight ranks with --full: on two cores most of their time is waiting for each other."""
     ranks = 8 if full else 3
@@ -299,7 +312,8 @@ def test_a_job_whose_rank_is_killed_restarts_from_its_last_checkpoint(tmp_path):
     assert done.returncode == 0 and marker.exists(), done.stderr
     assert len(re.findall(r"netcl: the job ended with status \d+; restart 1 of 2, from its last checkpoint", done.stderr)) == 1, done.stderr
     assert "restart 2" not in done.stderr and "was ended by SIGKILL" in done.stderr
-    assert _train(tmp_path, "straight").returncode == 0
+    straight = _train(tmp_path, "straight")
+    assert straight.returncode == 0, straight.stderr
     straight, cut = (load_model(tmp_path / name / "model.netcl").parameters() for name in ("straight", "cut"))
     for ours, theirs in zip(cut, straight, strict=True):
         np.testing.assert_array_equal(ours.to_host(), theirs.to_host())
@@ -329,7 +343,8 @@ def test_ten_jobs_killed_at_random_moments_end_and_resume_to_the_bit(tmp_path, t
     from netcl.io import load_model
 
     start = time.monotonic()
-    assert _train(tmp_path, "straight").returncode == 0
+    straight = _train(tmp_path, "straight")
+    assert straight.returncode == 0, straight.stderr
     usual = time.monotonic() - start
     chance, killed = random.Random(11), 0
     for number in range(30):
