@@ -41,10 +41,48 @@ def results(handle, source):
 def test_results_do_not_change(cl_device, monkeypatch):
     assert builtins.declarations(EVERY_FORM) is not None
     declared = results(cl_device, EVERY_FORM)
-    monkeypatch.setattr(builtins, "declarations", lambda source: None)
+    monkeypatch.setattr(builtins, "declarations", lambda source, inline: None)
     for ours, theirs in zip(declared, results(cl_device, EVERY_FORM + "// with the driver's declarations\n"), strict=True):
         np.testing.assert_array_equal(ours, theirs)
     assert declared[1].tolist() == [-3, 9]
+
+
+#: Numbers for which a definition could err: signs of zero, NaN in either place, infinities.
+SMALL_FUNCTIONS = """
+__kernel void small_functions(__global const float* a, __global const float* b, __global float* y, __global const int* m, __global int* n) {
+  const int i = get_global_id(0);
+  const float x = a[i], z = b[i];
+  const float4 v = (float4)(x, z, -x, 1.0f), w = vload4(0, b + i + 1);
+  const float4 number = isnan(v) ? (float4)(-1.0f) : v, other = isnan(w) ? (float4)(2.5f) : w;  // max, min and clamp of NaN are not defined
+  vstore4(max(number, other) + min(number, other.s1), 4 * i, y);
+  vstore4(fmax(v, w), 4 * i + 1, y);
+  vstore4(fmin(v, z) + clamp(number, -2.0f, 2.0f), 4 * i + 2, y);
+  vstore4(convert_float4(isnan(v)) + fabs(v) + (float4)(isnan(x), fabs(z), fmax(x, z), fmin(x, z)), 4 * i + 3, y);
+  n[2 * i] = min(m[i], 3) + max(m[i], -7) + clamp(m[i], -2, 9);
+  n[2 * i + 1] = (int)min((size_t)i, (size_t)2) + max((int4)(m[i]), 1).s1;
+}
+"""
+
+
+def test_definitions_have_the_results_of_the_driver(cl_device, monkeypatch, rng):
+    queue = cl_device.queue
+    odd = np.array([0.0, -0.0, np.nan, np.inf, -np.inf, 1e-40, 3.5, -3.5], np.float32)
+    a, b = (np.ascontiguousarray(x) for x in np.array(np.meshgrid(odd, odd)).reshape(2, -1))
+    m = rng.integers(-(2**31), 2**31, a.size).astype(np.int32)
+
+    def found(source):
+        given = [Tensor.from_host(queue, x) for x in (a, np.append(b, odd[:8]), np.zeros((a.size, 16), np.float32), m)]
+        n = Tensor.zeros((a.size, 2), "int32", queue=queue)
+        program.get(queue, source, "small_functions")(queue, a.size, None, *given, n)
+        return given[2].to_host(), n.to_host()
+
+    assert "static inline" in (builtins.declarations(SMALL_FUNCTIONS, inline=True) or "")
+    declarations = builtins.declarations
+    monkeypatch.setattr(builtins, "declarations", lambda source, inline: declarations(source, True))
+    ours = found(SMALL_FUNCTIONS)
+    monkeypatch.setattr(builtins, "declarations", lambda source, inline: None)
+    for mine, theirs in zip(ours, found(SMALL_FUNCTIONS + "// with the driver's functions\n"), strict=True):
+        np.testing.assert_array_equal(mine, theirs)
 
 
 @pytest.mark.parametrize(

@@ -256,8 +256,9 @@ class Program:
         # Without -w compilers write "1 warning generated." past Python to the terminal.
         self._debug = env.value("NETCL_DEBUG")
         options = [*self.options, *([] if self._debug else ["-w"])]
-        slow = "parses_all_builtins" in self.state.quirks
-        declared = builtins.declarations(self.source) if slow and "-cl-std" not in " ".join(options) else None
+        declared = None
+        if "parses_all_builtins" in self.state.quirks and "-cl-std" not in " ".join(options):
+            declared = builtins.declarations(self.source, inline="calls_builtins" in self.state.quirks)
         own = [] if declared is None else [(f"{declared}#line 1\n{self.source}", [*options, builtins.GUARD])]
         return [*own, (self._text, options)]
 
