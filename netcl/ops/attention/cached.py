@@ -23,6 +23,7 @@ RANGE_LIMITS = (64, 512)  # positions of a work-group, at least and at most
 ONE_RANGE = 256  # positions that a work-group of a GPU takes alone: combining ranges is one launch more
 SCORES_AT_ONCE = 2048  # scores of a work-group, in local memory
 CPU_SCORES = 16384  # the same of a CPU, whose local memory is a cache, if heads suffice to keep all compute units busy
+SUMS_AT_ONCE = 8  # vectors of sums of a CPU: their additions do not wait for each other
 GROUPS_PER_CU = 2  # work-groups per compute unit that keep a device busy
 
 
@@ -158,10 +159,10 @@ def _check_scales(keys: Tensor, values: Tensor, scales: tuple[Tensor | None, Ten
             raise ShapeError(message("cached_attention", what, shape=None if scale is None else scale.shape, cache=cache.dtype))
 
 
-def _lanes_of(x: Tensor, depths: tuple[int, int], width: int) -> tuple[int, str]:
-    """Return the number of values per load, a divisor of both ``depths``, and the load in OpenCL C. ``width``: lanes of a CPU's vectors."""
+def _lanes_of(x: Tensor, depths: tuple[int, int], most: int) -> tuple[int, str]:
+    """Return the number of values per load, a divisor of both ``depths``, and the load in OpenCL C. ``most``: of a load on a CPU."""
     if x.dtype == "float64" or (x.dtype == "float32" and launch.on_cpu_device(x.queue)):
-        lanes = next((n for n in (16, 8, 4) if n <= max(4, width) and not any(d % n for d in depths)), 1)
+        lanes = next((n for n in (16, 8, 4) if n <= max(4, most) and not any(d % n for d in depths)), 1)
         return lanes, f"vload{lanes}(0, p)" if lanes > 1 else "(*(p))"
     return (4, launch.QUADS[x.dtype]) if not any(d % 4 for d in depths) else (1, "X_LOAD((p), 0)")
 
@@ -259,7 +260,7 @@ def _cached_cl(q: Any, k: Any, v: Any, cache: tuple[Any, ...], tables: tuple[Any
     if alone and rows * length <= (CPU_SCORES if on_cpu else SCORES_AT_ONCE):
         span = -(-length // RANGE_LIMITS[0]) * RANGE_LIMITS[0]  # caches of similar lengths share their programs
     ranges = -(-length // span)
-    lanes, read = _lanes_of(q, (depth, wide), profile.vector_width)
+    lanes, read = _lanes_of(q, (depth, wide), SUMS_AT_ONCE * profile.vector_width // rows)
     sums_in, real = sum_dtype(q.dtype), DTYPES[q.dtype].c_compute
     operands = {"X": q.dtype, "P": lengths.dtype, "Y": q.dtype if ranges == 1 else sums_in}
     defines: dict[str, Any] = {
