@@ -197,9 +197,10 @@ def test_merged_models_decode_the_same_on_every_device(kind, device, rng):
         model.merge_projections()
         cache = model.new_cache(16)
         steps = [model(Tensor.from_host(device.queue, np.array([[token]])), cache).to_host()[0, 0] for token in ids]
-    assert np.abs(np.array(steps) - whole).max() < (0.1 if kind == "Q8_0" else 1e-4) * whole.std()
+    rounded = kind == "F16" and decode.multiplies_halves(model.norm.weight.reshape(1, -1))
+    assert np.abs(np.array(steps) - whole).max() < (0.1 if kind == "Q8_0" else 0.01 if rounded else 1e-4) * whole.std()
     packed = [layer for layer in model.modules() if isinstance(layer, nn.QuantizedLinear)]
-    assert bool(packed) == (kind == "Q8_0" or decode.multiplies_halves(model.norm.weight.reshape(1, -1)))
+    assert bool(packed) == (kind == "Q8_0" or rounded)
 
 
 def test_a_gpt_decodes_the_same(gpu_model, rng):

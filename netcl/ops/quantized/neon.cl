@@ -10,7 +10,7 @@
 #define STARTS (32 * TOKENS)
 #define FACTORS (48 * TOKENS)
 #if PLAIN
-#define X_RECORD 272  // 32 floats, the same times a power of two, 2^112 over this power
+#define X_RECORD 80  // 32 halves, and four times the power of two that they are to be multiplied by
 #else
 #define X_RECORD (TOKENS == 1 ? 64 : 416)
 #endif
@@ -26,21 +26,23 @@
   LINE(".word 0x4f80e000 | " #x " << 16 | " #u " << 5 | " #sum " | (" #lane " & 1) << 21 | (" #lane " >> 1) << 11")
 
 #if PLAIN
-// The halves of rows 0 to 7 of a strip are converted. Those of rows 8 to 15 become floats by a shift that puts exponent and mantissa in
-// place: their value times 2^-112, also of subnormal numbers. Each way alone keeps one vector unit waiting for the other. Activations are
-// multiplied by a power of two for each run, so that few products are subnormal.
+// Activations are halves times a power of two for each run, the largest of them in [1, 2): the rounding of a product is then at most that of
+// a weight times the largest activation. Four products are added as halves, their sums as floats: conversions of every weight would take
+// twice the time of the memory.
 static inline void put_record(__global char* record, const float4* f, const int t) {
-  int4 most = (int4)(112 << 23);
+  int4 most = (int4)(1 << 23);
   UNROLL for (int j = 0; j < 8; ++j) {
     const int4 size = as_int4(f[j]) & 0x7fffffff;
     most = size > most ? size : most;
   }
-  const int exponent = max(max(most.x, most.y), max(most.z, most.w)) >> 23;  // 112 to 255
+  const int exponent = min(max(max(most.x, most.y), max(most.z, most.w)) >> 23, 253);
   UNROLL for (int j = 0; j < 8; ++j) {
-    *(__global float4*)(record + 16 * j) = f[j];
-    *(__global float4*)(record + 128 + 16 * j) = f[j] * as_float((366 - exponent) << 23);
+    const float4 scaled = f[j] * as_float((254 - exponent) << 23);
+    ushort4 rounded;
+    __asm__("fcvtn %0.4h, %1.4s" : "=w"(rounded) : "w"(scaled));
+    *(__global ushort4*)(record + 8 * j) = rounded;
   }
-  *(__global float4*)(record + 256) = (float4)(as_float(exponent << 23));  // infinite if an activation is infinite or NaN
+  *(__global float4*)(record + 64) = (float4)(as_float(exponent << 23));
 }
 #else
 static inline void put_record(__global char* record, const float4* f, const int t) {
@@ -138,23 +140,28 @@ __kernel void strips_tiles(__global const uchar* w, __global const char* tiles, 
 
 #define AHEAD_OF(at) LINE("prfm pldl1keep, [%1, #" STR(AHEAD) " + " #at "]")
 #if PLAIN
-// A column of 16 rows, from byte `at` on, times an activation. A weight of the last 8 rows that is infinite or NaN makes `odd` NaN:
-// fmla odd.8h, v5.8h, v30.8h with zeros in v30.
-#define HALF_COLUMN(at, lane, odd)                                                                                                   \
-  LINE("ldr q4, [%1, #" #at "]") LINE("ldr q5, [%1, #" #at " + 16]")                                                                 \
-  LINE("fcvtl v6.4s, v4.4h") LINE("fcvtl2 v7.4s, v4.8h") LINE("sshll v8.4s, v5.4h, #13") LINE("sshll2 v9.4s, v5.8h, #13")            \
-  LINE(".word 0x4e400c00 | 30 << 16 | 5 << 5 | " #odd) LINE("bic v8.4s, #0x70, lsl #24") LINE("bic v9.4s, #0x70, lsl #24")           \
-  LINE("fmla v16.4s, v6.4s, v24.s[" #lane "]") LINE("fmla v17.4s, v7.4s, v24.s[" #lane "]")                                          \
-  LINE("fmla v2.4s, v8.4s, v25.s[" #lane "]") LINE("fmla v3.4s, v9.4s, v25.s[" #lane "]")
-#define HALF_COLUMNS(four)                                                                                                           \
-  AHEAD_OF(128 * four) AHEAD_OF(128 * four + 64) LINE("ldr q24, [%2, #16 * " #four "]") LINE("ldr q25, [%2, #128 + 16 * " #four "]") \
-  HALF_COLUMN(128 * four, 0, 20) HALF_COLUMN(128 * four + 32, 1, 21) HALF_COLUMN(128 * four + 64, 2, 20) HALF_COLUMN(128 * four + 96, 3, 21)
+// fmul (0x4f009000) or fmla (0x4f001000) sum.8h, u.8h, x.h[lane]
+#define HALF_PRODUCT(code, sum, u, x, lane) \
+  LINE(".word " #code " | " #x " << 16 | " #u " << 5 | " #sum " | ((" #lane ") & 1) << 20 | ((" #lane ") >> 1 & 1) << 21 | ((" #lane ") >> 2) << 11")
+// A column of 16 rows, from byte `at` on, times an activation.
+#define HALF_COLUMN(code, at, low, high, x, lane)                                                                                    \
+  LINE("ldr q4, [%1, #" #at "]") LINE("ldr q5, [%1, #" #at " + 16]") HALF_PRODUCT(code, low, 4, x, lane) HALF_PRODUCT(code, high, 5, x, lane)
+#define HALF_ADD(sum, next, chain)                                                                                                   \
+  LINE("fcvtl v6.4s, v" #chain ".4h") LINE("fcvtl2 v7.4s, v" #chain ".8h")                                                           \
+  LINE("fadd v" #sum ".4s, v" #sum ".4s, v6.4s") LINE("fadd v" #next ".4s, v" #next ".4s, v7.4s")
+// Four columns, from byte `at` on, times the activations of x from `lane` on.
+#define HALF_COLUMNS(at, low, high, x, lane)                                                                                         \
+  AHEAD_OF(at) AHEAD_OF(at + 64) HALF_COLUMN(0x4f009000, at, low, high, x, lane) HALF_COLUMN(0x4f001000, at + 32, low, high, x, lane + 1)  \
+  HALF_COLUMN(0x4f001000, at + 64, low, high, x, lane + 2) HALF_COLUMN(0x4f001000, at + 96, low, high, x, lane + 3)                  \
+  HALF_ADD(20, 21, low) HALF_ADD(22, 23, high)
+#define HALF_EIGHT(at, x) HALF_COLUMNS(at, 8, 9, x, 0) HALF_COLUMNS(at + 128, 10, 11, x, 4)
 #define ROWS_RUN                                                                                                                     \
-  LINE("movi v2.4s, #0") LINE("movi v3.4s, #0")                                                                                      \
-  HALF_COLUMNS(0) HALF_COLUMNS(1) HALF_COLUMNS(2) HALF_COLUMNS(3) HALF_COLUMNS(4) HALF_COLUMNS(5) HALF_COLUMNS(6) HALF_COLUMNS(7)    \
-  LINE("ldr q24, [%2, #256]") LINE("fmla v18.4s, v2.4s, v24.4s") LINE("fmla v19.4s, v3.4s, v24.4s")
-#define ROWS_BEGIN LINE("movi v20.4s, #0") LINE("movi v21.4s, #0") LINE("movi v30.4s, #0")
-#define ROWS_ODD LINE("orr v31.16b, v20.16b, v21.16b")
+  LINE("ldp q0, q1, [%2]") LINE("ldp q2, q3, [%2, #32]") LINE("ldr q24, [%2, #64]")                                                  \
+  LINE("movi v20.4s, #0") LINE("movi v21.4s, #0") LINE("movi v22.4s, #0") LINE("movi v23.4s, #0")                                    \
+  HALF_EIGHT(0, 0) HALF_EIGHT(256, 1) HALF_EIGHT(512, 2) HALF_EIGHT(768, 3)                                                          \
+  LINE("fmla v16.4s, v20.4s, v24.4s") LINE("fmla v17.4s, v21.4s, v24.4s")                                                            \
+  LINE("fmla v18.4s, v22.4s, v24.4s") LINE("fmla v19.4s, v23.4s, v24.4s")
+#define ROWS_BEGIN
 #else
 #define ROWS_DOTS(a, b, c, d, x, lane) SDOT(0, a, x, lane) SDOT(1, b, x, lane) SDOT(2, c, x, lane) SDOT(3, d, x, lane)
 #define ROWS_LOAD(a, b, c, d, at) \
@@ -180,37 +187,32 @@ __kernel void strips_tiles(__global const uchar* w, __global const char* tiles, 
   LINE("fcvtl v20.4s, v27.4h") LINE("fcvtl2 v21.4s, v27.8h") LINE("fcvtl v22.4s, v28.4h") LINE("fcvtl2 v23.4s, v28.8h")              \
   ROWS_CODES ROWS_END(0, 16, 20) ROWS_END(1, 17, 21) ROWS_END(2, 18, 22) ROWS_END(3, 19, 23)
 #define ROWS_BEGIN LINE("mov w9, #0x4b400000") LINE("dup v31.4s, w9") LINE("movi v30.16b, #15")
-#define ROWS_ODD
 #endif
 
-// Stores the products of a strip with a token in sums. PLAIN: returns whether a weight of rows 8 to 15 is infinite or NaN; their sums do
-// not count then.
-static inline int strip_sums(__global const uchar* w, __global const char* x, float* sums, long runs) {
-  ushort8 odd = (ushort8)(0);
+// Stores the products of a strip with a token in sums.
+static inline void strip_sums(__global const uchar* w, __global const char* x, float* sums, long runs) {
   __asm__ volatile(
       LINE("movi v16.4s, #0") LINE("movi v17.4s, #0") LINE("movi v18.4s, #0") LINE("movi v19.4s, #0") ROWS_BEGIN
-      "1:\n\t" ROWS_RUN LINE("add %1, %1, %5") LINE("add %2, %2, %6") LINE("subs %0, %0, #1") LINE("b.ne 1b")
-      LINE("stp q16, q17, [%3]") LINE("stp q18, q19, [%3, #32]") ROWS_ODD LINE("str q31, [%4]")
-      : "+r"(runs), "+r"(w), "+r"(x) : "r"(sums), "r"(&odd), "r"((long)(RECORD)), "r"((long)(X_RECORD)) : EVERY_REGISTER);
-#if PLAIN
-  const uint4 parts = as_uint4(odd);
-  return (parts.x | parts.y | parts.z | parts.w) != 0;
-#else
-  return 0;
-#endif
+      "1:\n\t" ROWS_RUN LINE("add %1, %1, %4") LINE("add %2, %2, %5") LINE("subs %0, %0, #1") LINE("b.ne 1b")
+      LINE("stp q16, q17, [%3]") LINE("stp q18, q19, [%3, #32]")
+      : "+r"(runs), "+r"(w), "+r"(x) : "r"(sums), "r"((long)(RECORD)), "r"((long)(X_RECORD)) : EVERY_REGISTER);
 }
 
-// The products of 32 rows with a token.
+// The products of 32 rows with a token. A sum of halves that is not finite is computed again with floats.
 static inline void row_sums(__global const uchar* w, __global const char* x, const int row0, const int rows, const int runs, float4* f) {
-  for (int half_ = 0; half_ < 2; ++half_) {
-    __global const uchar* own = w + (size_t)(row0 / 16 + half_) * runs * RECORD;
-    float* sums = (float*)(f + 4 * half_);
-    const int odd = row0 + 16 * half_ < rows && strip_sums(own, x, sums, runs);
+  for (int strip = 0; strip < 2 && row0 + 16 * strip < rows; ++strip) {
+    __global const uchar* own = w + (size_t)(row0 / 16 + strip) * runs * RECORD;
+    float* sums = (float*)(f + 4 * strip);
+    strip_sums(own, x, sums, runs);
 #if PLAIN
-    for (int r = 8; odd && r < 16; ++r) {
+    for (int r = 0; r < 16; ++r) {
+      if ((as_uint(sums[r]) & 0x7f800000) != 0x7f800000) continue;
       sums[r] = 0.0f;
-      for (int i = 0; i < 32 * runs; ++i)
-        sums[r] += vload_half((size_t)i * 16 + r, (__global const half*)own) * ((__global const float*)(x + (size_t)(i / 32) * X_RECORD))[i % 32];
+      for (int i = 0; i < 32 * runs; ++i) {
+        __global const char* record = x + (size_t)(i / 32) * X_RECORD;
+        const float factor = *(__global const float*)(record + 64);
+        sums[r] += vload_half((size_t)i * 16 + r, (__global const half*)own) * (vload_half(i % 32, (__global const half*)record) * factor);
+      }
     }
 #endif
   }

@@ -192,12 +192,13 @@ def activation_records(p: Packed, t: PackedOperands, tokens: int) -> Tensor:
 
 def record_bytes(kind: Kind, tokens: int = 1) -> int:
     """Return the bytes of a record of activations in neon.cl."""
-    return 272 if kind.plain else 64 if tokens == 1 else 416
+    return 80 if kind.plain else 64 if tokens == 1 else 416
 
 
 def _in_tiles(p: Packed) -> bool:
-    simple = p.kind.name in ("Q4_0", "Q8_0")
-    return p.tokens == 1 if p.kind.name == "F16" else simple and (p.tokens == 1 or p.tokens > _FEW_TOKENS)
+    if p.kind.name == "F16":
+        return p.tokens == 1 and p.activations != "float"
+    return p.kind.name in ("Q4_0", "Q8_0") and (p.tokens == 1 or p.tokens > _FEW_TOKENS)
 
 
 def uses_tiles(x: Tensor, p: Packed) -> bool:
@@ -294,18 +295,22 @@ def _kernels_trusted(queue: Any, tier: str, kind: Kind) -> bool:
 
 def _packed_product_right(queue: Any, tier: str, kind: Kind) -> bool:
     rng, (rows, columns), profile = np.random.default_rng(0), (37, 512), profile_of(queue)
-    blocks = quantize(rng.standard_normal((rows, columns), np.float32), kind)
+
+    def drawn(*shape: int) -> np.ndarray:
+        return np.rint(4 * rng.standard_normal(shape, np.float32))  # integers, whose sums of halves are exact
+
+    blocks = quantize(drawn(rows, columns), kind)
     weight = Tensor.from_host(queue, pack_strips(blocks, kind, (rows, columns)))
     values = dequantize(blocks, kind, (rows, columns)).astype(np.float64)
     cases = [(1, "float32"), (_TOKENS, "float32"), (11, "float32"), *([(1, "float16"), (11, "float16")] if tier == "mma" else [])]
     for tokens, dtype in cases:
-        x = Tensor.from_host(queue, rng.standard_normal((tokens, columns), np.float32), dtype)
+        x = Tensor.from_host(queue, drawn(tokens, columns), dtype)
         p, exact = Packed(kind, rows, columns, tokens, dtype), x.to_host().astype(np.float64)
         t = PackedOperands(x, weight, None, Tensor.empty((tokens, rows), queue=queue))
         if tier == "mma":
             _mma(queue, p, _ANY_CONFIG, profile, t)
         else:
-            _strips(queue, p._replace(activations="int8" if p.coded else "float"), _ANY_CONFIG, profile, t, _cpu_instructions())
+            _strips(queue, p._replace(activations="int8" if p.coded else "auto"), _ANY_CONFIG, profile, t, _cpu_instructions())
             exact = round_activations(exact) if p.coded else exact
         exact = exact @ values.T
         if not np.abs(t.out.to_host() - exact).max() <= 2**-18 * np.abs(exact).max():
@@ -317,7 +322,7 @@ def unpack_rows(queue: Any, p: Packed, weight: Tensor, dtype: str, begin: int, c
     """Unpack ``count`` rows of the weights: the rows from ``begin`` on, or the rows whose indices are in ``listed``."""
     out = new_result((count, p.columns), dtype, queue)
     whole = listed is None and dtype == "float32" and p.kind.plain and not begin % STRIP_ROWS
-    if whole and uses_tiles(weight, row := p._replace(tokens=1, dtype=dtype)):
+    if whole and uses_tiles(weight, row := p._replace(tokens=1, dtype=dtype, activations="auto")):
         kernel = neon_kernel(row, "unpack_halves", PackedOperands(out, weight, None, out), 1)
         kernel(queue, -(-count // STRIP_ROWS) * (p.columns // 32), 8, weight, out, p.columns, begin // STRIP_ROWS, count)
         return out
