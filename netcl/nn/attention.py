@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 
 import netcl.autograd as ag
-from netcl.autograd import packed
 from netcl.core.errors import DtypeError, ShapeError, message
 from netcl.core.tensor import Tensor
 from netcl.nn import init
@@ -127,8 +126,8 @@ class KVCache(Module):
         return new <= self.most_new and getattr(self, f"keys{layer}", None) is not None
 
     def rotates(self, positions: Tensor | None) -> bool:
-        """Whether the kernel can normalize and rotate heads: on GPUs, if the cache is not int8, for ``positions`` of :meth:`positions`."""
-        return self.dtype is None and positions is not None and positions is self._places and packed.launches_dominate(positions.queue)
+        """Whether the kernel can normalize and rotate heads: if the cache is not int8, for ``positions`` of :meth:`positions`."""
+        return self.dtype is None and positions is not None and positions is self._places
 
     def _memory(self, name: str, like: Any) -> Tensor:
         kept = getattr(self, name, None)

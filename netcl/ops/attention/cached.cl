@@ -140,13 +140,27 @@ __kernel __attribute__((reqd_work_group_size(ITEMS, 1, 1))) void cached_attentio
     for (int d = i % 8; d < DEPTH; d += 8) squares[i] += (REAL)X_LOAD(TAKEN(i / 8), d) * (REAL)X_LOAD(TAKEN(i / 8), d);
   }
   barrier(CLK_LOCAL_MEM_FENCE);
+#if ITEMS == 1  // all rows of a position share sines and cosines
+  REAL cosines[NEW * (ROTARY / 2) + 4], sines[NEW * (ROTARY / 2) + 4];
+  for (int i = 0; i < NEW * (ROTARY / 2); i += ROTARY % 8 ? 1 : 4) {
+    JOINED(REAL, 4) angle = (JOINED(REAL, 4))(frequencies[i % (ROTARY / 2)]);
+    if (ROTARY % 8 == 0) angle = vload4(0, frequencies + i % (ROTARY / 2));
+    angle *= (REAL)(seen + i / (ROTARY / 2));
+    vstore4(cos(angle), 0, cosines + i);
+    vstore4(sin(angle), 0, sines + i);
+  }
+#define TURN(value, table) (turns ? table[(place - seen) * (ROTARY / 2) + pair] : value)
+#else
+#define TURN(value, table) (value)
+#endif
 #define PAIRS ((ROWS + NEW) * (DEPTH / 2))
   _Pragma("unroll") for (int i0 = 0; i0 < PAIRS; i0 += ITEMS) {  // beyond the last pair the last one again: loads wait together
     const int i = min(i0 + l, PAIRS - 1);
     const int r = i / (DEPTH / 2), pair = i % (DEPTH / 2), turns = pair < ROTARY / 2;
     const int one = turns ? pair : 2 * pair, other = turns ? pair + ROTARY / 2 : 2 * pair + 1;
     const int place = seen + (r < ROWS ? (min(r, rows - 1) + first) % T : r - ROWS);
-    const REAL angle = turns ? place * frequencies[pair] : (REAL)0, c = cos(angle), s = sin(angle);
+    const REAL angle = turns ? place * frequencies[pair] : (REAL)0;
+    const REAL c = ITEMS == 1 ? TURN(1, cosines) : cos(angle), s = ITEMS == 1 ? TURN(0, sines) : sin(angle);
     REAL x = X_LOAD(TAKEN(r), one), y = X_LOAD(TAKEN(r), other);
 #if HEAD_NORM
     __global const N_T* by = r < ROWS ? query_norm : key_norm;
