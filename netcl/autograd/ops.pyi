@@ -368,7 +368,8 @@ def decode_block(inside: Operand, x: Operand, out_weight: Operand, norm_weight: 
 
     With ``h = x + inside out_weight'`` and its RMS norm n, ``y = h + (activation(n gate') * (n up')) down'``. With the RMS norm m of y,
     ``z = m next_weight' + next_bias``. On NVIDIA GPUs, a few rows take one launch, whose work-groups wait for each other; there ``inside``
-    and what ``down`` multiplies must be within 65504, or results are NaN. On other devices every product is a launch of its own.
+    and what ``down`` multiplies must be within 65504, or results are NaN. On ARM CPUs with dot products, one row takes one launch. On other
+    devices every product is a launch of its own.
 
     - **inside**: the result of the first attention, before its output projection **out_weight**.
     - **gate**, **up**: ``inner`` rows. **next_weight**: ``next_rows`` rows. All weights are packed as in :func:`quantized_linear`, with one
@@ -968,8 +969,9 @@ def quantized_linear(input: Operand, weight: Operand, bias: Operand | None = Non
 
     :class:`netcl.nn.QuantizedLinear` packs weights. ``activations`` selects the arithmetic. ``float`` leaves x unchanged and sums in
     float32 (float64 for float64). ``int8`` rounds every 32 neighbors of x to int8 with one scale, as in llama.cpp; OpenCL devices
-    raise for float64. ``auto`` selects ``int8`` on CPUs with instructions for it, if kind and dtype allow it, else ``float``. The
-    gradients with respect to x and bias are computed in floats. Weights have no gradient.
+    raise for float64. ``auto`` selects ``int8`` on CPUs with instructions for it, if kind and dtype allow it. On ARM CPUs with arithmetic
+    in float16, ``auto`` rounds one token for weights of F16 to 11 bits, with a power of two for every 32 neighbors, and sums every four
+    products in float16. Otherwise ``auto`` is ``float``. Gradients with respect to x and bias are computed in floats. Weights have none.
     """
 
 def quantized_linear_grad(grad: Operand, weight: Operand, *, kind: str, columns: int) -> Tensor:

@@ -48,10 +48,11 @@ class QueueState:
     - ``backend``, ``pool``, ``pinned``, ``integrated``: transfers, device memory, staging memory, whether host and device share memory.
     - ``faults``, ``random``: indices out of range (:mod:`netcl.ops.index`), the stream of random numbers (:mod:`netcl.ops.random`).
     - ``timed``, ``blocks``: the queue with timestamps (:mod:`netcl.profiling.events`), memory that graphs share.
+    - ``turns``: numbers by which the work-items of a launch divide its work (:mod:`netcl.engine.waiting`).
     """
 
     __slots__ = ("__weakref__", "backend", "blocks", "context", "faults", "integrated", "lock", "pinned", "plans", "pool", "queue",
-                 "random", "timed")  # fmt: skip
+                 "random", "timed", "turns")  # fmt: skip
 
     def __init__(self, queue: Any, context: ContextState | None = None):
         self.queue, self.context = queue, context

@@ -15,6 +15,7 @@ from netcl.core.kernels import program
 from netcl.core.queue_state import queue_state
 from netcl.core.tensor import Tensor
 
+TURNS, TURN_STEP = 11, 16  # numbers of a launch; apart by a line of the cache
 WATCHED = 64  # launches between two checks for timeouts
 _NOT_CONCURRENT = ("waiting", "failed")  # key of a context in which groups of one launch did not run concurrently
 
@@ -27,6 +28,13 @@ def late_flag(queue: Any) -> Tensor:
 def counters(queue: Any) -> Tensor:
     """Return the counters of a barrier between the groups of one launch: arrivals, and completed barriers. One pair per context."""
     return _of_context(queue, "counters", lambda own: constant(Tensor.zeros((2,), "uint32", queue=own)))
+
+
+def turns(queue: Any) -> Tensor:
+    """Return the numbers by which the work-items of a launch divide its work: 0 before and after it. One set per queue, whose launches run
+    one after another.
+    """
+    return queue_state(queue).part("turns", lambda own: constant(Tensor.zeros((TURNS * TURN_STEP,), "int32", queue=own)))
 
 
 def may_wait(queue: Any) -> bool:

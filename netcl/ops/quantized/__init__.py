@@ -89,9 +89,9 @@ def quantized_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, k
 
     :class:`netcl.nn.QuantizedLinear` packs weights. ``activations`` selects the arithmetic. ``float`` leaves x unchanged and sums in
     float32 (float64 for float64). ``int8`` rounds every 32 neighbors of x to int8 with one scale, as in llama.cpp; OpenCL devices
-    raise for float64. ``auto`` selects ``int8`` on CPUs with instructions for it, if kind and dtype allow it. On ARM CPUs with arithmetic in
-    float16, ``auto`` rounds one token times weights of F16 to 11 bits, with a power of two for every 32 neighbors, and sums four products
-    in float16. Otherwise ``auto`` is ``float``. The gradients with respect to x and bias are computed in floats. Weights have no gradient.
+    raise for float64. ``auto`` selects ``int8`` on CPUs with instructions for it, if kind and dtype allow it. On ARM CPUs with arithmetic
+    in float16, ``auto`` rounds one token for weights of F16 to 11 bits, with a power of two for every 32 neighbors, and sums every four
+    products in float16. Otherwise ``auto`` is ``float``. Gradients with respect to x and bias are computed in floats. Weights have none.
     """
     x, weight, bias = launch.as_tensors("quantized_linear", x, weight, bias)
     launch.check_dtype("quantized_linear", x)

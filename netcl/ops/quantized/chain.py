@@ -14,7 +14,7 @@ from netcl.core.kernels import primitives
 from netcl.core.tensor import Tensor, new_result
 from netcl.engine import launch
 from netcl.engine.strided import alignment
-from netcl.engine.waiting import counters, late_flag, may_wait, watch
+from netcl.engine.waiting import counters, late_flag, may_wait, turns, watch
 from netcl.ops.matmul import nvidia
 from netcl.ops.quantized import plans
 from netcl.ops.quantized.formats import Kind, dequantize, quantize
@@ -120,36 +120,22 @@ def _packed_row(chain: Chain, columns: int, rows: int) -> plans.Packed:
 
 
 def _launch_rows(chain: Chain) -> tuple[Tensor, ...]:
-    """Compute a chain of one token with the kernels of neon.cl: one launch per product, which also makes the input of the next product."""
+    """Compute a chain of one token with neon.cl, in one launch."""
     x, queue, (attended, width, inner) = chain.x, chain.x.queue, chain.columns
     out, up, down, following = chain.weights
-
-    def product(weight: Tensor, size: tuple[int, int], records: Tensor, result: Tensor, squares: Tensor | None = None, eps: float = 0.0,
-                gate: Tensor | None = None, added: Tensor | None = None, norm: Tensor | None = None, bias: Tensor | None = None,
-                stores: int = 1) -> tuple[Tensor, Tensor]:  # fmt: skip
-        """Launch a product of ``size`` (rows, columns). Returns the records of its result and the squares of their values."""
-        (rows, columns), makes = size, 2 if norm is not None else 1 - stores
-        made = Tensor.empty((rows // 32 * plans.record_bytes(chain.kind),), "int8", queue=queue) if makes else result
-        totals = Tensor.empty((rows // 32,), "float32", queue=queue) if makes == 2 else result
-        text = "" if gate is None else chain.parts.finish.source("float", 4, False)
-        given = {"SCALED": squares, "GATES": gate, "ADDED": added}
-        macros = {**{name: int(t is not None) for name, t in given.items()}, "STORES": stores, "MAKES": makes}
-        operands, p = plans.PackedOperands(x, weight, bias, result), _packed_row(chain, columns, rows)
-        kernel = plans.neon_kernel(p, "strips_rows", operands, 1, text, **macros)
-        before = [result if t is None else t for t in (gate, records, squares, added, norm)]
-        kernel(queue, -(-rows // 32), 1, weight, *before, made, totals, *operands.end, rows, columns, int(bias is not None), float(eps))
-        return made, totals
-
     h, y = (new_result(x.shape, x.dtype, queue) for _ in range(2))
-    inside = plans.activation_records(_packed_row(chain, attended, width), plans.PackedOperands(chain.inside, out, None, h), 1)
-    records, squares = product(out, (width, attended), inside, h, added=x, norm=chain.parts.norm_weight)
-    records, _ = product(up, (inner, width), records, h, squares, chain.parts.eps, gate=chain.parts.gate, stores=0)
-    records, squares = product(down, (width, inner), records, y, added=h, norm=chain.next_norm)
-    if following is None:
-        return (y,)
-    z = new_result((*x.shape[:-1], chain.next), x.dtype, queue)
-    product(following, (chain.next, width), records, z, squares, chain.next_eps, bias=chain.next_bias)
-    return y, z
+    z = new_result((*x.shape[:-1], chain.next), x.dtype, queue) if chain.next else None
+    runs = (attended + 2 * width + inner) // 32
+    scratch = Tensor.empty((runs * plans.record_bytes(chain.kind) + 2 * 4 * width // 32,), "int8", queue=queue)
+    optional = (y if t is None else t for t in (following, chain.next_norm, chain.next_bias, z))  # y stands in for what is missing
+    following, next_norm, bias, last = optional
+    operands = plans.PackedOperands(x, out, bias, y)
+    finish, p = chain.parts.finish.source("float", 4, False), _packed_row(chain, attended, width)
+    kernel = plans.neon_kernel(p, "strips_chain", operands, 1, finish, CHAINED=1, FOLLOWED=int(z is not None))
+    pointers = (out, chain.parts.gate, up, down, following, chain.inside, x, chain.parts.norm_weight, next_norm, bias, h, y, last, scratch)
+    numbers = (attended, width, inner, chain.next, int(chain.next_bias is not None), float(chain.parts.eps), float(chain.next_eps))
+    kernel(queue, profile_of(queue).max_compute_units, 1, *pointers, turns(queue), *numbers)
+    return (y,) if z is None else (y, z)
 
 
 def chain_arrays(

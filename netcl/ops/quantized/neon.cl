@@ -1,7 +1,7 @@
 // Products on CPUs with NEON (ASM 2 of codes.cl): tiles of registers in assembly, for one token or many. Kinds: F16, and those with one
 // scale per 32 columns and no minimum. A work-item does 32 rows. Macros of codes.cl and round.cl (PLAIN LOW OFFSET), and
 //   TOKENS  of a tile: 1 or 8      SHARE  tokens of a work-item, with 8
-//   AHEAD  bytes to prefetch ahead, with 1 token      SCALED GATES ADDED STORES MAKES  what surrounds a product of 1 token (strips_rows)
+//   AHEAD  bytes to prefetch ahead, with 1 token      CHAINED  1: strips_chain, too, with FOLLOWED 1 if there is a next product
 // Activations are records of TOKENS tokens and 32 columns: codes [8 fours of columns][TOKENS][4], the starts of sums [TOKENS][4], a scale of
 // each token. A sum starts at MAGIC, minus what codes are offset by: its bits are then MAGIC_FLOAT plus the sum as a float, exactly. The
 // subtraction takes one slot of either vector unit of a Neoverse N1, where a conversion takes two of the first unit.
@@ -218,42 +218,119 @@ static inline void row_sums(__global const uchar* w, __global const char* x, con
   }
 }
 
-// What surrounds the product of one token: SCALED 1: the product is divided by the root mean square of the activations, whose squares are
-// in x_squares by runs. GATES 1: the result is finish(gate) * product. ADDED 1: `added` is added. STORES 1: the result is stored.
-// MAKES 1: its records are made. MAKES 2: also multiplied by norm_weight, and the squares of each run of the result are stored.
-__kernel void strips_rows(__global const uchar* w, __global const uchar* gate, __global const char* x, __global const float* x_squares,
-                          __global const float* added, __global const float* norm_weight, __global char* records, __global float* squares,
-                          __global const BIAS_T* bias, __global Y_T* y, const int rows, const int columns, const int biased, const float eps) {
-  const int row0 = get_global_id(0) * 32, runs = columns / 32;
+__kernel void strips_rows(__global const uchar* w, __global const char* x, __global const BIAS_T* bias, __global Y_T* y, const int rows,
+                          const int columns, const int biased) {
+  const int row0 = get_global_id(0) * 32;
   float4 f[8];
-  row_sums(w, x, row0, rows, runs, f);
-#if SCALED
-  float total = 0.0f;
-  for (int i = 0; i < runs; ++i) total += x_squares[i];
-  const float factor = 1.0f / sqrt(total / columns + eps);
-  UNROLL for (int i = 0; i < 8; ++i) f[i] *= factor;
-#endif
-#if GATES
-  float4 g[8];
-  row_sums(gate, x, row0, rows, runs, g);
-  for (int i = 0; i < 8; ++i) f[i] *= finish(SCALED ? g[i] * factor : g[i], 1.0f, 0, (float4)(0.0f), (float4)(0.0f));
-#endif
-#if ADDED
-  UNROLL for (int i = 0; i < 8; ++i) f[i] += *(__global const float4*)(added + row0 + 4 * i);
-#endif
-#if STORES
+  row_sums(w, x, row0, rows, columns / 32, f);
   for (int r = 0; r < min(32, rows - row0); ++r)
     Y_STORE(y, row0 + r, ((const float*)f)[r] + (biased ? BIAS_LOAD(bias, row0 + r) : 0.0f));
-#endif
-#if MAKES == 2
-  float4 sum = (float4)(0.0f);
-  UNROLL for (int i = 0; i < 8; ++i) sum += f[i] * f[i], f[i] *= *(__global const float4*)(norm_weight + row0 + 4 * i);
-  squares[get_global_id(0)] = sum.x + sum.y + sum.z + sum.w;
-#endif
-#if MAKES
-  put_record(records + (size_t)get_global_id(0) * X_RECORD, f, 0);
-#endif
 }
+
+#if CHAINED
+// Adds to a number that other work-items see, after all that was written before; returns what it was.
+static inline int add_to(__global int* number, const int more) {
+  int old, sum, failed;
+  __asm__ volatile("2:\n\tldaxr %w0, [%3]\n\tadd %w1, %w0, %w4\n\tstlxr %w2, %w1, [%3]\n\tcbnz %w2, 2b"
+                   : "=&r"(old), "=&r"(sum), "=&r"(failed) : "r"(number), "r"(more) : "memory");
+  return old;
+}
+
+static inline int current(__global const int* number) {
+  int value;
+  __asm__ volatile("yield\n\tldar %w0, [%1]" : "=r"(value) : "r"(number) : "memory");
+  return value;
+}
+
+// Takes the next units of a phase, all work-items' share of those that are left, at least one; returns the first.
+static inline int take_units(__global int* number, const int count, const int items) {
+  int old, next, failed;
+  __asm__ volatile("2:\n\tldaxr %w0, [%3]\n\tsub %w1, %w4, %w0\n\tsdiv %w1, %w1, %w5\n\tcmp %w1, #1\n\tcsinc %w1, %w1, wzr, gt\n\t"
+                   "add %w1, %w1, %w0\n\tstlxr %w2, %w1, [%3]\n\tcbnz %w2, 2b"
+                   : "=&r"(old), "=&r"(next), "=&r"(failed) : "r"(number), "r"(count), "r"(items) : "memory", "cc");
+  return old;
+}
+
+// A phase is `count` units of work. Work-items take many neighboring units at first, which memory is fastest for, and fewer at the end. Then
+// they wait for the units that others have taken. They need not run at the same time, since what one waits for has begun. Numbers of a
+// phase: units taken, units done.
+#define NUMBER(phase, which) (turns + (2 * (phase) + (which)) * 16)
+#define EACH_UNIT(phase, count)                                                                                              \
+  for (int first, size; (first = take_units(NUMBER(phase, 0), count, items)) < (count); add_to(NUMBER(phase, 1), size))      \
+    for (int unit = first + 0 * (size = max(1, ((count) - first) / items)); unit < first + size; ++unit)
+#define WAIT_FOR(phase, count) while (current(NUMBER(phase, 1)) < (count)) {}
+
+static inline void scale_rows(float4* f, __global const float* squares, const int columns, const float eps) {
+  float total = 0.0f;
+  for (int i = 0; i < columns / 32; ++i) total += squares[i];
+  const float factor = 1.0f / sqrt(total / columns + eps);
+  UNROLL for (int i = 0; i < 8; ++i) f[i] *= factor;
+}
+
+// 32 rows of a + b w' as y; also their records times `norm`, and the sum of their squares.
+static inline void add_product(__global const float* a, __global const char* b, __global const uchar* w, __global float* y, const int unit,
+                               const int rows, const int columns, const int makes, __global const float* norm, __global char* records,
+                               __global float* squares) {
+  float4 f[8], sum = (float4)(0.0f);
+  row_sums(w, b, 32 * unit, rows, columns / 32, f);
+  UNROLL for (int i = 0; i < 8; ++i) {
+    f[i] += *(__global const float4*)(a + 32 * unit + 4 * i);
+    *(__global float4*)(y + 32 * unit + 4 * i) = f[i];
+    sum += f[i] * f[i];
+    if (makes) f[i] *= *(__global const float4*)(norm + 32 * unit + 4 * i);
+  }
+  if (!makes) return;
+  squares[unit] = sum.x + sum.y + sum.z + sum.w;
+  put_record(records + (size_t)unit * X_RECORD, f, 0);
+}
+
+// chain.cl's products of one token, all in float32. `scratch` holds records of inside, h, the gate's result and y, then squares of h and y.
+// `turns` is zero before and after.
+__kernel void strips_chain(__global const uchar* w_out, __global const uchar* w_gate, __global const uchar* w_up, __global const uchar* w_down,
+                           __global const uchar* w_next, __global const float* inside, __global const float* x, __global const float* norm,
+                           __global const float* next_norm, __global const BIAS_T* bias, __global float* h, __global float* y,
+                           __global float* z, __global char* scratch, __global int* turns, const int attended, const int width,
+                           const int inner, const int next, const int biased, const float eps, const float next_eps) {
+  const int items = get_num_groups(0);
+  __global char* of_inside = scratch;
+  __global char* of_h = of_inside + (size_t)(attended / 32) * X_RECORD;
+  __global char* of_gated = of_h + (size_t)(width / 32) * X_RECORD;
+  __global char* of_y = of_gated + (size_t)(inner / 32) * X_RECORD;
+  __global float* h_squares = (__global float*)(of_y + (size_t)(width / 32) * X_RECORD);
+  __global float* y_squares = h_squares + width / 32;
+  EACH_UNIT(0, attended / 32) {
+    float4 f[8];
+    UNROLL for (int i = 0; i < 8; ++i) f[i] = *(__global const float4*)(inside + 32 * unit + 4 * i);
+    put_record(of_inside + (size_t)unit * X_RECORD, f, 0);
+  }
+  WAIT_FOR(0, attended / 32)
+  EACH_UNIT(1, width / 32) add_product(x, of_inside, w_out, h, unit, width, attended, 1, norm, of_h, h_squares);
+  WAIT_FOR(1, width / 32)
+  EACH_UNIT(2, inner / 32) {
+    float4 f[8], g[8];
+    row_sums(w_up, of_h, 32 * unit, inner, width / 32, f);
+    row_sums(w_gate, of_h, 32 * unit, inner, width / 32, g);
+    scale_rows(f, h_squares, width, eps);
+    scale_rows(g, h_squares, width, eps);
+    for (int i = 0; i < 8; ++i) f[i] *= finish(g[i], 1.0f, 0, (float4)(0.0f), (float4)(0.0f));
+    put_record(of_gated + (size_t)unit * X_RECORD, f, 0);
+  }
+  WAIT_FOR(2, inner / 32)
+  EACH_UNIT(3, width / 32) add_product(h, of_gated, w_down, y, unit, width, inner, FOLLOWED, next_norm, of_y, y_squares);
+#if FOLLOWED
+  WAIT_FOR(3, width / 32)
+  EACH_UNIT(4, (next + 31) / 32) {
+    float4 f[8];
+    row_sums(w_next, of_y, 32 * unit, next, width / 32, f);
+    scale_rows(f, y_squares, width, next_eps);
+    for (int r = 0; r < min(32, next - 32 * unit); ++r)
+      z[32 * unit + r] = ((const float*)f)[r] + (biased ? BIAS_LOAD(bias, 32 * unit + r) : 0.0f);
+  }
+#endif
+  if (add_to(NUMBER(5, 0), 1) == items - 1)
+    for (int i = 0; i < 11; ++i) turns[16 * i] = 0;
+}
+#endif
 
 #if PLAIN
 // Rows of weights as floats, from strip `begin` on. A work-item does 32 columns of a strip, four rows and columns at a time.

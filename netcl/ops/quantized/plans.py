@@ -176,9 +176,9 @@ def _strips(queue: Any, p: Packed, config: KernelConfig, profile: Any, t: Packed
 
 
 def neon_kernel(p: Packed, name: str, t: PackedOperands, tokens: int, text: str = "", **more: int) -> Any:
-    """Return a kernel of neon.cl for tiles of ``tokens`` tokens, 1 or 8; ``more``: macros of what surrounds a product of one token."""
-    around = {"SCALED": 0, "GATES": 0, "ADDED": 0, "STORES": 1, "MAKES": 0, **more}
-    macros = {"TOKENS": tokens, "SHARE": _TILED_TOKENS, "AHEAD": _NEON_AHEAD, "PUT_QUADS": int(t.out.dtype == "float32"), **around}
+    """Return a kernel of neon.cl for tiles of ``tokens`` tokens, 1 or 8; ``more``: further macros."""
+    quads = int(t.out.dtype == "float32")
+    macros = {"TOKENS": tokens, "SHARE": _TILED_TOKENS, "AHEAD": _NEON_AHEAD, "PUT_QUADS": quads, "CHAINED": 0, **more}
     return _compiled(t.x.queue, p, name, "neon.cl", t, 4, 2, text, **macros)
 
 
@@ -215,9 +215,7 @@ def _registers(p: Packed, t: PackedOperands) -> None:
     tokens, numbers, biased = 1 if p.tokens == 1 else 8, (p.rows, p.columns), int(t.bias is not None)
     records, items = activation_records(p, t, tokens), -(-p.rows // 32)
     if tokens == 1:
-        unused = (t.out,) * 5  # what surrounds the product
-        kernel = neon_kernel(p, "strips_rows", t, 1)
-        return kernel(t.x.queue, items, 1, t.weight, t.weight, records, *unused, *t.end, *numbers, biased, 0.0)
+        return neon_kernel(p, "strips_rows", t, 1)(t.x.queue, items, 1, t.weight, records, *t.end, *numbers, biased)
     size, kernel = (-(-p.tokens // _TILED_TOKENS), items), neon_kernel(p, "strips_tiles", t, 8)
     return kernel(t.x.queue, size, (1, 1), t.weight, records, *t.end, *numbers, p.tokens, biased)
 
