@@ -5,7 +5,7 @@
 
 The model has 309 million random weights in LLaMA's shape. Both sides take turns, and the best of the repeats counts. Before anything is
 timed, the logits behind the prompt are compared. Needs llama-cpp-python; ``LLAMA_CPP_LIB_PATH`` names the folder of a library that was
-built apart from it. Writes ``results/llama_cpp_<device>.json``.
+built apart from it. ``--out`` is for instance ``benchmarks/results/llama_cpp_pocl_aarch64.json``.
 """
 
 from __future__ import annotations
@@ -114,10 +114,12 @@ class Netcl:
     def __init__(self, path: Path, queue: Any, room: int):
         from netcl import models
         from netcl.nn.decoding import prompt_logits
+        from netcl.core.tensor import Tensor
         from netcl.replay import compiled
 
         self.model = models.load(path, queue).merge_projections()
         self.cache, self.prompt_logits = self.model.new_cache(room), prompt_logits
+        self.token = Tensor.zeros((1, 1), "int64", queue=queue)
         self.step = compiled.compile(lambda tokens: self.model.head(self.model.states(tokens, self.cache)), fuse=True)
 
     def clear(self) -> None:
@@ -125,7 +127,6 @@ class Netcl:
 
     def feed(self, ids: list[int]) -> np.ndarray:
         from netcl.autograd import no_grad
-        from netcl.core.tensor import Tensor
 
         with no_grad():
             if len(ids) > 1:
@@ -133,7 +134,8 @@ class Netcl:
             self.cache.reserves_ahead(1)
             self.cache.reserve(1)
             try:
-                return self.step(Tensor.from_host(self.model.queue, np.array([ids], np.int64))).to_host()[0, 0]
+                self.token.write(np.array([ids], np.int64))
+                return self.step(self.token).to_host()[0, 0]
             finally:
                 self.cache.reserves_ahead(0)
 
@@ -191,9 +193,8 @@ def main() -> None:
             rows += measure(kind, path, args, where.handle.queue, sizes["vocab_size"])
             path.unlink()
     described = {**facts(where, args), "made by": "python " + " ".join(sys.argv), "model": sizes}
-    out = Path(args.out or Path(__file__).parent / "results" / f"llama_cpp_{where.name}.json")
-    if args.out or not args.small:
-        out.write_text(json.dumps({"facts": described, "rows": rows}, indent=1) + "\n", encoding="utf-8")
+    if args.out:
+        Path(args.out).write_text(json.dumps({"facts": described, "rows": rows}, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
