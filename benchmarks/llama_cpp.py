@@ -113,8 +113,8 @@ class Netcl:
 
     def __init__(self, path: Path, queue: Any, room: int):
         from netcl import models
-        from netcl.nn.decoding import prompt_logits
         from netcl.core.tensor import Tensor
+        from netcl.nn.decoding import prompt_logits
         from netcl.replay import compiled
 
         self.model = models.load(path, queue).merge_projections()

@@ -90,12 +90,9 @@ def declarations(source: str, inline: bool = False) -> str | None:
             return None
     if inline and "clamp" in names:
         names |= {"min", "max"}
-    named = {word for scalar, n in set(_TYPE.findall(text)) for word in (scalar, scalar + n)} | {"int", "ulong"}
-    return "".join(_declared(name, frozenset(named) if inline and name in _BODIES else frozenset()) for name in sorted(names, key=_order))
-
-
-def _order(name: str) -> tuple[bool, str]:
-    return name == "clamp", name  # which calls others
+    named = frozenset({"int", "ulong"}.union(*[(scalar, scalar + n) for scalar, n in _TYPE.findall(text)])) if inline else frozenset()
+    ordered = sorted(names, key=lambda name: (name == "clamp", name))  # which calls min and max
+    return "".join(_declared(name, named if name in _BODIES else frozenset()) for name in ordered)
 
 
 @lru_cache(maxsize=4096)
