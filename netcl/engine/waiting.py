@@ -31,9 +31,7 @@ def counters(queue: Any) -> Tensor:
 
 
 def turns(queue: Any) -> Tensor:
-    """Return the numbers by which the work-items of a launch divide its work: 0 before and after it. One set per queue, whose launches run
-    one after another.
-    """
+    """Return the numbers by which the work-items of one launch divide its work, 0 before and after it. One set per queue."""
     return queue_state(queue).part("turns", lambda own: constant(Tensor.zeros((TURNS * TURN_STEP,), "int32", queue=own)))
 
 

@@ -149,18 +149,30 @@ __kernel __attribute__((reqd_work_group_size(ITEMS, 1, 1))) void cached_attentio
     vstore4(cos(angle), 0, cosines + i);
     vstore4(sin(angle), 0, sines + i);
   }
-#define TURN(value, table) (turns ? table[(place - seen) * (ROTARY / 2) + pair] : value)
-#else
-#define TURN(value, table) (value)
+  for (int r = 0; r < ROWS + NEW; ++r) {
+    __global const X_T* taken = TAKEN(r);
+    const int turns = (r < ROWS ? (min(r, rows - 1) + first) % T : r - ROWS) * (ROTARY / 2);
+    for (int d = 0; d < DEPTH; ++d) query[r][d] = X_LOAD(taken, d);
+#if HEAD_NORM
+    __global const N_T* by = r < ROWS ? query_norm : key_norm;
+    REAL sum = 0;
+    for (int j = 0; j < 8; ++j) sum += squares[r * 8 + j];
+    sum = 1 / sqrt(sum / DEPTH + (REAL)EPS);
+    for (int d = 0; d < DEPTH; ++d) query[r][d] *= sum * N_LOAD(by, d);
 #endif
+    for (int pair = 0; pair < ROTARY / 2; ++pair) {
+      const REAL x = query[r][pair], y = query[r][pair + ROTARY / 2], c = cosines[turns + pair], s = sines[turns + pair];
+      query[r][pair] = x * c - y * s, query[r][pair + ROTARY / 2] = x * s + y * c;
+    }
+  }
+#else
 #define PAIRS ((ROWS + NEW) * (DEPTH / 2))
   _Pragma("unroll") for (int i0 = 0; i0 < PAIRS; i0 += ITEMS) {  // beyond the last pair the last one again: loads wait together
     const int i = min(i0 + l, PAIRS - 1);
     const int r = i / (DEPTH / 2), pair = i % (DEPTH / 2), turns = pair < ROTARY / 2;
     const int one = turns ? pair : 2 * pair, other = turns ? pair + ROTARY / 2 : 2 * pair + 1;
     const int place = seen + (r < ROWS ? (min(r, rows - 1) + first) % T : r - ROWS);
-    const REAL angle = turns ? place * frequencies[pair] : (REAL)0;
-    const REAL c = ITEMS == 1 ? TURN(1, cosines) : cos(angle), s = ITEMS == 1 ? TURN(0, sines) : sin(angle);
+    const REAL angle = turns ? place * frequencies[pair] : (REAL)0, c = cos(angle), s = sin(angle);
     REAL x = X_LOAD(TAKEN(r), one), y = X_LOAD(TAKEN(r), other);
 #if HEAD_NORM
     __global const N_T* by = r < ROWS ? query_norm : key_norm;
@@ -171,6 +183,7 @@ __kernel __attribute__((reqd_work_group_size(ITEMS, 1, 1))) void cached_attentio
 #endif
     query[r][one] = x * c - y * s, query[r][other] = x * s + y * c;
   }
+#endif
 #else
   for (int i = l; i < ROWS * DEPTH; i += ITEMS) {
     const int r = min(i / DEPTH, rows - 1) + first;

@@ -242,7 +242,10 @@ static inline int current(__global const int* number) {
   return value;
 }
 
-// Takes the next units of a phase, all work-items' share of those that are left, at least one; returns the first.
+// A work-item's share of the units from `first` on, at least one.
+#define SHARED_UNITS(count, first) max(1, ((count) - (first)) / items)
+
+// Takes the next SHARED_UNITS of a phase; returns the first.
 static inline int take_units(__global int* number, const int count, const int items) {
   int old, next, failed;
   __asm__ volatile("2:\n\tldaxr %w0, [%3]\n\tsub %w1, %w4, %w0\n\tsdiv %w1, %w1, %w5\n\tcmp %w1, #1\n\tcsinc %w1, %w1, wzr, gt\n\t"
@@ -255,9 +258,9 @@ static inline int take_units(__global int* number, const int count, const int it
 // they wait for the units that others have taken. They need not run at the same time, since what one waits for has begun. Numbers of a
 // phase: units taken, units done.
 #define NUMBER(phase, which) (turns + (2 * (phase) + (which)) * 16)
-#define EACH_UNIT(phase, count)                                                                                              \
-  for (int first, size; (first = take_units(NUMBER(phase, 0), count, items)) < (count); add_to(NUMBER(phase, 1), size))      \
-    for (int unit = first + 0 * (size = max(1, ((count) - first) / items)); unit < first + size; ++unit)
+#define EACH_UNIT(phase, count)                                                                                                      \
+  for (int first; (first = take_units(NUMBER(phase, 0), count, items)) < (count); add_to(NUMBER(phase, 1), SHARED_UNITS(count, first))) \
+    for (int unit = first; unit < first + SHARED_UNITS(count, first); ++unit)
 #define WAIT_FOR(phase, count) while (current(NUMBER(phase, 1)) < (count)) {}
 
 static inline void scale_rows(float4* f, __global const float* squares, const int columns, const float eps) {
@@ -328,7 +331,7 @@ __kernel void strips_chain(__global const uchar* w_out, __global const uchar* w_
   }
 #endif
   if (add_to(NUMBER(5, 0), 1) == items - 1)
-    for (int i = 0; i < 11; ++i) turns[16 * i] = 0;
+    for (int phase = 0; phase < 5; ++phase) *NUMBER(phase, 0) = *NUMBER(phase, 1) = *NUMBER(5, 0) = 0;
 }
 #endif
 
