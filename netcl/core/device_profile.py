@@ -97,7 +97,7 @@ QUIRKS: tuple[Quirk, ...] = (
     Quirk("compiles_at_launch", "the work-group function is compiled at the first launch, so a binary is complete only after one", "pocl"),
     Quirk("caches_programs", "has a cache on disk; to return a binary it compiles every kernel a second time, for any local size", "pocl"),
     Quirk("parses_all_builtins", "every build parses the declarations of all built-in functions: 0.2 s, 40 ms if it is cached", "pocl"),
-    Quirk("calls_builtins", "built-in functions are not inlined, not even min", "pocl", device="-0x|cortex|neoverse|apple"),
+    Quirk("calls_builtins", "on ARM, built-in functions are not inlined, not even min", "pocl", device="-0x|cortex|neoverse"),
     Quirk("fma_slow", "c += a * b with FP_CONTRACT ON becomes a vector FMA; fma() and mad() are slower", "pocl"),
     Quirk("no_amx", "aborts at instructions that the processor in its name does not have", "pocl", device="^cpu-(?!.*rapids)"),
     Quirk("fork_hangs", "a forked child hangs on its first context if the parent had one", "pocl"),

@@ -15,7 +15,7 @@ from netcl.core.kernels import program
 from netcl.core.queue_state import queue_state
 from netcl.core.tensor import Tensor
 
-TURNS, TURN_STEP = 11, 16  # numbers of a launch; apart by a line of the cache
+_TURNS = 11 * 16  # eleven numbers, apart by a line of the cache
 WATCHED = 64  # launches between two checks for timeouts
 _NOT_CONCURRENT = ("waiting", "failed")  # key of a context in which groups of one launch did not run concurrently
 
@@ -32,7 +32,7 @@ def counters(queue: Any) -> Tensor:
 
 def turns(queue: Any) -> Tensor:
     """Return the numbers by which the work-items of one launch divide its work, 0 before and after it. One set per queue."""
-    return queue_state(queue).part("turns", lambda own: constant(Tensor.zeros((TURNS * TURN_STEP,), "int32", queue=own)))
+    return queue_state(queue).part("turns", lambda own: constant(Tensor.zeros((_TURNS,), "int32", queue=own)))
 
 
 def may_wait(queue: Any) -> bool:

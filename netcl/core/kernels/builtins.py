@@ -106,9 +106,8 @@ def _declared(name: str, defined: frozenset[str]) -> str:
         if (match := re.fullmatch(pattern, name)) is None:
             continue
         parts = match.groupdict()
-        bodies = [
-            f"{_INLINE} {re.sub(' (CONST|PURE|OVERLOADED)', '', one)} {{{{ {_BODIES[name]} }}}}" for one in form.split(";")[:-1] if defined
-        ]
+        heads = re.sub(" (?:CONST|PURE|OVERLOADED)", "", form).split(";")[:-1]
+        bodies = [f"{_INLINE} {head} {{{{ {_BODIES[name]} }}}}" for head in heads] if defined else []
         for word, what in _ATTRIBUTES.items():
             form = re.sub(rf"\b{word}\b", f"__attribute__(({what}))", form)
         for scalar in types:
