@@ -216,7 +216,7 @@ LINES = {
     "distributed": 1963,
     "engine": 6278,
     "io": 5085,
-    "models": 3254,
+    "models": 3252,
     "nn": 6900,
     "onnx": 740,
     "ops": 29068,

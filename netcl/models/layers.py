@@ -118,11 +118,9 @@ class SelfAttention(Module):
 
     def merge(self) -> bool:
         """Merge the projections into ``qkv_proj`` if this saves launches per token; returns whether it did. For inference only."""
-        whole = self.q_norm is None and (self.rope is None or self.rope.size == self.size)
-        within = packed.launches_dominate(self.queue) and type(self.q_norm) in (RMSNorm, type(None))  # cached attention does the rest
-        turned = (self.rope is None or self.rope.attention_factor == 1) and (whole or within)
+        within = type(self.q_norm) in (RMSNorm, type(None)) and (self.rope is None or self.rope.attention_factor == 1)  # cached attention
         apart = self.qkv_proj is None
-        merged = joined_linear([self.q_proj, self.k_proj, self.v_proj]) if turned and apart else None
+        merged = joined_linear([self.q_proj, self.k_proj, self.v_proj]) if within and apart else None
         if merged is not None:
             self.qkv_proj, self.q_proj, self.k_proj, self.v_proj = merged, None, None, None
         return merged is not None

@@ -160,7 +160,7 @@ def test_merged_projections_change_nothing(case, kind, folder_of, device, tmp_pa
         models.save(models.load(path, "cpu"), tmp_path / "a.gguf", "gguf", kind=kind)
         path = tmp_path / "a.gguf"
     plain, merged = models.load(path, device.queue), models.load(path, device.queue).merge_projections()
-    assert merged.merged == (case != "qwen3" or device.device_type == "gpu")  # CPUs take its norms of queries and keys alone
+    assert merged.merged
     assert merged.generate(PROMPT, 10) == plain.generate(PROMPT, 10)
     caches = [model.new_cache(32) for model in (plain, merged)]
     for begin, end in ((0, 9), (9, 10), (10, 11)):
