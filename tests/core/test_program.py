@@ -29,6 +29,9 @@ def test_signatures_are_read_from_the_text():
     assert parameter_kinds(text, "f") == ((np.uint32, np.uint8, UNKNOWN, UNKNOWN), (True,) * 4)
     assert parameter_kinds("__kernel __attribute__((reqd_work_group_size(1, 1, 1))) void f(void) {}", "f") == ((), ())
     assert parameter_kinds("KERNEL(f)", "f") is None
+    assert parameter_kinds("kernel void f(global const T* restrict a, MORE __global const T* b, MORE int c) {}", "f") == (
+        (POINTER, UNKNOWN, UNKNOWN), (True,) * 3
+    )  # fmt: skip
     assert parameter_kinds("__kernel void f(int a,\n#ifdef B\nint b,\n#endif\nint c) {}", "f") is None
 
 

@@ -20,6 +20,7 @@ _SCALARS = {
 }  # fmt: skip
 _COMMENTS = re.compile(r"//[^\n]*|/\*.*?\*/", re.S)
 _QUALIFIERS = re.compile(r"\b(const|volatile|restrict|__restrict|__private|private|signed)\b")
+_POINTED_TO = re.compile(r"((__)?(global|local|constant)\s+)?(struct\s+)?\w+\s*")
 _TYPE_MACROS = re.compile(r"^#define (\w+) (\w+)$", re.M)
 _PARAMETER_MACROS = re.compile(r"^#define (\w+_(?:POINTERS|NUMBERS))\b((?:[^\n]*\\\n)*[^\n]*)$", re.M)
 
@@ -69,6 +70,7 @@ def parameter_kinds(source: str, name: str) -> tuple[tuple[Any, ...], tuple[bool
     for part in parts:
         target, pointer, _ = part.partition("*")
         kind = " ".join(_QUALIFIERS.sub(" ", part).split()[:-1])
-        kinds.append(POINTER if pointer or "[" in part else _SCALARS.get(macros.get(kind, kind), UNKNOWN))
+        plain = _POINTED_TO.fullmatch(_QUALIFIERS.sub("", target).strip())  # else a macro may stand for parameters
+        kinds.append(POINTER if (pointer and plain) or "[" in part else _SCALARS.get(macros.get(kind, kind), UNKNOWN))
         read_only.append(not pointer or re.search(r"\bconst\b", target) is not None)
     return tuple(kinds), tuple(read_only)

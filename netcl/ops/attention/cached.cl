@@ -22,7 +22,7 @@
 #define CODED 0
 #define NEW 0
 #define FOURS 0
-#define TABLE_POINTERS
+#define MORE_POINTERS
 #endif
 // Loads of a work-item that wait for memory together: KEY_LOADS of a key, VALUE_LOADS * BATCH of values.
 #if ITEMS == 1
@@ -75,7 +75,6 @@ typedef JOINED(REAL, VW) lanes;
 
 #if CODED
 #define CACHE_T char
-#define SCALES __global S_T *restrict key_scales, __global S_T *restrict value_scales,
 #define LANES_NAME JOINED(REAL, VW)
 #if VW == 1
 #define KEPT_LANES(p) ((REAL)(*(p)))
@@ -102,7 +101,6 @@ inline void put_position(__global char* to, __global S_T* scale, __global const 
 }
 #else
 #define CACHE_T X_T
-#define SCALES
 #define READ(old, kept, fresh) X_LANES((old) ? (__global const X_T*)(kept) : (fresh))
 #define SCALED(old, scales, i, x) (x)
 #endif
@@ -119,8 +117,8 @@ inline void put_position(__global char* to, __global S_T* scale, __global const 
 // all. The cache holds `lengths[b]` positions before the call. Work-groups: ranges, heads of keys of all sequences, blocks of queries.
 __kernel __attribute__((reqd_work_group_size(ITEMS, 1, 1))) void cached_attention(
     __global const X_T* restrict q, __global const X_T* restrict k, __global const X_T* restrict v, __global CACHE_T* restrict keys,
-    __global CACHE_T* restrict values, SCALES TABLE_POINTERS __global const P_T* restrict lengths, __global Y_T* restrict out, __global REAL* restrict sums,
-    int H, int G, int T, int L, int window, int ranges, const REAL scale, const REAL cap) {
+    __global CACHE_T* restrict values, MORE_POINTERS __global const P_T* restrict lengths, __global Y_T* restrict out,
+    __global REAL* restrict sums, int H, int G, int T, int L, int window, int ranges, const REAL scale, const REAL cap) {
   __local REAL scores[ROWS][RANGE] __attribute__((aligned(16))), query[ROWS + NEW][DEPTH], found[ITEMS], most[ROWS], total[ROWS];
   __local REAL added[PARTS][ROWS][DEPTH_V];
   const int l = get_local_id(0), range = get_group_id(0), head = get_group_id(1), first = get_group_id(2) * ROWS;

@@ -167,7 +167,8 @@ def _lanes_of(x: Tensor, depths: tuple[int, int], most: int) -> tuple[int, str]:
     return (4, launch.QUADS[x.dtype]) if not any(d % 4 for d in depths) else (1, "X_LOAD((p), 0)")
 
 
-_TABLE_POINTERS = "".join(f"__global const {t}, " for t in ("REAL* frequencies", "N_T* query_norm", "N_T* key_norm"))
+_TABLES = "".join(f"__global const {t}, " for t in ("REAL* frequencies", "N_T* query_norm", "N_T* key_norm"))
+_SCALES = "__global S_T* restrict key_scales, __global S_T* restrict value_scales, "
 _T = {"dtypes": (None,) * 5 + ("int32",), "low": (-1.0,) * 5 + (0,)}
 
 
@@ -273,7 +274,7 @@ def _cached_cl(q: Any, k: Any, v: Any, cache: tuple[Any, ...], tables: tuple[Any
         operands["N"] = turned[1].dtype
     normed = tables[1] is not None
     defines |= {"NEW": new if turned else 0, "ROTARY": 0 if tables[0] is None else 2 * tables[0].size, "EPS": float(eps) if normed else 0.0,
-                "HEAD_NORM": int(normed), "TABLE_POINTERS": _TABLE_POINTERS if turned else ""}  # fmt: skip
+                "HEAD_NORM": int(normed), "MORE_POINTERS": _SCALES * (cache[2] is not None) + _TABLES * bool(turned)}  # fmt: skip
     if cache[2] is not None:
         operands["S"] = cache[2].dtype
     exps, text = launch.exponential(q.queue, real, 4) if span % 4 == 0 else ({}, "")
