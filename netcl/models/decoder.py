@@ -18,7 +18,7 @@ from netcl.models.prompt_cache import PromptFile
 from netcl.models.tokenizer import Tokenizer
 from netcl.nn.attention import KVCache
 from netcl.nn.container import ModuleList
-from netcl.nn.decoding import Sampling, Speculator, continued
+from netcl.nn.decoding import Sampling, Speculator, continued, random_draws
 from netcl.nn.embedding import Embedding
 from netcl.nn.linear import Linear
 from netcl.nn.module import Module
@@ -237,11 +237,7 @@ class CausalLM(Module):
             if min(ids) < 0 or max(ids) >= self.config.vocab_size:
                 what = f"token ids must be from 0 to {self.config.vocab_size - 1}"
                 raise ShapeError(message("generate", what, lowest=min(ids), highest=max(ids)))
-        rng = None if seed is None else np.random.default_rng(seed)
-
-        def draw(batch: int) -> np.ndarray:
-            return ag.rand(batch, queue=self.queue).to_host() if rng is None else rng.random(batch)
-
+        draw = random_draws(seed, self.queue)
         most, file = min(most, self.context - max(map(len, prompts)) + 1), None if prompt_cache is None else PromptFile(prompt_cache, self)
         if draft is None or most < 1:
             return continued(self, prompts, most, sampling, draw, file)

@@ -17,7 +17,7 @@ from netcl.models.encoder import Encoder
 from netcl.models.layers import AttentionSpan, SelfAttention, TransformerLayer, make_norm_layer
 from netcl.nn.attention import join_heads, split_heads
 from netcl.nn.container import ModuleList
-from netcl.nn.decoding import Sampling, token_counts
+from netcl.nn.decoding import Sampling, random_draws, token_counts
 from netcl.nn.embedding import Embedding
 from netcl.nn.linear import Linear
 from netcl.nn.module import Module
@@ -126,7 +126,7 @@ class Seq2SeqLM(Module):
 
     def generate(self, prompt: Any, max_new_tokens: int = 64, seed: int | None = None, **options: Any) -> Any:
         """Answer a prompt: returns text for text, ids for ids, and a list for several prompts. ``options`` are fields of ``Sampling``."""
-        sampling, rng = Sampling(**{"temperature": 0.0, **options}).check(), np.random.default_rng(seed)
+        sampling, draw = Sampling(**{"temperature": 0.0, **options}).check(), random_draws(seed, self.shared.weight.queue)
         several = not isinstance(prompt, str) and len(prompt) and not isinstance(prompt[0], int | np.integer)
         prompts = list(prompt) if several else [prompt]
         ids = [self.tokenizer.encode(one) if isinstance(one, str) else [int(i) for i in one] for one in prompts]  # type: ignore[misc]
@@ -139,12 +139,14 @@ class Seq2SeqLM(Module):
         settings, host = {**self.config.source, **self.generation}, partial(Tensor.from_host, self.shared.weight.queue)
         start, ends = whole_number(settings, "decoder_start_token_id", default=0, least=0), end_ids(settings)
         tokens = host(np.full((len(ids), 1), start))
+        drawn = host(np.zeros(len(ids), np.float32))
         counts = host(token_counts([[start]] * len(ids), self.config.vocab_size)) if sampling.penalizes else None
         with ag.no_grad():
             mask = np.array([[len(row)] for row in ids]) > np.arange(longest)
             cache = self.encode(host(np.array([row + [0] * (longest - len(row)) for row in ids])), mask)
             while going and max(map(len, made)) < max_new_tokens:
-                drawn = host(np.minimum(rng.random(len(ids), np.float32), np.float32(1 - 2**-24)))
+                if sampling.temperature:
+                    drawn = host(draw(len(ids)))
                 tokens = sampling.choose(ag.reshape(self.decode(tokens, cache), (len(ids), -1)), drawn, counts)
                 new = tokens.to_host()[:, 0].tolist()
                 going -= {row for row in going if new[row] in ends}

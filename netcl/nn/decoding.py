@@ -7,6 +7,7 @@ host) sets ``replayable = False``.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from operator import attrgetter
@@ -15,7 +16,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import netcl.autograd as ag
-from netcl.autograd import packed
 from netcl.core.errors import message
 from netcl.core.tensor import Tensor
 from netcl.nn.attention import KVCache
@@ -134,6 +134,12 @@ def token_counts(prompts: Sequence[Sequence[int]], vocabulary: int) -> np.ndarra
     return counts
 
 
+def random_draws(seed: int | None, queue: Any) -> Callable[[int], np.ndarray]:
+    """Return a function of a count that draws numbers in [0, 1) on the host; without a seed, the queue's random numbers provide one."""
+    rng = functools.cache(lambda: np.random.default_rng(ag.rand(2, queue=queue).to_host().view(np.uint32) if seed is None else seed))
+    return lambda count: rng().random(count, np.float32)
+
+
 class _DecodingStep(NamedTuple):
     """The cache of a batch, the function of one decoding step (compiled if the model is replayable) and token counts for penalties."""
 
@@ -194,8 +200,8 @@ def continued(
 ) -> Iterator[np.ndarray]:
     """Yield the next token of each prompt as an array ``(batch,)``, at most ``most`` times. Prompts may have different lengths.
 
-    ``draw(batch)`` returns a random number in [0, 1) per prompt; it is not called for temperature 0. ``file`` stores the cache of a
-    single prompt on disk: a :class:`netcl.models.prompt_cache.PromptFile`.
+    ``draw`` is a function of :func:`random_draws`; it is not called for temperature 0. ``file`` stores the cache of a single prompt on
+    disk: a :class:`netcl.models.prompt_cache.PromptFile`.
     """
     if most < 1:
         return
@@ -210,7 +216,7 @@ def continued(
     def uniform() -> Tensor:
         if unused is not None:
             return unused
-        return Tensor.from_host(queue, np.minimum(np.asarray(draw(batch), np.float32), np.float32(1 - 2**-24)))
+        return Tensor.from_host(queue, draw(batch))
 
     quiet = _evaluation_of(model)
     with _step_for(model, "text", batch, max(lengths) + most, sampling) as step:
@@ -221,8 +227,7 @@ def continued(
             made = tokens.to_host()[:, 0]
         yield made  # outside of the contexts, which would be the caller's too
         step.cache.reserves_ahead(1)
-        # A GPU computes the next token while the host reads this one. Not where a token is drawn: a text may end before it.
-        ahead = unused is not None and getattr(model, "replayable", True) and packed.launches_dominate(queue)
+        ahead = getattr(model, "replayable", True)  # the device computes the next token while the host reads this one
         waiting: list[Callable[[], np.ndarray]] = []
         for _ in range(most - 1):
             step.cache.reserve(1)

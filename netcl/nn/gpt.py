@@ -13,7 +13,7 @@ from netcl.core.tensor import Tensor
 from netcl.nn import init
 from netcl.nn.attention import KVCache
 from netcl.nn.container import ModuleDict, ModuleList
-from netcl.nn.decoding import Sampling, continued
+from netcl.nn.decoding import Sampling, continued, random_draws
 from netcl.nn.dropout import Dropout
 from netcl.nn.embedding import Embedding
 from netcl.nn.linear import Linear
@@ -119,7 +119,7 @@ class GPT(Module):
         - **eos_token**: a sequence ends with this token and is then padded with it; generation stops when all sequences have ended.
         - **use_cache**: whether to compute only new positions. Beyond ``block_size``, every token recomputes the whole window.
 
-        Random choices come from the device's generator, so ``netcl.manual_seed`` repeats them.
+        The seed of random choices comes from the device's generator, so ``netcl.manual_seed`` repeats them.
         """
         sampling = Sampling(temperature, top_k, top_p).check()
         sequence = np.atleast_2d(np.asarray(tokens.to_host() if isinstance(tokens, Tensor) else tokens, np.int64))
@@ -136,9 +136,7 @@ class GPT(Module):
         return Tensor.from_host(self.queue, sequence)
 
     def _chosen(self, sequence: np.ndarray, most: int, sampling: Sampling, use_cache: bool) -> Iterator[np.ndarray]:
-        def draw(batch: int) -> np.ndarray:
-            return ag.rand(batch, queue=self.queue).to_host()
-
+        draw = random_draws(None, self.queue)
         room = self.block_size - sequence.shape[1] + 1
         cached = min(most, room) if use_cache else 0
         if cached > 0:

@@ -23,15 +23,17 @@ __kernel void scan(__global const SRC* x, __global const element* before, __glob
   }
 }
 
+#ifdef MINIMUM
+#define BEHIND(a, b) ((a) >= (b))
+#else
+#define BEHIND(a, b) ((a) <= (b))
+#endif
+
 // Whether the element a at i beats b at j: larger (smaller if MINIMUM), NaN above all, the first of equals.
 int beats(real a, INDEX_T i, real b, INDEX_T j) {
   const int a_nan = IS_NAN(a), b_nan = IS_NAN(b);
   if (a_nan || b_nan) return a_nan && (!b_nan || i < j);
-#ifdef MINIMUM
-  return a < b || (a == b && i < j);
-#else
-  return a > b || (a == b && i < j);
-#endif
+  return !BEHIND(a, b) || (a == b && i < j);
 }
 
 // The best of one slice of one column, found by LANES work-items: a work-group, or one work-item alone. Second launch: `candidates` are the
@@ -91,3 +93,45 @@ __kernel void extreme(__global const SRC* x, __global const long* candidates, __
 #endif
   if (lane == 0) y[item] = best;
 }
+
+#if AT_ONCE > 1
+// The best of one slice on CPUs: a work-item compares AT_ONCE elements at a time. They are of neighboring columns, the last of which may also
+// be those of another work-item; or, where inner is 1, of one column, and their winners are compared at the end.
+__kernel void extreme_at_once(__global const SRC* x, __global long* y, const INDEX_T rows, const INDEX_T count, const INDEX_T inner,
+                              const INDEX_T slice, const INDEX_T slices) {
+  const INDEX_T blocks = inner == 1 ? 1 : (inner + AT_ONCE - 1) / AT_ONCE, item = get_global_id(0);
+  if (item >= rows * slices * blocks) return;
+  const INDEX_T row = item / blocks / slices, part = item / blocks % slices;
+  const INDEX_T column = inner == 1 ? 0 : min(item % blocks * AT_ONCE, inner - AT_ONCE);
+  const INDEX_T begin = part * slice, length = min(slice, count - begin);
+  const INDEX_T step = inner == 1 ? AT_ONCE : inner, steps = inner == 1 ? length / AT_ONCE : length;
+  x += (row * count + begin) * inner + column;
+  real value[AT_ONCE];
+  INDEX_T best[AT_ONCE];
+  for (int j = 0; j < AT_ONCE; ++j) {
+    value[j] = LOAD(x, steps ? j : min((INDEX_T)j, length - 1), 1);
+    best[j] = 0;
+  }
+  for (INDEX_T i = 1; i < steps; ++i)
+    for (int j = 0; j < AT_ONCE; ++j) {  // without branches
+      const real other = LOAD(x, i * step + j, 1);
+      const int better = !BEHIND(other, value[j]) & (value[j] == value[j]);
+      value[j] = better ? other : value[j];
+      best[j] = better ? i : best[j];
+    }
+  if (inner > 1) {
+    for (int j = 0; j < AT_ONCE; ++j) y[(row * slices + part) * inner + column + j] = begin + best[j];
+    return;
+  }
+  best[0] *= AT_ONCE;
+  for (INDEX_T i = 1; i < (steps ? AT_ONCE + length % AT_ONCE : length); ++i) {  // the winners, then the rest of the slice
+    const INDEX_T at = i < AT_ONCE ? best[i] * AT_ONCE + i : steps * AT_ONCE + i - AT_ONCE;
+    const real other = LOAD(x, at, 1);
+    if (beats(other, at, value[0], best[0])) {
+      value[0] = other;
+      best[0] = at;
+    }
+  }
+  y[row * slices + part] = begin + best[0];
+}
+#endif

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from netcl.engine.registry import S, op
 
 _SCAN_SOURCE = (Path(__file__).parent / "scan.cl").read_text()
 _SLICE = 1024  # elements from which a slice is worth a work-item of its own
+_AT_ONCE = 16  # elements that a work-item of a CPU compares at a time
 _WALK = 64  # elements that one work-item of a work-group walks before another work-group is worth a second launch
 
 
@@ -39,16 +41,17 @@ def _scan_shape(name: str, x: Tensor, axis: Any) -> Shape3:
     return Shape3(math.prod(x.shape[:a]), x.shape[a], math.prod(x.shape[a + 1 :]))
 
 
-def _scan_kernel(name: str, queue: Any, source: str, target: str, compute: str, n: int, minimum: bool = False, lanes: int = 1) -> Any:
+def _scan_kernel(name: str, queue: Any, source: str, target: str, compute: str, n: int, minimum: bool = False, lanes: int = 1,
+                 at_once: int = 1) -> Any:  # fmt: skip
     check_double(name, queue, (source, target))
     index = index_type(n)
     values = value_functions([DTYPES[source]], [DTYPES[target]], compute, Layout(0, 1, True, index))
     is_nan = "isnan(x)" if compute in ("float", "double") else "0"
     macros = f"#define SRC {DTYPES[source].c_storage}\n#define DST {DTYPES[target].c_storage}\n#define IS_NAN(x) ({is_nan})\n"
-    macros += f"#define LOAD load_{source}\n#define STORE store_{target}\n#define LANES {lanes}\n"
+    macros += f"#define LOAD load_{source}\n#define STORE store_{target}\n#define LANES {lanes}\n#define AT_ONCE {at_once}\n"
     macros += "#define MINIMUM\n" if minimum else ""
     text = f"{values}\n{macros}{_SCAN_SOURCE.replace('INDEX_T', index)}"
-    return program.get_later(queue, text, "scan" if name == "cumsum" else "extreme")
+    return program.get_later(queue, text, "scan" if name == "cumsum" else "extreme" if at_once == 1 else "extreme_at_once")
 
 
 def _slicing(shape: Shape3, queue: Any) -> tuple[int, int]:
@@ -160,17 +163,22 @@ def _arg_cl(name: str, x: Tensor, target: Tensor, shape: Shape3) -> None:
         lanes = 1 << (min(1024, int(profile.max_work_group_size)).bit_length() - 1)
         slices = min(slices, -(-shape.length // (_WALK * lanes)))
         length = -(-shape.length // slices)
-    kernel = _scan_kernel(name, queue, x.dtype, x.dtype, DTYPES[x.dtype].c_compute, math.prod(shape), name == "argmin", lanes)
-    local = lanes if lanes > 1 else _scan_local_size(queue, columns * slices)
-    if slices == 1:
-        kernel(queue, columns * lanes, local, x, target, target, *shape, length, 1, 0)
-        return
-    winners = Tensor.empty((shape.rows, slices, shape.inner), "int64", queue=queue)
-    kernel(queue, columns * slices * lanes, local, x, winners, winners, *shape, length, slices, 0)
-    kernel(queue, columns * lanes, local, x, winners, target, *shape, length, slices, 1)
+    kernel = partial(_scan_kernel, name, queue, x.dtype, x.dtype, DTYPES[x.dtype].c_compute, math.prod(shape), name == "argmin")
+    winners = target if slices == 1 else Tensor.empty((shape.rows, slices, shape.inner), "int64", queue=queue)
+    at_once = min(_AT_ONCE, _AT_ONCE if shape.inner == 1 else 1 << (shape.inner.bit_length() - 1))
+    if profile.device_type == "cpu" and (shape.inner > 1 or shape.length >= 2 * at_once):
+        items = shape.rows * slices * -(-shape.inner // at_once)
+        kernel(at_once=at_once)(queue, items, _scan_local_size(queue, items), x, winners, *shape, length, slices)
+    else:
+        local = lanes if lanes > 1 else _scan_local_size(queue, columns * slices)
+        kernel(lanes=lanes)(queue, columns * slices * lanes, local, x, winners, winners, *shape, length, slices, 0)
+    if slices > 1:
+        local = lanes if lanes > 1 else _scan_local_size(queue, columns)
+        kernel(lanes=lanes)(queue, columns * lanes, local, x, winners, target, *shape, length, slices, 1)
 
 
-_ARG_SAMPLES = [S((257,)), S((3, 5, 7), axis=1), S((3, 5), axis=-1, keepdims=True), S((5000,)), S((9,), dtypes="int32", high=3, low=0)]
+_ARG_SAMPLES = [S((257,)), S((3, 5, 7), axis=1), S((2, 40, 37), axis=1), S((3, 5), axis=-1, keepdims=True), S((5000,)),
+                S((9,), dtypes="int32", high=3, low=0)]  # fmt: skip
 
 
 @op(vjp=None, ref=lambda x, axis=None, keepdims=False: np.argmax(x, axis=axis, keepdims=keepdims), samples=_ARG_SAMPLES,

@@ -76,7 +76,7 @@ class TextRequest:
         temperature, top_k, top_p, min_p, *penalties = self.sampling
         if not temperature:
             return *GREEDY, *penalties, 0.0
-        return temperature, top_k or vocabulary, top_p or 1.0, min_p or 0.0, *penalties, min(self._rng.random(), 1 - 2**-24)
+        return temperature, top_k or vocabulary, top_p or 1.0, min_p or 0.0, *penalties, float(self._rng.random(dtype=np.float32))
 
 
 class Metrics:

@@ -8,6 +8,7 @@ import shutil
 import numpy as np
 import pytest
 
+import netcl
 from netcl import models
 from netcl.cli import main
 from netcl.models.decoder import _held_back
@@ -91,6 +92,31 @@ def test_random_choices_follow_the_seed_and_the_options(model):
             model.generate("Hello", 2, **wrong)
     with pytest.raises(ValueError, match=r"\[generate\] stream=True requires one prompt"):
         model.generate(["a", "b"], stream=True)
+
+
+def test_random_choices_without_a_seed_follow_the_random_numbers_of_the_device(folder, device):
+    model = models.load(folder, device.queue)
+    texts = []
+    for seed in (5, 5, 6):
+        netcl.manual_seed(seed)
+        texts.append([model.generate("Hello", 20, temperature=1.5) for _ in range(2)])
+    assert texts[0] == texts[1] != texts[2] and texts[0][0] != texts[0][1]
+    netcl.manual_seed(5)
+    before = netcl.rand(3, queue=device.queue).tolist()
+    netcl.manual_seed(5)
+    model.generate("Hello", 4)
+    assert netcl.rand(3, queue=device.queue).tolist() == before  # the most likely token is no random choice
+
+
+@pytest.mark.parametrize("options", [{}, {"temperature": 1.5, "seed": 3}], ids=["most likely", "drawn"])
+def test_a_text_that_ends_early_leaves_no_trace_in_the_next(folder, device, options):
+    model = models.load(folder, device.queue)
+    whole = model.generate("Hello", 30, **options)
+    for end in (1, 5, 29):
+        stream = model.generate("Hello", 30, stream=True, **options)
+        assert "".join(next(stream) for _ in range(end)) == whole[:end]
+        stream.close()
+        assert model.generate("Hello", 30, **options) == whole
 
 
 def test_a_token_that_ends_texts_ends_this_one(folder, tmp_path):
