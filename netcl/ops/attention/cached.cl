@@ -29,10 +29,12 @@
 #define KEY_LOADS _Pragma("unroll 4")
 #define VALUE_LOADS KEY_LOADS
 #define BATCH 1
+#define EACH_RESULT(r, d) for (int r = 0; r < rows; ++r) for (int d = 0; d < DEPTH_V; ++d)
 #else
 #define KEY_LOADS _Pragma("unroll 32")
 #define VALUE_LOADS
 #define BATCH 8
+#define EACH_RESULT(r, d) for (int i = l, r, d; r = i / DEPTH_V, d = i % DEPTH_V, r < rows; i += ITEMS)
 #endif
 #define TEAMS (ITEMS < ROWS ? ITEMS : ROWS)  // queries whose scores are summed at a time
 #define TEAM (ITEMS / TEAMS)
@@ -284,8 +286,8 @@ __kernel __attribute__((reqd_work_group_size(ITEMS, 1, 1))) void cached_attentio
     for (int r = 0; r < ROWS; ++r) *(__local lanes*)&added[ITEMS > 1 ? l / CHUNKS % PARTS : 0][r][chunk * VW] = sum[r];
   }
   barrier(CLK_LOCAL_MEM_FENCE);
-  for (int i = l; i < rows * DEPTH_V; i += ITEMS) {
-    const int r = i / DEPTH_V, d = i % DEPTH_V, at = RESULT_ROW(b, head % G * sharing + (first + r) / T, (first + r) % T);
+  EACH_RESULT(r, d) {
+    const int at = RESULT_ROW(b, head % G * sharing + (first + r) / T, (first + r) % T);
     REAL sum = 0;
     for (int part = 0; part < PARTS; ++part) sum += added[part][r][d];
 #if SPLITS
