@@ -16,6 +16,8 @@
 #define DEPTH 64  // elements of a head; a multiple of VW
 #define DEPTH_V 64
 #define VW 4
+#define MATES 4  // work-items that share a key
+#define KEYS 4
 #define REAL float  // what scores and sums are kept in
 #define SPLITS 0
 #define PACKED 0
@@ -24,20 +26,19 @@
 #define FOURS 0
 #define MORE_POINTERS
 #endif
-// Loads of a work-item that wait for memory together: KEY_LOADS of a key, VALUE_LOADS * BATCH of values.
+// Loads of a work-item that wait for memory together: KEYS or VALUE_LOADS * BATCH of them.
 #if ITEMS == 1
 #define KEY_LOADS _Pragma("unroll 4")
 #define VALUE_LOADS KEY_LOADS
 #define BATCH 1
 #define EACH_RESULT(r, d) for (int r = 0; r < rows; ++r) for (int d = 0; d < DEPTH_V; ++d)
 #else
-#define KEY_LOADS _Pragma("unroll 32")
 #define VALUE_LOADS
 #define BATCH 8
 #define EACH_RESULT(r, d) for (int i = l, r, d; r = i / DEPTH_V, d = i % DEPTH_V, r < rows; i += ITEMS)
 #endif
 #define TEAMS (ITEMS < ROWS ? ITEMS : ROWS)  // queries whose scores are summed at a time
-#define TEAM (ITEMS / TEAMS)
+#define TEAM (ITEMS / TEAMS < 32 ? ITEMS / TEAMS : 32)
 // Elements before the query of a row, between new positions of keys and values, and before those of a head. PACKED: one tensor holds
 // queries, keys and values side by side, (sequence, position, head, element).
 #if PACKED
@@ -58,6 +59,11 @@
 #endif
 #define CHUNKS (DEPTH_V / VW)
 #define PARTS (ITEMS > CHUNKS ? ITEMS / CHUNKS : 1)  // of the positions, when values are added up
+#if ITEMS > 1 && KEYS * ITEMS > PARTS * DEPTH_V
+#define SUMS (KEYS * ITEMS)  // of a query, in local memory
+#else
+#define SUMS (PARTS * DEPTH_V)
+#endif
 
 #define JOINED_(a, b) a##b
 #define JOINED(a, b) JOINED_(a, b)
@@ -107,13 +113,6 @@ inline void put_position(__global char* to, __global S_T* scale, __global const 
 #define SCALED(old, scales, i, x) (x)
 #endif
 
-// The products of all queries with the key whose lanes are `part`, which depends on d.
-#define ADD_DOTS(part)                                             \
-  KEY_LOADS for (int d = 0; d < DEPTH; d += VW) {                  \
-    const lanes key = part;                                        \
-    _Pragma("unroll") for (int r = 0; r < ROWS; ++r) dots[r] += key * *(__local const lanes*)&query[r][d]; \
-  }
-
 #if PART == 1
 // B, G: sequences and heads of keys; H: heads of queries; T: new positions; L: positions of the cache. window: how many a query sees, 0 for
 // all. The cache holds `lengths[b]` positions before the call. Work-groups: ranges, heads of keys of all sequences, blocks of queries.
@@ -122,7 +121,7 @@ __kernel __attribute__((reqd_work_group_size(ITEMS, 1, 1))) void cached_attentio
     __global CACHE_T* restrict values, MORE_POINTERS __global const P_T* restrict lengths, __global Y_T* restrict out,
     __global REAL* restrict sums, int H, int G, int T, int L, int window, int ranges, const REAL scale, const REAL cap) {
   __local REAL scores[ROWS][RANGE] __attribute__((aligned(16))), query[ROWS + NEW][DEPTH], found[ITEMS], most[ROWS], total[ROWS];
-  __local REAL added[PARTS][ROWS][DEPTH_V];
+  __local REAL added[ROWS][SUMS] __attribute__((aligned(16)));
   const int l = get_local_id(0), range = get_group_id(0), head = get_group_id(1), first = get_group_id(2) * ROWS;
   const int b = head / G, sharing = H / G, rows = min(ROWS, sharing * T - first), seen = (int)lengths[b];
   const int from = range * RANGE, to = min(min(seen + T, L), from + RANGE);
@@ -207,26 +206,72 @@ __kernel __attribute__((reqd_work_group_size(ITEMS, 1, 1))) void cached_attentio
 #endif
     }
 
-  for (int i = from + l; i < to; i += ITEMS) {
+#define PUT_SCORE(r, i, dot)                                                                                            \
+  const int place = seen + (first + (r)) % T;                                                                           \
+  REAL score = SCALED((i) < seen, key_scales, (size_t)head * L + (i), (dot) * scale);                                   \
+  if (cap > 0) score = cap * tanh(score / cap);                                                                         \
+  scores[r][(i) - from] = (i) <= place && (window == 0 || (i) > place - window) ? score : -INFINITY;
+#if ITEMS == 1
+  for (int i = from; i < to; ++i) {
     __global const CACHE_T* kept = own_keys + (size_t)i * DEPTH;
     __global const X_T* fresh = new_keys + (ptrdiff_t)(i - seen) * KEY_STEP;
     lanes dots[ROWS];
-#pragma unroll
-    for (int r = 0; r < ROWS; ++r) dots[r] = (lanes)(0);
+    _Pragma("unroll") for (int r = 0; r < ROWS; ++r) dots[r] = (lanes)(0);
+// The products of all queries with a key.
+#define ADD_DOTS(key) \
+  KEY_LOADS for (int d = 0; d < DEPTH; d += VW) {                                                                            \
+    const lanes part = key;                                                                                                  \
+    _Pragma("unroll") for (int r = 0; r < ROWS; ++r) dots[r] += part * *(__local const lanes*)&query[r][d];                  \
+  }
 #if NEW
     if (i >= seen) ADD_DOTS(*(__local const lanes*)&query[ROWS + i - seen][d])
     else ADD_DOTS(X_LANES(kept + d))
 #else
     ADD_DOTS(READ(i < seen, kept + d, fresh + d))
 #endif
-#pragma unroll
-    for (int r = 0; r < ROWS; ++r) {
-      const int place = seen + (first + r) % T;
-      REAL score = SCALED(i < seen, key_scales, (size_t)head * L + i, DOT(dots[r]) * scale);
-      if (cap > 0) score = cap * tanh(score / cap);
-      scores[r][i - from] = i <= place && (window == 0 || i > place - window) ? score : -INFINITY;
-    }
+    _Pragma("unroll") for (int r = 0; r < ROWS; ++r) { PUT_SCORE(r, i, DOT(dots[r])) }
   }
+#else
+#define EACH (DEPTH / VW / MATES)  // loads of a work-item for a key
+  for (int i0 = from; i0 < to; i0 += KEYS * (ITEMS / MATES)) {
+    lanes key[KEYS][EACH];
+    UNROLL for (int u = 0; u < KEYS; ++u) {
+      const int i = min(i0 + u * (ITEMS / MATES) + l / MATES, to - 1);
+      __global const CACHE_T* kept = own_keys + (size_t)i * DEPTH;
+      __global const X_T* fresh = new_keys + (ptrdiff_t)(i - seen) * KEY_STEP;
+      UNROLL for (int j = 0; j < EACH; ++j) {
+        const int d = (l % MATES + j * MATES) * VW;
+#if NEW
+        key[u][j] = i < seen ? X_LANES(kept + d) : *(__local const lanes*)&query[max(ROWS, ROWS + i - seen)][d];
+#else
+        key[u][j] = READ(i < seen, kept + d, fresh + d);
+#endif
+      }
+    }
+    UNROLL for (int r = 0; r < ROWS; ++r) {
+      REAL dots[KEYS];
+      UNROLL for (int u = 0; u < KEYS; ++u) dots[u] = 0;
+      UNROLL for (int j = 0; j < EACH; ++j) {
+        const lanes own = *(__local const lanes*)&query[r][(l % MATES + j * MATES) * VW];
+        UNROLL for (int u = 0; u < KEYS; ++u) dots[u] += DOT(key[u][j] * own);
+      }
+      UNROLL for (int u = 0; u < KEYS; ++u) added[r][u * ITEMS + l] = dots[u];
+    }
+    barrier(CLK_LOCAL_MEM_FENCE);
+    for (int j = l; j < ROWS * KEYS * (ITEMS / MATES); j += ITEMS) {
+      const int r = j / (KEYS * (ITEMS / MATES)), at = j % (KEYS * (ITEMS / MATES)), i = i0 + at;
+      if (i >= to) continue;
+      REAL dot_of_all = 0;
+#if MATES % VW
+      UNROLL for (int mate = 0; mate < MATES; ++mate) dot_of_all += added[r][at * MATES + mate];
+#else
+      UNROLL for (int mate = 0; mate < MATES; mate += VW) dot_of_all += DOT(*(__local const lanes*)&added[r][at * MATES + mate]);
+#endif
+      PUT_SCORE(r, i, dot_of_all)
+    }
+    barrier(CLK_LOCAL_MEM_FENCE);
+  }
+#endif
   barrier(CLK_LOCAL_MEM_FENCE);
   for (int r0 = 0; r0 < rows; r0 += TEAMS) {  // a team of work-items has a query
     const int r = min(r0 + l / TEAM, ROWS - 1), mate = l % TEAM, begin = l - mate, active = r0 + l / TEAM < rows && l < TEAM * TEAMS;
@@ -283,13 +328,13 @@ __kernel __attribute__((reqd_work_group_size(ITEMS, 1, 1))) void cached_attentio
           for (int r = 0; r < ROWS; ++r) sum[r] += part[u] * scores[r][i0 + u * PARTS - from];
     }
 #pragma unroll
-    for (int r = 0; r < ROWS; ++r) *(__local lanes*)&added[ITEMS > 1 ? l / CHUNKS % PARTS : 0][r][chunk * VW] = sum[r];
+    for (int r = 0; r < ROWS; ++r) *(__local lanes*)&added[r][(ITEMS > 1 ? l / CHUNKS % PARTS : 0) * DEPTH_V + chunk * VW] = sum[r];
   }
   barrier(CLK_LOCAL_MEM_FENCE);
   EACH_RESULT(r, d) {
     const int at = RESULT_ROW(b, head % G * sharing + (first + r) / T, (first + r) % T);
     REAL sum = 0;
-    for (int part = 0; part < PARTS; ++part) sum += added[part][r][d];
+    for (int part = 0; part < PARTS; ++part) sum += added[r][part * DEPTH_V + d];
 #if SPLITS
     out[((size_t)at * ranges + range) * DEPTH_V + d] = sum;
     if (d == 0) {

@@ -18,7 +18,9 @@ from netcl.ops.attention.rope import rope_arrays
 from netcl.ops.pointwise import cast
 
 QUERIES_AT_ONCE = 8  # queries of a work-group, whose sums are kept in registers
-CACHED_ITEMS = 128
+MOST_ITEMS = 512, 256  # work-items of a GPU's work-group: if all work-groups can run at the same time, and otherwise
+KEYS_AT_ONCE = 4  # keys whose loads a work-item of a GPU waits for together
+KEY_LOADS, KEY_PARTS = 4, 16  # loads of a work-item for a key, and these times queries, at most
 RANGE_LIMITS = (64, 512)  # positions of a work-group, at least and at most
 ONE_RANGE = 256  # positions that a work-group of a GPU takes alone: combining ranges is one launch more
 SCORES_AT_ONCE = 2048  # scores of a work-group, in local memory
@@ -167,6 +169,19 @@ def _lanes_of(x: Tensor, depths: tuple[int, int], most: int) -> tuple[int, str]:
     return (4, launch.QUADS[x.dtype]) if not any(d % 4 for d in depths) else (1, "X_LOAD((p), 0)")
 
 
+def _items(profile: Any, count: int, rows: int, others: int, size: int) -> int:
+    """Return the size of ``count`` work-groups of a GPU, whose local memory has ``others`` elements of ``size`` bytes besides sums."""
+    most = min(MOST_ITEMS[count > profile.max_compute_units], int(profile.max_work_group_size))
+    fit = [n for n in (32, 64, 128, 256, 512) if n <= most and (n * (KEYS_AT_ONCE * rows + 1) + others) * size <= profile.local_mem_size]
+    return fit[-1] if fit else 32
+
+
+def _mates(loads: int, rows: int) -> int:
+    """Return how many work-items share a key of ``loads`` loads: as few as have each few loads, and few products with the queries."""
+    shares = [n for n in (1, 2, 4, 8, 16, 32) if loads % n == 0]
+    return next((n for n in shares if loads // n * rows <= KEY_PARTS and loads // n <= KEY_LOADS), shares[-1])
+
+
 _TABLES = "".join(f"__global const {t}, " for t in ("REAL* frequencies", "N_T* query_norm", "N_T* key_norm"))
 _SCALES = "__global S_T* restrict key_scales, __global S_T* restrict value_scales, "
 _T = {"dtypes": (None,) * 5 + ("int32",), "low": (-1.0,) * 5 + (0,)}
@@ -260,20 +275,23 @@ def _cached_cl(q: Any, k: Any, v: Any, cache: tuple[Any, ...], tables: tuple[Any
     alone = batch * groups * blocks >= profile.max_compute_units if on_cpu else length <= ONE_RANGE
     if alone and rows * length <= (CPU_SCORES if on_cpu else SCORES_AT_ONCE):
         span = -(-length // RANGE_LIMITS[0]) * RANGE_LIMITS[0]  # caches of similar lengths share their programs
-    ranges = -(-length // span)
+    ranges, new_rows = -(-length // span), 0 if all(t is None for t in tables) else new
     lanes, read = _lanes_of(q, (depth, wide), SUMS_AT_ONCE * profile.vector_width // rows)
     sums_in, real = sum_dtype(q.dtype), DTYPES[q.dtype].c_compute
     operands = {"X": q.dtype, "P": lengths.dtype, "Y": q.dtype if ranges == 1 else sums_in}
+    others = rows * (span + 2) + (rows + new_rows) * (depth + 8)
+    items = 1 if on_cpu else _items(profile, ranges * batch * groups * blocks, rows, others, DTYPES[sums_in].itemsize)
     defines: dict[str, Any] = {
-        "ITEMS": 1 if on_cpu else CACHED_ITEMS, "RANGE": span, "ROWS": rows, "DEPTH": depth, "DEPTH_V": wide, "VW": lanes, "REAL": real,
+        "ITEMS": items, "KEYS": KEYS_AT_ONCE, "RANGE": span, "ROWS": rows, "DEPTH": depth, "DEPTH_V": wide, "VW": lanes, "REAL": real,
         "SPLITS": int(ranges > 1), "PACKED": int(packed), "CODED": int(keys.dtype == "int8"), "X_LANES(p)": read, "PART": 1,
+        "MATES": 1 if on_cpu else _mates(depth // lanes, rows),
     }  # fmt: skip
     turned: list[Any] = []
     if any(t is not None for t in tables):
         turned = [q if tables[0] is None else cast(tables[0], sums_in), *(q if t is None else t for t in tables[1:])]
         operands["N"] = turned[1].dtype
     normed = tables[1] is not None
-    defines |= {"NEW": new if turned else 0, "ROTARY": 0 if tables[0] is None else 2 * tables[0].size, "EPS": float(eps) if normed else 0.0,
+    defines |= {"NEW": new_rows, "ROTARY": 0 if tables[0] is None else 2 * tables[0].size, "EPS": float(eps) if normed else 0.0,
                 "HEAD_NORM": int(normed), "MORE_POINTERS": _SCALES * (cache[2] is not None) + _TABLES * bool(turned)}  # fmt: skip
     if cache[2] is not None:
         operands["S"] = cache[2].dtype
@@ -281,9 +299,9 @@ def _cached_cl(q: Any, k: Any, v: Any, cache: tuple[Any, ...], tables: tuple[Any
     kernel = launch.kernel(q.queue, __file__, "cached.cl", "cached_attention", operands, defines | exps | {"FOURS": int(bool(exps))}, text)
     parts = out if ranges == 1 else Tensor.empty((out.size * ranges,), sums_in, queue=q.queue)
     sums = parts if ranges == 1 else Tensor.empty((2 * ranges * batch * heads * new,), sums_in, queue=q.queue)
-    size = (ranges * defines["ITEMS"], batch * groups, blocks)
-    kernel(q.queue, size, (defines["ITEMS"], 1, 1), q, k, v, *(t for t in cache if t is not None), *turned, lengths, parts, sums, heads,
-           groups, new, length, window, ranges, scale, softcap)  # fmt: skip
+    pointers = (q, k, v, *(t for t in cache if t is not None), *turned, lengths, parts, sums)
+    numbers = (heads, groups, new, length, window, ranges, scale, softcap)
+    kernel(q.queue, (ranges * items, batch * groups, blocks), (items, 1, 1), *pointers, *numbers)
     if ranges > 1:
         combine = launch.kernel(q.queue, __file__, "cached.cl", "combine_ranges", operands | {"Y": q.dtype}, defines | {"PART": 2})
         combine(q.queue, (out.size,), (launch.LOCAL_1D,), parts, sums, out, out.size, ranges)
