@@ -1,6 +1,6 @@
 // Running sums, and the position of the extreme element, along one axis of a tensor seen as (rows, count, inner). WIDTH is 1; the
-// program in front of this text defines real, element, SRC, DST, LOAD and STORE as for reduce.cl, IS_NAN(x), and MINIMUM where the
-// smallest element is looked for. INDEX_T is replaced in the text.
+// program in front of this text defines real, element, SRC, DST, LOAD and STORE as for reduce.cl, IS_NAN(x), MINIMUM where the
+// smallest element is looked for, and LANES and AT_ONCE, 1 or more. INDEX_T is replaced in the text.
 
 // One work-item runs over one slice of one column. `before` (where slices > 1) is what comes ahead of each slice;
 // exclusive: the sum up to, not including, the element.

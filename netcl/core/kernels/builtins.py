@@ -91,8 +91,8 @@ def declarations(source: str, inline: bool = False) -> str | None:
     if inline and "clamp" in names:
         names |= {"min", "max"}
     named = frozenset({"int", "ulong"}.union(*[(scalar, scalar + n) for scalar, n in _TYPE.findall(text)])) if inline else frozenset()
-    ordered = sorted(names, key=lambda name: (name == "clamp", name))  # which calls min and max
-    return "".join(_declared(name, named if name in _BODIES else frozenset()) for name in ordered)
+    ordered = [*sorted(names - {"clamp"}), *sorted(names & {"clamp"})]  # clamp calls min and max
+    return "".join([_declared(name, named if name in _BODIES else frozenset()) for name in ordered])
 
 
 @lru_cache(maxsize=4096)
@@ -121,6 +121,8 @@ def _declared(name: str, defined: frozenset[str]) -> str:
             for n in lanes:
                 kinds = {"t": scalar + n, "s": scalar, "m": same_size + n if n else "int", "u": f"u{same_size.removeprefix('u')}", "n": n}
                 forms = (bodies if n else bodies[:1]) if (scalar if "n" in parts else scalar + n) in defined else [form]
-                lines += [one.format(f=name, a=space, **{**kinds, **parts}) for space in spaces for one in forms]
+                for space in spaces:
+                    for one in forms:
+                        lines.append(one.format(f=name, a=space, **{**kinds, **parts}))
             lines += ["#endif"] * needed
     return "\n".join([*lines, ""])

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from netcl.core.capabilities import DeviceProfile
 from netcl.core.device import profile_of
 from netcl.core.dtype import DTYPES, encode, sum_dtype
 from netcl.core.errors import ShapeError, message
@@ -18,7 +19,7 @@ from netcl.ops.attention.rope import rope_arrays
 from netcl.ops.pointwise import cast
 
 QUERIES_AT_ONCE = 8  # queries of a work-group, whose sums are kept in registers
-MOST_ITEMS = 512, 256  # work-items of a GPU's work-group: if all work-groups can run at the same time, and otherwise
+GROUP_ITEMS = 512, 256  # work-items of a GPU's work-group: if all work-groups can run at the same time, and otherwise
 KEYS_AT_ONCE = 4  # keys whose loads a work-item of a GPU waits for together
 KEY_LOADS, KEY_PARTS = 4, 16  # loads of a work-item for a key, and these times queries, at most
 RANGE_LIMITS = (64, 512)  # positions of a work-group, at least and at most
@@ -169,9 +170,9 @@ def _lanes_of(x: Tensor, depths: tuple[int, int], most: int) -> tuple[int, str]:
     return (4, launch.QUADS[x.dtype]) if not any(d % 4 for d in depths) else (1, "X_LOAD((p), 0)")
 
 
-def _items(profile: Any, count: int, rows: int, others: int, size: int) -> int:
+def _items(profile: DeviceProfile, count: int, rows: int, others: int, size: int) -> int:
     """Return the size of ``count`` work-groups of a GPU, whose local memory has ``others`` elements of ``size`` bytes besides sums."""
-    most = min(MOST_ITEMS[count > profile.max_compute_units], int(profile.max_work_group_size))
+    most = min(GROUP_ITEMS[count > profile.max_compute_units], int(profile.max_work_group_size))
     fit = [n for n in (32, 64, 128, 256, 512) if n <= most and (n * (KEYS_AT_ONCE * rows + 1) + others) * size <= profile.local_mem_size]
     return fit[-1] if fit else 32
 
@@ -183,7 +184,7 @@ def _mates(loads: int, rows: int) -> int:
 
 
 _TABLES = "".join(f"__global const {t}, " for t in ("REAL* frequencies", "N_T* query_norm", "N_T* key_norm"))
-_SCALES = "__global S_T* restrict key_scales, __global S_T* restrict value_scales, "
+_CACHE_SCALES = "__global S_T* restrict key_scales, __global S_T* restrict value_scales, "
 _T = {"dtypes": (None,) * 5 + ("int32",), "low": (-1.0,) * 5 + (0,)}
 
 
@@ -292,7 +293,7 @@ def _cached_cl(q: Any, k: Any, v: Any, cache: tuple[Any, ...], tables: tuple[Any
         operands["N"] = turned[1].dtype
     normed = tables[1] is not None
     defines |= {"NEW": new_rows, "ROTARY": 0 if tables[0] is None else 2 * tables[0].size, "EPS": float(eps) if normed else 0.0,
-                "HEAD_NORM": int(normed), "MORE_POINTERS": _SCALES * (cache[2] is not None) + _TABLES * bool(turned)}  # fmt: skip
+                "HEAD_NORM": int(normed), "MORE_POINTERS": _CACHE_SCALES * (cache[2] is not None) + _TABLES * bool(turned)}  # fmt: skip
     if cache[2] is not None:
         operands["S"] = cache[2].dtype
     exps, text = launch.exponential(q.queue, real, 4) if span % 4 == 0 else ({}, "")
