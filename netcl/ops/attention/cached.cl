@@ -26,7 +26,7 @@
 #define FOURS 0
 #define MORE_POINTERS
 #endif
-// Loads of a work-item that wait for memory together: KEYS or VALUE_LOADS * BATCH of them.
+// A work-item waits for several loads together: those of KEYS keys or BATCH values; of a CPU, four parts of one.
 #if ITEMS == 1
 #define KEY_LOADS _Pragma("unroll 4")
 #define VALUE_LOADS KEY_LOADS
@@ -120,8 +120,8 @@ __kernel __attribute__((reqd_work_group_size(ITEMS, 1, 1))) void cached_attentio
     __global const X_T* restrict q, __global const X_T* restrict k, __global const X_T* restrict v, __global CACHE_T* restrict keys,
     __global CACHE_T* restrict values, MORE_POINTERS __global const P_T* restrict lengths, __global Y_T* restrict out,
     __global REAL* restrict sums, int H, int G, int T, int L, int window, int ranges, const REAL scale, const REAL cap) {
-  __local REAL scores[ROWS][RANGE] __attribute__((aligned(16))), query[ROWS + NEW][DEPTH], found[ITEMS], most[ROWS], total[ROWS];
-  __local REAL added[ROWS][SUMS] __attribute__((aligned(16)));
+  __local REAL scores[ROWS][RANGE] __attribute__((aligned(16))), query[ROWS + NEW][DEPTH] __attribute__((aligned(16)));
+  __local REAL added[ROWS][SUMS] __attribute__((aligned(16))), found[ITEMS], most[ROWS], total[ROWS];
   const int l = get_local_id(0), range = get_group_id(0), head = get_group_id(1), first = get_group_id(2) * ROWS;
   const int b = head / G, sharing = H / G, rows = min(ROWS, sharing * T - first), seen = (int)lengths[b];
   const int from = range * RANGE, to = min(min(seen + T, L), from + RANGE);
