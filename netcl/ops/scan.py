@@ -165,7 +165,7 @@ def _arg_cl(name: str, x: Tensor, target: Tensor, shape: Shape3) -> None:
         length = -(-shape.length // slices)
     kernel = partial(_scan_kernel, name, queue, x.dtype, x.dtype, DTYPES[x.dtype].c_compute, math.prod(shape), name == "argmin")
     winners = target if slices == 1 else Tensor.empty((shape.rows, slices, shape.inner), "int64", queue=queue)
-    at_once = min(_COMPARED, _COMPARED if shape.inner == 1 else 1 << (shape.inner.bit_length() - 1))
+    at_once = _COMPARED if shape.inner == 1 else min(_COMPARED, 1 << (shape.inner.bit_length() - 1))
     if profile.device_type == "cpu" and (shape.inner > 1 or shape.length >= 2 * at_once):
         items = shape.rows * slices * -(-shape.inner // at_once)
         kernel(at_once=at_once)(queue, items, _scan_local_size(queue, items), x, winners, *shape, length, slices)
