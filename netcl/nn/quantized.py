@@ -186,7 +186,7 @@ def quantize_model(
 def pack_halves(model: Module) -> bool:
     """Replace layers whose float32 weights are all float16 numbers by F16 layers, where CPUs gain by it; returns whether there were any.
 
-    Products with one token then round it to float16, as :func:`netcl.ops.quantized_linear` does.
+    On ARM, products with one token then round it to float16, as :func:`netcl.ops.quantized_linear` does.
     """
     owners = Counter(id(tensor) for module in model.modules() for tensor in module.parameters(recurse=False))
     made = False

@@ -68,18 +68,18 @@ def decodes_together(x: Tensor) -> bool:
 
 
 def multiplies_halves(weight: Tensor) -> bool:
-    """Whether the device of a matrix is a CPU whose kernels for F16 weights are faster than those for float32: one with NEON."""
+    """Whether the device of a matrix is a CPU that multiplies F16 weights faster than float32: one with NEON, or with AVX and clang."""
     rows, columns = weight.shape
     row = plans.Packed(kind_of("F16", "decode_block"), rows, columns, 1, "float32")
-    return not isinstance(weight.queue, CPUQueue) and plans.uses_tiles(weight, row)
+    return not isinstance(weight.queue, CPUQueue) and plans.chains_rows(weight, row)
 
 
 def decodes_in_blocks(x: Tensor, kind: str, activations: str) -> bool:
-    """Whether :func:`decode_block` saves launches for ``x``: on GPUs if :func:`decodes_together`, on CPUs with NEON for one row."""
+    """Whether :func:`decode_block` saves launches for ``x``: on GPUs if :func:`decodes_together`, on CPUs for one row."""
     if isinstance(x.queue, CPUQueue) or not launch.on_cpu_device(x.queue):
         return decodes_together(x)
     row = plans.Packed(kind_of(kind, "decode_block"), STRIP_ROWS, x.shape[-1], 1, x.dtype, activations)
-    return x.dtype == "float32" and x.size == x.shape[-1] and plans.uses_tiles(x, row)
+    return x.dtype == "float32" and x.size == x.shape[-1] and plans.chains_rows(x, row)
 
 
 _Q4 = partial(packed_weight, 20, 64, "Q4_0")

@@ -112,7 +112,7 @@ def _launch_chain(queue: Any, chain: Chain, profile: Any) -> tuple[Tensor, ...]:
 
 def _in_rows(chain: Chain, given: Sequence[Tensor]) -> bool:
     whole = chain.tokens == 1 and not any(n % 32 for n in chain.columns) and {t.dtype for t in given} == {"float32"}
-    return whole and alignment(*given) == 16 and plans.uses_tiles(chain.x, _packed_row(chain, *chain.columns[:2]))
+    return whole and alignment(*given) == 16 and plans.chains_rows(chain.x, _packed_row(chain, *chain.columns[:2]))
 
 
 def _packed_row(chain: Chain, columns: int, rows: int) -> plans.Packed:
@@ -120,18 +120,17 @@ def _packed_row(chain: Chain, columns: int, rows: int) -> plans.Packed:
 
 
 def _launch_rows(chain: Chain) -> tuple[Tensor, ...]:
-    """Compute a chain of one token with neon.cl, in one launch."""
+    """Compute a chain of one token with row_chain.cl, in one launch."""
     x, queue, (attended, width, inner) = chain.x, chain.x.queue, chain.columns
     out, up, down, following = chain.weights
     h, y = (new_result(x.shape, x.dtype, queue) for _ in range(2))
     z = new_result((*x.shape[:-1], chain.next), x.dtype, queue) if chain.next else None
-    runs = (attended + 2 * width + inner) // 32
-    scratch = Tensor.empty((runs * plans.record_bytes(chain.kind) + 2 * 4 * width // 32,), "int8", queue=queue)
     optional = (y if t is None else t for t in (following, chain.next_norm, chain.next_bias, z))  # y stands in for what is missing
     following, next_norm, bias, last = optional
     operands = plans.PackedOperands(x, out, bias, y)
     finish, p = chain.parts.finish.source("float", 4, False), _packed_row(chain, attended, width)
-    kernel = plans.neon_kernel(p, "strips_chain", operands, 1, finish, CHAINED=1, FOLLOWED=int(z is not None))
+    kernel, record = plans.row_chain(p, operands, finish, z is not None)
+    scratch = Tensor.empty(((attended + 2 * width + inner) // 32 * record + 2 * 4 * width // 32,), "int8", queue=queue)
     pointers = (out, chain.parts.gate, up, down, following, chain.inside, x, chain.parts.norm_weight, next_norm, bias, h, y, last, scratch)
     numbers = (attended, width, inner, chain.next, int(chain.next_bias is not None), float(chain.parts.eps), float(chain.next_eps))
     kernel(queue, profile_of(queue).max_compute_units, 1, *pointers, turns(queue), *numbers)

@@ -2,7 +2,8 @@
 //   PLAIN  0: codes and scales, 1: float16, 2: bfloat16       BLOCK, GROUP  columns of a block, and of a scale
 //   LOW, HIGH  bits of a code in low and high words; LOW 8: codes are signed      OFFSET  subtracted from codes
 //   SCALES  of groups: 0 none, 1 unsigned, 2 signed bytes      MIN  1: groups have a minimum      CODEBOOK  1: codes are indices of BOOK
-//   BIAS_LOAD, Y_STORE, ADDED, ADDED_LOAD  from the launch      V  rows of a vector      CLANG  1: the compiler has clang's conversions of vectors
+//   BIAS_LOAD, Y_STORE, ADDED, ADDED_LOAD  from the launch      V  rows of a vector
+//   CLANG  1: the compiler has clang's conversions of vectors, 2: and its vload_half calls a function per element
 //   ASM  instructions written as assembly (plans.py asks who has them): 0 none, 1 AVX-512 with VNNI, 2 NEON with dot products
 #if V == 1
 #define OF(type) type
@@ -36,7 +37,7 @@ typedef struct __attribute__((packed)) { ushort16 v; } loose_ushort;
 #define GET_HALFWORDS(p) (*(__global const OF(ushort)*)(p))
 #endif
 #define GET_BYTES(type, p) (*(__global const OF(type)*)(p))
-// V halves as floats; load_float16_V comes with the launch.
+// V halves as floats; load_float16_V comes with the launch, with CLANG 2.
 #if V == 1
 #define HALVES(p) vload_half(0, (__global const half*)(p))
 #elif V == 2  // mma.cl, which has of_half
@@ -67,7 +68,7 @@ static inline float8 eight_halves(__global const uchar* p) {
 }
 #define HALVES(p) (float16)(eight_halves(p), eight_halves((p) + 16))
 #endif
-#elif CLANG
+#elif CLANG == 2
 #define HALVES(p) JOIN(load_float16_, V)(p)
 #else
 #define HALVES(p) JOIN(vload_half, V)(0, (__global const half*)(p))

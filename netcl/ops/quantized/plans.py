@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import platform
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -37,6 +37,7 @@ _TOKENS = 8  # that a kernel of strips does at once
 _FEW_TOKENS = 4  # up to which tiles of 8 tokens do not pay
 _TILED_TOKENS = 128  # of a work-item
 _NEON_AHEAD = 512  # bytes
+_WIDE_AHEAD = (8192, 3)  # bytes and level of cache, on CPUs with AVX
 _PUTS = {  # how unpack.cl stores eight values, where vectors can; rows begin at multiples of 64 bytes
     "float32": "*(__global float4*)(p) = (a), *((__global float4*)(p) + 1) = (b)",
     "float16": "vstorea_half8_rte((float8)((a), (b)), 0, p)",
@@ -128,8 +129,8 @@ def kind_macros(kind: Kind, lanes: int, **more: Any) -> dict[str, Any]:
 def _compiled(
     queue: Any, p: Packed, name: str, file: str, t: PackedOperands, lanes: int, assembly: int, text: str = "", items: int = 1, **more: Any
 ) -> Any:
-    clang = int(launch.fetches(queue))
-    text += loose_halves("float16", lanes) if clang and lanes > 2 else ""
+    clang = (2 if profile_of(queue).brand == "pocl" else 1) if launch.fetches(queue) else 0
+    text += loose_halves("float16", lanes) if clang == 2 and lanes > 2 else ""
     quad = {"float32": "vload4(0, p)", "bfloat16": "as_float4(convert_uint4(vload4(0, p)) << 16)"}
     macros: dict[str, Any] = {
         "PICK(no, yes, mask)": "((mask) ? (yes) : (no))",
@@ -143,6 +144,19 @@ def _compiled(
         operands, macros = operands | dtypes, macros | around | {"X_QUAD(p)": quads.get(p.dtype, macros["X_QUAD(p)"])}
         text += t.parts.finish.source("float", 1, False) + code
     return launch.kernel(queue, __file__, f"codes.cl {'round.cl ' * (file != 'mma.cl')}{file}", name, operands, macros, text)
+
+
+def _assembly(x: Tensor, p: Packed, dots: bool) -> int:
+    """Return the macro ASM for a product on a CPU."""
+    return _cpu_instructions() if (dots or p.kind.plain) and has_dots(x.queue, p.kind) else 0
+
+
+def _fetching(x: Tensor) -> dict[str, int]:
+    """Return the macros AHEAD and LEVEL for a CPU."""
+    queue = x.queue
+    wide = launch.fetches(queue) and profile_of(queue).vector_width >= 8
+    distance, level = _WIDE_AHEAD if wide else launch.ahead(queue) or (0, 3)
+    return {"AHEAD": distance, "LEVEL": level}
 
 
 @cache
@@ -160,37 +174,47 @@ def _strips(queue: Any, p: Packed, config: KernelConfig, profile: Any, t: Packed
     strips, dots = -(-p.rows // STRIP_ROWS), p.activations == "int8"
     cpu = launch.on_cpu_device(queue) and "SLICES" not in config.extra
     if assembly is None:
-        assembly = _cpu_instructions() if cpu and (dots or p.kind.plain) and has_dots(queue, p.kind) else 0
+        assembly = _assembly(t.x, p, dots) if cpu else 0
     if assembly == 2 and _in_tiles(p) and (dots or p.kind.plain):
         return _registers(p, t)
     x, scales, sums = _rounded_activations(queue, p, t) if dots else (t.x, t.out, t.out)
     wanted = max(1, profile.max_compute_units * 1024 // (4 * strips))  # enough work-items to hide memory latency
     slices = config.extra.get("SLICES") or next((n for n in (64, 32, 16) if n <= min(wanted, p.columns // 32)), 8)
     lanes, slices = (16 if tokens == 1 or assembly == 1 else profile.lanes, 1) if cpu else (4, slices)
-    distance, level = (cpu and launch.ahead(queue)) or (0, 3)
-    macros: dict[str, Any] = {"NB": tokens, "SLICES": slices, "DOTS": int(dots), "AHEAD": distance, "LEVEL": level}
+    macros: dict[str, Any] = {"NB": tokens, "SLICES": slices, "DOTS": int(dots), **(_fetching(t.x) if cpu else {"AHEAD": 0, "LEVEL": 3})}
     items = 4 * slices if slices > 1 else 1
-    kernel = _compiled(queue, p, "strips_product", "strips.cl", t._replace(x=x), lanes, assembly, items=items, **macros)
+    kernel = _compiled(queue, p, "strips_product", "runs.cl strips.cl", t._replace(x=x), lanes, assembly, items=items, **macros)
     numbers = (p.rows, p.columns, p.tokens, int(t.bias is not None))
     kernel(queue, strips * (items if slices > 1 else STRIP_ROWS // lanes), items, t.weight, x, scales, sums, *t.end, *numbers)
 
 
-def neon_kernel(p: Packed, name: str, t: PackedOperands, tokens: int, text: str = "", **more: int) -> Any:
+def _neon_kernel(p: Packed, name: str, t: PackedOperands, tokens: int, file: str = "neon.cl", text: str = "", **more: int) -> Any:
     """Return a kernel of neon.cl for tiles of ``tokens`` tokens, 1 or 8; ``more``: further macros."""
     quads = int(t.out.dtype == "float32")
-    macros = {"TOKENS": tokens, "SHARE": _TILED_TOKENS, "AHEAD": _NEON_AHEAD, "PUT_QUADS": quads, "CHAINED": 0, **more}
-    return _compiled(t.x.queue, p, name, "neon.cl", t, 4, 2, text, **macros)
+    macros = {"TOKENS": tokens, "SHARE": _TILED_TOKENS, "AHEAD": _NEON_AHEAD, "PUT_QUADS": quads, **more}
+    return _compiled(t.x.queue, p, name, file, t, 4, 2, text, **macros)
 
 
-def activation_records(p: Packed, t: PackedOperands, tokens: int) -> Tensor:
+def row_chain(p: Packed, t: PackedOperands, text: str, followed: bool) -> tuple[Callable[..., None], int]:
+    """Return the kernel of row_chain.cl and the bytes of its records of 32 activations, if :func:`chains_rows`."""
+    more, queue = {"FOLLOWED": int(followed)}, t.x.queue
+    if uses_tiles(t.x, p):
+        return _neon_kernel(p, "strips_chain", t, 1, "neon.cl row_chain.cl", text, **more), _record_bytes(p.kind)
+    dots = _choice(queue, p)[0].name == "dot"
+    more |= {"NB": 1, "DOTS": int(dots), **_fetching(t.x)}
+    kernel = _compiled(queue, p, "strips_chain", "runs.cl row_chain.cl", t, 16, _assembly(t.x, p, dots), text, **more)
+    return kernel, 64 if dots else 128
+
+
+def _activation_records(p: Packed, t: PackedOperands, tokens: int) -> Tensor:
     """Return x in the records of neon.cl, each of ``tokens`` tokens and 32 columns."""
     count = -(-p.tokens // tokens) * (p.columns // 32)
-    records = Tensor.empty((count * record_bytes(p.kind, tokens),), "int8", queue=t.x.queue)
-    neon_kernel(p, "make_records", t, tokens)(t.x.queue, count, 1, t.x, records, p.columns, p.tokens)
+    records = Tensor.empty((count * _record_bytes(p.kind, tokens),), "int8", queue=t.x.queue)
+    _neon_kernel(p, "make_records", t, tokens)(t.x.queue, count, 1, t.x, records, p.columns, p.tokens)
     return records
 
 
-def record_bytes(kind: Kind, tokens: int = 1) -> int:
+def _record_bytes(kind: Kind, tokens: int = 1) -> int:
     """Return the bytes of a record of activations in neon.cl."""
     return 80 if kind.plain else 64 if tokens == 1 else 416
 
@@ -210,13 +234,24 @@ def uses_tiles(x: Tensor, p: Packed) -> bool:
     return algorithm.name == ("strips" if p.kind.plain else "dot") and "SLICES" not in config.extra
 
 
+def chains_rows(x: Tensor, p: Packed) -> bool:
+    """Whether :func:`row_chain` has a kernel for products of one token on the device of ``x``: a CPU with NEON, or with AVX and clang."""
+    queue = x.queue
+    if uses_tiles(x, p):
+        return True
+    if p.tokens > 1 or not launch.on_cpu_device(queue) or not launch.fetches(queue) or profile_of(queue).vector_width < 8:
+        return False
+    algorithm, config = _choice(queue, p)
+    return algorithm.name in ("dot", "strips") and "SLICES" not in config.extra
+
+
 def _registers(p: Packed, t: PackedOperands) -> None:
     """Launch a product in tiles of registers of NEON."""
     tokens, numbers, biased = 1 if p.tokens == 1 else 8, (p.rows, p.columns), int(t.bias is not None)
-    records, items = activation_records(p, t, tokens), -(-p.rows // 32)
+    records, items = _activation_records(p, t, tokens), -(-p.rows // 32)
     if tokens == 1:
-        return neon_kernel(p, "strips_rows", t, 1)(t.x.queue, items, 1, t.weight, records, *t.end, *numbers, biased)
-    size, kernel = (-(-p.tokens // _TILED_TOKENS), items), neon_kernel(p, "strips_tiles", t, 8)
+        return _neon_kernel(p, "strips_rows", t, 1)(t.x.queue, items, 1, t.weight, records, *t.end, *numbers, biased)
+    size, kernel = (-(-p.tokens // _TILED_TOKENS), items), _neon_kernel(p, "strips_tiles", t, 8)
     return kernel(t.x.queue, size, (1, 1), t.weight, records, *t.end, *numbers, p.tokens, biased)
 
 
@@ -224,7 +259,7 @@ def _rounded_activations(queue: Any, p: Packed, t: PackedOperands) -> tuple[Tens
     """Return x rounded to int8, a scale for every 32 columns and the sum of every 16 columns."""
     runs = p.tokens * p.columns // 32
     made = [Tensor.empty((n,), dtype, queue=queue) for n, dtype in ((32 * runs, "int8"), (runs, "float32"), (2 * runs, "int32"))]
-    kernel = _compiled(queue, p, "round_activations", "strips.cl", t, 4, 0)
+    kernel = _compiled(queue, p, "round_activations", "runs.cl strips.cl", t, 4, 0)
     kernel(queue, p.tokens * -(-p.columns // 256), 1, t.x, *made, p.columns)
     return made[0], made[1], made[2]
 
@@ -319,9 +354,9 @@ def _packed_product_right(queue: Any, tier: str, kind: Kind) -> bool:
 def unpack_rows(queue: Any, p: Packed, weight: Tensor, dtype: str, begin: int, count: int, listed: Tensor | None = None) -> Tensor:
     """Unpack ``count`` rows of the weights: the rows from ``begin`` on, or the rows whose indices are in ``listed``."""
     out = new_result((count, p.columns), dtype, queue)
-    whole = listed is None and dtype == "float32" and p.kind.plain and not begin % STRIP_ROWS
-    if whole and uses_tiles(weight, row := p._replace(tokens=1, dtype=dtype, activations="auto")):
-        kernel = neon_kernel(row, "unpack_halves", PackedOperands(out, weight, None, out), 1)
+    if listed is None and dtype == "float32" and p.kind.name == "F16" and not begin % STRIP_ROWS and launch.fetches(queue):
+        t = PackedOperands(out, weight, None, out)
+        kernel = _compiled(queue, p._replace(dtype=dtype), "unpack_halves", "unpack.cl", t, 4, _assembly(out, p, False))
         kernel(queue, -(-count // STRIP_ROWS) * (p.columns // 32), 8, weight, out, p.columns, begin // STRIP_ROWS, count)
         return out
     each = 32 if launch.on_cpu_device(queue) else 8  # columns of a work-item: neighbors on GPUs write neighboring columns
@@ -371,7 +406,7 @@ def _tier(name: str, **extra: int) -> tuple[KernelConfig, ...]:
 
 
 algorithms.add(
-    "quantized", "dot", "codes.cl strips.cl", "CPUs: integer dot products of int8 activations, lanes are rows", "",
+    "quantized", "dot", "codes.cl runs.cl strips.cl", "CPUs: integer dot products of int8 activations, lanes are rows", "",
     lambda queue, p, config, profile, t: _strips(queue, p._replace(activations="int8"), config, profile, t),
     device="cpu", tiers=("dot",), needs="AVX-512 VNNI or NEON dot products",
     when=lambda p, config, profile: p.coded and p.activations != "float" and p.dtype != "float64",
@@ -386,7 +421,7 @@ algorithms.add(
     probe=lambda queue, p, config: _kernels_trusted(queue, "mma", p.kind),
 )  # fmt: skip
 algorithms.add(
-    "quantized", "strips", "codes.cl strips.cl", "a few tokens with floating-point activations, any kind", "", _strips,
+    "quantized", "strips", "codes.cl runs.cl strips.cl", "a few tokens with floating-point activations, any kind", "", _strips,
     tiers=("strips",), when=lambda p, config, profile: p.dtype != "float64" and p.tokens <= (16 if profile.device_type == "cpu" else 8),
     samples=(*_tier("strips"), *_tier("strips", SLICES=4)),
 )  # fmt: skip

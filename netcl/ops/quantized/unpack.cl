@@ -31,3 +31,17 @@ __kernel void unpack_rows(__global const uchar* w, __global const INDEX_T* liste
   UNROLL for (int k = 0; k < EACH; k += 8)
     PUT_8(out + k, (float4)(f[k], f[k + 1], f[k + 2], f[k + 3]), (float4)(f[k + 4], f[k + 5], f[k + 6], f[k + 7]));
 }
+
+// Rows of weights as floats, from strip `begin` on. A work-item does 32 columns of a strip, four rows and columns at a time.
+__kernel void unpack_halves(__global const uchar* w, __global float* y, const int columns, const int begin, const int count) {
+  const int runs = columns / 32, strip = get_global_id(0) / runs, run = get_global_id(0) % runs;
+  __global const uchar* record = w + ((size_t)(begin + strip) * runs + run) * RECORD;
+  for (int r = 0; r < min(16, count - strip * 16); r += 4)
+    UNROLL for (int i = 0; i < 32; i += 4) {
+      const float4 a = HALVES(record + i * 32 + r * 2), b = HALVES(record + i * 32 + 32 + r * 2);
+      const float4 c = HALVES(record + i * 32 + 64 + r * 2), d = HALVES(record + i * 32 + 96 + r * 2);
+      const float4 rows[4] = {(float4)(a.x, b.x, c.x, d.x), (float4)(a.y, b.y, c.y, d.y), (float4)(a.z, b.z, c.z, d.z), (float4)(a.w, b.w, c.w, d.w)};
+      UNROLL for (int k = 0; k < 4; ++k)
+        if (strip * 16 + r + k < count) *(__global float4*)(y + (size_t)(strip * 16 + r + k) * columns + run * 32 + i) = rows[k];
+    }
+}
