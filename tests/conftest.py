@@ -281,6 +281,12 @@ def cl_device(request: pytest.FixtureRequest) -> Iterator:
         yield handle
 
 
+@pytest.fixture
+def cl_selector(request: pytest.FixtureRequest, cl_device) -> str:
+    """The numbers by which a command line names ``cl_device``: two platforms may have the same name."""
+    return request.node.callspec.params["cl_device"].selector
+
+
 @pytest.fixture(scope="session")
 def opencl_found() -> bool:
     """Whether any OpenCL device takes part in this run."""

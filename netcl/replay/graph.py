@@ -219,7 +219,7 @@ class Graph:
         return self.run(inputs)
 
     def run(self, inputs: Sequence[Tensor]) -> Any:
-        """Run the step like :meth:`replay`, without checking shapes, dtypes and memory of the inputs: the caller has checked them."""
+        """Run the step like :meth:`replay`, without checking shapes and dtypes of the inputs. The caller has called :meth:`meets`."""
         if platforms.forked_child:
             platforms.check_process()
         for i, t in enumerate(inputs):
@@ -238,7 +238,7 @@ class Graph:
         with self._lock:
             self._folded.refresh()
             for i, t in enumerate(inputs):
-                buffer = t.realize()
+                buffer = t.memory  # computed by meets
                 if bound[i] is not buffer:
                     bound[i] = buffer
                     for rebind in self._rebinds[i]:

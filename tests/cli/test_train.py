@@ -389,10 +389,10 @@ def test_a_closed_error_stream_is_not_standard_output(words, opencl_found):
     assert done.returncode == (words[0] == "report" or not opencl_found) and "[report]" not in done.stdout
 
 
-def test_a_trace_is_what_perfetto_opens(cl_device, tmp_path, capsys):
+def test_a_trace_is_what_perfetto_opens(cl_selector, tmp_path, capsys):
     size = ["--data", "synthetic", "--data-options", "samples=128", "--model", "mlp", "--model-options", "hidden=[16]"]
     status, out, _ = run(
-        capsys, "trace", *size, "--batch-size", 64, "--steps", 3, "--device", cl_device.platform_name, "--out", tmp_path / "trace.json"
+        capsys, "trace", *size, "--batch-size", 64, "--steps", 3, "--device", cl_selector, "--out", tmp_path / "trace.json"
     )
     events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
     spans = [event for event in events if event["ph"] == "X"]
@@ -401,14 +401,13 @@ def test_a_trace_is_what_perfetto_opens(cl_device, tmp_path, capsys):
     assert spans[0]["name"] in out or any(event["name"] in out for event in spans)
 
 
-def test_a_script_is_traced(cl_device, tmp_path, capsys):
+def test_a_script_is_traced(cl_device, cl_selector, tmp_path, capsys):
     (tmp_path / "helper.py").write_text("FACTOR = 3.0\n")
     (tmp_path / "mine.py").write_text(
         "import sys\nimport netcl\nfrom helper import FACTOR\nfrom netcl.runtime.perf import timing_region\n"
         "with timing_region('mine'):\n    x = netcl.ones((64,)) * FACTOR + float(sys.argv[1])\n    print(sys.argv[2:], x.sum().item())\n"
     )
-    selector = f"{cl_device.platform_name}"
-    words = ["trace", "--device", selector, "--out", tmp_path / "trace.json", tmp_path / "mine.py"]
+    words = ["trace", "--device", cl_selector, "--out", tmp_path / "trace.json", tmp_path / "mine.py"]
     status, _, err = run(capsys, *words, "--epochs", "2")  # which would not reach the script
     assert status == 1 and err.startswith(
         "[trace] recipe settings must not be given with a script; given=epochs; pass options of the script after --"

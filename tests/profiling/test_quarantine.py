@@ -51,10 +51,10 @@ def product(device):
     "a planted algorithm that leaves out a term",
     "caught by `selftest --full`, quarantined by name; another kernel takes its place",
 )
-def test_a_wrong_kernel_is_caught_quarantined_and_replaced(planted, cl_device, capsys, caplog):
+def test_a_wrong_kernel_is_caught_quarantined_and_replaced(planted, cl_device, cl_selector, capsys, caplog):
     assert product(cl_device) > 0.01
     caplog.set_level(logging.WARNING, "netcl")
-    assert cli.main(["selftest", "relu", "--full", "--device", cl_device.platform_name]) == 0
+    assert cli.main(["selftest", "relu", "--full", "--device", cl_selector]) == 0
     out = capsys.readouterr().out
     assert f"{planted}, variant: matmul {PRODUCT}" in out and "kernels quarantined" in out and "0 failed" in out
     assert product(cl_device) < 1e-4 and algorithms.last_chosen["matmul"].name != planted.partition("/")[2]
