@@ -203,8 +203,8 @@ def decode_block(
 
     With ``h = x + inside out_weight'`` and its RMS norm n, ``y = h + (activation(n gate') * (n up')) down'``. With the RMS norm m of y,
     ``z = m next_weight' + next_bias``. On NVIDIA GPUs, a few rows take one launch, whose work-groups wait for each other; there ``inside``
-    and what ``down`` multiplies must be within 65504, or results are NaN. On ARM CPUs with dot products, one row takes one launch. On other
-    devices every product is a launch of its own.
+    and what ``down`` multiplies must be within 65504, or results are NaN. One row takes one launch on ARM CPUs with dot products and on x86
+    CPUs with AVX. On other devices every product is a launch of its own.
 
     - **inside**: the result of the first attention, before its output projection **out_weight**.
     - **gate**, **up**: ``inner`` rows. **next_weight**: ``next_rows`` rows. All weights are packed as in :func:`quantized_linear`, with one
