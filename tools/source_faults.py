@@ -67,10 +67,10 @@ FAULTS: dict[str, Fault] = {
     ),
     # ---- views: memory under another shape
     "a view has writes of its own": Fault(
-        "views", _TENSOR, "view.source, view.writes = x.source, x.writes", "view.source = x.source", _IN_PLACE
+        "views", _TENSOR, "view.source, view.writes = x.source, writes", "view.source = x.source", _IN_PLACE
     ),
     "a view of a pending value has writes of its own": Fault(
-        "views", _TENSOR, "        view.writes = x.writes\n        return view", "        return view", _IN_PLACE
+        "views", _TENSOR, "        view.writes = writes\n        return view", "        return view", _IN_PLACE
     ),
     "a pending value keeps the shape it was computed in": Fault("views", _TENSOR, "memory.reshape(self.shape) if", "memory if", _OF_FUSION),
     "a value per row is read without its axes": Fault(

@@ -616,17 +616,15 @@ def deferred_tensor(source: Source, shape: tuple[int, ...], dtype: str, queue: A
 
 def with_shape(x: Tensor, shape: tuple[int, ...]) -> Tensor:
     """Return a tensor over the same memory with another shape; the lease is shared."""
-    memory = x.memory
-    if x.writes is None:
-        x.writes = Writes()
+    memory, writes = x.memory, writes_of(x)
     if memory is None and x.source is not None:
         view = deferred_tensor(x.source, shape, x.dtype, x.queue)
-        view.writes = x.writes
+        view.writes = writes
         return view if x.place is None else hooks.call("follow_view", x, view)
     if isinstance(memory, np.ndarray):
         memory = memory.reshape(shape)
     view = Tensor(memory, shape, x.dtype, x.context, x.queue, x.lease)
-    view.source, view.writes = x.source, x.writes
+    view.source, view.writes = x.source, writes
     view.host_ref, view.pending_event, view.pending_release = x.host_ref, x.pending_event, x.pending_release
     return view if x.place is None else hooks.call("follow_view", x, view)
 
