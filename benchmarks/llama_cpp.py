@@ -161,13 +161,13 @@ def seconds(work: Callable[[], Any]) -> float:
 
 
 def mean_interval(made: Iterator[int], skipped: int = 3) -> float:
-    """The mean time between two tokens, after the first few: a device may deliver two at a time, and a median would see half of them."""
+    """The mean time between two tokens, after the first few. Not the median: Intel's runtime delivers two tokens at a time."""
     at = [time.perf_counter() for _ in made][skipped:]
     return (at[-1] - at[0]) / (len(at) - 1)
 
 
 def measure(kind: str, path: Path, args: argparse.Namespace, queue: Any, size: int) -> list[dict[str, Any]]:
-    """The rows of a file: decode and prefill."""
+    """The rows of a file: a prompt, a given token and a token of text."""
     room = args.prompt + args.tokens + 8
     sides = {"ours": Netcl(path, queue, room), "llama.cpp": LlamaCpp(path, args.threads, room)}
     ids = np.random.default_rng(1).integers(0, size, args.prompt + args.tokens).tolist()

@@ -95,8 +95,9 @@ __kernel void extreme(__global const SRC* x, __global const long* candidates, __
 }
 
 #if AT_ONCE > 1
-// The best of one slice on CPUs: a work-item compares AT_ONCE elements at a time. They are of neighboring columns, the last of which may also
-// be those of another work-item; or, where inner is 1, of one column, and their winners are compared at the end.
+// The position of the extreme element of a slice on CPUs. A work-item compares AT_ONCE elements per step. If inner > 1, they belong to
+// AT_ONCE neighboring columns; the last block of columns overlaps the one before. If inner is 1, they belong to one column, and the AT_ONCE
+// candidates are compared at the end.
 __kernel void extreme_at_once(__global const SRC* x, __global long* y, const INDEX_T rows, const INDEX_T count, const INDEX_T inner,
                               const INDEX_T slice, const INDEX_T slices) {
   const INDEX_T blocks = inner == 1 ? 1 : (inner + AT_ONCE - 1) / AT_ONCE, item = get_global_id(0);
@@ -124,7 +125,7 @@ __kernel void extreme_at_once(__global const SRC* x, __global long* y, const IND
     return;
   }
   best[0] *= AT_ONCE;
-  for (INDEX_T i = 1; i < (steps ? AT_ONCE + length % AT_ONCE : length); ++i) {  // the winners, then the rest of the slice
+  for (INDEX_T i = 1; i < (steps ? AT_ONCE + length % AT_ONCE : length); ++i) {  // the candidates, then the rest of the slice
     const INDEX_T at = i < AT_ONCE ? best[i] * AT_ONCE + i : steps * AT_ONCE + i - AT_ONCE;
     const real other = LOAD(x, at, 1);
     if (beats(other, at, value[0], best[0])) {

@@ -1,6 +1,6 @@
-// Several products of one token in one launch, all in float32: chain.cl's on CPUs. Behind neon.cl, or runs.cl with the macros of codes.cl:
+// Several products of one token in one launch on CPUs, those of chain.cl, all in float32. Follows neon.cl or runs.cl; their macros, and
 //   FOLLOWED  1: there is a next product      PLAIN ASM AHEAD DOTS  as in those      BIAS_T BIAS_LOAD  from the launch
-// Activations are records of 32 columns: without NEON, 32 floats, or with DOTS 32 codes, the sums of two 16 of them and a scale.
+// Activations are records of 32 columns. Without NEON, a record holds 32 floats; with DOTS, 32 codes, the sum of each half and a scale.
 #if ASM != 2
 #define X_RECORD (DOTS ? 64 : 128)
 #define QUAD_AT(n, j) (((__global const float4*)record)[j])
@@ -40,8 +40,9 @@ static inline void row_sums(__global const uchar* w, __global const char* x, con
 // A work-item's share of the units from `first` on, at least one.
 #define SHARED_UNITS(count, first) max(1, ((count) - (first)) / items)
 
-// add_to: adds to a number that other work-items see, after all that was written before; returns what it was. current: reads one. take_units:
-// takes the next SHARED_UNITS of a phase; returns the first.
+// Atomic numbers that all work-items share:
+//   add_to  adds with acquire and release, and returns the number before      current  reads with acquire
+//   take_units  takes the next SHARED_UNITS of a phase, and returns the first
 #if ASM == 2
 static inline int add_to(__global int* number, const int more) {
   int old, sum, failed;

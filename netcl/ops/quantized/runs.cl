@@ -2,8 +2,8 @@
 //   AHEAD, LEVEL  prefetch so many bytes ahead, into this level of cache; 0: not at all
 //   DOTS  1: activations are int8 codes with a scale per 32 and a sum per 16: integer dot products, which is llama.cpp's arithmetic
 // Dot products multiply unsigned by signed bytes with AVX-512 (ASM 1), signed by signed ones with NEON (ASM 2): codes below 128 are both.
-// From the file behind this one, of token n: CODES_AT(n) its 32 codes, SCALE_AT(n), COUNT_AT(n, i) the sum of 16 codes; without DOTS
-// QUAD_AT(n, j) columns 4j to 4j + 3. PLAIN MIN LOW OFFSET as in codes.cl.
+// The next file defines, for token n: with DOTS CODES_AT(n), its 32 codes, SCALE_AT(n), and COUNT_AT(n, i), the sum of 16 codes; without
+// DOTS QUAD_AT(n, j), the columns 4j to 4j + 3. PLAIN MIN LOW OFFSET as in codes.cl.
 // r = start + the sum over four words of u of the products of their bytes with those of x, for each lane.
 #if ASM == 1
 #define DOT_4(r, start, u, x)                                                                                     \
