@@ -305,6 +305,21 @@ def test_a_cache_is_written_behind_its_end_and_read_up_to_it(queue):
     np.testing.assert_array_equal(values.to_host()[0, :, 69:], 0)
 
 
+@pytest.mark.parametrize("positions", [9, 300, 1500])
+@pytest.mark.parametrize(("where", "value"), [("q", np.nan), ("q", np.inf), ("keys", np.nan), ("values", np.nan), ("v", np.nan)])
+def test_what_is_not_finite_stays_visible_behind_a_cache(where, value, positions, device):
+    """A softmax whose sum is NaN gives NaN, not 0, and only for the heads that see it."""
+    rng, size = np.random.default_rng(positions), 8
+    arrays = {
+        name: rng.standard_normal((1, 2, n, size), np.float32)
+        for name, n in (("q", 1), ("k", 1), ("v", 1), ("keys", positions), ("values", positions))
+    }
+    arrays[where][0, 0, 0] = value
+    tensors = (Tensor.from_host(device.queue, a) for a in arrays.values())
+    out = ops.cached_attention(*tensors, Tensor.from_host(device.queue, np.array([positions - 3], np.int32))).to_host()
+    assert np.isnan(out[0, 0]).all() and np.isfinite(out[0, 1]).all()
+
+
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 def test_a_cache_of_every_dtype_is_written(device, dtype):
     """NumPy computes 16-bit floats in copies of float32; the new keys and values must reach the cache itself."""

@@ -294,7 +294,7 @@ __kernel __attribute__((reqd_work_group_size(ITEMS, 1, 1))) void cached_attentio
     const int begun = 0;
 #endif
     for (int i = begun + mate; i < (active ? to - from : 0); i += TEAM) {
-      const REAL share = top == -INFINITY ? (REAL)0 : exp(scores[r][i] - top);
+      const REAL share = scores[r][i] == -INFINITY ? (REAL)0 : exp(scores[r][i] - top);  // NaN stays NaN
       scores[r][i] = share;
       sum += share;
     }
@@ -342,7 +342,7 @@ __kernel __attribute__((reqd_work_group_size(ITEMS, 1, 1))) void cached_attentio
       sums[((size_t)at * ranges + range) * 2 + 1] = total[r];
     }
 #else
-    Y_STORE(out, (size_t)at * DEPTH_V + d, total[r] > 0 ? sum / total[r] : (REAL)0);
+    Y_STORE(out, (size_t)at * DEPTH_V + d, total[r] == 0 ? (REAL)0 : sum / total[r]);
 #endif
   }
 }
@@ -361,6 +361,6 @@ __kernel void combine_ranges(__global const REAL* restrict parts, __global const
     all += factor * sums[(row * ranges + j) * 2 + 1];
     sum += factor * parts[((size_t)row * ranges + j) * DEPTH_V + d];
   }
-  Y_STORE(out, i, all > 0 ? sum / all : (REAL)0);
+  Y_STORE(out, i, all == 0 ? (REAL)0 : sum / all);
 }
 #endif
