@@ -377,6 +377,20 @@ def decode_block(inside: Operand, x: Operand, out_weight: Operand, norm_weight: 
     - **norm_weight**, **eps**, **next_norm**, **next_eps**: weights and epsilons of the two RMS norms.
     """
 
+def decode_layers(input: Operand, lengths: Operand, frequencies: Operand | None, layers: Sequence[Operand], *, kind: str, inner: int, heads: int, count: int, scale: float | None = None, window: int = 0, eps: float = 1e-05, head_eps: float = 1e-06, activation: str = 'silu', activations: str = 'auto') -> Tensor:
+    """Compute layers of a decoder for one new token of each sequence, ``(batch, 1, width)``. There is no gradient.
+
+    A layer is ``x + attention(norm(x) projection' + bias) out'`` and then what :func:`decode_block` computes. On NVIDIA GPUs the layers of
+    one or a few tokens take one launch, whose work-groups wait for each other. On other devices each layer is a
+    :func:`cached_attention` and a :func:`decode_block`.
+
+    - **layers**: for each of ``count`` layers its norm, projection, bias (or not), out, second norm, gate, up, down, keys,
+      values, and norms of queries and keys (or not). Weights are packed as in :func:`quantized_linear`, with one ``kind``.
+    - **lengths**, **frequencies**, **scale**, **window**: as in :func:`cached_attention`, which also describes keys and values.
+      **head_eps**: epsilon of the norms of queries and keys.
+    - **heads**: of queries. **inner**, **activation**, **eps**: as in :func:`decode_block`; all norms have one epsilon.
+    """
+
 def decode_linear(input: Operand, weight: Operand, bias: Operand | None = None, gate: Operand | None = None, gate_bias: Operand | None = None, residual: Operand | None = None, norm_weight: Operand | None = None, norm_bias: Operand | None = None, *, kind: str = '', rows: int = 0, activations: str = 'auto', norm: str = '', eps: float = 1e-05, activation: str = '') -> Tensor:
     """``activation(y) + residual`` for ``y = norm(x) w' + bias``; with a gate ``activation(norm(x) gate' + gate_bias) * y + residual``.
 

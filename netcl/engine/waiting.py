@@ -16,6 +16,7 @@ from netcl.core.queue_state import queue_state
 from netcl.core.tensor import Tensor
 
 _TURNS = 11 * 16  # eleven numbers, apart by a line of the cache
+MOST_PARTS = 1024  # of a launch, whose groups wait for each other apart from the rest
 WATCHED = 64  # launches between two checks for timeouts
 _NOT_CONCURRENT = ("waiting", "failed")  # key of a context in which groups of one launch did not run concurrently
 
@@ -26,8 +27,8 @@ def late_flag(queue: Any) -> Tensor:
 
 
 def counters(queue: Any) -> Tensor:
-    """Return the counters of a barrier between the groups of one launch: arrivals, and completed barriers. One pair per context."""
-    return _of_context(queue, "counters", lambda own: constant(Tensor.zeros((2,), "uint32", queue=own)))
+    """Return counters of the groups of one launch: arrivals at a barrier of all, and arrivals at parts. One set per context."""
+    return _of_context(queue, "counters", lambda own: constant(Tensor.zeros((1 + MOST_PARTS,), "uint32", queue=own)))
 
 
 def turns(queue: Any) -> Tensor:

@@ -13,7 +13,7 @@ from netcl.core.device import queue_of
 from netcl.core.errors import ShapeError, message
 from netcl.core.tensor import Tensor
 from netcl.models.config import ModelConfig, end_ids
-from netcl.models.layers import TransformerLayer, make_norm_layer, make_span
+from netcl.models.layers import TransformerLayer, decode_alike, make_norm_layer, make_span
 from netcl.models.prompt_cache import PromptFile
 from netcl.models.tokenizer import Tokenizer
 from netcl.nn.attention import KVCache
@@ -106,6 +106,8 @@ class CausalLM(Module):
         span = make_span(self.config, ids.queue, ids.shape[1], seen, positions, self._tables, cache is not None, documents)
         if cache is not None and self._decodes_whole(x, span, cache):
             layers: list[Any] = list(self.layers)
+            if (decoded := decode_alike(layers, x, span, cache)) is not None:
+                return self.norm(decoded)
             x, *projected = x, layers[0].project(x)
             for layer, after in zip(layers, [*layers[1:], None], strict=True):
                 x, *projected = layer.decode(*projected, x, span, cache, after)
@@ -123,7 +125,9 @@ class CausalLM(Module):
 
     def _decodes_whole(self, x: Tensor, span: Any, cache: KVCache) -> bool:
         layers: list[Any] = [] if ag.is_grad_enabled() or self.layer_queues else list(self.layers)
-        return bool(layers) and all(layer.decodes_whole(x, span, cache) for layer in layers)
+        return (
+            bool(layers) and all(layer.decodes_whole(x, span, cache) for layer in layers) and len({layer.packing for layer in layers}) == 1
+        )
 
     def merge_projections(self) -> CausalLM:
         """Compute queries, keys and values with one matrix product per layer, where weights allow it; return the model.

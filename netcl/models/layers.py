@@ -266,6 +266,12 @@ class TransformerLayer(Module):
         whole = not any(layer.bias is not None for layer in layers) and attn.attends_whole(x, span, cache)
         return whole and decodable(attn, attn.qkv_proj, attn.o_proj) and decodable(self, *norms, attn.qkv_proj) and decodable(mlp, *layers)
 
+    @property
+    def packing(self) -> tuple[str, str]:
+        """The kind and the activations of a layer that :meth:`decodes_whole`; a launch for neighbors requires that they are the same."""
+        packs = cast(Any, self.mlp).up_proj
+        return packs.kind, packs.activations
+
     def project(self, x: Tensor) -> Tensor:
         """Return queries, keys and values of a few rows, the first argument of :meth:`decode`."""
         return decoded_linear(x, self.self_attn.qkv_proj, self.input_layernorm)
@@ -283,6 +289,32 @@ class TransformerLayer(Module):
         if norm is None and decodable(self, linear):
             return decoded_linear(inside, linear, residual=x)
         return ag.add(x, linear(inside) if norm is None else norm(linear(inside)))
+
+
+def decode_alike(layers: Sequence[Any], x: Tensor, span: AttentionSpan, cache: KVCache) -> Tensor | None:
+    """Compute layers that :meth:`~TransformerLayer.decodes_whole` one new token of each sequence by one op; ``None`` if they differ."""
+    attn, norm, mlp = layers[0].self_attn, layers[0].input_layernorm, layers[0].mlp
+    numbers = {
+        (own.rope, own.window, own.cap, own.scale, layer.mlp.activation, layer.input_layernorm.eps, layer.pre_feedforward_layernorm.eps)
+        for layer in layers for own in (layer.self_attn,)
+    }  # fmt: skip
+    apart = len(numbers) > 1 or attn.cap is not None or norm.eps != layers[0].pre_feedforward_layernorm.eps
+    if apart or x.shape[1] != 1 or not cache.rotates(span.positions):
+        return None
+    lengths, tensors = cache.begin(x.shape[0], 1, x.queue), []
+    for layer in layers:
+        own, network, last = layer.self_attn, layer.mlp, (layer.self_attn.q_norm, layer.self_attn.k_norm)
+        linear = (own.o_proj, layer.pre_feedforward_layernorm, network.gate_proj, network.up_proj, network.down_proj)
+        first = (layer.input_layernorm.weight, own.qkv_proj.weight, own.qkv_proj.bias)
+        memory = cache.memory(own.layer)
+        tensors += [t for t in (*first, *(part.weight for part in linear), *memory, *(n and n.weight for n in last)) if t is not None]
+    out = ag.decode_layers(
+        x, lengths, None if attn.rope is None else span.tables[attn.rope], tensors, kind=mlp.up_proj.kind, inner=mlp.up_proj.out_features,
+        heads=attn.heads, count=len(layers), scale=attn.scale, window=attn.window or 0, eps=norm.eps,
+        head_eps=getattr(attn.q_norm, "eps", 0.0), activation=_DECODED_ACTIVATIONS[mlp.activation], activations=mlp.up_proj.activations,
+    )  # fmt: skip
+    cache.end(1)
+    return out
 
 
 def make_span(config: ModelConfig, queue: Any, queries: int, seen: int, positions: Tensor | None, kept: dict[Any, Tensor],

@@ -101,9 +101,7 @@ class KVCache(Module):
         queries and keys. The other options are those of :func:`netcl.cached_attention`.
         """
         batch, new = q.shape[0], q.shape[-2]
-        lengths = self._lengths(batch, q.queue)
-        if layer == 0 and not self._ahead:
-            self.reserve(new)
+        lengths = self.begin(batch, new, q.queue) if layer == 0 else self._lengths(batch, q.queue)
         whole = k is None and self.takes_projections(layer, new)
         apart = k is None and not whole
         if apart:
@@ -116,10 +114,25 @@ class KVCache(Module):
         else:
             out = self._attend_in_tiles(q, k, v, (keys, values), scales, scale, window)
         if layer == self.layers - 1:
-            self._places = None
-            self._elsewhere.clear()
-            ag.add(self.lengths, new, out=self.lengths)  # type: ignore[arg-type]
+            self.end(new)
         return join_heads(out) if apart else out
+
+    def begin(self, batch: int, new: int, queue: Any) -> Tensor:
+        """Begin a step of ``new`` positions; returns the lengths before it. Calls for layer 0 do this themselves."""
+        lengths = self._lengths(batch, queue)
+        if not self._ahead:
+            self.reserve(new)
+        return lengths
+
+    def end(self, new: int) -> None:
+        """End a step of ``new`` positions: they count from now on. Calls for the last layer do this themselves."""
+        self._places = None
+        self._elsewhere.clear()
+        ag.add(self.lengths, new, out=self.lengths)  # type: ignore[arg-type]
+
+    def memory(self, layer: int) -> tuple[Tensor, Tensor]:
+        """Return the keys and values of a layer that has been called before."""
+        return getattr(self, f"keys{layer}"), getattr(self, f"values{layer}")
 
     def takes_projections(self, layer: int, new: int) -> bool:
         """Whether the kernel takes queries, keys and values of ``new`` positions side by side, in one tensor."""

@@ -116,7 +116,7 @@ def decoded_block(x: Tensor, inside: Tensor, out: Any, norm: Any, mlp: Any, acti
 
 
 def decodable(owner: Module, *layers: Any) -> bool:
-    """Whether :func:`decoded_linear` can compute ``layers``: linear layers of one class and block type, and norms with a weight.
+    """Whether :func:`decoded_linear` can compute ``layers``: linear layers of one class, block type and arithmetic, and norms.
 
     Neither the layers nor the module ``owner`` that contains them may have hooks. The recorder treats all of them as called.
     """
@@ -124,7 +124,7 @@ def decodable(owner: Module, *layers: Any) -> bool:
         for module in (owner, *layers):
             module._tell_recorder()
     norms = [layer for layer in layers if type(layer) in (RMSNorm, LayerNorm) and layer.weight is not None and layer.weight.ndim == 1]
-    kinds = {(type(layer), getattr(layer, "kind", "")) for layer in layers if layer not in norms}
+    kinds = {(type(layer), getattr(layer, "kind", ""), getattr(layer, "activations", "")) for layer in layers if layer not in norms}
     return len(kinds) == 1 and kinds.pop()[0] in (Linear, QuantizedLinear) and not any(m._module_hooks for m in (owner, *layers))
 
 

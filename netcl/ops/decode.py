@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -13,14 +13,18 @@ from netcl.core.device import CPUQueue, profile_of
 from netcl.core.errors import ShapeError, message
 from netcl.core.kernels import primitives
 from netcl.core.tensor import Tensor, new_result, with_shape
+from netcl.core.writes import wrote
 from netcl.engine import launch
 from netcl.engine.pointwise import run
-from netcl.engine.registry import REGISTRY, S, op
+from netcl.engine.registry import REGISTRY, S, Sample, op
 from netcl.engine.strided import alignment
+from netcl.ops.attention import cached_attention
+from netcl.ops.attention.geometry import score_scale
 from netcl.ops.finish import Finish
 from netcl.ops.matmul import affine, gemm
 from netcl.ops.norm import row_norm
-from netcl.ops.quantized import chain, packed_weight, plans, quantized_linear, weight_values
+from netcl.ops.pointwise import cast
+from netcl.ops.quantized import chain, packed_problem, packed_weight, plans, quantized_linear, weight_values
 from netcl.ops.quantized.formats import kind_of
 from netcl.ops.quantized.layout import STRIP_ROWS
 
@@ -96,6 +100,7 @@ _OF_Q4: dict[str, Any] = {"kind": "Q4_0", "rows": 20, "activations": "float"}
     ],
     errors=[
         (S((2, 8), (3, 8), norm="rms"), r"\[decode_linear\] norm must be empty, or rms or layer with norm_weight; given='rms'"),
+        (S((2, 64), partial(packed_weight, 20, 64, "Q8_0"), **_OF_Q4), r"\[decode_linear\] weight must be 1152 bytes .*, size=2176"),
         (S((2, 8), (3, 8), None, (4, 8)), r"\[decode_linear\] gate must have the shape and dtype of weight; given=\(4, 8\)"),
     ],
 )  # fmt: skip
@@ -126,6 +131,8 @@ def decode_linear(
         if not fits:
             extra = {"dtype": given.dtype, "weight": (weight.shape, weight.dtype), "result": shape} if isinstance(given, Tensor) else {}
             raise ShapeError(message("decode_linear", what, given=repr(getattr(given, "shape", given)), **extra))
+    if kind:
+        packed_problem("decode_linear", x, weight, kind, (rows, x.shape[-1] if x.shape else 1), activations)
     row: Any = DECODE_ACTIVATIONS[activation]
     finish = Finish(x.dtype, "" if residual is None else residual.dtype, row)
     parts = DecodeParts(finish, norm, eps, gate, gate_bias, residual, norm_weight, norm_bias)
@@ -166,21 +173,30 @@ def _launch_of(parts: DecodeParts, x: Tensor, weight: Tensor, bias: Tensor | Non
     return lambda out: algorithm.run(queue, p, config, profile, gemm.Operands(flat, weight, out, bias, parts.residual, 1, parts))
 
 
-def _decode_block_sample(tokens: int, next_rows: int = 0, kind: str = "Q4_0") -> Any:
+def _block_shapes(attended: int, width: int, inner: int, rows: int) -> tuple[tuple[int, int], ...]:
+    """Return the shapes of the weights of a block: out, gate, up, down and the projection to ``rows``."""
+    return (width, attended), (inner, width), (inner, width), (width, inner), (rows, width)
+
+
+def _check_weights(op: str, x: Tensor, weights: Sequence[Tensor | None], shapes: Sequence[tuple[int, int]], packs: dict[str, str]) -> None:
+    for weight, shape in zip(weights, shapes, strict=True):
+        if weight is not None:
+            packed_problem(op, x, weight, packs["kind"], shape, packs["activations"])
+
+
+def _decode_block_sample(tokens: int, next_rows: int = 0, kind: str = "Q4_0") -> Sample:
     width, attended, inner = (256, 256, 256) if kind.endswith("K") else (64, 96, 128)
-    shapes = {"out": (width, attended), "gate": (inner, width), "up": (inner, width), "down": (width, inner), "next": (next_rows, width)}
-    w: dict[str, Any] = {name: partial(packed_weight, *shape, kind) for name, shape in shapes.items() if shape[0]}
-    after = ((width,), w["next"], (next_rows,)) if next_rows else (None, None, None)
-    given = ((tokens, attended), (tokens, width), w["out"], (width,), w["gate"], w["up"], w["down"], *after)
+    out, gate, up, down, following = (partial(packed_weight, *shape, kind) for shape in _block_shapes(attended, width, inner, next_rows))
+    after = ((width,), following, (next_rows,)) if next_rows else (None, None, None)
+    given = ((tokens, attended), (tokens, width), out, (width,), gate, up, down, *after)
     return S(*given, kind=kind, inner=inner, next_rows=next_rows, activations="float")
 
 
 def _decode_block_ref(inside, x, out_weight, norm_weight, gate, up, down, next_norm=None, next_weight=None, next_bias=0.0, *, kind, inner,
                       next_rows=0, activations="auto"):  # fmt: skip
     """Compute :func:`decode_block` with its default norms and activation, for the samples."""
-    columns, width = inside.shape[-1], x.shape[-1]
-    shapes = {"out": (width, columns), "gate": (inner, width), "up": (inner, width), "down": (width, inner), "next": (next_rows, width)}
-    packed = zip((out_weight, gate, up, down, next_weight), shapes.values(), strict=True)
+    shapes = _block_shapes(inside.shape[-1], x.shape[-1], inner, next_rows)
+    packed = zip((out_weight, gate, up, down, next_weight), shapes, strict=True)
     weights = [weight_values(w, kind, shape).astype(x.dtype) for w, shape in packed if w is not None]
     return chain.chain_arrays(inside, x, weights, (norm_weight, next_norm), (1e-5, 1e-5), lambda a: a / (1 + np.exp(-a)), next_bias)
 
@@ -192,7 +208,9 @@ def _decode_block_ref(inside, x, out_weight, norm_weight, gate, up, down, next_n
         _decode_block_sample(9, 16),
     ],
     errors=[(S((1, 64), (2, 64), (64,), (64,), (64,), (64,), (64,), kind="Q4_0", inner=64),
-             r"\[decode_block\] inside and x must have the same rows; inside=\(1, 64\), x=\(2, 64\)")],
+             r"\[decode_block\] inside and x must have the same rows; inside=\(1, 64\), x=\(2, 64\)"),
+            (S((1, 64), (1, 64), *(np.zeros(n, np.uint8) for n in (2304, 64, 2304, 2304, 4352)), kind="Q4_0", inner=64),
+             r"\[decode_block\] weight must be 2304 bytes .* for 64 rows and 64 columns.*; kind=Q4_0, size=4352")],
 )  # fmt: skip
 def decode_block(
     inside: Tensor, x: Tensor, out_weight: Tensor, norm_weight: Tensor, gate: Tensor, up: Tensor, down: Tensor,
@@ -220,11 +238,15 @@ def decode_block(
         what = "next_weight, next_norm and next_rows must be given together"
         raise ShapeError(message("decode_block", what, next_rows=next_rows, next_weight=None if next_weight is None else next_weight.shape))
     packs: dict[str, Any] = {"kind": kind, "activations": activations}
+    shapes = _block_shapes(inside.shape[-1], x.shape[-1], inner, next_rows)
+    _check_weights("decode_block", x, (out_weight, gate, up, down, next_weight), shapes, packs)
     if 0 < x.size <= DECODED_ROWS * x.shape[-1]:
         parts = DecodeParts(Finish(x.dtype, "", DECODE_ACTIVATIONS[activation]), "rms", eps, gate, None, None, norm_weight, None)
-        weights = (out_weight, up, down, next_weight)
-        whole = chain.Chain(kind_of(kind, "decode_block"), inside, x, weights, parts, next_norm, next_bias, inner, next_rows, next_eps,
-                            activations)  # fmt: skip
+        layers = (
+            chain.DecoderLayer(None, None, None, out_weight, norm_weight, gate, up, down),
+            chain.DecoderLayer(next_norm, next_weight, next_bias),
+        )
+        whole = chain.Chain(kind_of(kind, "decode_block"), x, layers, parts, inner, next_rows, next_eps, activations, inside)
         if (found := chain.launch_of(whole)) is not None:
             return found()
     h = decode_linear(inside, out_weight, residual=x, rows=x.shape[-1], **packs)
@@ -233,3 +255,83 @@ def decode_block(
     if next_weight is None:
         return (y,)
     return y, decode_linear(y, next_weight, next_bias, norm_weight=next_norm, norm="rms", eps=next_eps, rows=next_rows, **packs)
+
+
+def _decode_layers_sample(tokens: int, kind: str, biased: bool = False, normed: bool = False, window: int = 0) -> Sample:
+    width, inner, heads, groups, depth = 64, 128, 4, 2, 32
+    rows, layers = (heads + 2 * groups) * depth, []
+    for _ in range(2):
+        cache = (tokens, groups, 70, depth)
+        weights = (partial(packed_weight, *shape, kind) for shape in _block_shapes(heads * depth, width, inner, rows))
+        out, gate, up, down, projection = weights
+        layers += [(width,), projection, *([(rows,)] if biased else []), out, (width,), gate, up, down]
+        layers += [cache, cache, *([(depth,), (depth,)] if normed else [])]
+    lengths = np.arange(tokens, dtype=np.int32) * 60 + 4
+    return S((tokens, 1, width), lengths, (depth // 2,), layers, kind=kind, inner=inner, heads=heads, count=2, window=window,
+             activations="float")  # fmt: skip
+
+
+@op(
+    vjp=None, ref="numpy", tol=48, inputs=("x", "lengths", "frequencies", "layers"),
+    samples=[_decode_layers_sample(2, "Q8_0"), _decode_layers_sample(1, "Q4_0", True, True, window=3)],
+    errors=[(S((1, 1, 64), np.zeros(1, np.int32), (16,), [(64,)] * 16, kind="Q4_0", inner=64, heads=4, count=2),
+             r"\[decode_layers\] x must be \(batch, 1, width\), and layers must have 9 to 12 tensors for each layer; given=8")],
+)  # fmt: skip
+def decode_layers(
+    x: Tensor, lengths: Tensor, frequencies: Tensor | None, layers: Sequence[Tensor], *, kind: str, inner: int, heads: int, count: int,
+    scale: float | None = None, window: int = 0, eps: float = 1e-5, head_eps: float = 1e-6, activation: str = "silu",
+    activations: str = "auto",
+) -> Tensor:  # fmt: skip
+    """Compute layers of a decoder for one new token of each sequence, ``(batch, 1, width)``. There is no gradient.
+
+    A layer is ``x + attention(norm(x) projection' + bias) out'`` and then what :func:`decode_block` computes. On NVIDIA GPUs the layers of
+    one or a few tokens take one launch, whose work-groups wait for each other. On other devices each layer is a
+    :func:`cached_attention` and a :func:`decode_block`.
+
+    - **layers**: for each of ``count`` layers its norm, projection, bias (or not), out, second norm, gate, up, down, keys,
+      values, and norms of queries and keys (or not). Weights are packed as in :func:`quantized_linear`, with one ``kind``.
+    - **lengths**, **frequencies**, **scale**, **window**: as in :func:`cached_attention`, which also describes keys and values.
+      **head_eps**: epsilon of the norms of queries and keys.
+    - **heads**: of queries. **inner**, **activation**, **eps**: as in :func:`decode_block`; all norms have one epsilon.
+    """
+    x, lengths, frequencies, *given = launch.as_tensors("decode_layers", x, lengths, frequencies, *layers)
+    each, rest = divmod(len(given), max(1, count))
+    if rest or not 9 <= each <= 12 or x.ndim != 3:
+        what = "x must be (batch, 1, width), and layers must have 9 to 12 tensors for each layer"
+        raise ShapeError(message("decode_layers", what, given=each, x=x.shape))
+    biased = each % 2 == 0
+    stack = []
+    for i in range(0, len(given), each):
+        norm, projection, *own = given[i : i + each]
+        stack.append(chain.DecoderLayer(norm, projection, own.pop(0) if biased else None, *own))
+    keys = stack[0].keys
+    assert keys is not None
+    rows = (heads + 2 * keys.shape[1]) * keys.shape[3]
+    packs: dict[str, Any] = {"kind": kind, "activations": activations}
+    for layer in stack:
+        weights = (layer.out, layer.gate, layer.up, layer.down, layer.projection)
+        _check_weights("decode_layers", x, weights, _block_shapes(heads * keys.shape[3], x.shape[-1], inner, rows), packs)
+    finish = Finish(x.dtype, "", DECODE_ACTIVATIONS[activation])
+    parts = DecodeParts(finish, "rms", eps, stack[0].gate, None, None, stack[0].mlp_norm, None)
+    turned = None if frequencies is None else cast(frequencies, "float32")
+    attention = chain.Attention(lengths, turned, score_scale(scale, keys.shape[3]), window, head_eps)
+    few = chain.MOST_POINTERS // each  # layers of a launch
+    whole = chain.Chain(kind_of(kind, "decode_layers"), x, tuple(stack[:few]), parts, inner, rows, eps, activations, None, attention)
+    if x.shape[1] == 1 and 0 < x.size <= DECODED_ROWS * x.shape[-1] and (found := chain.launch_of(whole)) is not None:
+        wrote(tuple(t for layer in stack for t in (layer.keys, layer.values)))
+        (y,) = found()
+        for i in range(few, count, few):
+            (y,) = chain.launch_chain(whole._replace(x=y, layers=tuple(stack[i : i + few])))
+        return y
+    z = decode_linear(x, stack[0].projection, stack[0].bias, norm_weight=stack[0].norm, norm="rms", eps=eps, rows=rows, **packs)
+    for layer, after in zip(stack, [*stack[1:], chain.DecoderLayer()], strict=True):
+        norms = (layer.query_norm, layer.key_norm)
+        inside = cached_attention(
+            z, None, None, layer.keys, layer.values, lengths, None, None, frequencies, *norms, scale=scale, window=window, eps=head_eps
+        )
+        x, *projected = decode_block(
+            inside, x, layer.out, layer.mlp_norm, layer.gate, layer.up, layer.down, *after[:3], inner=inner, eps=eps, next_eps=eps,
+            next_rows=0 if after.norm is None else rows, activation=activation, **packs,
+        )  # fmt: skip
+        z = projected[0] if projected else z
+    return x

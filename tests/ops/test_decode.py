@@ -13,7 +13,7 @@ import pytest
 import netcl
 from netcl import models, nn, ops
 from netcl.autograd import no_grad
-from netcl.core.device import CPUQueue, profile_of
+from netcl.core.device import CPUQueue, profile_of, queue_of
 from netcl.core.errors import ShapeError
 from netcl.core.kernel_selector import KernelConfig, KernelVariant, get_kernel_selector
 from netcl.core.tensor import Tensor
@@ -207,6 +207,58 @@ def test_blocks_are_the_same_however_work_is_divided(cl_device, rng):
             np.testing.assert_array_equal(a, b.to_host())
 
 
+@pytest.mark.parametrize(
+    ("kind", "lengths", "positions", "heads", "groups", "depth", "more"),
+    [
+        ("Q8_0", [600], 700, 4, 2, 64, {}),  # several ranges of a cache
+        ("Q4_0", [0, 31, 1500], 1600, 12, 4, 32, {"window": 700}),
+        ("Q4_K", [5, 200, 255], 256, 8, 8, 128, {"normed": True}),
+        ("Q6_K", [3000], 3100, 16, 2, 64, {"biased": True, "rotary": 32}),
+        ("Q5_1", [40], 64, 2, 2, 256, {"rotary": 0}),
+        ("Q8_0", [70, 70, 9, 0, 1, 2, 3], 128, 8, 2, 64, {"dtype": "float16"}),
+        ("Q8_0", [64], 64, 4, 4, 64, {}),  # a full cache: the new position is neither written nor seen
+    ],
+)
+def test_layers_of_one_token_are_those_of_numpy(kind, lengths, positions, heads, groups, depth, more, cl_device, rng):
+    dtype, rotary, batch, width, inner = more.get("dtype", "float32"), more.get("rotary", depth), len(lengths), 256, 512
+    biased, normed, rows = more.get("biased", False), more.get("normed", False), (heads + 2 * groups) * depth
+    shapes = ((rows, width), (width, heads * depth), (inner, width), (inner, width), (width, inner))
+    layers = []
+    for _ in range(2):
+        projection, *products = (
+            pack_strips(quantize(rng.normal(0, shape[1] ** -0.5, shape).astype(np.float32), kind), kind, shape) for shape in shapes
+        )
+        norms = [rng.normal(1, 0.1, n).astype(np.float32) for n in (width, width, *([depth, depth] if normed else []))]
+        cache = [rng.standard_normal((batch, groups, positions, depth), np.float32) for _ in range(2)]
+        bias = [rng.standard_normal(rows, np.float32)] if biased else []
+        layers += [norms[0], projection, *bias, products[0], norms[1], *products[1:], *cache, *norms[2:]]
+    x = rng.standard_normal((batch, 1, width), np.float32)
+    frequencies = (100.0 ** -(np.arange(rotary // 2) / max(1, rotary // 2))).astype(np.float32)
+    options = {"kind": kind, "inner": inner, "heads": heads, "count": 2, "activations": "float"}
+    options["window"] = more.get("window", 0)
+
+    def computed(queue, dtype):
+        def made(a):
+            return Tensor.from_host(queue, a, dtype if a.dtype == np.float32 else None)
+
+        tensors = [made(a) for a in layers]
+        turned = Tensor.from_host(queue, frequencies) if rotary else None
+        seen = Tensor.from_host(queue, np.array(lengths, np.int32))
+        y = ops.decode_layers(made(x), seen, turned, tensors, **options)
+        return [t.to_host().astype(np.float64) for t in (y, *(t for t in tensors if t.ndim == 4))]
+
+    if lengths == [positions]:
+        with pytest.raises(ShapeError, match="must fit into the 64 positions of the cache"):
+            computed(queue_of("cpu"), "float32")
+        caches = [a for a in layers if a.ndim == 4]
+        for got, before in zip(computed(cl_device.queue, dtype)[1:], caches, strict=True):
+            np.testing.assert_array_equal(got, before)
+        return
+    bound = 2e-2 if dtype == "float16" else 2e-4
+    for got, exact in zip(computed(cl_device.queue, dtype), computed(queue_of("cpu"), "float32"), strict=True):
+        assert np.abs(got - exact).max() <= bound * np.abs(exact).max()
+
+
 @pytest.mark.parametrize("kind", ["Q8_0", "F16"])
 def test_merged_models_decode_the_same_on_every_device(kind, device, rng):
     model = models.CausalLM(models.read_config({"model_type": "llama", **COMMON})).eval()
@@ -228,6 +280,19 @@ def test_merged_models_decode_the_same_on_every_device(kind, device, rng):
     assert np.abs(np.array(steps) - whole).max() < (0.1 if kind == "Q8_0" else 0.01 if rounded else 1e-4) * whole.std()
     packed = [layer for layer in model.modules() if isinstance(layer, nn.QuantizedLinear)]
     assert bool(packed) == (kind == "Q8_0" or decode.multiplies_halves(row))
+
+
+@pytest.mark.parametrize("second", [{"kind": "Q4_0"}, {"kind": "Q8_0", "activations": "float"}])
+def test_layers_of_a_model_may_have_different_kinds(second, device, rng):
+    """A launch that computes parts of two layers takes one kind of weights."""
+    model = models.CausalLM(models.read_config({"model_type": "llama", **COMMON})).eval()
+    for parameter in model.parameters():
+        scale = (0.1, 1.0) if parameter.ndim == 1 else (parameter.shape[-1] ** -0.5, 0.0)
+        parameter.write(rng.standard_normal(parameter.shape, np.float32) * scale[0] + scale[1])
+    netcl.quantize(model.layers[0], kind="Q8_0")
+    netcl.quantize(model.layers[1], **second)
+    plain = model.to(device.queue).generate([5, 17], 12)
+    assert model.merge_projections().generate([5, 17], 12) == plain
 
 
 def test_a_gpt_decodes_the_same(gpu_model, rng):

@@ -25,7 +25,8 @@ __all__ = ["quantized_linear", "quantized_linear_grad", "quantized_rows"]
 _ACTIVATION_FORMS = ("auto", "float", "int8")
 
 
-def _packed_problem(op: str, x: Tensor, weight: Tensor, kind: str, shape: tuple[int, int], activations: str = "auto") -> plans.Packed:
+def packed_problem(op: str, x: Tensor, weight: Tensor, kind: str, shape: tuple[int, int], activations: str = "auto") -> plans.Packed:
+    """Check packed weights of ``shape`` (rows, columns) and return the product with x; raises if the bytes are not as many as it takes."""
     row = kind_of(kind, op)
     wanted = device_bytes(row, shape, op)
     if weight.dtype != "uint8" or weight.size != wanted:
@@ -95,7 +96,7 @@ def quantized_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, k
     """
     x, weight, bias = launch.as_tensors("quantized_linear", x, weight, bias)
     launch.check_dtype("quantized_linear", x)
-    p = _packed_problem("quantized_linear", x, weight, kind, (rows, x.shape[-1] if x.shape else 1), activations)
+    p = packed_problem("quantized_linear", x, weight, kind, (rows, x.shape[-1] if x.shape else 1), activations)
     if bias is not None and bias.shape != (rows,):
         raise ShapeError(message("quantized_linear", f"bias must have shape ({rows},)", **{"bias.shape": bias.shape}))
     if x.array is not None:
@@ -130,7 +131,7 @@ def quantized_linear_grad(grad: Tensor, weight: Tensor, *, kind: str, columns: i
     """The gradient of :func:`quantized_linear` with respect to x: ``grad w``. Weights are unpacked in pieces."""
     grad, weight = launch.as_tensors("quantized_linear_grad", grad, weight)
     launch.check_dtype("quantized_linear_grad", grad, name="grad")
-    p = _packed_problem("quantized_linear_grad", grad, weight, kind, (grad.shape[-1], columns))
+    p = packed_problem("quantized_linear_grad", grad, weight, kind, (grad.shape[-1], columns))
     if grad.array is not None:
         return launch.run_cpu(_linear_grad_cpu, grad, weight, kind=kind, columns=columns)
     shape = (*grad.shape[:-1], columns)
@@ -155,7 +156,7 @@ def _rows_cpu(weight, index, kind, shape):
 def quantized_rows(weight: Tensor, index: Tensor | None = None, *, kind: str, shape: tuple[int, int], dtype: str = "float32") -> Tensor:
     r"""Unpack all rows of weights, or rows by ``index`` as (\*index.shape, columns). On devices, a bad index gives NaN. No gradient."""
     weight, index = launch.as_tensors("quantized_rows", weight, index)
-    p = _packed_problem("quantized_rows", weight, weight, kind, shape)
+    p = packed_problem("quantized_rows", weight, weight, kind, shape)
     if index is not None:
         launch.check_dtype("quantized_rows", index, launch.INTEGERS, "index")
     if weight.array is not None:

@@ -14,7 +14,7 @@ from netcl.core.kernels import primitives
 from netcl.core.tensor import Tensor, new_result
 from netcl.engine import launch
 from netcl.engine.strided import alignment
-from netcl.engine.waiting import counters, late_flag, may_wait, turns, watch
+from netcl.engine.waiting import MOST_PARTS, counters, late_flag, may_wait, turns, watch
 from netcl.ops.matmul import nvidia
 from netcl.ops.quantized import plans
 from netcl.ops.quantized.formats import Kind, dequantize, quantize
@@ -23,24 +23,66 @@ from netcl.ops.quantized.layout import STRIP_ROWS, pack_strips, record_size
 _WARPS, _TEAMS = 8, 2
 _RUNS_AT_ONCE = (8, 4)  # of a warp, for kinds whose records are one run of 32 columns
 _MOST_STAGES = 8
+MOST_POINTERS = 500  # of a launch: arguments have 4352 bytes
+_SHORT_CACHE = 512  # positions
 # Bytes of local memory of a work-group, from a compute capability on; 12.0 has as much as 8.6.
 _LOCAL_MEMORY = {(9, 0): 224 << 10, (8, 8): 96 << 10, (8, 7): 160 << 10, (8, 6): 96 << 10, (8, 0): 160 << 10}
 
 
+class DecoderLayer(NamedTuple):
+    """The tensors of a layer of a decoder, in the order in which chain.cl has their pointers: projection, products, attention."""
+
+    norm: Tensor | None = None
+    projection: Tensor | None = None
+    bias: Tensor | None = None
+    out: Tensor | None = None
+    mlp_norm: Tensor | None = None
+    gate: Tensor | None = None
+    up: Tensor | None = None
+    down: Tensor | None = None
+    keys: Tensor | None = None
+    values: Tensor | None = None
+    query_norm: Tensor | None = None
+    key_norm: Tensor | None = None
+
+    @property
+    def packed(self) -> list[Tensor]:
+        """The packed weights that the layer has."""
+        return [w for w in (self.projection, self.out, self.gate, self.up, self.down) if w is not None]
+
+    @property
+    def plain(self) -> list[Tensor]:
+        """The other tensors that the layer has."""
+        return [t for i, t in enumerate(self) if t is not None and i not in (1, 3, 5, 6, 7)]
+
+
+class Attention(NamedTuple):
+    """What the attention of :func:`netcl.ops.decode_layers` has besides its layers."""
+
+    lengths: Tensor
+    frequencies: Tensor | None
+    scale: float
+    window: int
+    eps: float
+
+
 class Chain(NamedTuple):
-    """The operands of :func:`netcl.ops.decode_block`. ``parts``, DecodeParts of netcl.ops.decode, has the first norm and the gate."""
+    """The operands of :func:`netcl.ops.decode_layers`, or, with ``inside`` and without ``attention``, of :func:`netcl.ops.decode_block`.
+
+    The layers of a block are its own and the next one, of which only the projection counts. ``parts``, DecodeParts of netcl.ops.decode,
+    has the norm of the first layer and the activation.
+    """
 
     kind: Kind
-    inside: Tensor
     x: Tensor
-    weights: tuple[Tensor, Tensor, Tensor, Tensor | None]  # out, up, down, next
+    layers: tuple[DecoderLayer, ...]
     parts: Any
-    next_norm: Tensor | None
-    next_bias: Tensor | None
     inner: int
-    next: int  # rows of the next product, 0 for none
+    next: int  # rows of a projection, 0 for none
     next_eps: float
     activations: str
+    inside: Tensor | None = None
+    attention: Attention | None = None
 
     @property
     def tokens(self) -> int:
@@ -48,8 +90,28 @@ class Chain(NamedTuple):
 
     @property
     def columns(self) -> tuple[int, int, int]:
-        """The columns of the products: of ``inside``, of x and of the gate's result."""
-        return self.inside.shape[-1], self.x.shape[-1], self.inner
+        """The columns of the products: of the attention's result, of x and of the gate's result."""
+        attended = self.next - 2 * self.key_heads * self.depth if self.inside is None else self.inside.shape[-1]
+        return attended, self.x.shape[-1], self.inner
+
+    @property
+    def key_heads(self) -> int:
+        return self.layers[0].keys.shape[1]  # type: ignore[union-attr]
+
+    @property
+    def depth(self) -> int:
+        return self.layers[0].keys.shape[3]  # type: ignore[union-attr]
+
+    @property
+    def sharing(self) -> int:
+        """Heads of queries for each head of keys."""
+        return self.columns[0] // (self.key_heads * self.depth)
+
+    @property
+    def rows(self) -> int:
+        """Queries that a work-group takes: few for short caches, to use many groups, and more for long ones, to share what is read."""
+        short = self.layers[0].keys.shape[2] <= _SHORT_CACHE  # type: ignore[union-attr]
+        return 1 if short else next(n for n in (4, 3, 2, 1) if self.sharing % n == 0)
 
 
 def _chain_sizes(chain: Chain, profile: Any) -> dict[str, Any] | None:
@@ -59,7 +121,11 @@ def _chain_sizes(chain: Chain, profile: Any) -> dict[str, Any] | None:
     runs, size = max(chain.columns) // 32, record_size(chain.kind)[1]
     capability = profile.compute_capability if profile.compute_capability < (12, 0) else (8, 6)
     room = next(size for least, size in _LOCAL_MEMORY.items() if capability >= least)
-    room -= runs * kinds * (64 + 4) + (4 * kinds * 16 + 1) * 4 * _WARPS * _TEAMS + 256
+    staged, more = runs * kinds * 16, 0
+    if chain.attention is not None:
+        staged = max(staged, (chain.rows + 1) * chain.depth + _WARPS * _TEAMS * chain.rows * (chain.depth + 3) + 4 * chain.rows)
+        more = 8 * (len(chain.layers) + 1) * len(DecoderLayer._fields) + 8 * chain.tokens * (chain.depth // 2 + 1)
+    room -= 4 * staged + 4 * runs * kinds + (4 * kinds * 16 + 1) * 4 * _WARPS * _TEAMS + more + 512
     most = min(room // (4 * _TEAMS * size), min(chain.columns) // 64)  # runs: four pieces fit, and every product has two
     chunk = _WARPS * (1 if scaled else next((n for n in _RUNS_AT_ONCE if n * _WARPS <= most), _RUNS_AT_ONCE[-1]))
     stages = min(_MOST_STAGES, room // (_TEAMS * chunk * size))
@@ -67,47 +133,95 @@ def _chain_sizes(chain: Chain, profile: Any) -> dict[str, Any] | None:
         return None
     return {
         "WARPS": _WARPS, "TEAMS": _TEAMS, "MT": 1, "DEEP": 1, "SETS": 1, "SPLIT": int(split), "KINDS": kinds, "WHOLE": 1, "X_HALVES": 0,
-        "CHUNKED": 0, "STAGED": 1, "IN_LOCAL": 1, "CHUNK": chunk, "STAGES": stages, "MOST_RUNS": runs, "PHASES": 4 if chain.next else 3,
+        "CHUNKED": 0, "STAGED": 1, "IN_LOCAL": 1, "CHUNK": chunk, "STAGES": stages, "MOST_RUNS": runs, "STAGED_WORDS": staged,
         "HELD": -(-chain.columns[1] // (4 * 32 * _WARPS * _TEAMS)), "NEXT_EPS": float(chain.next_eps),
     }  # fmt: skip
 
 
 def launch_of(chain: Chain) -> Callable[[], tuple[Tensor, ...]] | None:
     """Return a function that launches a chain and returns its results; ``None`` if the products need launches of their own."""
-    queue, profile, dtype = chain.x.queue, profile_of(chain.x.queue), chain.x.dtype
-    given = [t for t in (chain.inside, chain.x, chain.parts.norm_weight, chain.next_norm, chain.next_bias) if t is not None]
-    if chain.x.array is None and _in_rows(chain, given):
+    x, queue, profile = chain.x, chain.x.queue, profile_of(chain.x.queue)
+    plain = [t for t in (x, chain.inside, *(t for layer in chain.layers for t in layer.plain)) if t is not None]
+    if x.array is None and chain.attention is None and _in_rows(chain, plain):
         return partial(_launch_rows, chain)
-    if chain.x.array is not None or not nvidia.capable(profile) or chain.kind.plain or chain.kind.codebook or not may_wait(queue):
+    if x.array is not None or not nvidia.capable(profile) or chain.kind.plain or chain.kind.codebook or not may_wait(queue):
         return None
-    if {t.dtype for t in given} != {dtype} or dtype == "float64" or any(n % STRIP_ROWS for n in (*chain.columns[1:], chain.next)):
+    if {t.dtype for t in plain} != {x.dtype} or x.dtype == "float64" or (chain.attention is not None and not _attends(chain)):
         return None
-    if alignment(*given, chain.parts.gate, *(w for w in chain.weights if w is not None)) < 16 or _chain_sizes(chain, profile) is None:
+    if any(n % STRIP_ROWS for n in (*chain.columns[1:], chain.next)):
         return None
-    right = nvidia.verdict(queue, "decode_block", "chain", chain.kind.name, lambda own: _chain_right(own, chain), apart=False)
-    return partial(_launch_chain, queue, chain, profile) if right else None
+    if alignment(*plain, *(w for layer in chain.layers for w in layer.packed)) < 16 or _chain_sizes(chain, profile) is None:
+        return None
+    tier = "chain" if chain.attention is None else "layers"
+    right = nvidia.verdict(queue, "decode_block", tier, chain.kind.name, lambda own: _chain_right(own, chain), apart=False)
+    return partial(launch_chain, chain) if right else None
 
 
-def _launch_chain(queue: Any, chain: Chain, profile: Any) -> tuple[Tensor, ...]:
-    x, sizes, items = chain.x, _chain_sizes(chain, profile), 32 * _WARPS * _TEAMS
+def _attends(chain: Chain) -> bool:
+    """Whether chain.cl can compute the attention of a chain."""
+    few = chain.tokens * chain.key_heads * chain.sharing // chain.rows <= MOST_PARTS
+    return few and chain.depth in (32, 64, 128, 256)
+
+
+_POINTED_TYPES = {"norm": "const NORM_T", "bias": "const BIAS_T", "mlp_norm": "const NORM_T", "keys": "X_T", "values": "X_T",
+               "query_norm": "const NORM_T", "key_norm": "const NORM_T"}  # fmt: skip
+_ATTENTION_POINTERS = "__global X_T* inside, __global const P_T* lengths, __global const float* frequencies, __global float* parts, "
+_ATTENTION_NUMBERS = ", const int positions, const int window, const float scale"
+
+
+def _pointer_macros(chain: Chain) -> dict[str, str]:
+    """Return the macros of chain.cl for the pointers of all layers: parameters, and statements that put them into a table."""
+    attends = chain.attention is not None
+    width = len(DecoderLayer._fields) if attends else DecoderLayer._fields.index("keys")
+    there = [(name, i, at) for i, layer in enumerate(chain.layers) for at, name in enumerate(DecoderLayer._fields) if layer[at] is not None]
+    return {
+        "LAYER_POINTERS": "".join(f"__global {_POINTED_TYPES.get(name, 'const uchar')}* {name}_{i}, " for name, i, _ in there),
+        "KEEP_POINTERS": " ".join(f"table[{i * width + at}] = (ulong){name}_{i};" for name, i, at in there),
+        "ATTENTION_POINTERS": _ATTENTION_POINTERS if attends else "__global const X_T* inside, ",
+        "ATTENTION_NUMBERS": _ATTENTION_NUMBERS if attends else "",
+    }
+
+
+def _attention_macros(chain: Chain, attention: Attention) -> dict[str, int | float]:
+    """Return the macros of attend.cl."""
+    turned, normed = attention.frequencies, chain.layers[0].query_norm is not None
+    return {
+        "MOST_TOKENS": chain.tokens, "KEY_HEADS": chain.key_heads, "SHARING": chain.sharing, "DEPTH": chain.depth, "ROWS": chain.rows,
+        "KEYS": 4 if chain.rows == 1 else 2, "ROTARY": 0 if turned is None else 2 * turned.size, "HEAD_NORM": int(normed),
+        "HEAD_EPS": float(attention.eps),
+    }  # fmt: skip
+
+
+def launch_chain(chain: Chain) -> tuple[Tensor, ...]:
+    """Launch a chain for which :func:`launch_of` returned this function, or further layers of it."""
+    x, queue, profile, items, attention = chain.x, chain.x.queue, profile_of(chain.x.queue), 32 * _WARPS * _TEAMS, chain.attention
+    sizes = _chain_sizes(chain, profile)
     assert sizes is not None
     quads = {"float16": "quad_float16(p)"}
     dtypes, around, code = chain.parts.text("X", "uchar", items, quads)
     macros = {"X_QUAD(p)": {**launch.QUADS, **quads}[x.dtype], **plans.kind_macros(chain.kind, 2, CLANG=0, ASM=0), **around, **sizes}
+    macros |= {"ATTEND": int(attention is not None), "LAYERS": len(chain.layers) - (attention is None), **_pointer_macros(chain)}
     text = primitives.cl_source(nvidia.__file__, "ptx.cl") + chain.parts.finish.source("float", 1, False) + code
     operands = {**dtypes, "X": x.dtype, "Y": x.dtype, "BIAS": x.dtype}
-    kernel = launch.kernel(queue, __file__, "codes.cl mma.cl chain.cl", "strips_chain", operands, macros, text)
     tokens, (attended, width, inner) = chain.tokens, chain.columns
+    inside, heard, more = chain.inside, tuple[Tensor, ...](), tuple[float, ...]()
+    if attention is not None:
+        macros |= _attention_macros(chain, attention)
+        operands["P"] = attention.lengths.dtype
+        units = max(tokens * chain.key_heads * chain.sharing // chain.rows, profile.max_compute_units)
+        inside = new_result((tokens, attended), x.dtype, queue)
+        parts = Tensor.empty((units * chain.rows * (chain.depth + 2),), "float32", queue=queue)
+        heard = (attention.lengths, parts if attention.frequencies is None else attention.frequencies, parts)
+        more = (chain.layers[0].keys.shape[2], attention.window, float(attention.scale))  # type: ignore[union-attr]
+    files = f"codes.cl mma.cl barrier.cl {'attend.cl ' if attention else ''}chain.cl"
+    kernel = launch.kernel(queue, __file__, files, "strips_chain", operands, macros, text)
     h, f, y = (new_result(shape, x.dtype, queue) for shape in ((tokens, width), (tokens, inner), x.shape))
     z = new_result((*x.shape[:-1], chain.next), x.dtype, queue) if chain.next else None
-    out, up, down, following = chain.weights
-    norm, optional = chain.parts.norm_weight, (following, chain.next_norm, chain.next_bias, z)
-    following, next_norm, bias, last = (y if t is None else t for t in optional)  # y stands in for what is missing
     recording.again(watch(queue))
-    pointers = (out, chain.parts.gate, up, down, following, chain.inside, x, norm, next_norm, bias, h, f, y, last)
-    numbers = (attended, width, inner, chain.next, tokens, int(chain.next_bias is not None))
-    kernel(queue, profile.max_compute_units * items, items, *pointers, counters(queue), late_flag(queue), *numbers)
-    return (y,) if z is None else (y, z)
+    pointers = (*(t for layer in chain.layers for t in layer if t is not None), inside, *heard, x, h, f, y, y if z is None else z)
+    numbers = (attended, width, inner, chain.next, tokens, int(chain.layers[-1].bias is not None))
+    kernel(queue, profile.max_compute_units * items, items, *pointers, counters(queue), late_flag(queue), *numbers, *more)
+    return (y,) if z is None or attention is not None else (y, z)
 
 
 def _in_rows(chain: Chain, given: Sequence[Tensor]) -> bool:
@@ -121,18 +235,17 @@ def _packed_row(chain: Chain, columns: int, rows: int) -> plans.Packed:
 
 def _launch_rows(chain: Chain) -> tuple[Tensor, ...]:
     """Compute a chain of one token with row_chain.cl, in one launch."""
-    x, queue, (attended, width, inner) = chain.x, chain.x.queue, chain.columns
-    out, up, down, following = chain.weights
+    x, queue, (attended, width, inner), (own, after) = chain.x, chain.x.queue, chain.columns, chain.layers
     h, y = (new_result(x.shape, x.dtype, queue) for _ in range(2))
     z = new_result((*x.shape[:-1], chain.next), x.dtype, queue) if chain.next else None
-    optional = (y if t is None else t for t in (following, chain.next_norm, chain.next_bias, z))  # y stands in for what is missing
+    optional = (y if t is None else t for t in (after.projection, after.norm, after.bias, z))  # y stands in for what is missing
     following, next_norm, bias, last = optional
-    operands = plans.PackedOperands(x, out, bias, y)
+    operands = plans.PackedOperands(x, own.packed[0], bias, y)
     finish, p = chain.parts.finish.source("float", 4, False), _packed_row(chain, attended, width)
     kernel, record = plans.row_chain(p, operands, finish, z is not None)
     scratch = Tensor.empty(((attended + 2 * width + inner) // 32 * record + 2 * 4 * width // 32,), "int8", queue=queue)
-    pointers = (out, chain.parts.gate, up, down, following, chain.inside, x, chain.parts.norm_weight, next_norm, bias, h, y, last, scratch)
-    numbers = (attended, width, inner, chain.next, int(chain.next_bias is not None), float(chain.parts.eps), float(chain.next_eps))
+    pointers = (own.out, own.gate, own.up, own.down, following, chain.inside, x, own.mlp_norm, next_norm, bias, h, y, last, scratch)
+    numbers = (attended, width, inner, chain.next, int(after.bias is not None), float(chain.parts.eps), float(chain.next_eps))
     kernel(queue, profile_of(queue).max_compute_units, 1, *pointers, turns(queue), *numbers)
     return (y,) if z is None else (y, z)
 
@@ -152,20 +265,47 @@ def chain_arrays(
     return (y, *(normed(y, 1) @ w.T + bias for w in following))
 
 
+def _attention_arrays(z: np.ndarray, keys: np.ndarray, values: np.ndarray, lengths: np.ndarray, scale: float) -> np.ndarray:
+    """Compute the attention of a check: of projections ``z``, without norms and rotation."""
+    (_, heads, _, depth), rows = keys.shape, []
+    for row, old_keys, old_values, seen in zip(z, keys, values, lengths, strict=True):
+        parts = row.reshape(-1, depth)
+        queries, new = parts[: -2 * heads].reshape(heads, -1, depth), parts[-2 * heads :].reshape(2, heads, 1, depth)
+        both = [np.concatenate([old[:, :seen], fresh], 1) for old, fresh in zip((old_keys, old_values), new, strict=True)]
+        scores = np.exp(queries @ both[0].swapaxes(1, 2) * scale)
+        rows.append((scores / scores.sum(-1, keepdims=True) @ both[1]).reshape(-1))
+    return np.stack(rows)
+
+
 def _chain_right(queue: Any, chain: Chain) -> bool:
     """Whether a small chain of the same kind agrees with NumPy's result."""
-    rng, (attended, width, inner, rows), tokens = np.random.default_rng(0), (512, 256, 768, 320), 2
+    rng, (attended, width, inner, rows), tokens = np.random.default_rng(0), (512, 256, 768, 1024), 2
     shapes = ((width, attended), (inner, width), (inner, width), (width, inner), (rows, width))
     blocks = [quantize(rng.normal(0, shape[1] ** -0.5, shape).astype(np.float32), chain.kind) for shape in shapes]
-    values = [dequantize(block, chain.kind, shape).astype(np.float64) for block, shape in zip(blocks, shapes, strict=True)]
-    inside, x, norm = (rng.standard_normal(shape, np.float32) for shape in ((tokens, attended), (tokens, width), (width,)))
+    weights = [dequantize(block, chain.kind, shape).astype(np.float64) for block, shape in zip(blocks, shapes, strict=True)]
+    x, norm, inside = (rng.standard_normal(shape, np.float32) for shape in ((tokens, width), (width,), (tokens, attended)))
+    cache, lengths = rng.standard_normal((2, tokens, 4, 600, 64), np.float32), np.array([0, 550], np.int32)
     packed = (pack_strips(block, chain.kind, shape) for block, shape in zip(blocks, shapes, strict=True))
-    out, gate, up, down, following, weight, own, residual = (Tensor.from_host(queue, a) for a in (*packed, norm, inside, x))
+    out, gate, up, down, following, weight, keys, values = (Tensor.from_host(queue, a) for a in (*packed, norm, *cache))
     finish = chain.parts.finish._replace(dtype="float32", activation="relu")
     parts = chain.parts._replace(finish=finish, gate=gate, norm_weight=weight)
+    layer = DecoderLayer(weight, following, None, out, weight, gate, up, down, keys, values)
+    layers: tuple[DecoderLayer, ...] = (layer, layer._replace(keys=values, values=keys))
+    eps = (parts.eps, parts.eps)
+    compute = partial(chain_arrays, norms=(norm, norm), eps=eps, activation=lambda a: np.maximum(a, 0))
+    given, attention = None, None
+    if chain.attention is None:
+        given = Tensor.from_host(queue, inside)
+        layers = (DecoderLayer(out=out, mlp_norm=weight, gate=gate, up=up, down=down), DecoderLayer(weight, following))
+        exact = compute(inside, x, weights)
+    else:
+        attention = Attention(Tensor.from_host(queue, lengths), None, 0.125, 0, 0.0)
+        y, z = x.astype(np.float64), x / np.sqrt((x * x).mean(-1, keepdims=True) + parts.eps) * norm @ weights[-1].T
+        for own in (cache, cache[::-1]):
+            y, z = compute(_attention_arrays(z, own[0], own[1], lengths, 0.125), y, weights)
+        exact = (y,)
     late_flag(queue).fill_(0)
-    small = Chain(chain.kind, own, residual, (out, up, down, following), parts, weight, None, inner, rows, parts.eps, "float")
-    found = _launch_chain(queue, small, profile_of(queue))
-    exact = chain_arrays(inside, x, values, (norm, norm), (parts.eps, parts.eps), lambda a: np.maximum(a, 0))
+    small = Chain(chain.kind, Tensor.from_host(queue, x), layers, parts, inner, rows, parts.eps, "float", given, attention)
+    found = launch_chain(small)
     near = [np.abs(a.to_host() - b).max() <= 2**-16 * np.abs(b).max() for a, b in zip(found, exact, strict=True)]
     return not late_flag(queue).item() and all(near)

@@ -1,0 +1,209 @@
+// The attention of chain.cl: a token's queries over the cache of a layer, to which its key and value are added.
+//   KEY_HEADS  heads of keys      SHARING  queries that share one      ROWS  of them that a group takes, a divisor
+//   DEPTH  elements of a head, a power of two from 32 to 256      KEYS  that a lane waits for together
+//   ROTARY  elements of a head that are rotated by the token's position      HEAD_NORM  1: RMS norms of queries and keys, with HEAD_EPS
+// Groups take rows of queries and, of long caches, ranges of positions: the last group of the rows combines them. The warps of a group take
+// keys in turn; LANES lanes multiply a key, and every such part of a warp has sums of its own until the end.
+// From ptx.cl: FROM_LANE PREFETCH; from the launch: TEAMS WARPS, X_T X_QUAD X_LOAD X_STORE, NORM_T NORM_LOAD, P_T (lengths).
+#define ALL_WARPS (TEAMS * WARPS)
+#define LANES (DEPTH / 8)  // of a key, eight elements each
+#define SLOTS (ALL_WARPS * (32 / LANES))  // keys that a group multiplies at a time
+#define BLOCKS (SHARING / ROWS)
+#define COUPLES ((DEPTH + 63) / 64)  // of elements that are rotated together, of a lane
+#define LEAST_RANGE 256
+#define LOWEST -1e30f  // below all scores
+
+static inline float of_lane(const float x, const int from) {
+  uint bits;
+  FROM_LANE(bits, as_uint(x), from);
+  return as_float(bits);
+}
+// What other groups stored in this launch.
+static inline float fresh(__global const float* p) {
+  float x;
+  __asm__ volatile("ld.relaxed.gpu.global.f32 %0, [%1];" : "=f"(x) : "l"(p));
+  return x;
+}
+static inline float eight_products(__local const float4* a, const float4* b) {
+  const float4 both = a[0] * b[0] + a[1] * b[1];
+  return both.x + both.y + both.z + both.w;
+}
+
+// What a unit takes: block `block` of all queries, and positions `from` to `to`, one of `ranges`. A token sees `seen` old positions.
+typedef struct { int block, pair, range, ranges, from, to, seen; } share;
+#define UNITS(tokens) (BLOCKS_OF(tokens) * max(1, (int)get_num_groups(0) / BLOCKS_OF(tokens)))
+#define BLOCKS_OF(tokens) ((tokens) * KEY_HEADS * BLOCKS)
+
+static inline share share_of(const int unit, __local const int* seen_of, const int tokens, const int positions, const int window) {
+  const int blocks = BLOCKS_OF(tokens), block = unit % blocks, range = unit / blocks, pair = block / BLOCKS, seen = seen_of[pair / KEY_HEADS];
+  const int first = window ? max(0, seen + 1 - window) : 0, old = min(seen, positions);
+  const int ranges = clamp((old - first + LEAST_RANGE - 1) / LEAST_RANGE, 1, UNITS(tokens) / blocks), length = (old - first + ranges - 1) / ranges;
+  const share s = {block, pair, range, ranges, first + range * length, min(first + (range + 1) * length, old), seen};
+  return s;
+}
+
+// Bring the keys and values of the group's first unit into L2: memory is slow while weights are copied.
+static inline void bring_cache(__global const X_T* keys, __global const X_T* values, __local const int* seen_of, const int tokens,
+                               const int positions, const int window) {
+  const share s = share_of(get_group_id(0), seen_of, tokens, positions, window);
+  const size_t at = ((size_t)s.pair * positions + s.from) * DEPTH;
+  for (int i = get_local_id(0) * 128; s.range < s.ranges && i < (s.to - s.from) * DEPTH * (int)sizeof(X_T); i += ALL_WARPS * 32 * 128) {
+    PREFETCH((__global const uchar*)(keys + at) + i);
+    PREFETCH((__global const uchar*)(values + at) + i);
+  }
+}
+
+// All units of a group. The groups have waited for the projection z before.
+static inline void attend(__global const X_T* z, __global X_T* inside, __global X_T* keys, __global X_T* values,
+                          __global const NORM_T* query_norm, __global const NORM_T* key_norm, __local const int* seen_of,
+                          __local const float2* turns, __global float* parts, __global uint* arrived, const int lost, __local float* room,
+                          const int tokens, const int positions, const int window, const float scale) {
+  __local float* query = room;  // queries, then the new key
+  __local float* tops = query + (ROWS + 1) * DEPTH;
+  __local float* totals = tops + ALL_WARPS * ROWS;
+  __local float* factors = totals + ALL_WARPS * ROWS;
+  __local float* bests = factors + ALL_WARPS * ROWS;
+  __local float* sums = bests + 4 * ROWS;
+  const int item = get_local_id(0), lane = item % 32, warp = item / 32, part = lane % LANES, slot = warp * (32 / LANES) + lane / LANES;
+  for (int unit = get_group_id(0); unit < UNITS(tokens); unit += get_num_groups(0)) {
+    const share s = share_of(unit, seen_of, tokens, positions, window);
+    if (s.range >= s.ranges) continue;
+    const int token = s.pair / KEY_HEADS, head = s.pair % KEY_HEADS, newest = s.range == s.ranges - 1 && s.seen < positions;
+    const size_t at = (size_t)s.pair * positions * DEPTH;  // of the cache
+    float4 key[KEYS][2], add[KEYS][2];
+#define LOAD_KEYS(i0)                                                                                                      \
+  UNROLL for (int u_ = 0; u_ < KEYS; ++u_) {                                                                               \
+    const size_t near_ = at + (size_t)max(min((i0) + u_ * SLOTS + slot, s.to - 1), 0) * DEPTH + part * 8;                    \
+    UNROLL for (int j_ = 0; j_ < 2; ++j_) key[u_][j_] = X_QUAD(keys + near_ + 4 * j_), add[u_][j_] = X_QUAD(values + near_ + 4 * j_); \
+  }
+    __global const X_T* row = z + (size_t)token * KEY_HEADS * (SHARING + 2) * DEPTH;
+    __global const X_T* value = row + (KEY_HEADS * (SHARING + 1) + head) * DEPTH;
+    const float4 new_value[2] = {X_QUAD(value + part * 8), X_QUAD(value + part * 8 + 4)};
+    LOAD_KEYS(s.from)
+    for (int r = warp; r <= ROWS; r += ALL_WARPS) {
+      __global const X_T* own = row + (r < ROWS ? s.block % (KEY_HEADS * BLOCKS) * ROWS + r : KEY_HEADS * SHARING + head) * DEPTH;
+      float x[COUPLES], y[COUPLES], norm = r < ROWS ? scale : 1.0f;
+      UNROLL for (int j = 0; j < COUPLES; ++j) {
+        const int couple = min(lane + 32 * j, DEPTH / 2 - 1), turned = couple < ROTARY / 2;
+        x[j] = X_LOAD(own, turned ? couple : 2 * couple);
+        y[j] = X_LOAD(own, turned ? couple + ROTARY / 2 : 2 * couple + 1);
+      }
+#if HEAD_NORM
+      __global const NORM_T* weights = r < ROWS ? query_norm : key_norm;
+      float squares = 0.0f;
+      UNROLL for (int j = 0; j < COUPLES; ++j) squares += lane + 32 * j < DEPTH / 2 ? x[j] * x[j] + y[j] * y[j] : 0.0f;
+      UNROLL for (int apart = 16; apart; apart /= 2) squares += of_lane(squares, lane ^ apart);
+      norm *= 1.0f / sqrt(squares / DEPTH + HEAD_EPS);
+#endif
+      UNROLL for (int j = 0; j < COUPLES; ++j) {
+        const int couple = min(lane + 32 * j, DEPTH / 2 - 1), turned = couple < ROTARY / 2;
+        const int one = turned ? couple : 2 * couple, other = turned ? couple + ROTARY / 2 : 2 * couple + 1;
+        const float2 turn = turned ? turns[token * (ROTARY / 2) + couple] : (float2)(1.0f, 0.0f);
+        float a = x[j] * norm, b = y[j] * norm;
+#if HEAD_NORM
+        a *= NORM_LOAD(weights, one), b *= NORM_LOAD(weights, other);
+#endif
+        query[r * DEPTH + one] = a * turn.x - b * turn.y;
+        query[r * DEPTH + other] = a * turn.y + b * turn.x;
+      }
+    }
+    barrier(CLK_LOCAL_MEM_FENCE);
+    if (newest && s.block % BLOCKS == 0 && item < DEPTH) {
+      X_STORE(keys, at + (size_t)s.seen * DEPTH + item, query[ROWS * DEPTH + item]);
+      X_STORE(values, at + (size_t)s.seen * DEPTH + item, X_LOAD(value, item));
+    }
+    float top[ROWS], total[ROWS];
+    float4 sum[ROWS][2];
+    UNROLL for (int r = 0; r < ROWS; ++r) {  // the first slot begins with the new position
+      __local const float4* new_key = (__local const float4*)(query + ROWS * DEPTH + part * 8);
+      const float4 both[2] = {new_key[0], new_key[1]};
+      float score = eight_products((__local const float4*)(query + r * DEPTH + part * 8), both);
+      UNROLL for (int apart = LANES / 2; apart; apart /= 2) score += of_lane(score, lane ^ apart);
+      const int counts = newest && slot == 0;
+      top[r] = counts ? score : LOWEST;
+      total[r] = counts;
+      UNROLL for (int j = 0; j < 2; ++j) sum[r][j] = counts ? new_value[j] : (float4)(0.0f);
+    }
+    for (int i0 = s.from; i0 < s.to;) {
+      UNROLL for (int r = 0; r < ROWS; ++r) {
+        float score[KEYS], best = top[r];
+        UNROLL for (int u = 0; u < KEYS; ++u) {
+          score[u] = eight_products((__local const float4*)(query + r * DEPTH + part * 8), key[u]);
+          UNROLL for (int apart = LANES / 2; apart; apart /= 2) score[u] += of_lane(score[u], lane ^ apart);
+          if (i0 + u * SLOTS + slot < s.to) best = fmax(best, score[u]);
+        }
+        const float kept = exp(top[r] - best);
+        total[r] *= kept;
+        UNROLL for (int j = 0; j < 2; ++j) sum[r][j] *= kept;
+        UNROLL for (int u = 0; u < KEYS; ++u) {
+          const float share = i0 + u * SLOTS + slot < s.to ? exp(score[u] - best) : 0.0f;
+          total[r] += share;
+          UNROLL for (int j = 0; j < 2; ++j) sum[r][j] += share * add[u][j];
+        }
+        top[r] = best;
+      }
+      i0 += SLOTS * KEYS;
+      if (i0 < s.to) { LOAD_KEYS(i0) }
+    }
+    UNROLL for (int r = 0; r < ROWS; ++r) {  // the parts of a warp, then the warps
+      float best = top[r];
+      UNROLL for (int apart = LANES; apart < 32; apart *= 2) best = fmax(best, of_lane(best, lane ^ apart));
+      const float kept = exp(top[r] - best);
+      float all[9] = {total[r], sum[r][0].x, sum[r][0].y, sum[r][0].z, sum[r][0].w, sum[r][1].x, sum[r][1].y, sum[r][1].z, sum[r][1].w};
+      UNROLL for (int i = 0; i < 9; ++i) {
+        all[i] *= kept;
+        UNROLL for (int apart = LANES; apart < 32; apart *= 2) all[i] += of_lane(all[i], lane ^ apart);
+      }
+      if (lane < LANES) {
+        UNROLL for (int i = 0; i < 8; ++i) sums[(warp * ROWS + r) * DEPTH + part * 8 + i] = all[1 + i];
+        tops[warp * ROWS + r] = best;
+        totals[warp * ROWS + r] = all[0];
+      }
+    }
+    barrier(CLK_LOCAL_MEM_FENCE);
+    if (item < ALL_WARPS * ROWS) {  // the factors of the warps
+      float best = LOWEST;
+      UNROLL for (int w = 0; w < ALL_WARPS; ++w) best = fmax(best, tops[w * ROWS + item % ROWS]);
+      factors[item] = exp(tops[item] - best);
+      bests[item % ROWS] = best;
+    }
+    barrier(CLK_LOCAL_MEM_FENCE);
+    for (int i = item; i < ROWS * DEPTH; i += ALL_WARPS * 32) {
+      const int r = i / DEPTH, d = i % DEPTH;
+      const float best = bests[r];
+      float all = 0.0f, result = 0.0f;
+      UNROLL for (int w = 0; w < ALL_WARPS; ++w) {
+        all += factors[w * ROWS + r] * totals[w * ROWS + r];
+        result += factors[w * ROWS + r] * sums[(w * ROWS + r) * DEPTH + d];
+      }
+      if (s.ranges == 1) X_STORE(inside, ((size_t)s.block * ROWS + r) * DEPTH + d, lost ? NAN : all == 0.0f ? 0.0f : result / all);
+      else {
+        __global float* to_parts = parts + ((size_t)unit * ROWS + r) * (DEPTH + 2);
+        to_parts[d] = result;
+        if (d == 0) to_parts[DEPTH] = best, to_parts[DEPTH + 1] = all;
+      }
+    }
+    barrier(CLK_LOCAL_MEM_FENCE);
+    if (s.ranges == 1) continue;
+    __local uint* there = (__local uint*)room;
+    if (item == 0) {
+      __asm__ volatile("fence.acq_rel.gpu;");
+      __asm__ volatile("atom.relaxed.gpu.global.inc.u32 %0, [%1], %2;" : "=r"(*there) : "l"(arrived + s.block), "r"(s.ranges - 1));
+      __asm__ volatile("fence.acq_rel.gpu;");
+    }
+    barrier(CLK_LOCAL_MEM_FENCE);
+    for (int i = item; *there == (uint)s.ranges - 1 && i < ROWS * DEPTH; i += ALL_WARPS * 32) {
+      const int r = i / DEPTH, d = i % DEPTH;
+      float best = LOWEST, all = 0.0f, result = 0.0f;
+      for (int j = 0; j < s.ranges; ++j) best = fmax(best, fresh(parts + ((size_t)(s.block + j * BLOCKS_OF(tokens)) * ROWS + r) * (DEPTH + 2) + DEPTH));
+      for (int j = 0; j < s.ranges; ++j) {
+        __global const float* of_range = parts + ((size_t)(s.block + j * BLOCKS_OF(tokens)) * ROWS + r) * (DEPTH + 2);
+        const float kept = exp(fresh(of_range + DEPTH) - best);
+        all += kept * fresh(of_range + DEPTH + 1);
+        result += kept * fresh(of_range + d);
+      }
+      X_STORE(inside, ((size_t)s.block * ROWS + r) * DEPTH + d, lost ? NAN : all == 0.0f ? 0.0f : result / all);
+    }
+    barrier(CLK_LOCAL_MEM_FENCE);
+  }
+}
