@@ -1,15 +1,16 @@
 // The attention of chain.cl: a token's queries over the cache of a layer, to which its key and value are added.
 //   KEY_HEADS  heads of keys      SHARING  queries that share one      ROWS  of them that a group takes, a divisor
-//   DEPTH  elements of a head, a power of two from 32 to 256      KEYS  that a lane waits for together
+//   DEPTH  elements of a head, a power of two from 32 to 256
 //   ROTARY  elements of a head that are rotated by the token's position      HEAD_NORM  1: RMS norms of queries and keys, with HEAD_EPS
 // Groups take rows of queries and, of long caches, ranges of positions: the last group of the rows combines them. The warps of a group take
 // keys in turn; LANES lanes multiply a key, and every such part of a warp has sums of its own until the end.
-// From ptx.cl: FROM_LANE PREFETCH; from the launch: TEAMS WARPS, X_T X_QUAD X_LOAD X_STORE, NORM_T NORM_LOAD, P_T (lengths).
+// From ptx.cl: FROM_LANE; from the launch: TEAMS WARPS, X_T X_QUAD X_LOAD X_STORE, NORM_T NORM_LOAD, P_T (lengths).
 #define ALL_WARPS (TEAMS * WARPS)
 #define LANES (DEPTH / 8)  // of a key, eight elements each
 #define SLOTS (ALL_WARPS * (32 / LANES))  // keys that a group multiplies at a time
 #define BLOCKS (SHARING / ROWS)
 #define COUPLES ((DEPTH + 63) / 64)  // of elements that are rotated together, of a lane
+#define KEYS 2  // that a lane waits for together: more take registers from the products
 #define LEAST_RANGE 256
 #define LOWEST -1e30f  // below all scores
 
@@ -40,17 +41,6 @@ static inline share share_of(const int unit, __local const int* seen_of, const i
   const int ranges = clamp((old - first + LEAST_RANGE - 1) / LEAST_RANGE, 1, UNITS(tokens) / blocks), length = (old - first + ranges - 1) / ranges;
   const share s = {block, pair, range, ranges, first + range * length, min(first + (range + 1) * length, old), seen};
   return s;
-}
-
-// Bring the keys and values of the group's first unit into L2: memory is slow while weights are copied.
-static inline void bring_cache(__global const X_T* keys, __global const X_T* values, __local const int* seen_of, const int tokens,
-                               const int positions, const int window) {
-  const share s = share_of(get_group_id(0), seen_of, tokens, positions, window);
-  const size_t at = ((size_t)s.pair * positions + s.from) * DEPTH;
-  for (int i = get_local_id(0) * 128; s.range < s.ranges && i < (s.to - s.from) * DEPTH * (int)sizeof(X_T); i += ALL_WARPS * 32 * 128) {
-    PREFETCH((__global const uchar*)(keys + at) + i);
-    PREFETCH((__global const uchar*)(values + at) + i);
-  }
 }
 
 // All units of a group. The groups have waited for the projection z before.

@@ -153,9 +153,6 @@ void strips_chain(LAYER_POINTERS ATTENTION_POINTERS __global const X_T* x, __glo
       wait_for_all(waits, side, late, &lost);
       side ^= 1;
     }
-#if ATTEND
-    if (phase == 3) bring_cache(OF_LAYER(layer + 1, 8, X_T), OF_LAYER(layer + 1, 9, X_T), seen_of, tokens, positions, window);
-#endif
     if (group < units) {
       for (int token = 0; token < tokens; ++token, from += columns) {
         if (phase % 2) {  // RMS norm, then fragments

@@ -187,7 +187,7 @@ def _attention_macros(chain: Chain, attention: Attention) -> dict[str, int | flo
     turned, normed = attention.frequencies, chain.layers[0].query_norm is not None
     return {
         "MOST_TOKENS": chain.tokens, "KEY_HEADS": chain.key_heads, "SHARING": chain.sharing, "DEPTH": chain.depth, "ROWS": chain.rows,
-        "KEYS": 4 if chain.rows == 1 else 2, "ROTARY": 0 if turned is None else 2 * turned.size, "HEAD_NORM": int(normed),
+        "ROTARY": 0 if turned is None else 2 * turned.size, "HEAD_NORM": int(normed),
         "HEAD_EPS": float(attention.eps),
     }  # fmt: skip
 
