@@ -26,7 +26,7 @@ from netcl.ops.norm import row_norm
 from netcl.ops.pointwise import cast
 from netcl.ops.quantized import chain, packed_problem, packed_weight, plans, quantized_linear, weight_values
 from netcl.ops.quantized.formats import kind_of
-from netcl.ops.quantized.layout import STRIP_ROWS
+from netcl.ops.quantized.layout import STRIP_ROWS, device_bytes
 
 DECODED_ROWS = 8  # most rows of x that one launch takes
 #: Rows of activations by the names of :func:`decode_linear`.
@@ -179,9 +179,10 @@ def _block_shapes(attended: int, width: int, inner: int, rows: int) -> tuple[tup
 
 
 def _check_weights(op: str, x: Tensor, weights: Sequence[Tensor | None], shapes: Sequence[tuple[int, int]], packs: dict[str, str]) -> None:
-    for weight, shape in zip(weights, shapes, strict=True):
-        if weight is not None:
-            packed_problem(op, x, weight, packs["kind"], shape, packs["activations"])
+    row = kind_of(packs["kind"], op)
+    for i, (weight, shape) in enumerate(zip(weights, shapes, strict=True)):
+        if weight is not None and (i == 0 or weight.dtype != "uint8" or weight.size != device_bytes(row, shape, op)):
+            packed_problem(op, x, weight, packs["kind"], shape, packs["activations"])  # raises, or checks what all weights share
 
 
 def _decode_block_sample(tokens: int, next_rows: int = 0, kind: str = "Q4_0") -> Sample:
@@ -308,9 +309,6 @@ def decode_layers(
     assert keys is not None
     rows = (heads + 2 * keys.shape[1]) * keys.shape[3]
     packs: dict[str, Any] = {"kind": kind, "activations": activations}
-    for layer in stack:
-        weights = (layer.out, layer.gate, layer.up, layer.down, layer.projection)
-        _check_weights("decode_layers", x, weights, _block_shapes(heads * keys.shape[3], x.shape[-1], inner, rows), packs)
     finish = Finish(x.dtype, "", DECODE_ACTIVATIONS[activation])
     parts = DecodeParts(finish, "rms", eps, stack[0].gate, None, None, stack[0].mlp_norm, None)
     turned = None if frequencies is None else cast(frequencies, "float32")
@@ -318,6 +316,9 @@ def decode_layers(
     few = chain.MOST_POINTERS // each  # layers of a launch
     whole = chain.Chain(kind_of(kind, "decode_layers"), x, tuple(stack[:few]), parts, inner, rows, eps, activations, None, attention)
     if x.shape[1] == 1 and 0 < x.size <= DECODED_ROWS * x.shape[-1] and (found := chain.launch_of(whole)) is not None:
+        for layer in stack:
+            weights = (layer.out, layer.gate, layer.up, layer.down, layer.projection)
+            _check_weights("decode_layers", x, weights, _block_shapes(heads * keys.shape[3], x.shape[-1], inner, rows), packs)
         wrote(tuple(t for layer in stack for t in (layer.keys, layer.values)))
         (y,) = found()
         for i in range(few, count, few):

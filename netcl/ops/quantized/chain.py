@@ -141,10 +141,12 @@ def _chain_sizes(chain: Chain, profile: Any) -> dict[str, Any] | None:
 def launch_of(chain: Chain) -> Callable[[], tuple[Tensor, ...]] | None:
     """Return a function that launches a chain and returns its results; ``None`` if the products need launches of their own."""
     x, queue, profile = chain.x, chain.x.queue, profile_of(chain.x.queue)
+    if x.array is not None or not (chain.attention is None or nvidia.capable(profile)):
+        return None
     plain = [t for t in (x, chain.inside, *(t for layer in chain.layers for t in layer.plain)) if t is not None]
-    if x.array is None and chain.attention is None and _in_rows(chain, plain):
+    if chain.attention is None and _in_rows(chain, plain):
         return partial(_launch_rows, chain)
-    if x.array is not None or not nvidia.capable(profile) or chain.kind.plain or chain.kind.codebook or not may_wait(queue):
+    if not nvidia.capable(profile) or chain.kind.plain or chain.kind.codebook or not may_wait(queue):
         return None
     if {t.dtype for t in plain} != {x.dtype} or x.dtype == "float64" or (chain.attention is not None and not _attends(chain)):
         return None
