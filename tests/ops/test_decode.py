@@ -282,6 +282,26 @@ def test_merged_models_decode_the_same_on_every_device(kind, device, rng):
     assert bool(packed) == (kind == "Q8_0" or decode.multiplies_halves(row))
 
 
+@pytest.mark.parametrize(
+    ("part", "shape", "error"),
+    [
+        (0, (63,), r"\[\w+\] .*weight"), (7, (2, 2, 71, 32), "keys"), (8, (1, 2, 70, 32), "values"),
+        ("lengths", (3,), r"lengths must be one integer"), ("heads", 3, "weight must be 15232 bytes"),
+    ],
+)  # fmt: skip
+def test_layers_of_wrong_shapes_raise(part, shape, error, device):
+    sample = decode._decode_layers_sample(2, "Q8_0")
+    x, lengths, frequencies, layers = sample.arrays()
+    options = {**sample.kwargs, **({"heads": shape} if part == "heads" else {})}
+    if part == "lengths":
+        lengths = np.zeros(shape, np.int32)
+    elif part != "heads":
+        layers[9 + part] = np.ones(shape, np.float32)
+    given = [Tensor.from_host(device.queue, a) for a in (x, lengths, frequencies)]
+    with pytest.raises((ShapeError, ValueError), match=error):
+        ops.decode_layers(*given, [Tensor.from_host(device.queue, a) for a in layers], **options)
+
+
 @pytest.mark.parametrize("second", [{"kind": "Q4_0"}, {"kind": "Q8_0", "activations": "float"}])
 def test_layers_of_a_model_may_have_different_kinds(second, device, rng):
     """A launch that computes parts of two layers takes one kind of weights."""

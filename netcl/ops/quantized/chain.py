@@ -141,7 +141,7 @@ def _chain_sizes(chain: Chain, profile: Any) -> dict[str, Any] | None:
 def launch_of(chain: Chain) -> Callable[[], tuple[Tensor, ...]] | None:
     """Return a function that launches a chain and returns its results; ``None`` if the products need launches of their own."""
     x, queue, profile = chain.x, chain.x.queue, profile_of(chain.x.queue)
-    if x.array is not None or not (chain.attention is None or nvidia.capable(profile)):
+    if x.array is not None or not (chain.attention is None or nvidia.capable(profile)) or not _shapes_match(chain):
         return None
     plain = [t for t in (x, chain.inside, *(t for layer in chain.layers for t in layer.plain)) if t is not None]
     if chain.attention is None and _in_rows(chain, plain):
@@ -157,6 +157,26 @@ def launch_of(chain: Chain) -> Callable[[], tuple[Tensor, ...]] | None:
     tier = "chain" if chain.attention is None else "layers"
     right = nvidia.verdict(queue, "decode_block", tier, chain.kind.name, lambda own: _chain_right(own, chain), apart=False)
     return partial(launch_chain, chain) if right else None
+
+
+def _shapes_match(chain: Chain) -> bool:
+    """Whether all tensors but packed weights have the shapes that kernels expect. Ops for single products say what is wrong otherwise."""
+    width, attention, cache = (chain.x.shape[-1],), chain.attention, None if chain.attention is None else chain.layers[0].keys
+    shapes: dict[str, tuple[int, ...]] = {"norm": width, "mlp_norm": width, "bias": (chain.next,)}
+    if attention is not None and cache is not None:
+        heads, turned, places = chain.columns[0] // chain.depth, attention.frequencies, attention.lengths
+        if (
+            heads % chain.key_heads
+            or cache.shape[0] != chain.tokens
+            or places.shape != (chain.tokens,)
+            or not places.dtype.startswith("int")
+        ):
+            return False
+        if turned is not None and 2 * turned.size > chain.depth:
+            return False
+        shapes |= {"keys": cache.shape, "values": cache.shape, "query_norm": (chain.depth,), "key_norm": (chain.depth,)}
+    there = ((name, t) for layer in chain.layers for name, t in zip(DecoderLayer._fields, layer, strict=True) if t is not None)
+    return all(t.shape == shapes[name] for name, t in there if name in shapes)
 
 
 def _attends(chain: Chain) -> bool:
