@@ -19,6 +19,7 @@ from netcl.engine.pointwise import run
 from netcl.engine.registry import REGISTRY, S, Sample, op
 from netcl.engine.strided import alignment
 from netcl.ops.attention import cached_attention
+from netcl.ops.attention.cached import cached_arrays
 from netcl.ops.attention.geometry import score_scale
 from netcl.ops.finish import Finish
 from netcl.ops.matmul import affine, gemm
@@ -272,8 +273,25 @@ def _decode_layers_sample(tokens: int, kind: str, biased: bool = False, normed: 
              activations="float")  # fmt: skip
 
 
+def _decode_layers_ref(x, lengths, frequencies, layers, *, kind, inner, heads, count, window=0, activations="auto"):
+    """Compute :func:`decode_layers` with its default norms and activation, for the samples."""
+    each = len(layers) // count
+    for i in range(0, len(layers), each):
+        norm, projection, *own = layers[i : i + each]
+        bias = own.pop(0) if each % 2 == 0 else 0.0
+        out, mlp_norm, gate, up, down, keys, values, *norms = own
+        shapes = _block_shapes(heads * keys.shape[3], x.shape[-1], inner, (heads + 2 * keys.shape[1]) * keys.shape[3])
+        packed = zip((out, gate, up, down, projection), shapes, strict=True)
+        *weights, first = (weight_values(w, kind, shape).astype(x.dtype) for w, shape in packed)
+        z = x / np.sqrt((x * x).mean(-1, keepdims=True) + 1e-5) * norm @ first.T + bias
+        query_norm, key_norm = norms or (None, None)
+        inside = cached_arrays(z, None, None, keys, values, lengths, None, None, frequencies, query_norm, key_norm, window=window)
+        (x,) = chain.chain_arrays(inside, x, weights, (mlp_norm, None), (1e-5, 1e-5), lambda a: a / (1 + np.exp(-a)))
+    return x
+
+
 @op(
-    vjp=None, ref="numpy", tol=48, inputs=("x", "lengths", "frequencies", "layers"),
+    vjp=None, ref=_decode_layers_ref, tol=48, inputs=("x", "lengths", "frequencies", "layers"),
     samples=[_decode_layers_sample(2, "Q8_0"), _decode_layers_sample(1, "Q4_0", True, True, window=3)],
     errors=[(S((1, 1, 64), np.zeros(1, np.int32), (16,), [(64,)] * 16, kind="Q4_0", inner=64, heads=4, count=2),
              r"\[decode_layers\] x must be \(batch, 1, width\), and layers must have 9 to 12 tensors for each layer; given=8")],

@@ -193,7 +193,8 @@ NOT_EXPORTED = set(
     istft_pairs lgamma linalg_cholesky linalg_cofactors linalg_det linalg_eigh linalg_eigvalsh linalg_inv linalg_lstsq
     linalg_matrix_norm linalg_matrix_rank linalg_pinv linalg_qr linalg_slogdet linalg_solve linalg_solve_triangular linalg_svd
     decode_linear integer_columns integer_dot linalg_svdvals linalg_vector_norm logdet matrix_exp matrix_power mode mode_indices qr
-    decode_block quantized_linear quantized_rows cached_attention sample_images grid_sample scatter_reduce scatter_reduced searchsorted
+    decode_block decode_layers
+    quantized_linear quantized_rows cached_attention sample_images grid_sample scatter_reduce scatter_reduced searchsorted
     stft_pairs svd""".split()
 )
 

@@ -49,7 +49,7 @@ def _turn_heads(q, groups, size, lengths, frequencies, query_norm, key_norm, eps
     return np.moveaxis(heads, 1, 2).reshape(q.shape)
 
 
-def _cached_ref(q, k, v, keys, values, lengths, key_scales=None, value_scales=None, frequencies=None, query_norm=None, key_norm=None,
+def cached_arrays(q, k, v, keys, values, lengths, key_scales=None, value_scales=None, frequencies=None, query_norm=None, key_norm=None,
                 scale=None, window=0, softcap=0.0, eps=1e-6):  # fmt: skip
     """Compute the attention position by position, without writing to the cache."""
     if key_scales is not None:
@@ -59,7 +59,7 @@ def _cached_ref(q, k, v, keys, values, lengths, key_scales=None, value_scales=No
         q = _turn_heads(q, groups, size, lengths, frequencies, query_norm, key_norm, eps)
         parts = np.moveaxis(q.reshape(*q.shape[:2], -1, size), 2, 1)
         q, k, v = parts[:, : -2 * groups], parts[:, -2 * groups : -groups], parts[:, -groups:]
-        out = _cached_ref(q, k, v, keys, values, lengths, scale=scale, window=window, softcap=softcap)
+        out = cached_arrays(q, k, v, keys, values, lengths, scale=scale, window=window, softcap=softcap)
         return np.moveaxis(out, 1, 2).reshape(*out.shape[::2], -1)
     (batch, heads, new, depth), groups = q.shape, k.shape[1]
     out = np.zeros((*q.shape[:3], v.shape[3]), q.dtype)
@@ -84,7 +84,7 @@ def _cached_cpu(q: Any, k: Any, v: Any, keys: Any, values: Any, lengths: Any, *m
     if k is None:
         q = _turn_heads(q, keys.shape[1], keys.shape[3], lengths, *more[2:], eps)  # type: ignore[call-arg]
     wide = [None if x is None else np.asarray(x, np.float64) for x in (q, k, v, keys, values)]
-    result = _cached_ref(*wide, lengths, *scales, **options)  # type: ignore[call-arg]
+    result = cached_arrays(*wide, lengths, *scales, **options)  # type: ignore[call-arg]
     if k is None:
         parts = np.moveaxis(q.reshape(*q.shape[:2], -1, keys.shape[3]), 2, 1)
         k, v = parts[:, -2 * keys.shape[1] : -keys.shape[1]], parts[:, -keys.shape[1] :]
@@ -196,7 +196,7 @@ def _coded_sample(q: tuple[int, ...], cache: tuple[int, ...], **options: Any) ->
 
 
 @op(
-    vjp=None, ref=_cached_ref, tol=4,
+    vjp=None, ref=cached_arrays, tol=4,
     samples=[S((2, 4, 1, 8), (2, 2, 1, 8), (2, 2, 1, 8), (2, 2, 9, 8), (2, 2, 9, 8), (2,), high=(1.0,) * 5 + (8,), **_T),
              S((1, 6, 3, 12), (1, 2, 3, 12), (1, 2, 3, 5), (1, 2, 130, 12), (1, 2, 130, 5), (1,), high=(1.0,) * 5 + (120,), window=4, **_T),
              S((2, 2, 1, 16), (2, 2, 1, 16), (2, 2, 1, 16), (2, 2, 70, 16), (2, 2, 70, 16), (2,), high=(1.0,) * 5 + (66,), softcap=2.0,
