@@ -125,9 +125,8 @@ class CausalLM(Module):
 
     def _decodes_whole(self, x: Tensor, span: Any, cache: KVCache) -> bool:
         layers: list[Any] = [] if ag.is_grad_enabled() or self.layer_queues else list(self.layers)
-        return (
-            bool(layers) and all(layer.decodes_whole(x, span, cache) for layer in layers) and len({layer.packing for layer in layers}) == 1
-        )
+        whole = bool(layers) and all(layer.decodes_whole(x, span, cache) for layer in layers)
+        return whole and len({layer.packing for layer in layers}) == 1
 
     def merge_projections(self) -> CausalLM:
         """Compute queries, keys and values with one matrix product per layer, where weights allow it; return the model.

@@ -15,6 +15,7 @@ from netcl.core.tensor import Tensor, new_result
 from netcl.engine import launch
 from netcl.engine.strided import alignment
 from netcl.engine.waiting import MOST_PARTS, counters, late_flag, may_wait, turns, watch
+from netcl.ops.attention.cached import cached_arrays
 from netcl.ops.matmul import nvidia
 from netcl.ops.quantized import plans
 from netcl.ops.quantized.formats import Kind, dequantize, quantize
@@ -69,8 +70,8 @@ class Attention(NamedTuple):
 class Chain(NamedTuple):
     """The operands of :func:`netcl.ops.decode_layers`, or, with ``inside`` and without ``attention``, of :func:`netcl.ops.decode_block`.
 
-    The layers of a block are its own and the next one, of which only the projection counts. ``parts``, DecodeParts of netcl.ops.decode,
-    has the norm of the first layer and the activation.
+    A block has two layers: its own, and the next one, of which only the norm, the projection and the bias are used. ``parts``, DecodeParts
+    of netcl.ops.decode, has the norm of the first layer and the activation.
     """
 
     kind: Kind
@@ -164,15 +165,10 @@ def _shapes_match(chain: Chain) -> bool:
     width, attention, cache = (chain.x.shape[-1],), chain.attention, None if chain.attention is None else chain.layers[0].keys
     shapes: dict[str, tuple[int, ...]] = {"norm": width, "mlp_norm": width, "bias": (chain.next,)}
     if attention is not None and cache is not None:
-        heads, turned, places = chain.columns[0] // chain.depth, attention.frequencies, attention.lengths
-        if (
-            heads % chain.key_heads
-            or cache.shape[0] != chain.tokens
-            or places.shape != (chain.tokens,)
-            or not places.dtype.startswith("int")
-        ):
+        turned, lengths = attention.frequencies, attention.lengths
+        if chain.columns[0] // chain.depth % chain.key_heads or (turned is not None and 2 * turned.size > chain.depth):
             return False
-        if turned is not None and 2 * turned.size > chain.depth:
+        if cache.shape[0] != chain.tokens or lengths.shape != (chain.tokens,) or lengths.dtype not in ("int32", "int64"):
             return False
         shapes |= {"keys": cache.shape, "values": cache.shape, "query_norm": (chain.depth,), "key_norm": (chain.depth,)}
     there = ((name, t) for layer in chain.layers for name, t in zip(DecoderLayer._fields, layer, strict=True) if t is not None)
@@ -287,18 +283,6 @@ def chain_arrays(
     return (y, *(normed(y, 1) @ w.T + bias for w in following))
 
 
-def _attention_arrays(z: np.ndarray, keys: np.ndarray, values: np.ndarray, lengths: np.ndarray, scale: float) -> np.ndarray:
-    """Compute the attention of a check: of projections ``z``, without norms and rotation."""
-    (_, heads, _, depth), rows = keys.shape, []
-    for row, old_keys, old_values, seen in zip(z, keys, values, lengths, strict=True):
-        parts = row.reshape(-1, depth)
-        queries, new = parts[: -2 * heads].reshape(heads, -1, depth), parts[-2 * heads :].reshape(2, heads, 1, depth)
-        both = [np.concatenate([old[:, :seen], fresh], 1) for old, fresh in zip((old_keys, old_values), new, strict=True)]
-        scores = np.exp(queries @ both[0].swapaxes(1, 2) * scale)
-        rows.append((scores / scores.sum(-1, keepdims=True) @ both[1]).reshape(-1))
-    return np.stack(rows)
-
-
 def _chain_right(queue: Any, chain: Chain) -> bool:
     """Whether a small chain of the same kind agrees with NumPy's result."""
     rng, (attended, width, inner, rows), tokens = np.random.default_rng(0), (512, 256, 768, 1024), 2
@@ -324,7 +308,8 @@ def _chain_right(queue: Any, chain: Chain) -> bool:
         attention = Attention(Tensor.from_host(queue, lengths), None, 0.125, 0, 0.0)
         y, z = x.astype(np.float64), x / np.sqrt((x * x).mean(-1, keepdims=True) + parts.eps) * norm @ weights[-1].T
         for own in (cache, cache[::-1]):
-            y, z = compute(_attention_arrays(z, own[0], own[1], lengths, 0.125), y, weights)
+            attended_to = cached_arrays(z[:, None], None, None, own[0], own[1], lengths, scale=0.125)[:, 0]
+            y, z = compute(attended_to, y, weights)
         exact = (y,)
     late_flag(queue).fill_(0)
     small = Chain(chain.kind, Tensor.from_host(queue, x), layers, parts, inner, rows, parts.eps, "float", given, attention)
