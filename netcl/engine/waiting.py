@@ -16,7 +16,6 @@ from netcl.core.queue_state import queue_state
 from netcl.core.tensor import Tensor
 
 _TURNS = 11 * 16  # eleven numbers, apart by a line of the cache
-MOST_PARTS = 1024  # of a launch, whose groups wait for each other apart from the rest
 WATCHED = 64  # launches between two checks for timeouts
 _NOT_CONCURRENT = ("waiting", "failed")  # key of a context in which groups of one launch did not run concurrently
 
@@ -24,11 +23,6 @@ _NOT_CONCURRENT = ("waiting", "failed")  # key of a context in which groups of o
 def late_flag(queue: Any) -> Tensor:
     """Return the flag that kernels set on a timeout; one per context."""
     return _of_context(queue, "late", lambda own: constant(Tensor.zeros((1,), "int32", queue=own)))
-
-
-def counters(queue: Any) -> Tensor:
-    """Return counters of the groups of one launch: arrivals at a barrier of all, and arrivals at parts. One set per context."""
-    return _of_context(queue, "counters", lambda own: constant(Tensor.zeros((1 + MOST_PARTS,), "uint32", queue=own)))
 
 
 def turns(queue: Any) -> Tensor:

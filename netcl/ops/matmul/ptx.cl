@@ -84,6 +84,9 @@ static inline int any_lane(int holds) {
 #define PREFETCH(p) __asm__ volatile("prefetch.global.L2 [%0];" ::"l"(p))
 #define FETCH_4(v, p) __asm__("ld.global.nc.u32 %0, [%1];" : "=r"(v) : "l"(p))
 #define BYTES_OF(r, a, b, selector) __asm__("prmt.b32 %0, %1, %2, %3;" : "=r"(r) : "r"(a), "r"(b), "n"(selector))
+// A constant in a register: an instruction takes one constant, and for a second one the compiler emits an instruction of its own each time.
+#define IN_REGISTER(r, constant) \
+  __asm__("{ .reg .b32 zero; mov.u32 zero, %%ctaid.z; or.b32 %0, zero, %1; }" : "=r"(r) : "n"(constant))
 #define SUB_HALVES(r, a, b) __asm__("sub.rn.f16x2 %0, %1, %2;" : "=r"(r) : "r"(a), "r"(b))
 #define FMA_HALVES(r, a, b, c) __asm__("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(r) : "r"(a), "r"(b), "r"(c))
 #define FROM_LANE(r, v, lane) __asm__ volatile("shfl.sync.idx.b32 %0, %1, %2, 31, -1;" : "=r"(r) : "r"(v), "r"(lane))

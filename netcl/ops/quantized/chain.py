@@ -1,4 +1,4 @@
-"""The products between two attentions of a decoder in one launch, with weights that stay packed (chain.cl)."""
+"""Several products of a decoder in one launch, with weights that stay packed (chain.cl, row_chain.cl)."""
 
 from __future__ import annotations
 
@@ -14,16 +14,17 @@ from netcl.core.kernels import primitives
 from netcl.core.tensor import Tensor, new_result
 from netcl.engine import launch
 from netcl.engine.strided import alignment
-from netcl.engine.waiting import MOST_PARTS, counters, late_flag, may_wait, turns, watch
+from netcl.engine.waiting import late_flag, may_wait, turns, watch
 from netcl.ops.attention.cached import cached_arrays
 from netcl.ops.matmul import nvidia
 from netcl.ops.quantized import plans
 from netcl.ops.quantized.formats import Kind, dequantize, quantize
 from netcl.ops.quantized.layout import STRIP_ROWS, pack_strips, record_size
 
-_WARPS, _TEAMS = 8, 2
-_RUNS_AT_ONCE = (8, 4)  # of a warp, for kinds whose records are one run of 32 columns
-_MOST_STAGES = 8
+_WARPS = 8
+_GOOD_STAGES, _MOST_STAGES = 4, 8
+_PIECES = (256, 128)  # columns that a warp copies at a time
+WIDE_PRODUCT = 1 << 26  # weights of a product that is a chain of its own
 MOST_POINTERS = 500  # of a launch: arguments have 4352 bytes
 _SHORT_CACHE = 512  # positions
 # Bytes of local memory of a work-group, from a compute capability on; 12.0 has as much as 8.6.
@@ -68,10 +69,10 @@ class Attention(NamedTuple):
 
 
 class Chain(NamedTuple):
-    """The operands of :func:`netcl.ops.decode_layers`, or, with ``inside`` and without ``attention``, of :func:`netcl.ops.decode_block`.
+    """The operands of :func:`netcl.ops.decode_layers`; of :func:`netcl.ops.decode_block`, with ``inside``; or of one product after a norm.
 
-    A block has two layers: its own, and the next one, of which only the norm, the projection and the bias are used. ``parts``, DecodeParts
-    of netcl.ops.decode, has the norm of the first layer and the activation.
+    A block has two layers: its own, and the next one, of which only the norm, the projection and the bias are used. A product has only the
+    latter. ``parts``, DecodeParts of netcl.ops.decode, has the norm of the first layer and the activation.
     """
 
     kind: Kind
@@ -92,8 +93,15 @@ class Chain(NamedTuple):
     @property
     def columns(self) -> tuple[int, int, int]:
         """The columns of the products: of the attention's result, of x and of the gate's result."""
-        attended = self.next - 2 * self.key_heads * self.depth if self.inside is None else self.inside.shape[-1]
-        return attended, self.x.shape[-1], self.inner
+        width = self.x.shape[-1]
+        if self.attention is not None:
+            return self.next - 2 * self.key_heads * self.depth, width, self.inner
+        return (width, width, width) if self.inside is None else (self.inside.shape[-1], width, self.inner)
+
+    @property
+    def computed(self) -> int:
+        """The layers that are computed: without the one that only has a projection."""
+        return len(self.layers) - (self.attention is None)
 
     @property
     def key_heads(self) -> int:
@@ -117,25 +125,28 @@ class Chain(NamedTuple):
 
 def _chain_sizes(chain: Chain, profile: Any) -> dict[str, Any] | None:
     """Return the macros of chain.cl, or ``None`` if the activations and a ring of weights do not fit into local memory."""
-    scaled, split = "scales" in chain.kind.fields, chain.x.dtype == "float32"
+    split = chain.x.dtype == "float32"
     kinds = 1 << (chain.tokens * (1 + split) - 1).bit_length()
-    runs, size = max(chain.columns) // 32, record_size(chain.kind)[1]
+    columns, size = record_size(chain.kind)
     capability = profile.compute_capability if profile.compute_capability < (12, 0) else (8, 6)
-    room = next(size for least, size in _LOCAL_MEMORY.items() if capability >= least)
-    staged, more = runs * kinds * 16, 0
+    room = next(size for least, size in _LOCAL_MEMORY.items() if capability >= least) - (4 * kinds * 16 + 1) * 4 * _WARPS - 512
+    least, more = 0, 0
     if chain.attention is not None:
-        staged = max(staged, (chain.rows + 1) * chain.depth + _WARPS * _TEAMS * chain.rows * (chain.depth + 3) + 4 * chain.rows)
+        least = (chain.rows + 2) * chain.depth + _WARPS * chain.rows * (chain.depth + 3) + 4 * chain.rows
         more = 8 * (len(chain.layers) + 1) * len(DecoderLayer._fields) + 8 * chain.tokens * (chain.depth // 2 + 1)
-    room -= 4 * staged + 4 * runs * kinds + (4 * kinds * 16 + 1) * 4 * _WARPS * _TEAMS + more + 512
-    most = min(room // (4 * _TEAMS * size), min(chain.columns) // 64)  # runs: four pieces fit, and every product has two
-    chunk = _WARPS * (1 if scaled else next((n for n in _RUNS_AT_ONCE if n * _WARPS <= most), _RUNS_AT_ONCE[-1]))
-    stages = min(_MOST_STAGES, room // (_TEAMS * chunk * size))
-    if kinds > 8 or stages < 3:
+    for piece in (max(n, columns) for n in _PIECES):
+        widths = [-(-n // (piece * _WARPS)) * piece * _WARPS for n in chain.columns]  # of whole pieces for all warps
+        runs = max(widths) // 32
+        staged = max(runs * kinds * 16, least)
+        stages = min(_MOST_STAGES, (room - 4 * staged - 4 * runs * kinds - more) // (_WARPS * piece // columns * size))
+        if stages >= _GOOD_STAGES and [*widths] == [*chain.columns]:
+            break
+    if kinds > 8 or stages < 2:
         return None
     return {
-        "WARPS": _WARPS, "TEAMS": _TEAMS, "MT": 1, "DEEP": 1, "SETS": 1, "SPLIT": int(split), "KINDS": kinds, "WHOLE": 1, "X_HALVES": 0,
-        "CHUNKED": 0, "STAGED": 1, "IN_LOCAL": 1, "CHUNK": chunk, "STAGES": stages, "MOST_RUNS": runs, "STAGED_WORDS": staged,
-        "HELD": -(-chain.columns[1] // (4 * 32 * _WARPS * _TEAMS)), "NEXT_EPS": float(chain.next_eps),
+        "WARPS": _WARPS, "MT": 1, "DEEP": 1, "SETS": 1, "SPLIT": int(split), "KINDS": kinds, "WHOLE": 1, "X_HALVES": 0,
+        "CHUNKED": 0, "STAGED": 1, "IN_LOCAL": 1, "STAGES": stages, "EACH": piece // 32, "MOST_RUNS": runs, "STAGED_WORDS": staged,
+        "HELD": -(-widths[1] // (4 * 32 * _WARPS)), "NEXT_EPS": float(chain.next_eps),
     }  # fmt: skip
 
 
@@ -145,17 +156,17 @@ def launch_of(chain: Chain) -> Callable[[], tuple[Tensor, ...]] | None:
     if x.array is not None or not (chain.attention is None or nvidia.capable(profile)) or not _shapes_match(chain):
         return None
     plain = [t for t in (x, chain.inside, *(t for layer in chain.layers for t in layer.plain)) if t is not None]
-    if chain.attention is None and _in_rows(chain, plain):
+    if chain.inside is not None and _in_rows(chain, plain):
         return partial(_launch_rows, chain)
-    if not nvidia.capable(profile) or chain.kind.plain or chain.kind.codebook or not may_wait(queue):
+    if not nvidia.capable(profile) or chain.kind.plain or chain.kind.codebook or (chain.computed and not may_wait(queue)):
         return None
-    if {t.dtype for t in plain} != {x.dtype} or x.dtype == "float64" or (chain.attention is not None and not _attends(chain)):
+    if {t.dtype for t in plain} != {x.dtype} or x.dtype == "float64" or any(n % STRIP_ROWS for n in chain.columns[1:]):
         return None
-    if any(n % STRIP_ROWS for n in (*chain.columns[1:], chain.next)):
+    if chain.attention is not None and chain.depth not in (32, 64, 128, 256):
         return None
     if alignment(*plain, *(w for layer in chain.layers for w in layer.packed)) < 16 or _chain_sizes(chain, profile) is None:
         return None
-    tier = "chain" if chain.attention is None else "layers"
+    tier = "layers" if chain.attention is not None else "chain" if chain.computed else "product"
     right = nvidia.verdict(queue, "decode_block", tier, chain.kind.name, lambda own: _chain_right(own, chain), apart=False)
     return partial(launch_chain, chain) if right else None
 
@@ -175,15 +186,9 @@ def _shapes_match(chain: Chain) -> bool:
     return all(t.shape == shapes[name] for name, t in there if name in shapes)
 
 
-def _attends(chain: Chain) -> bool:
-    """Whether chain.cl can compute the attention of a chain."""
-    few = chain.tokens * chain.key_heads * chain.sharing // chain.rows <= MOST_PARTS
-    return few and chain.depth in (32, 64, 128, 256)
-
-
 _POINTED_TYPES = {"norm": "const NORM_T", "bias": "const BIAS_T", "mlp_norm": "const NORM_T", "keys": "X_T", "values": "X_T",
                "query_norm": "const NORM_T", "key_norm": "const NORM_T"}  # fmt: skip
-_ATTENTION_POINTERS = "__global X_T* inside, __global const P_T* lengths, __global const float* frequencies, __global float* parts, "
+_ATTENTION_POINTERS = "__global const P_T* lengths, __global const float* frequencies, "
 _ATTENTION_NUMBERS = ", const int positions, const int window, const float scale"
 
 
@@ -195,7 +200,7 @@ def _pointer_macros(chain: Chain) -> dict[str, str]:
     return {
         "LAYER_POINTERS": "".join(f"__global {_POINTED_TYPES.get(name, 'const uchar')}* {name}_{i}, " for name, i, _ in there),
         "KEEP_POINTERS": " ".join(f"table[{i * width + at}] = (ulong){name}_{i};" for name, i, at in there),
-        "ATTENTION_POINTERS": _ATTENTION_POINTERS if attends else "__global const X_T* inside, ",
+        "ATTENTION_POINTERS": _ATTENTION_POINTERS if attends else "__global const X_T* inside, __global X_T* z, ",
         "ATTENTION_NUMBERS": _ATTENTION_NUMBERS if attends else "",
     }
 
@@ -212,34 +217,38 @@ def _attention_macros(chain: Chain, attention: Attention) -> dict[str, int | flo
 
 def launch_chain(chain: Chain) -> tuple[Tensor, ...]:
     """Launch a chain for which :func:`launch_of` returned this function, or further layers of it."""
-    x, queue, profile, items, attention = chain.x, chain.x.queue, profile_of(chain.x.queue), 32 * _WARPS * _TEAMS, chain.attention
+    x, queue, profile, items, attention = chain.x, chain.x.queue, profile_of(chain.x.queue), 32 * _WARPS, chain.attention
     sizes = _chain_sizes(chain, profile)
     assert sizes is not None
     quads = {"float16": "quad_float16(p)"}
     dtypes, around, code = chain.parts.text("X", "uchar", items, quads)
     macros = {"X_QUAD(p)": {**launch.QUADS, **quads}[x.dtype], **plans.kind_macros(chain.kind, 2, CLANG=0, ASM=0), **around, **sizes}
-    macros |= {"ATTEND": int(attention is not None), "LAYERS": len(chain.layers) - (attention is None), **_pointer_macros(chain)}
+    macros |= {"ATTEND": int(attention is not None), "LAYERS": chain.computed, **_pointer_macros(chain)}
     text = primitives.cl_source(nvidia.__file__, "ptx.cl") + chain.parts.finish.source("float", 1, False) + code
     operands = {**dtypes, "X": x.dtype, "Y": x.dtype, "BIAS": x.dtype}
     tokens, (attended, width, inner) = chain.tokens, chain.columns
-    inside, heard, more = chain.inside, tuple[Tensor, ...](), tuple[float, ...]()
+    found = [new_result(x.shape, x.dtype, queue)] if chain.computed else []
+    if chain.next and attention is None:
+        found.append(new_result((*x.shape[:-1], chain.next), x.dtype, queue))
+    made, more = tokens * (attended + 2 * width + inner + chain.next), tuple[float, ...]()
+    own: tuple[Tensor, ...] = (x if chain.inside is None else chain.inside, found[-1])
     if attention is not None:
         macros |= _attention_macros(chain, attention)
         operands["P"] = attention.lengths.dtype
-        units = max(tokens * chain.key_heads * chain.sharing // chain.rows, profile.max_compute_units)
-        inside = new_result((tokens, attended), x.dtype, queue)
-        parts = Tensor.empty((units * chain.rows * (chain.depth + 2),), "float32", queue=queue)
-        heard = (attention.lengths, parts if attention.frequencies is None else attention.frequencies, parts)
+        blocks = tokens * chain.key_heads * chain.sharing // chain.rows
+        made += blocks * max(1, profile.max_compute_units // blocks) * chain.rows * (chain.depth + 4)
+        own = (attention.lengths, x if attention.frequencies is None else attention.frequencies)
         more = (chain.layers[0].keys.shape[2], attention.window, float(attention.scale))  # type: ignore[union-attr]
-    files = f"codes.cl mma.cl barrier.cl {'attend.cl ' if attention else ''}chain.cl"
+    files = f"codes.cl mma.cl made.cl {'attend.cl ' if attention else ''}chain.cl"
     kernel = launch.kernel(queue, __file__, files, "strips_chain", operands, macros, text)
-    h, f, y = (new_result(shape, x.dtype, queue) for shape in ((tokens, width), (tokens, inner), x.shape))
-    z = new_result((*x.shape[:-1], chain.next), x.dtype, queue) if chain.next else None
-    recording.again(watch(queue))
-    pointers = (*(t for layer in chain.layers for t in layer if t is not None), inside, *heard, x, h, f, y, y if z is None else z)
+    results = x
+    if chain.computed:  # groups wait for each other
+        results = Tensor.full((chain.computed * made,), -1, "int32", queue=queue)  # MISSING
+        recording.again(watch(queue))
+    pointers = (*(t for layer in chain.layers for t in layer if t is not None), *own, x, found[0], results, late_flag(queue))
     numbers = (attended, width, inner, chain.next, tokens, int(chain.layers[-1].bias is not None))
-    kernel(queue, profile.max_compute_units * items, items, *pointers, counters(queue), late_flag(queue), *numbers, *more)
-    return (y,) if z is None or attention is not None else (y, z)
+    kernel(queue, profile.max_compute_units * items, items, *pointers, *numbers, *more)
+    return tuple(found)
 
 
 def _in_rows(chain: Chain, given: Sequence[Tensor]) -> bool:
@@ -299,14 +308,17 @@ def _chain_right(queue: Any, chain: Chain) -> bool:
     layers: tuple[DecoderLayer, ...] = (layer, layer._replace(keys=values, values=keys))
     eps = (parts.eps, parts.eps)
     compute = partial(chain_arrays, norms=(norm, norm), eps=eps, activation=lambda a: np.maximum(a, 0))
-    given, attention = None, None
-    if chain.attention is None:
+    given, attention, z = None, None, x / np.sqrt((x * x).mean(-1, keepdims=True) + parts.eps) * norm @ weights[-1].T
+    exact: tuple[np.ndarray, ...] = (z,)
+    if not chain.computed:
+        layers = (DecoderLayer(weight, following),)
+    elif chain.attention is None:
         given = Tensor.from_host(queue, inside)
         layers = (DecoderLayer(out=out, mlp_norm=weight, gate=gate, up=up, down=down), DecoderLayer(weight, following))
         exact = compute(inside, x, weights)
     else:
         attention = Attention(Tensor.from_host(queue, lengths), None, 0.125, 0, 0.0)
-        y, z = x.astype(np.float64), x / np.sqrt((x * x).mean(-1, keepdims=True) + parts.eps) * norm @ weights[-1].T
+        y = x.astype(np.float64)
         for own in (cache, cache[::-1]):
             attended_to = cached_arrays(z[:, None], None, None, own[0], own[1], lengths, scale=0.125)[:, 0]
             y, z = compute(attended_to, y, weights)

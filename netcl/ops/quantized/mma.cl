@@ -10,7 +10,7 @@
 // STAGED  runs whose activations a work-group converts at a time and keeps in local memory, a multiple of WARPS * SPAN; 0: every warp
 //         converts what it multiplies, and a work-group has MT strips. Staged, it takes strips until none is left.
 // CHUNKED  1: there are more than STAGED runs      KINDS  columns of a fragment that differ, a power of two: those of the tokens
-// From codes.cl: PLAIN LOW HIGH OFFSET SCALES MIN NIBBLES GROUPS, and what decode.cl defines (NORM: X_HALVES is 0); from ptx.cl: MMA_FLOAT16 MMA_FRESH STREAM_8 STREAM_4 FETCH_4 BYTES_OF
+// From codes.cl: PLAIN LOW HIGH OFFSET SCALES MIN NIBBLES GROUPS, and what decode.cl defines (NORM: X_HALVES is 0); from ptx.cl: IN_REGISTER MMA_FLOAT16 MMA_FRESH STREAM_8 STREAM_4 FETCH_4 BYTES_OF
 // SUB_HALVES FMA_HALVES FROM_LANE PREFETCH; from the launch: X_T X_QUAD(p), BIAS_T BIAS_LOAD, Y_T Y_STORE.
 #define SPREAD (PER_RUN == 2 || (IN_LOCAL && LOW == 8))  // local memory has 32 banks: lanes then read lines that lie apart
 #define QUAD_OF(part) (SPREAD ? t + 4 * (part) : 2 * t + (part))  // a scale covers both, or one each
@@ -86,12 +86,14 @@ static inline void weights_of(uint* a, const held* h, const int part, const int 
     BYTES_OF(a[2 * i + 1], even, odd, 0x7632);
   }
 #elif NIBBLES  // a word has both fours of a lane; bytes 0 and 2 are a pair of columns
+  uint high;
+  IN_REGISTER(high, 0x64006400u);
   UNROLL for (int i = 0; i < 4; ++i) {
     const uint w = (i % 2 ? h->words[0].y : h->words[0].x) >> 8 * (i / 2);
 #if TINY
     a[i] = (w >> 4 * part) & 0x000f000fu;
 #else
-    const uint wide = (w & (part ? 0x00f000f0u : 0x000f000fu)) | 0x64006400u;  // 1024 + code, or 1024 + 16 * code
+    const uint wide = (w & (part ? 0x00f000f0u : 0x000f000fu)) | high;  // 1024 + code, or 1024 + 16 * code
     const uint off = (part ? 0xd400u + 16 * OFFSET : 0x6400u + OFFSET) * 0x10001u;
     if (part) FMA_HALVES(a[i], wide, 0x2c002c00u, off);
     else SUB_HALVES(a[i], wide, off);
@@ -107,10 +109,12 @@ static inline void weights_of(uint* a, const held* h, const int part, const int 
 #endif
 #endif
   const uint off = (0x6400u + (LOW == 8 ? 128 : OFFSET)) * 0x10001u;
+  uint high;
+  IN_REGISTER(high, 0x64646464u);
   UNROLL for (int i = 0; i < 4; ++i) {
     uint pair;
-    if (i / 2) BYTES_OF(pair, i % 2 ? c.y : c.x, 0x64646464u, 0x4342);
-    else BYTES_OF(pair, i % 2 ? c.y : c.x, 0x64646464u, 0x4140);
+    if (i / 2) BYTES_OF(pair, i % 2 ? c.y : c.x, high, 0x4342);
+    else BYTES_OF(pair, i % 2 ? c.y : c.x, high, 0x4140);
     SUB_HALVES(a[i], pair, off);
   }
 #endif
@@ -208,15 +212,16 @@ static inline float joined_sum(__local const float* sums, const int m, const int
 #define FACTORS(by, low, h, hd, group)                                                                        \
   float2 by, low = (float2)(0.0f);                                                                            \
   {                                                                                                           \
-    uint four_, s0_, s1_, l0_, l1_;                                                                           \
+    uint four_, s0_, s1_, l0_, l1_, magic_;                                                                   \
+    IN_REGISTER(magic_, MAGIC);                                                                               \
     FROM_LANE(four_, (hd).groups[(group) / 4], (lane & 28) | (group) % 4);                                    \
-    BYTES_OF(s0_, four_, MAGIC, 0x7440);                                                                      \
-    BYTES_OF(s1_, four_, MAGIC, 0x7441);                                                                      \
+    BYTES_OF(s0_, four_, magic_, 0x7440);                                                                      \
+    BYTES_OF(s1_, four_, magic_, 0x7441);                                                                      \
     by = (float2)(as_float(s0_), as_float(s1_));                                                              \
     by = SCALES == 2 ? (by - 8388736.0f) * (hd).d : fma(by, (hd).d, -8388608.0f * (hd).d);                    \
     if (MIN && !SUMMED) {                                                                                     \
-      BYTES_OF(l0_, four_, MAGIC, 0x7442);                                                                    \
-      BYTES_OF(l1_, four_, MAGIC, 0x7443);                                                                    \
+      BYTES_OF(l0_, four_, magic_, 0x7442);                                                                    \
+      BYTES_OF(l1_, four_, magic_, 0x7443);                                                                    \
       low = fma((float2)(as_float(l0_), as_float(l1_)), (hd).m, -8388608.0f * (hd).m);                        \
     }                                                                                                         \
   }
