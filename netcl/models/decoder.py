@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 import netcl.autograd as ag
+from netcl.autograd import packed
 from netcl.core.device import queue_of
 from netcl.core.errors import ShapeError, message
 from netcl.core.tensor import Tensor
@@ -22,8 +23,9 @@ from netcl.nn.decoding import Sampling, Speculator, continued, random_draws
 from netcl.nn.embedding import Embedding
 from netcl.nn.linear import Linear
 from netcl.nn.module import Module
+from netcl.nn.norm import RMSNorm
 from netcl.nn.pickling import Recomputed
-from netcl.nn.quantized import pack_halves
+from netcl.nn.quantized import QuantizedLinear, decodable, decoded_linear, pack_halves
 
 _CONTEXT_TOKENS = 4  # of a prompt that the text behind it is decoded with: a word's first token decodes differently at the start of a text
 _DECODED_TOGETHER = 64  # tokens of a text; more are decoded in parts, or long texts would take quadratic time
@@ -87,10 +89,20 @@ class CausalLM(Module):
 
     def forward(self, ids: Tensor, cache: KVCache | None = None, positions: Tensor | None = None,
                 documents: Tensor | None = None) -> Tensor:  # fmt: skip
-        return self.head(self.states(ids, cache, positions, documents))
+        if type(self) is not CausalLM:  # a subclass may define the methods differently
+            return self.head(self.states(ids, cache, positions, documents))
+        norm: Module = self.norm
+        head: Module = self.lm_head
+        x = self._states(ids, cache, positions, documents)
+        few = type(norm) is RMSNorm and type(head) is QuantizedLinear and packed.decodes_together(x) and not ag.is_grad_enabled()
+        return self._capped(decoded_linear(x, head, norm)) if few and decodable(self, norm, head) else self.head(norm(x))
 
     def states(self, ids: Tensor, cache: KVCache | None = None, positions: Tensor | None = None, documents: Tensor | None = None) -> Tensor:
         """Compute the hidden states ``(batch, length, width)``, the input of :meth:`head`."""
+        return self.norm(self._states(ids, cache, positions, documents))
+
+    def _states(self, ids: Tensor, cache: KVCache | None, positions: Tensor | None, documents: Tensor | None) -> Tensor:
+        """Compute the hidden states before the last norm."""
         seen = 0 if cache is None else cache.length
         if ids.ndim != 2 or (self.embed_positions is not None and seen + ids.shape[1] > self.config.context):
             what = f"ids must have shape (batch, length); learned positions allow length + in_cache up to {self.config.context}"
@@ -107,11 +119,11 @@ class CausalLM(Module):
         if cache is not None and self._decodes_whole(x, span, cache):
             layers: list[Any] = list(self.layers)
             if (decoded := decode_alike(layers, x, span, cache)) is not None:
-                return self.norm(decoded)
+                return decoded
             x, *projected = x, layers[0].project(x)
             for layer, after in zip(layers, [*layers[1:], None], strict=True):
                 x, *projected = layer.decode(*projected, x, span, cache, after)
-            return self.norm(x)
+            return x
         again = self.checkpointing and self.training
         if again and not x.requires_grad:
             x = x.detach().requires_grad_()  # a checkpoint without such an input has no gradient
@@ -121,7 +133,7 @@ class CausalLM(Module):
                 places, apart = (None if t is None else t.to(queue) for t in (positions, documents))
                 span = make_span(self.config, queue, ids.shape[1], seen, places, self._tables, cache is not None, apart)
             x = ag.checkpoint(layer, x, span) if again else layer(x, span, cache)
-        return self.norm(x.to(ids.queue) if self.layer_queues else x)
+        return x.to(ids.queue) if self.layer_queues else x
 
     def _decodes_whole(self, x: Tensor, span: Any, cache: KVCache) -> bool:
         layers: list[Any] = [] if ag.is_grad_enabled() or self.layer_queues else list(self.layers)
@@ -160,7 +172,10 @@ class CausalLM(Module):
 
     def head(self, states: Tensor) -> Tensor:
         """Compute the logits from the result of :meth:`states`, soft-capped if the architecture caps them."""
-        logits, cap = self.lm_head(states), self.config.final_cap
+        return self._capped(self.lm_head(states))
+
+    def _capped(self, logits: Tensor) -> Tensor:
+        cap = self.config.final_cap
         return logits if cap is None else ag.mul(ag.tanh(ag.div(logits, cap)), cap)
 
     # ---- writing

@@ -1,8 +1,8 @@
 """Text generation with decoders: fills a cache with the prompts, then runs steps of a few tokens, compiled if possible.
 
-A decoder is a module with ``states(ids, cache)``, ``head(states)`` and ``new_cache(capacity)``, such as :class:`netcl.nn.GPT` and
-:class:`netcl.models.CausalLM`. A decoder whose work depends on more than shapes (on the length so far, or on values read on the
-host) sets ``replayable = False``.
+A decoder is a module that maps ids and a cache to logits, with ``states(ids, cache)``, ``head(states)`` and ``new_cache(capacity)``:
+:class:`netcl.nn.GPT` or :class:`netcl.models.CausalLM`. A decoder whose work depends on more than shapes (on the length so far, or on
+values read on the host) sets ``replayable = False``.
 """
 
 from __future__ import annotations
@@ -155,12 +155,12 @@ def _make_step(model: Any, batch: int, cache: KVCache, sampling: Sampling | None
 
     def choose(tokens: Tensor, uniform: Tensor) -> Tensor:
         with ag.no_grad():
-            logits = model.head(model.states(tokens, cache))
+            logits = model(tokens, cache)
             return sampling.choose(ag.reshape(logits, (tokens.shape[0], -1)), uniform, counts)  # type: ignore[union-attr]
 
     def judge(tokens: Tensor) -> Tensor:
         with ag.no_grad():
-            return model.head(model.states(tokens, cache))
+            return model(tokens, cache)
 
     step: Any = judge if sampling is None else choose
     return _DecodingStep(cache, compiled.compile(step, fuse=True) if getattr(model, "replayable", True) else step, counts)

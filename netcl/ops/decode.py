@@ -137,6 +137,8 @@ def decode_linear(
     row: Any = DECODE_ACTIVATIONS[activation]
     finish = Finish(x.dtype, "" if residual is None else residual.dtype, row)
     parts = DecodeParts(finish, norm, eps, gate, gate_bias, residual, norm_weight, norm_bias)
+    if kind and (single := _normed_product(parts, x, weight, bias, kind, rows, activations)) is not None:
+        return single()[0]
     if (found := _launch_of(parts, x, weight, bias, kind, rows, activations)) is not None:
         out = new_result(shape, x.dtype, x.queue)
         found(out)
@@ -148,6 +150,19 @@ def decode_linear(
     acted = run(table[row], (acted,)) if row else acted
     y = acted if gate is None else run(table["mul"], (acted, y))
     return y if residual is None else run(table["add"], (y, residual))
+
+
+def _normed_product(
+    parts: DecodeParts, x: Tensor, weight: Tensor, bias: Tensor | None, kind: str, rows: int, activations: str
+) -> Callable[[], tuple[Tensor, ...]] | None:
+    """Return a function that computes a wide product after an RMS norm as a :class:`~netcl.ops.quantized.chain.Chain`, if it can be one."""
+    more = (parts.gate, parts.residual, parts.norm_bias)
+    if parts.norm != "rms" or parts.finish.activation or any(t is not None for t in more) or not 0 < x.size <= DECODED_ROWS * x.shape[-1]:
+        return None
+    row, layer = kind_of(kind, "decode_linear"), chain.DecoderLayer(parts.norm_weight, weight, bias)
+    if rows * x.shape[-1] < chain.WIDE_PRODUCT or row.bits < 6:  # others are as fast alone (benchmarks/results/decode_block_h200.txt)
+        return None
+    return chain.launch_of(chain.Chain(row, x, (layer,), parts, 0, rows, parts.eps, activations))
 
 
 def _launch_of(parts: DecodeParts, x: Tensor, weight: Tensor, bias: Tensor | None, kind: str, rows: int,

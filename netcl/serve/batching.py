@@ -135,7 +135,7 @@ class Batcher:
 
         def step(tokens: Tensor, settings: Tensor | None = None, penalize: bool = False) -> Tensor:
             with ag.no_grad():
-                logits = ag.reshape(model.head(model.states(tokens, cache)), (tokens.shape[0], -1))
+                logits = ag.reshape(model(tokens, cache), (tokens.shape[0], -1))
                 if settings is None:
                     return ag.argmax(logits, axis=-1, keepdims=True)
                 *options, drawn = (ag.narrow(settings, 1, i, 1) for i in range(settings.shape[1]))
