@@ -8,6 +8,7 @@ from typing import Any
 
 from netcl.nn import activation, factory, functional, init, utils
 from netcl.nn.factory import build, build_sequential, config_of, register_layer, unregister_layer
+from netcl.nn.loss import Loss as _Loss
 from netcl.nn.module import Module
 from netcl.nn.parameter import Buffer, Parameter
 from netcl.nn.resnet import ResNet18, resnet18, resnet34, resnet50, resnet101, resnet152
@@ -23,12 +24,10 @@ _LAYERS = """activation adaptive_softmax attention composed container conv dropo
     quantized recurrent resnet shape transformer vit""".split()
 
 
-def _is_layer(value: Any, module: str) -> bool:
-    return isinstance(value, type) and value.__module__ == module and issubclass(value, Module)  # list[int] is a type to Python 3.10
-
-
 for _module in (vars(_importlib.import_module(f"netcl.nn.{_name}")) for _name in _LAYERS):
-    _public = [name for name, value in _module.items() if name[0] != "_" and _is_layer(value, _module["__name__"])]
+    # Modules are compared first: list[int] is a type to Python 3.10, and issubclass() refuses it.
+    _own = {name: value for name, value in _module.items() if isinstance(value, type) and value.__module__ == _module["__name__"]}
+    _public = [name for name, value in _own.items() if name[0] != "_" and issubclass(value, Module) and value is not _Loss]
     _names = _module.get("__all__", _public)
     globals().update({name: _module[name] for name in _names})
     __all__ += _names

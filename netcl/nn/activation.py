@@ -12,7 +12,7 @@ from typing import Any
 import netcl.autograd as ag
 from netcl.core.errors import ShapeError, message
 from netcl.core.tensor import Tensor
-from netcl.nn.layer_class import export_layers, layer_class
+from netcl.nn.layer_class import layer_class
 from netcl.nn.module import Module
 from netcl.nn.parameter import full
 
@@ -116,7 +116,6 @@ LogSoftmax = _layer(
 )  # fmt: skip
 Swish = SiLU
 ACTIVATIONS |= {"prelu": PReLU, "celu": CELU, "swish": Swish}
-export_layers(globals(), "Activation")
 
 
 def make_activation(name: str) -> Module:

@@ -15,7 +15,7 @@ from netcl.autograd.ops import older_reduction
 from netcl.core.errors import ShapeError, message
 from netcl.core.tensor import Tensor
 from netcl.nn.ctc import ctc_loss
-from netcl.nn.layer_class import export_layers, layer_class
+from netcl.nn.layer_class import layer_class
 from netcl.nn.loss import Loss
 from netcl.nn.module import Module
 from netcl.nn.norm import EPSILON
@@ -424,4 +424,3 @@ def _reducing(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 globals().update({name: _reducing(made) for name, made in [*globals().items()] if name.endswith("_loss")})
 FUNCTIONS = [name for name, made in globals().items() if inspect.isfunction(made) and made.__module__ == __name__ and name[0] != "_"]
-export_layers(globals())

@@ -56,10 +56,3 @@ def _forward(call: str, settings: set[str], scope: dict[str, Any]) -> tuple[str,
     for node in names:
         node.id = f"self.{node.id}" if node.id in settings else node.id
     return ast.unparse(tree), inputs, used & settings
-
-
-def export_layers(scope: dict[str, Any], *more: str) -> None:
-    """Set ``__all__`` of a module to the layers it defines (classes with a ``forward``) and ``more``. mypy does not see this."""
-    made = {name: value for name, value in scope.items() if isinstance(value, type) and issubclass(value, Module) and name[0] != "_"}
-    own = [name for name, value in made.items() if value.__module__ == scope["__name__"] and value.forward is not Module.forward]
-    scope["__all__"] = [*more, *own]

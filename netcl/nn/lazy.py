@@ -16,7 +16,6 @@ from netcl.core import dtype as dtypes
 from netcl.core.errors import message
 from netcl.core.tensor import Tensor
 from netcl.nn import conv, linear, norm
-from netcl.nn.layer_class import export_layers
 from netcl.nn.module import Module, dotted_name
 from netcl.nn.parameter import here
 
@@ -86,4 +85,3 @@ LazyBatchNorm1d, LazyBatchNorm2d, LazyBatchNorm3d = map(lazy_class, (norm.BatchN
 LazyInstanceNorm1d, LazyInstanceNorm2d, LazyInstanceNorm3d = (
     lazy_class(real, affine=True, track_running_stats=True) for real in (norm.InstanceNorm1d, norm.InstanceNorm2d, norm.InstanceNorm3d)
 )
-export_layers(globals())

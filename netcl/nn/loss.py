@@ -10,7 +10,7 @@ import netcl.autograd as ag  # noqa: F401, the expressions below are in it
 from netcl.autograd.ops import older_reduction
 from netcl.core.errors import message
 from netcl.core.tensor import Tensor
-from netcl.nn.layer_class import export_layers, layer_class
+from netcl.nn.layer_class import layer_class
 from netcl.nn.module import Module
 from netcl.nn.parameter import here
 
@@ -127,4 +127,3 @@ ContrastiveLoss = _layer(
     "Pulls pairs with ``y = 1`` together and pushes others apart: ``y d^2 + (1 - y) max(0, margin - d)^2``.\n\n"
     "Shapes: both inputs ``(N, D)``, targets ``(N,)``.", "nn.ContrastiveLoss()([[0.0]], [[3.0]], [0.0]).item()", "0.0",
 )  # fmt: skip
-export_layers(globals())

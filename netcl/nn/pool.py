@@ -8,7 +8,7 @@ from typing import Any
 import netcl.autograd as ag  # noqa: F401, the expressions below are in it
 from netcl.core.tensor import Tensor
 from netcl.nn import volume
-from netcl.nn.layer_class import export_layers, layer_class
+from netcl.nn.layer_class import layer_class
 from netcl.nn.module import Module
 from netcl.nn.volume import Sizes
 
@@ -100,4 +100,3 @@ GlobalAvgPool2d, GlobalMaxPool2d = (
                 f"nn.Global{kind}Pool2d()([[[[1.0, 3.0], [2.0, 0.0]]]]).tolist()", gives, _Pool)
     for kind, op, what, gives in (("Avg", "mean", "mean", "[[1.5]]"), ("Max", "amax", "largest value", "[[3.0]]"))
 )  # fmt: skip
-export_layers(globals())

@@ -7,7 +7,7 @@ from functools import partial
 import netcl.autograd as ag
 from netcl.core.errors import message
 from netcl.core.tensor import Tensor
-from netcl.nn.layer_class import export_layers, layer_class
+from netcl.nn.layer_class import layer_class
 from netcl.nn.module import Module
 
 _layer = partial(layer_class, globals())
@@ -84,4 +84,3 @@ UpsamplingBilinear2d = _layer(
     ":class:`Upsample` by linear interpolation; the corners keep their values.",
     "nn.UpsamplingBilinear2d(size=(1, 3))([[[[1.0, 2.0]]]]).tolist()", "[[[[1.0, 1.5, 2.0]]]]",
 )  # fmt: skip
-export_layers(globals())
