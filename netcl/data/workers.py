@@ -63,11 +63,6 @@ class _Failure(NamedTuple):
         return cls(f"{type(error).__name__}: {error}", "".join(traceback.format_exception(error)))
 
 
-def _hung(number: int, seconds: float, **where: Any) -> str:
-    what = f"worker {number} hangs: it must start a sample every {seconds:g} s"
-    return message("DataLoader", what, "if one sample may take that long, pass a larger timeout to the loader", **where)
-
-
 # ---- in the worker process
 
 
@@ -137,6 +132,7 @@ class _Process:
         theirs.close()
         if caught.error is not None:
             raise WorkerError(message("DataLoader", f"worker {number} cannot be started: {caught.error}", _TRAVEL)) from caught.error
+        self.place = {"pid": self.process.pid}
 
     def send(self, request: Any) -> None:
         try:
@@ -151,7 +147,7 @@ class _Process:
             raise self.died() from None
 
     def receive(self, patience: Callable[[], None]) -> Any:
-        """Wait for the next answer; ``patience()`` is called repeatedly meanwhile and raises if the worker hangs."""
+        """Wait for the next answer. ``patience()`` is called repeatedly meanwhile and raises if the worker hangs."""
         while True:
             ready = connection.wait([self.pipe, self.process.sentinel], _POLL)
             if self.pipe in ready:
@@ -171,7 +167,7 @@ class _Process:
             remedy = "if the system ended it for lack of memory: use fewer workers or smaller batches"
         else:
             how, remedy = f"ended with exit code {code}", f"stderr may say why; {_GUARD}"
-        return WorkerError(message("DataLoader", f"worker {self.number} {how}", remedy, pid=self.process.pid))
+        return WorkerError(message("DataLoader", f"worker {self.number} {how}", remedy, **self.place))
 
     def close(self) -> None:
         self.pipe.close()
@@ -193,7 +189,10 @@ def _close_all(workers: list[_Process], rings: list[SharedBatchRingBuffer]) -> N
 
 
 class Pool:
-    """Workers with queued tasks. The subclasses define how a task is sent, and how its batch is received."""
+    """Workers with queued tasks. The subclasses define how a task is sent, and how its batch is received.
+
+    A worker has a ``number``, a ``place`` that error messages show, and a method ``receive``.
+    """
 
     shares_memory = False
     _workers: list[Any]
@@ -285,6 +284,30 @@ class Pool:
 
     def _discard(self, task: Task) -> None:
         """Wait for a batch that is no longer needed, and ignore errors of its samples."""
+        self._answer(self._of(task), task)
+        self._release(task)
+
+    def _answer(self, worker: Any, task: Task) -> Any:
+        return worker.receive(self._patience(worker, task, self.timeout))
+
+    def _patience(self, worker: Any, task: Task, seconds: float) -> Callable[[], None]:
+        """Return a function that raises after ``seconds`` without progress of the worker. Progress is a change of its beats."""
+        seen, since = self._beats(worker), time.monotonic()
+
+        def check() -> None:
+            nonlocal seen, since
+            beats = self._beats(worker)
+            if beats != seen:
+                seen, since = beats, time.monotonic()
+            elif time.monotonic() - since > seconds:
+                what = f"worker {worker.number} hangs: it must start a sample every {seconds:g} s"
+                remedy = "if one sample may take that long, pass a larger timeout to the loader"
+                raise WorkerError(message("DataLoader", what, remedy, **worker.place, batch=task.batch))
+
+        return check
+
+    def _beats(self, worker: Any) -> int:
+        """Return how many samples a worker has started."""
         raise NotImplementedError
 
 
@@ -339,33 +362,15 @@ class ProcessPool(Pool):
         if slot is not None and self._ring is not None:  # otherwise the pool was closed meanwhile
             self._ring.release(slot)
 
-    def _discard(self, task: Task) -> None:
-        self._answer(self._of(task), task)
-        self._release(task)
-
-    def _answer(self, worker: _Process, task: Task) -> Any:
-        return worker.receive(self._patience(worker, task, self.timeout))
-
     def _result(self, worker: _Process, task: Task) -> Any:
         answer = self._answer(worker, task)
         if isinstance(answer, _Failure):
-            text = message("DataLoader", f"worker {worker.number} raised {answer.summary}", pid=worker.process.pid, batch=task.batch)
+            text = message("DataLoader", f"worker {worker.number} raised {answer.summary}", **worker.place, batch=task.batch)
             raise WorkerError(f"{text}\n\n{answer.trace}")
         return answer
 
-    def _patience(self, worker: _Process, task: Task, seconds: float) -> Callable[[], None]:
-        """Return a function that raises after ``seconds`` without progress of the worker. Progress is a change of its ``beats``."""
-        seen, since = -1, time.monotonic()
-
-        def check() -> None:
-            nonlocal seen, since
-            beats = int(self._ring.beats[worker.number]) if self._rings and self._ring is not None else -1
-            if beats != seen:
-                seen, since = beats, time.monotonic()
-            elif time.monotonic() - since > seconds:
-                raise WorkerError(_hung(worker.number, seconds, pid=worker.process.pid, batch=task.batch))
-
-        return check
+    def _beats(self, worker: _Process) -> int:
+        return int(self._ring.beats[worker.number]) if self._rings and self._ring is not None else -1
 
     def pids(self) -> list[int]:
         return [worker.process.pid for worker in self._workers if worker.process.pid is not None]
@@ -389,6 +394,7 @@ class _Thread:
         self.outbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self.thread = threading.Thread(target=self._serve, name=f"netcl-data-{number}", daemon=True)
         self.thread.start()
+        self.place = {"thread": self.thread.name}
 
     def _serve(self) -> None:
         with _Caught(BaseException) as begun:
@@ -402,17 +408,13 @@ class _Thread:
     def _beat(self) -> None:
         self.beats += 1
 
-    def receive(self, timeout: float) -> Any:
-        """Return the next answer, or ``None`` if no sample was started for ``timeout`` seconds."""
-        seen, since = self.beats, time.monotonic()
+    def receive(self, patience: Callable[[], None]) -> Any:
+        """Wait for the next answer. ``patience()`` is called repeatedly meanwhile and raises if the worker hangs."""
         while True:
             try:
                 return self.outbox.get(timeout=_POLL)
             except queue.Empty:
-                if self.beats != seen:
-                    seen, since = self.beats, time.monotonic()
-                elif time.monotonic() - since > timeout:
-                    return None
+                patience()
 
 
 class ThreadPool(Pool):
@@ -427,18 +429,15 @@ class ThreadPool(Pool):
     def _send(self, task: Task) -> None:
         self._of(task).inbox.put(task)
 
-    def _discard(self, task: Task) -> Any:
-        worker = self._of(task)
-        answer = worker.receive(self.timeout)
-        if answer is None:
-            raise WorkerError(_hung(worker.number, self.timeout, thread=worker.thread.name, batch=task.batch))
-        return answer
+    def _beats(self, worker: _Thread) -> int:
+        return worker.beats
 
     def _receive(self, task: Task) -> Any:
-        worker, answer = self._of(task), self._discard(task)
+        worker = self._of(task)
+        answer = self._answer(worker, task)
         if isinstance(answer, BaseException):
             text = f"worker {worker.number} raised {type(answer).__name__}: {answer}"
-            raise WorkerError(message("DataLoader", text, thread=worker.thread.name, batch=task.batch)) from answer
+            raise WorkerError(message("DataLoader", text, **worker.place, batch=task.batch)) from answer
         return self._checked(answer, task, worker)
 
     def _checked(self, arrays: Any, task: Task, worker: _Thread) -> Any:
