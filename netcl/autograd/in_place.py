@@ -13,7 +13,7 @@ import numpy as np
 
 from netcl import ops
 from netcl.autograd.ops import keeps_first, learns, record, twin
-from netcl.autograd.tape import grad_mode, modes
+from netcl.autograd.tape import grad_mode, modes, no_grad
 from netcl.core.dtype import DTYPES
 from netcl.core.errors import AutogradError, DtypeError, ShapeError, message
 from netcl.core.tensor import Tensor, duplicate
@@ -42,7 +42,8 @@ def in_place(name: str, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
             ops.function(name)(x, *args, out=x, **kwargs)
             return x
         return assign(x, twin(name)(x, *args, **kwargs), name)
-    return assign(x, twin(name)(_snapshot_of(x) if keeps_first(name) else x, *args, **kwargs), name)
+    snapshot = _with_history(duplicate(x), x) if keeps_first(name) else x  # backward of the op reads the current values
+    return assign(x, twin(name)(snapshot, *args, **kwargs), name)
 
 
 def _check_target(name: str, x: Tensor, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
@@ -75,13 +76,6 @@ def _fits_in(name: str, x: Tensor, args: Sequence[Any], kwargs: Mapping[str, Any
     return True
 
 
-def _snapshot_of(x: Tensor) -> Tensor:
-    """Return a copy of ``x`` with its current values and history, for backward of the op."""
-    kept = duplicate(x)
-    kept.requires_grad, kept.grad_fn, kept.output_nr = x.requires_grad, x.grad_fn, x.output_nr
-    return kept
-
-
 # ---- the values
 
 
@@ -112,11 +106,15 @@ def _stand_in(shape: tuple[int, ...], like: Tensor) -> Tensor:
     return Tensor(None, shape, like.dtype, like.context, like.queue)
 
 
+def _with_history(x: Tensor, of: Tensor) -> Tensor:
+    """Give ``x`` the history of another tensor, and return ``x``."""
+    x.requires_grad, x.grad_fn, x.output_nr = of.requires_grad, of.grad_fn, of.output_nr
+    return x
+
+
 def _history_of(x: Tensor) -> Tensor:
     """Return a tensor without memory that has the history of ``x`` before the write."""
-    old = _stand_in(x.shape, x)
-    old.requires_grad, old.grad_fn, old.output_nr = x.requires_grad, x.grad_fn, x.output_nr
-    return old
+    return _with_history(_stand_in(x.shape, x), x)
 
 
 def _rebase(x: Tensor, old: Tensor, result: Tensor) -> None:
@@ -131,7 +129,7 @@ def _rebase(x: Tensor, old: Tensor, result: Tensor) -> None:
         record("as_strided_scatter", constant, old, result, x.shape, dense(x.shape))
         result = constant if constant.requires_grad else result
     if history is None or (place.strides is None and len(history.members()) == 1):
-        x.requires_grad, x.grad_fn, x.output_nr = result.requires_grad, result.grad_fn, result.output_nr
+        _with_history(x, result)
         if history is not None:
             history.comes_from(x)
     else:
@@ -173,7 +171,7 @@ def recorded_setitem(x: Tensor, index: Any, value: Any) -> Tensor:
     if views.is_copy(x):
         views.write_into(x, ops.function("setitem")(duplicate(x), index, value))
     else:
-        with _unrecorded():
+        with no_grad():
             ops.function("setitem")(x, index, value)
         wrote_again(x)
     if recorded:
@@ -214,24 +212,13 @@ def _fill(x: Tensor, value: Any) -> Tensor:
     if views.is_copy(x):
         views.write_into(x, Tensor.full((), value, x.dtype, queue=x.queue), (0,) * x.ndim)
     else:
-        with _unrecorded():
+        with no_grad():
             x._changing()
         x._fill(value)
         wrote_again(x)
     if grad_mode.get():
         _rebase(x, old, _stand_in(x.shape, x))
     return x
-
-
-class _unrecorded:
-    """A context manager that disables recording, for a write whose history the caller records."""
-
-    def __enter__(self) -> None:
-        self.enabled = grad_mode.get()
-        grad_mode.set(False)
-
-    def __exit__(self, *exc: object) -> None:
-        grad_mode.set(self.enabled)
 
 
 def _copy(x: Tensor, source: Any) -> Tensor:
