@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 from netcl.core.device import get_active_device, require, synchronize
@@ -40,15 +42,20 @@ class profile:
         self._observer: Observer | None = None
         self._began = 0.0
         self._rows: list[KernelRow] | None = None
+        self._listening: list[tuple[list[Any], Callable[..., None]]] = []
 
     def __enter__(self) -> profile:
         if self._observer is not None:
             raise RuntimeError(message("profile", "a running profile must not be started again", "create another profile()"))
         synchronize(self.device)
         self._observer, self._rows = Observer(), None
-        perf.listeners.append(self._region)
-        program.build_listeners.append(self._compiled)
-        hooks.upper(".data.dataloader").batch_listeners.append(self._loaded)
+        self._listening = [
+            (perf.listeners, partial(self._note, "regions")),
+            (program.build_listeners, partial(self._note, "compile")),
+            (hooks.upper(".data.dataloader").batch_listeners, partial(self._note, "loader")),
+        ]
+        for listeners, note in self._listening:
+            listeners.append(note)
         self._began = time.perf_counter()
         self._observer.begin()
         return self
@@ -58,9 +65,8 @@ class profile:
         synchronize(self.device)
         self.seconds += time.perf_counter() - self._began
         self._observer.end()
-        perf.listeners.remove(self._region)
-        program.build_listeners.remove(self._compiled)
-        hooks.upper(".data.dataloader").batch_listeners.remove(self._loaded)
+        for listeners, note in self._listening:
+            listeners.remove(note)
         self.events += self._observer.launches
         self.transfers += self._observer.transfers
         self.spans += [trace.Span(*span, "launches") for span in self._observer.host]
@@ -71,14 +77,8 @@ class profile:
         """Whether the block is running."""
         return self._observer is not None
 
-    def _region(self, name: str, begin: float, end: float) -> None:
-        self.spans.append(trace.Span(name, begin - self._began, end - self._began))
-
-    def _compiled(self, name: str, begin: float, end: float) -> None:
-        self.spans.append(trace.Span(name, begin - self._began, end - self._began, "compile"))
-
-    def _loaded(self, name: str, begin: float, end: float) -> None:
-        self.spans.append(trace.Span(name, begin - self._began, end - self._began, "loader"))
+    def _note(self, lane: str, name: str, begin: float, end: float) -> None:
+        self.spans.append(trace.Span(name, begin - self._began, end - self._began, lane))
 
     @property
     def rows(self) -> list[KernelRow]:
