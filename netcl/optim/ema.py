@@ -113,7 +113,7 @@ class ModelEMA:
         if missing or unexpected:
             what = "the state dict must have exactly the parameters of the model"
             raise ValueError(message("ModelEMA", what, missing=missing, unexpected=unexpected))
-        values = {name: saved[name].to_host() if isinstance(saved[name], Tensor) else np.asarray(saved[name]) for name in self.shadow}
+        values = {name: np.asarray(saved[name]) for name in self.shadow}
         for name, t in self.shadow.items():
             if values[name].shape != t.shape:
                 raise ShapeError(message("ModelEMA", f"{name!r} must have shape {t.shape}, as the parameter has", saved=values[name].shape))

@@ -193,7 +193,7 @@ class LBFGS(Optimizer):
 def _loaded(p: Tensor, name: str, value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_loaded(p, name, part) for part in value]
-    array = value.to_host() if isinstance(value, Tensor) else np.asarray(value)
+    array = np.asarray(value)
     if name in ("func_evals", "n_iter"):
         return int(array)
     return float(array) if not array.ndim else Tensor.from_host(p.queue, array, persistent=True)

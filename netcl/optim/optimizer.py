@@ -453,7 +453,7 @@ class Optimizer:
         made: dict[str, Any] = {"step": int(np.asarray(given["step"]))} if "step" in given else {}
         for name in (*self.names, "master"):
             if name in given:
-                values = given[name].to_host() if isinstance(given[name], Tensor) else np.asarray(given[name])
+                values = np.asarray(given[name])
                 if values.shape != (wanted := self.state_shape(name, p)):
                     what = f"{name!r} of parameter {number} must have the shape that the optimizer expects"
                     raise ShapeError(message(self.op, what, state=values.shape, expected=wanted))
