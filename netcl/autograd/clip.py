@@ -38,12 +38,12 @@ def _host_norm(devices: Sequence[Sequence[Tensor]], order: float) -> float:
         return float(np.linalg.norm(np.array(norms, np.float64), order))
 
 
-def clip_factor(gradients: Sequence[Tensor], max_norm: float, order: float = 2.0) -> tuple[Tensor, Tensor | float]:
+def clip_factor(gradients: Sequence[Tensor], max_norm: float) -> tuple[Tensor, Tensor | float]:
     """Return the total norm (a tensor) and the factor that limits it to ``max_norm``: a tensor on a single device, else a number."""
     devices = list(update.by_context(gradients).values())
     if len(devices) == 1:
-        return update.norm_of_all(gradients, order, max_norm)
-    total = _host_norm(devices, order)
+        return update.norm_of_all(gradients, 2.0, max_norm)
+    total = _host_norm(devices, 2.0)
     return Tensor.from_host(gradients[0].queue, np.float32(total)), _factor(total, max_norm)
 
 

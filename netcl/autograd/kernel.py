@@ -123,7 +123,10 @@ class Kernel:
     def _run(self, inputs: dict[str, Tensor], numbers: dict[str, Any]) -> Tensor:
         first = next(iter(inputs.values()))
         if first.backend == "cpu":
-            return self._run_numpy(inputs, numbers, first)
+            if self.cpu is None:
+                what = "a kernel in OpenCL C requires an OpenCL device, got the NumPy backend"
+                raise DeviceError(message(self.name, what, "pass cpu= with a NumPy function, or move the tensors with .to('cl')"))
+            return Tensor.from_host(first.queue, self.cpu(*(x.to_host() for x in inputs.values()), **numbers), self.dtype)
         shape = tuple(self.shape(*inputs.values())) if self.shape else first.shape
         if not self.shape and any(x.shape != shape for x in inputs.values()):
             shapes = {n: x.shape for n, x in inputs.items()}
@@ -131,12 +134,6 @@ class Kernel:
         out = Tensor.empty(shape, self.dtype, queue=first.queue)
         self._launch(self.forward, self.body, inputs, {"out": out}, numbers, out.size)
         return out
-
-    def _run_numpy(self, inputs: dict[str, Tensor], numbers: dict[str, Any], first: Tensor) -> Tensor:
-        if self.cpu is None:
-            what = "a kernel in OpenCL C requires an OpenCL device, got the NumPy backend"
-            raise DeviceError(message(self.name, what, "pass cpu= with a NumPy function, or move the tensors with .to('cl')"))
-        return Tensor.from_host(first.queue, self.cpu(*(x.to_host() for x in inputs.values()), **numbers), self.dtype)
 
     def _launch(
         self, spec: KernelSpec, body: str, inputs: Mapping[str, Tensor], outputs: Mapping[str, Tensor], numbers: Any, n: int

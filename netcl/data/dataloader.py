@@ -103,8 +103,9 @@ class DataLoader:
         device_queue = device if device_queue is None else device_queue
         self.use_shared_mem, self.device_queue, self.pin_memory = use_shared_mem, device_queue, pin_memory
         self.augment = augment
-        here = [step.call for step in steps(augment, "augment") if not getattr(step.call, "on_device", False)]
-        self._on_device = tuple(step for step in steps(augment, "augment") if getattr(step.call, "on_device", False))
+        augmenting = steps(augment, "augment")
+        here = [step.call for step in augmenting if not getattr(step.call, "on_device", False)]
+        self._on_device = tuple(step for step in augmenting if getattr(step.call, "on_device", False))
         if self._on_device and device_queue is None:
             raise ValueError(message("DataLoader", "augmentations on the device require a device", "pass device="))
         self._fetch = Fetch(dataset, transforms, here, collate_fn, worker_init_fn, self.drop_last)

@@ -54,12 +54,8 @@ def fashion_mnist(root: PathLike | None = None) -> Split:
 
 def _idx_images(name: str, root: PathLike | None, classes: Sequence[str]) -> Split:
     folder = Path(root) if root is not None else _SYSTEM / name
-    return tuple(_idx_part(name, folder, part, classes) for part in ("train", "t10k"))  # type: ignore[return-value]
-
-
-def _idx_part(name: str, folder: Path, part: str, classes: Sequence[str]) -> TensorDataset:
-    images, labels = idx_arrays(name, folder, part, len(classes))
-    return TensorDataset(_unit_range(images[:, None]), labels, name=name, classes=classes)
+    parts = [idx_arrays(name, folder, part, len(classes)) for part in ("train", "t10k")]
+    return tuple(TensorDataset(_unit_range(x[:, None]), y, name=name, classes=classes) for x, y in parts)  # type: ignore[return-value]
 
 
 def idx_arrays(name: str, folder: Path, part: str, classes: int) -> tuple[np.ndarray, np.ndarray]:

@@ -412,7 +412,9 @@ class MultiheadAttention(Module):
             k, v, mask = self._lengthened(k, v, mask)
         dropout = self.dropout if self.training else 0.0
         if need_weights:
-            out, weights = _weighed(q, k, v, mask, dropout)
+            scores = ag.matmul(ag.mul(q, 1 / math.sqrt(q.shape[-1])), k, transpose_b=True)
+            weights = ag.softmax(scores if mask is None else ag.add(scores, mask), axis=-1)
+            out = ag.matmul(ag.dropout(weights, dropout) if dropout else weights, v)
         else:
             out, weights = ag.scaled_dot_product_attention(q, k, v, mask, dropout_p=dropout, is_causal=is_causal), None
         out = self.out_proj(join_heads(out))
@@ -509,10 +511,3 @@ def _blocked(mask: Tensor, dtype: str) -> Tensor:
     if mask.dtype not in ("bool", "uint8"):
         return mask
     return ag.cast(ag.where(mask, -math.inf, 0.0), dtype)
-
-
-def _weighed(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float) -> tuple[Tensor, Tensor]:
-    """Return the attention and its weights."""
-    scores = ag.matmul(ag.mul(q, 1 / math.sqrt(q.shape[-1])), k, transpose_b=True)
-    weights = ag.softmax(scores if mask is None else ag.add(scores, mask), axis=-1)
-    return ag.matmul(ag.dropout(weights, dropout) if dropout else weights, v), weights

@@ -22,7 +22,10 @@ def embedding(input: Tensor, weight: Tensor, padding_idx: int | None = None, max
               scale_grad_by_freq: bool = False, sparse: bool = False) -> Tensor:  # fmt: skip
     """Return ``weight[input]``. Used vectors with a norm above ``max_norm`` are first shortened in place. ``sparse`` is ignored."""
     if max_norm is not None:
-        _limit_norms(weight, input, max_norm, norm_type)
+        with ag.no_grad():
+            length = ag.norm(weight, norm_type, axis=1, keepdims=True)
+            long = ag.logical_and(ag.gt(_counts(weight, input), 0.0), ag.gt(length, max_norm))
+            hooks.call("in_place", "mul", weight, ag.where(long, ag.div(max_norm, ag.add(length, 1e-7)), 1.0))
     found = ag.embedding(input, weight, padding_idx=padding_idx)
     if not scale_grad_by_freq:
         return found
@@ -36,13 +39,6 @@ def _counts(weight: Tensor, index: Tensor) -> Tensor:
     flat = ag.reshape(index, (-1,))
     ones = Tensor.ones((flat.size,), weight.dtype, queue=weight.queue)
     return ag.reshape(ag.index_add(Tensor.zeros((weight.shape[0],), weight.dtype, queue=weight.queue), 0, flat, ones), (-1, 1))
-
-
-def _limit_norms(weight: Tensor, index: Tensor, max_norm: float, norm_type: float) -> None:
-    with ag.no_grad():
-        length = ag.norm(weight, norm_type, axis=1, keepdims=True)
-        long = ag.logical_and(ag.gt(_counts(weight, index), 0.0), ag.gt(length, max_norm))
-        hooks.call("in_place", "mul", weight, ag.where(long, ag.div(max_norm, ag.add(length, 1e-7)), 1.0))
 
 
 def embedding_bag(

@@ -34,9 +34,6 @@ class Loss(Module, metaclass=_Reducing):
 
     def __init__(self, reduction: str = "mean"):
         super().__init__()
-        self._reduce(reduction)
-
-    def _reduce(self, reduction: str) -> None:
         known = ("mean", "sum", *(("batchmean",) if isinstance(self, KLDivLoss) else ()))
         if reduction not in (*known, "none"):
             raise ValueError(message(type(self).__name__, f"reduction must be {', '.join(known)} or none", reduction=repr(reduction)))

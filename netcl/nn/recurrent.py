@@ -95,8 +95,11 @@ class _Recurrent(Module):
         layout = "(batch, time, features)" if self.batch_first else "(time, batch, features)"
         self._check_input(x, f"{layout} or (time, features)", 2)
         if x.ndim == 2:
-            parts = state if isinstance(state, tuple | list) or state is None else (state,)
-            y, hidden = self._run(ag.unsqueeze(x, 1), self._batched(parts, x), None)
+            if state is not None:
+                parts = state if isinstance(state, tuple | list) else (state,)
+                self._check_state(parts)
+                state = tuple(ag.unsqueeze(part, 1) for part in parts)
+            y, hidden = self._run(ag.unsqueeze(x, 1), state, None)
             ends = tuple(ag.squeeze(h, 1) for h in (hidden if isinstance(hidden, tuple) else (hidden,)))
             return ag.squeeze(y, 1), ends if len(ends) > 1 else ends[0]
         y, hidden = self._run(ag.transpose(x, 0, 1) if self.batch_first else x, state, None)
@@ -128,13 +131,6 @@ class _Recurrent(Module):
         if [part.shape for part in parts] != expected:
             shapes, wanted = [part.shape for part in parts], ", ".join(map(str, expected))
             raise ShapeError(message(type(self).__name__, f"the state must be {', '.join(self.states)} of shape {wanted}", shapes=shapes))
-
-    def _batched(self, parts: Any, x: Tensor) -> Any:
-        """Add a batch axis of size 1 to the given state of an input without a batch; ``None`` stays ``None``."""
-        if parts is None:
-            return None
-        self._check_state(parts)
-        return tuple(ag.unsqueeze(part, 1) for part in parts)
 
     def _initial(self, state: Any, x: Tensor) -> list[State]:
         """Return the initial state of every direction of every layer. Without a given state, empty tuples stand for zeros."""

@@ -76,16 +76,13 @@ def summarize(module: Any, input_shape: Any, dtype: str) -> Summary:
         stack.enter_context(ag.no_grad())
         stack.enter_context(evaluating(module))
         module(*[Tensor.zeros(tuple(shape), dtype, queue=module.queue) for shape in shapes])
-    rows = [_row(path, part, seen, own) for path, part in module.named_modules()]
+    rows = []
+    for path, part in module.named_modules():
+        flops, depth = sum(own.get(id(inside), 0) for inside in part.modules()), path.count(".") + bool(path)
+        rows.append(SummaryRow(path, type(part).__name__, depth, seen.get(id(part)), _count(part.parameters()), flops))
     tensors = module.parameters()
     learned, nbytes = _count(t for t in tensors if t.requires_grad), sum(t.nbytes for t in tensors)
     return Summary(tuple(rows), _count(tensors), learned, nbytes, rows[0].flops)
-
-
-def _row(path: str, part: Any, seen: dict[int, Any], own: dict[int, int]) -> SummaryRow:
-    flops = sum(own.get(id(inside), 0) for inside in part.modules())
-    depth = path.count(".") + bool(path)
-    return SummaryRow(path, type(part).__name__, depth, seen.get(id(part)), _count(part.parameters()), flops)
 
 
 def _count(tensors: Iterable[Tensor]) -> int:

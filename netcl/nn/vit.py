@@ -84,10 +84,7 @@ class ViT(Module):
         positions = (image_size // patch_size) ** 2 + 1
         self.encoder = _Encoder(positions, num_layers, num_heads, hidden_dim, mlp_dim, dropout, attention_dropout)
         self.heads = Sequential({"head": Linear(hidden_dim, num_classes)})
-        self._start(in_channels * patch_size * patch_size)
-
-    def _start(self, fan_in: int) -> None:
-        init.trunc_normal_(self.conv_proj.weight, std=fan_in**-0.5)
+        init.trunc_normal_(self.conv_proj.weight, std=(in_channels * patch_size * patch_size) ** -0.5)
         init.zeros_(self.conv_proj.bias)  # type: ignore[arg-type]
         init.zeros_(self.heads[0].weight)
         init.zeros_(self.heads[0].bias)

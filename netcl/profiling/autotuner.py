@@ -229,7 +229,9 @@ class _Check:
     def __init__(self, family: Family, problem: Problem, queue: Any):
         self.family, self.problem = family, problem
         self.operands = family.operands(problem, queue)
-        part = _small_part(problem)
+        work = math.prod(problem.shape) * problem.flags.get("batches", 1)
+        first = max(1, problem.shape[0] * CHECKED_PRODUCTS // max(1, work))
+        part = problem if first >= problem.shape[0] else replace(problem, shape=(first, *problem.shape[1:]))
         self.part, self.part_operands = part, self.operands if part is problem else family.operands(part, queue)
         self.exact = family.reference(part, *self.part_operands)
         self.bound = family.tolerance(part, *self.part_operands)
@@ -253,13 +255,6 @@ class _Check:
 def _beyond(result: np.ndarray, exact: np.ndarray, bound: float) -> str:
     error = float(np.max(np.abs(np.asarray(result, np.float64) - exact), initial=0.0)) if result.shape == exact.shape else math.inf
     return "" if error <= bound else f"wrong: off by {error:.3g}, allowed is {bound:.3g}"
-
-
-def _small_part(problem: Problem) -> Problem:
-    """Return the problem, with its first size (rows, images) reduced if its reference would take too long."""
-    work = math.prod(problem.shape) * problem.flags.get("batches", 1)
-    first = max(1, problem.shape[0] * CHECKED_PRODUCTS // max(1, work))
-    return problem if first >= problem.shape[0] else replace(problem, shape=(first, *problem.shape[1:]))
 
 
 # ---- asked for by name

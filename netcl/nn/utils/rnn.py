@@ -127,13 +127,6 @@ def pack_sequence(sequences: Sequence[Tensor], enforce_sorted: bool = True) -> P
     return pack_padded_sequence(pad_sequence(sequences), [x.shape[0] for x in sequences], enforce_sorted=enforce_sorted)
 
 
-def _original(packed: PackedSequence) -> np.ndarray:
-    """Return, for every given sequence, its position among the sequences sorted by length."""
-    if packed.unsorted_indices is None:
-        return np.arange(int(packed.batch_sizes.to_host()[0]))
-    return packed.unsorted_indices.to_host()
-
-
 def pad_packed_sequence(
     sequence: PackedSequence, batch_first: bool = False, padding_value: float = 0.0, total_length: int | None = None
 ) -> tuple[Tensor, Tensor]:
@@ -151,7 +144,7 @@ def pad_packed_sequence(
         raise ShapeError(message("pad_packed_sequence", what, total_length=total_length))
     index = np.full((time, len(lengths)), len(data))  # the row behind the last one is the padding
     index[_places(lengths)] = np.arange(len(data))
-    order = _original(sequence)
+    order = np.arange(len(lengths)) if sequence.unsorted_indices is None else sequence.unsorted_indices.to_host()
     filled = ag.cat([data, Tensor.full((1, *data.shape[1:]), padding_value, data.dtype, queue=data.queue)], axis=0)
     return _packed_rows(filled, index[:, order].T if batch_first else index[:, order]), _on_host(lengths[order])
 
