@@ -79,25 +79,17 @@ class CompiledGraph:
 
 
 @contextmanager
-def _showing_texts(texts: list[str]) -> Iterator[None]:
-    before, deferral.shown = deferral.shown, texts
+def _collecting(texts: list[str], ops: list[str] | None = None) -> Iterator[None]:
+    """Add the sources of the fused kernels that the block launches to ``texts``, and the names of its deferred ops to ``ops``."""
+    nodes: list[TraceNode] = []
+    before = deferral.shown, deferral.trace
+    deferral.shown, deferral.trace = texts, deferral.trace if ops is None else nodes
     try:
         yield
     finally:
-        deferral.shown = before
-
-
-@contextmanager
-def _tracing_forward(found: CompiledGraph) -> Iterator[None]:
-    """Collect the deferred ops and the sources of the fused kernels of a forward pass in ``found``."""
-    before, deferral.trace = deferral.trace, []
-    nodes: list[TraceNode] = deferral.trace
-    try:
-        with _showing_texts(found.forward):
-            yield
-        found.ops = [node.name for node in nodes]
-    finally:
-        deferral.trace = before
+        deferral.shown, deferral.trace = before
+    if ops is not None:
+        ops += [node.name for node in nodes]
 
 
 class CompiledFunction:
@@ -124,12 +116,12 @@ class CompiledFunction:
     def graph(self, *args: Any, **kwargs: Any) -> CompiledGraph:
         """Call the function, and backward if a result and an argument require gradients; returns the deferred ops and fused kernels."""
         found = CompiledGraph()
-        with _tracing_forward(found):
+        with _collecting(found.forward, found.ops):
             outputs = [t for t in tensors_in(self(*args, **kwargs)) if t.requires_grad]
         wanted = [t for t in tensors_in([*args, *kwargs.values()]) if t.requires_grad]
         if outputs and wanted:
             ones = [Tensor.ones(t.shape, t.dtype, queue=t.queue) for t in outputs]
-            with _showing_texts(found.backward):
+            with _collecting(found.backward):
                 grad(outputs, wanted, ones, allow_unused=True)
         return found
 
@@ -174,8 +166,8 @@ class TrainingGraphCompiler:
     def compile(self, *args: Any, **kwargs: Any) -> CompiledGraph:
         """Run one step and return its deferred ops and fused kernels."""
         found = CompiledGraph()
-        with _tracing_forward(found):
+        with _collecting(found.forward, found.ops):
             loss = self.function(*args, **kwargs)
-        with _showing_texts(found.backward):
+        with _collecting(found.backward):
             run_backward([loss], [None], wanted=self.parameters)
         return found
