@@ -220,7 +220,6 @@ def _scaled_gradients(optimizer: Any, params: Iterable[Tensor] | None) -> list[T
     given = list(params)
     found = [p.grad for p in given if p.grad is not None]
     if not found:
-        raise RuntimeError(
-            message("GradScaler", "at least one parameter must have a gradient", "call scaler.scale_loss(loss).backward() first")
-        )
+        remedy = "call scaler.scale_loss(loss).backward() first"
+        raise RuntimeError(message("GradScaler", "at least one parameter must have a gradient", remedy))
     return found

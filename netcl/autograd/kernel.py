@@ -99,9 +99,8 @@ class Kernel:
         known = {*self.tensors, "out", "g"}
         for wrote, text in bodies.items():
             if not wrote or not set(wrote) <= set(self.tensors):
-                raise KernelBuildError(
-                    message(self.name, "vjp must write d<input>[i] of an input", inputs=[*self.tensors], writes=[*wrote], vjp=repr(text))
-                )
+                what = "vjp must write d<input>[i] of an input"
+                raise KernelBuildError(message(self.name, what, inputs=[*self.tensors], writes=[*wrote], vjp=repr(text)))
         inputs = {**self.tensors, "out": self.dtype, "g": self.dtype}
         return {wrote: self._spec(f"{self.name}_vjp_{'_'.join(wrote)}", text, {n: d for n, d in inputs.items() if n in known},
                                   {f"d{n}": self.tensors[n] for n in wrote}) for wrote, text in bodies.items()}  # fmt: skip
@@ -185,11 +184,8 @@ def _kernel_signature(name: str, function: Callable[..., Any]) -> tuple[dict[str
     if not tensors:
         raise DtypeError(message(name, "a kernel requires at least one tensor", 'annotate one: x: "float32"'))
     result = str(signature.return_annotation).strip("'\"")
-    return (
-        tensors,
-        numbers,
-        next(iter(tensors.values())) if signature.return_annotation is signature.empty else _stored_dtype(name, "the result", result),
-    )
+    first = next(iter(tensors.values()))
+    return tensors, numbers, first if signature.return_annotation is signature.empty else _stored_dtype(name, "the result", result)
 
 
 def _stored_dtype(name: str, what: str, kind: str) -> str:

@@ -247,7 +247,7 @@ def run_backward(
             recorded.host_work("a callback after backward")
             callback()
         failed = False
-        return walk.captured()
+        return [walk.found[key] for key in walk.targets]
     finally:
         grad_mode.set(enabled)
         modes.finishers = finishers
@@ -428,9 +428,6 @@ class _Walk:
             self.accumulate(leaf, gradient)
         lazy_graph.compute([*(leaf.grad for leaf in self.leaves), *self.found.values()])
 
-    def captured(self) -> list[Tensor | None]:
-        return [self.found[key] for key in self.targets]
-
 
 def _hooked(edges: Iterable[tuple[Any, int] | None]) -> list[Tensor]:
     """Return the leaves with hooks that ``edges`` lead to."""
@@ -565,12 +562,10 @@ def grad(
         raise ShapeError(message("grad", "grad_outputs must have one entry per output", outputs=len(outs), grad_outputs=len(given)))
     for i, x in enumerate(ins):
         if not x.requires_grad:
-            raise ValueError(
-                message("grad", f"input {i} must require grad", "set requires_grad=True before the forward pass", shape=x.shape)
-            )
-    found = run_backward(
-        outs, given, wanted=ins, create_graph=create_graph, retain_graph=create_graph if retain_graph is None else retain_graph
-    )
+            remedy = "set requires_grad=True before the forward pass"
+            raise ValueError(message("grad", f"input {i} must require grad", remedy, shape=x.shape))
+    retain = create_graph if retain_graph is None else retain_graph
+    found = run_backward(outs, given, wanted=ins, create_graph=create_graph, retain_graph=retain)
     missing = [i for i, g in enumerate(found) if g is None]
     if missing and not allow_unused:
         what = f"input {missing[0]} must be used to compute the outputs"

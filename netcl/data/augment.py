@@ -137,9 +137,8 @@ class RandomCrop(Augmentation):
     def draw(self, rng: np.random.Generator, shape: tuple[int, ...]) -> Drawn:
         room = [n + 2 * self.padding - k for n, k in zip(shape[2:], self.size, strict=True)]
         if min(room) < 0:
-            raise ValueError(
-                message("RandomCrop", "the window must fit into the padded image", image=shape[2:], size=self.size, padding=self.padding)
-            )
+            what = "the window must fit into the padded image"
+            raise ValueError(message("RandomCrop", what, image=shape[2:], size=self.size, padding=self.padding))
         return tuple(rng.integers(0, n + 1, shape[0]) - self.padding for n in room)
 
     def apply(self, x: Any, *drawn: np.ndarray) -> Any:

@@ -178,9 +178,8 @@ def _csv(path: Path, plan: SplitPlan, drop: Sequence[str] = ()) -> Samples:
         raise ValueError(message("csv", what, remedy, column=unknown[0] or None, file=path))
     cells = [row[header.index(plan.target)] for row in rows]
     if "" in cells:
-        raise FormatError(
-            message("csv", "every target must be given", "fill it in, or remove the line", row=cells.index("") + 1, column=plan.target)
-        )
+        remedy = "fill it in, or remove the line"
+        raise FormatError(message("csv", "every target must be given", remedy, row=cells.index("") + 1, column=plan.target))
     numbers = _numbers(cells)
     values = np.array(cells) if numbers is None else numbers
     stratified = values if _task("csv", values, plan.task) == CLASSIFICATION else None

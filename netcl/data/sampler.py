@@ -91,12 +91,10 @@ class WeightedRandomSampler(Sampler):
         if self.weights.ndim != 1 or not (self.weights >= 0).all() or not self.weights.sum() > 0:
             what = "WeightedRandomSampler"
             raise ValueError(message(what, "weights must be a vector of numbers >= 0 with a sum above 0", weights=f"{weights!r:.80}"))
-        if not replacement and num_samples > np.count_nonzero(self.weights):
-            what, some = (
-                "without replacement, num_samples must be at most the count of nonzero weights",
-                int(np.count_nonzero(self.weights)),
-            )
-            raise ValueError(message("WeightedRandomSampler", what, num_samples=num_samples, nonzero=some))
+        nonzero = int(np.count_nonzero(self.weights))
+        if not replacement and num_samples > nonzero:
+            what = "without replacement, num_samples must be at most the count of nonzero weights"
+            raise ValueError(message("WeightedRandomSampler", what, num_samples=num_samples, nonzero=nonzero))
 
     def __iter__(self) -> Iterator[int]:
         shares = self.weights / self.weights.sum()

@@ -174,10 +174,8 @@ class _ConvTranspose(_Convolution):
         """Return the settings of the op; ``output_size`` (of the last axes) determines the output padding."""
         extra = self.output_padding
         if output_size is not None:
-            sizes, rows = (
-                [int(n) for n in output_size][-self.axes :],
-                zip(self.stride, self.padding, self.dilation, self.kernel_size, strict=True),
-            )
+            sizes = [int(n) for n in output_size][-self.axes :]
+            rows = zip(self.stride, self.padding, self.dilation, self.kernel_size, strict=True)
             least = [(n - 1) * s - 2 * p + d * (k - 1) + 1 for n, (s, p, d, k) in zip(x.shape[-self.axes :], rows, strict=True)]
             extra = tuple(size - low for size, low in zip(sizes, least, strict=True))
             if any(not 0 <= n < s for n, s in zip(extra, self.stride, strict=True)):

@@ -45,9 +45,8 @@ def register_layer(name: str | Callable[..., Any], constructor: Callable[..., An
         return lambda made: register_layer(name, made)
     known = _constructors.get(name, constructor)
     if known is not constructor and _place(known) != _place(constructor):
-        raise ValueError(
-            message("register_layer", f"{name!r} cannot be registered twice", "choose another name, or call unregister_layer first")
-        )
+        remedy = "choose another name, or call unregister_layer first"
+        raise ValueError(message("register_layer", f"{name!r} cannot be registered twice", remedy))
     _constructors[name] = constructor
     _names.setdefault(constructor, name)
     return constructor

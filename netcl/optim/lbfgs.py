@@ -80,10 +80,9 @@ class LBFGS(Optimizer):
         for name in ("lr", "tolerance_grad", "tolerance_change"):
             check_number(self.op, name, group[name])
         check_counts(self.op, max_iter=group["max_iter"], max_eval=group["max_eval"], history_size=group["history_size"])
-        if group["line_search_fn"] not in (None, "strong_wolfe"):
-            raise ValueError(
-                message(self.op, "line_search_fn must be None or 'strong_wolfe'", line_search_fn=repr(group["line_search_fn"]))
-            )
+        search = group["line_search_fn"]
+        if search not in (None, "strong_wolfe"):
+            raise ValueError(message(self.op, "line_search_fn must be None or 'strong_wolfe'", line_search_fn=repr(search)))
 
     # ---- parameters as one vector
 

@@ -133,9 +133,8 @@ class Optimizer:
         """Raise on an unknown keyword and on ``differentiable=True``; torch's other switches are ignored, as they do not change results."""
         unknown = sorted(set(switches) - TORCH_SWITCHES)
         if unknown:
-            raise TypeError(
-                message(self.op, f"unknown option {unknown[0]!r}", f"known are {', '.join(inspect.signature(type(self)).parameters)}")
-            )
+            known = ", ".join(inspect.signature(type(self)).parameters)
+            raise TypeError(message(self.op, f"unknown option {unknown[0]!r}", f"known are {known}"))
         if switches.get("differentiable"):
             raise ValueError(message(self.op, "differentiable must be False", "leave it out"))
 
@@ -409,9 +408,8 @@ class Optimizer:
         for number, saved in state_dict["state"].items():
             number = int(number) if isinstance(number, str) and number.isdecimal() else number
             if number not in parameters:
-                raise ValueError(
-                    message(self.op, f"every parameter of the state must be in a group, got {number!r}", parameters=len(numbers))
-                )
+                what = f"every parameter of the state must be in a group, got {number!r}"
+                raise ValueError(message(self.op, what, parameters=len(numbers)))
             p = parameters[number]
             state[p] = self._loaded_state(p, number, saved, group_of[id(p)])
         self.state = state

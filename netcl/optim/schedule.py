@@ -459,10 +459,8 @@ class OneCycleLR(Scheduler):
 
     def rates(self, first: bool) -> Sequence[float]:
         if self.last_epoch > self.total_steps:
-            remedy = "make total_steps larger, or stop stepping the scheduler"
-            raise ValueError(
-                message("OneCycleLR", "step must be at most total_steps", remedy, step=self.last_epoch, total_steps=self.total_steps)
-            )
+            what, remedy = "step must be at most total_steps", "make total_steps larger, or stop stepping the scheduler"
+            raise ValueError(message("OneCycleLR", what, remedy, step=self.last_epoch, total_steps=self.total_steps))
         at = next((i for i, phase in enumerate(self.phases) if self.last_epoch <= phase[0]), len(self.phases) - 1)
         start = self.phases[at - 1][0] if at else 0.0
         end, *ends = self.phases[at]
@@ -512,9 +510,8 @@ class _Several(Scheduler):
                 what = f"scheduler {i} must be a Scheduler, whose step() takes no metric"
                 raise TypeError(message(op, what, "step a ReduceLROnPlateau by itself", given=type(scheduler).__name__))
             if scheduler.optimizer is not optimizer:
-                raise ValueError(
-                    message(op, f"scheduler {i} must belong to the same optimizer as the others", given=type(scheduler).__name__)
-                )
+                what = f"scheduler {i} must belong to the same optimizer as the others"
+                raise ValueError(message(op, what, given=type(scheduler).__name__))
         self.optimizer, self._schedulers = optimizer, list(schedulers)
 
     @property
