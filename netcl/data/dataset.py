@@ -142,10 +142,14 @@ class TensorDataset(Dataset):
 
 
 def taker(dataset: Any) -> Callable[[np.ndarray], Any] | None:
-    """Return the method that fetches many samples at once, or ``None``. ``ndarray.take`` is not used: it indexes the flattened array."""
+    """Return the method that fetches many samples at once, or ``None``. ``ndarray.take`` is not used: it indexes the flattened array.
+
+    A ``take`` is also not used if a subclass has redefined ``__getitem__`` alone: it would return other samples.
+    """
     if isinstance(dataset, np.ndarray):
         return dataset.__getitem__
-    return None if hasattr(dataset, "__array__") else getattr(dataset, "take", None)
+    latest = next((name for cls in type(dataset).__mro__ for name in ("take", "__getitem__") if name in vars(cls)), "take")
+    return None if hasattr(dataset, "__array__") or latest != "take" else getattr(dataset, "take", None)
 
 
 class Subset(Dataset):

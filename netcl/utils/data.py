@@ -55,6 +55,8 @@ class TensorDataset(data.TensorDataset):
     def __getitem__(self, index: Any) -> Any:
         return tuple(t[index] for t in self.tensors)
 
+    take = data.TensorDataset.take  # the same samples, as arrays
+
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "tensors": self.arrays}  # worker processes read arrays alone
 

@@ -32,6 +32,36 @@ def test_a_subset_takes_at_once_only_where_its_dataset_can():
         Subset(Squares(), [0, 10])
 
 
+def test_a_redefined_getitem_is_not_passed_over():
+    class Tenfold(TensorDataset):
+        def __getitem__(self, index):
+            x, y = super().__getitem__(index)
+            return x * 10, y
+
+    class WithTake(Tenfold):
+        def take(self, indices):
+            return self.arrays[0][indices] * 10, self.arrays[1][indices]
+
+    class Wrapped:
+        def __init__(self, dataset):
+            self.dataset = dataset
+
+        def __getattr__(self, name):
+            return getattr(self.__dict__["dataset"], name)
+
+        def __len__(self):
+            return len(self.dataset)
+
+        def __getitem__(self, index):
+            return self.dataset[index]
+
+    data = Tenfold(np.arange(4.0), np.arange(4))
+    for given in (data, Subset(data, range(4)), WithTake(*data.arrays), Wrapped(data)):
+        (x, y), *_ = DataLoader(given, 4)
+        assert x.tolist() == [0, 10, 20, 30] and y.tolist() == [0, 1, 2, 3]
+    assert not hasattr(Subset(data, [0]), "take") and hasattr(Subset(WithTake(*data.arrays), [0]), "take")
+
+
 def test_an_array_is_a_dataset_of_its_rows():
     rows = np.arange(12.0).reshape(6, 2)
     for data in (rows, Subset(rows, range(6)), list(rows)):
