@@ -56,11 +56,10 @@ def shard_batch(batch: Any, devices: Sequence[Any], weights: Sequence[float] | N
 def replicate_params(params: Iterable[Tensor], devices: Sequence[Any]) -> list[ReplicaParameters]:
     """Return one list of copies of ``params`` per device; the copies require gradients where the originals do."""
     originals = [(p.to_host(), p) for p in params]
-    replicas = [[Tensor.from_host(queue, values, p.dtype) for values, p in originals] for queue in queues_of(devices)]
-    for replica in replicas:
-        for copied, (_, p) in zip(replica, originals, strict=True):
-            copied.requires_grad, copied.persistent = p.requires_grad, True
-    return replicas
+    return [
+        [Tensor.from_host(queue, values, p.dtype, requires_grad=p.requires_grad, persistent=True) for values, p in originals]
+        for queue in queues_of(devices)
+    ]
 
 
 def _lists(op: str, replicas: Sequence[Any]) -> list[ReplicaParameters]:

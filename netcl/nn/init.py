@@ -174,9 +174,8 @@ def calculate_gain(nonlinearity: str, param: float | None = None) -> float:
     """
     if nonlinearity == "leaky_relu":
         return math.sqrt(2.0 / (1 + (0.01 if param is None else param) ** 2))
-    known = {"tanh": 5.0 / 3, "relu": math.sqrt(2.0), "selu": 0.75}
     linear = ("linear", "sigmoid", "conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d")
-    known.update(dict.fromkeys(linear, 1.0))
+    known = {"tanh": 5.0 / 3, "relu": math.sqrt(2.0), "selu": 0.75, **dict.fromkeys(linear, 1.0)}
     if nonlinearity not in known:
         remedy = f"known: leaky_relu, {', '.join(known)}"
         raise ValueError(message("calculate_gain", "unknown nonlinearity", remedy, nonlinearity=repr(nonlinearity)))
