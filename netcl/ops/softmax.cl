@@ -5,7 +5,7 @@
 #ifndef LOGARITHM  // 1: the logarithm of softmax
 #define LOGARITHM 0
 #endif
-#ifndef KEEPS_EXP  // 1: y holds exp(x - max) for a while (it must not round), so it need not be computed twice
+#ifndef KEEPS_EXP  // 1: y holds exp(x - max) for a while (it must not round), so it need not be computed twice; without LOGARITHM only
 #define KEEPS_EXP 1
 #endif
 
@@ -16,6 +16,15 @@
 LANES_OF(X)
 LANES_OF(P)
 STORE_LANES_OF(Y)
+
+// An element of the result; m: the largest of its row.
+#if LOGARITHM
+#define SCALE_OF(sum) log(sum)
+#define RESULT(x) ((x) - m - scale)
+#else
+#define SCALE_OF(sum) (1 / (sum))
+#define RESULT(x) (EXP_BELOW((x) - m) * scale)
+#endif
 
 #if !COLUMNS
 
@@ -37,7 +46,7 @@ SIZED __kernel void softmax_rows(__global const X_T* x, __global Y_T* y, const i
       sums += e;
       kept[k] = LOGARITHM ? kept[k] - m : e;
     }
-    const real sum = GROUP_SUM(lanes_sum(sums)), scale = LOGARITHM ? log(sum) : 1 / sum;
+    const real scale = SCALE_OF(GROUP_SUM(lanes_sum(sums)));
     FOR_HELD(k, i, n) Y_VSTORE(yr, i, LOGARITHM ? kept[k] - scale : kept[k] * scale);
 #else
     vec most = LOWEST;
@@ -52,7 +61,7 @@ SIZED __kernel void softmax_rows(__global const X_T* x, __global Y_T* y, const i
     FOR_VECTORS(i, n) {
       const vec e = EXP_BELOW(X_VLOAD(xr, i) - m);
       sums += e;
-#if KEEPS_EXP && !LOGARITHM
+#if KEEPS_EXP
       Y_VSTORE(yr, i, e);
 #endif
     }
@@ -60,24 +69,17 @@ SIZED __kernel void softmax_rows(__global const X_T* x, __global Y_T* y, const i
     FOR_REST(i, n) {
       const real e = exp(X_LOAD(xr, i) - m);
       sum += e;
-#if KEEPS_EXP && !LOGARITHM
+#if KEEPS_EXP
       Y_STORE(yr, i, e);
 #endif
     }
-    sum = GROUP_SUM(sum);
-#if LOGARITHM
-    const real scale = log(sum);
-    FOR_VECTORS(i, n) Y_VSTORE(yr, i, X_VLOAD(xr, i) - m - scale);
-    FOR_REST(i, n) Y_STORE(yr, i, X_LOAD(xr, i) - m - scale);
-#else
-    const real scale = 1 / sum;
+    const real scale = SCALE_OF(GROUP_SUM(sum));
 #if KEEPS_EXP
     FOR_VECTORS(i, n) Y_VSTORE(yr, i, Y_VLOAD(yr, i) * scale);
     FOR_REST(i, n) Y_STORE(yr, i, Y_LOAD(yr, i) * scale);
 #else
-    FOR_VECTORS(i, n) Y_VSTORE(yr, i, EXP_BELOW(X_VLOAD(xr, i) - m) * scale);
-    FOR_REST(i, n) Y_STORE(yr, i, exp(X_LOAD(xr, i) - m) * scale);
-#endif
+    FOR_VECTORS(i, n) Y_VSTORE(yr, i, RESULT(X_VLOAD(xr, i)));
+    FOR_REST(i, n) Y_STORE(yr, i, RESULT(X_LOAD(xr, i)));
 #endif
 #endif
   }
@@ -97,13 +99,8 @@ SIZED __kernel void softmax_columns(__global const X_T* x, __global Y_T* y, cons
     m = LARGER(m, v);
   }
   for (long i = start; i < end; i += inner) sum += EXP_BELOW(X_lanes(x, i, left) - m);
-#if LOGARITHM
-  const vec scale = log(sum);
-  for (long i = start; i < end; i += inner) Y_store_lanes(y, i, left, X_lanes(x, i, left) - m - scale);
-#else
-  const vec scale = 1 / sum;
-  for (long i = start; i < end; i += inner) Y_store_lanes(y, i, left, EXP_BELOW(X_lanes(x, i, left) - m) * scale);
-#endif
+  const vec scale = SCALE_OF(sum);
+  for (long i = start; i < end; i += inner) Y_store_lanes(y, i, left, RESULT(X_lanes(x, i, left)));
 }
 
 #endif
