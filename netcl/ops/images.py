@@ -5,7 +5,8 @@ Signals become images of height 1, so that one-dimensional ops can use two-dimen
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from netcl.core.errors import ShapeError, message
@@ -21,6 +22,20 @@ def image(name: str, x: Any, allowed: Sequence[str] = launch.FLOATS, label: str 
         raise ShapeError(message(name, f"{label} must have four dimensions: batch, channels, height, width", **{f"{label}.shape": x.shape}))
     launch.check_dtype(name, x, allowed, label)
     return x
+
+
+def run_lines(cl_file: str, kernel: str, defines: Mapping[str, str], result: Tensor, *args: Any) -> None:
+    """Launch a kernel of images.cl and ``cl_file`` that fills ``result``. A work-item computes a line on CPUs, an element on GPUs.
+
+    Operands X and Y have the dtype of ``result``, I is int32. Arguments of the kernel: ``args``, and the elements of a work-item.
+    """
+    if not result.size:
+        return
+    queue, (*lines, across) = result.queue, result.shape
+    span = across if launch.on_cpu_device(queue) else 1
+    operands = {"X": result.dtype, "Y": result.dtype, "I": "int32"}
+    built = launch.kernel(queue, __file__, f"images.cl {cl_file}", kernel, operands, defines)
+    built(queue, (math.prod(lines) * -(-across // span),), (1 if span > 1 else launch.LOCAL_1D,), *args, span)
 
 
 def from_signal(F: Any, x: Any) -> Any:

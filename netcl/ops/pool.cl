@@ -1,6 +1,11 @@
-// Pooling of images: a work-item makes `span` neighbours of one row of the result. Gradients gather: a pixel asks the windows
-// that hold it, so nothing is added concurrently. CPUs with planes for every core do better by pool_planes.cl.
+// Pooling of images, with LINE_OF of images.cl. Gradients gather: a pixel asks the windows that hold it, so nothing is added concurrently.
+// CPUs with planes for every core do better by pool_planes.cl.
 // Operands: X what is read (X_T X_REAL X_LOAD), Y what is written (Y_T Y_STORE), I places of the largest values (I_T I_STORE I_LOAD).
+
+// Of a pooling; images have H x W pixels, results OH x OW.
+#define SIZE_NUMBERS                                                                                                  \
+  int planes, int H, int W, int OH, int OW, int kernel_h, int kernel_w, int stride_h, int stride_w, int pad_h, int pad_w, \
+  int dilation_h, int dilation_w, int how, int span
 
 // Options, as one argument: decided while running, so that a dtype has one program.
 #define ADAPTIVE(how) ((how) & 1)   // windows divide the image evenly; kernel, stride, padding and dilation are not read
@@ -32,12 +37,8 @@ static inline Window window(int out, int size, int outs, int kernel_size, int st
 #define WINDOW_X(o) window(o, W, OW, kernel_w, stride_w, pad_w, dilation_w, how)
 
 // Largest value of each window and its place in the plane; the first of equals, and NaN before all.
-__kernel void pool_max(__global const X_T* restrict x, __global Y_T* restrict y, __global I_T* restrict places, int planes, int H, int W, int OH,
-                       int OW, int kernel_h, int kernel_w, int stride_h, int stride_w, int pad_h, int pad_w, int dilation_h, int dilation_w, int how,
-                       int span) {
-  const int spans = (OW + span - 1) / span, i = get_global_id(0);
-  if (i >= planes * OH * spans) return;
-  const int line = i / spans, begin = (i - line * spans) * span, end = begin + span < OW ? begin + span : OW;
+__kernel void pool_max(__global const X_T* restrict x, __global Y_T* restrict y, __global I_T* restrict places, SIZE_NUMBERS) {
+  LINE_OF(OH, OW)
   __global const X_T* plane = x + (size_t)(line / OH) * H * W;
   const Window rows = WINDOW_Y(line % OH);
   for (int o = begin; o < end; ++o) {
@@ -57,11 +58,8 @@ __kernel void pool_max(__global const X_T* restrict x, __global Y_T* restrict y,
   }
 }
 
-__kernel void pool_average(__global const X_T* restrict x, __global Y_T* restrict y, int planes, int H, int W, int OH, int OW, int kernel_h,
-                           int kernel_w, int stride_h, int stride_w, int pad_h, int pad_w, int dilation_h, int dilation_w, int how, int span) {
-  const int spans = (OW + span - 1) / span, i = get_global_id(0);
-  if (i >= planes * OH * spans) return;
-  const int line = i / spans, begin = (i - line * spans) * span, end = begin + span < OW ? begin + span : OW;
+__kernel void pool_average(__global const X_T* restrict x, __global Y_T* restrict y, SIZE_NUMBERS) {
+  LINE_OF(OH, OW)
   __global const X_T* plane = x + (size_t)(line / OH) * H * W;
   const Window rows = WINDOW_Y(line % OH);
   for (int o = begin; o < end; ++o) {
@@ -91,12 +89,9 @@ static inline int end_window(int pixel, int size, int outs, int kernel_size, int
 #define FIRST_X(p) first_window(p, W, OW, kernel_w, stride_w, pad_w, dilation_w, how)
 #define END_X(p) end_window(p, W, OW, kernel_w, stride_w, pad_w, dilation_w, how)
 
-__kernel void pool_max_grad(__global const X_T* restrict dy, __global const I_T* restrict places, __global Y_T* restrict dx, int planes, int H,
-                            int W, int OH, int OW, int kernel_h, int kernel_w, int stride_h, int stride_w, int pad_h, int pad_w, int dilation_h,
-                            int dilation_w, int how, int span) {
-  const int spans = (W + span - 1) / span, i = get_global_id(0);
-  if (i >= planes * H * spans) return;
-  const int line = i / spans, begin = (i - line * spans) * span, end = begin + span < W ? begin + span : W, row = line % H;
+__kernel void pool_max_grad(__global const X_T* restrict dy, __global const I_T* restrict places, __global Y_T* restrict dx, SIZE_NUMBERS) {
+  LINE_OF(H, W)
+  const int row = line % H;
   const size_t plane = (size_t)(line / H) * OH * OW;
   const int first = FIRST_Y(row), last = END_Y(row);
   for (int p = begin; p < end; ++p) {
@@ -108,12 +103,9 @@ __kernel void pool_max_grad(__global const X_T* restrict dy, __global const I_T*
   }
 }
 
-__kernel void pool_average_grad(__global const X_T* restrict dy, __global Y_T* restrict dx, int planes, int H, int W, int OH, int OW,
-                                int kernel_h, int kernel_w, int stride_h, int stride_w, int pad_h, int pad_w, int dilation_h, int dilation_w, int how,
-                                int span) {
-  const int spans = (W + span - 1) / span, i = get_global_id(0);
-  if (i >= planes * H * spans) return;
-  const int line = i / spans, begin = (i - line * spans) * span, end = begin + span < W ? begin + span : W, row = line % H;
+__kernel void pool_average_grad(__global const X_T* restrict dy, __global Y_T* restrict dx, SIZE_NUMBERS) {
+  LINE_OF(H, W)
+  const int row = line % H;
   const size_t plane = (size_t)(line / H) * OH * OW;
   const int first = FIRST_Y(row), last = END_Y(row);
   for (int p = begin; p < end; ++p) {

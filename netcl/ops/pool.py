@@ -18,7 +18,7 @@ from netcl.engine.registry import REGISTRY, S, composite, op
 from netcl.engine.strided import broadcast_to
 from netcl.ops.conv.arrays import windows
 from netcl.ops.conv.geometry import Pair, frozen, pair
-from netcl.ops.images import for_image, from_signal, image, to_signal
+from netcl.ops.images import for_image, from_signal, image, run_lines, to_signal
 from netcl.ops.pointwise import DIV
 
 
@@ -92,15 +92,9 @@ def _check_gradient(name: str, dy: Tensor, w: Windows) -> None:
 
 
 def _run_pool(kernel: str, w: Windows, result: Tensor, *tensors: Tensor, count_pad: bool = True) -> None:
-    """Launch a kernel of ``pool.cl`` that fills ``result``. A work-item computes a row on CPUs, an element on GPUs."""
-    if not result.size:
-        return
-    queue, (planes, across) = result.queue, (math.prod(result.shape[:2]), result.shape[3])
-    span = across if launch.on_cpu_device(queue) else 1
-    built = launch.kernel(queue, __file__, "pool.cl", kernel, {"X": result.dtype, "Y": result.dtype, "I": "int32"})
-    numbers = (planes, *w.size, *w.outs, *w.kernel, *w.stride, *w.pad, *w.dilation, w.adaptive + 2 * count_pad, span)
-    items = planes * result.shape[2] * -(-across // span)
-    built(queue, (items,), (1 if span > 1 else launch.LOCAL_1D,), *tensors, *numbers)
+    """Launch a kernel of ``pool.cl`` that fills ``result``."""
+    numbers = (*w.size, *w.outs, *w.kernel, *w.stride, *w.pad, *w.dilation, w.adaptive + 2 * count_pad)
+    run_lines("pool.cl", kernel, {}, result, *tensors, math.prod(result.shape[:2]), *numbers)
 
 
 # ---- in NumPy

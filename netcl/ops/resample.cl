@@ -1,4 +1,4 @@
-// Images at other resolutions. The gradient gathers: an input pixel sums over the outputs that read it.
+// Images at other resolutions, with LINE_OF of images.cl. The gradient gathers: an input pixel sums over the outputs that read it.
 // Operands: X what is read (X_T X_LOAD), Y what is written (Y_T Y_STORE).
 
 // Options, as one argument: how an image is read is decided while running, so that a dtype has one program.
@@ -29,14 +29,13 @@ static inline Place place_of(int out, int size, REAL step, int how) {
   return at;
 }
 
-// Steps come as two floats whose sum is exact enough for double.
+// Of a resampling; steps come as two floats whose sum is exact enough for double.
+#define SIZE_NUMBERS \
+  int planes, int H, int W, int OH, int OW, float y_step, float y_rest, float x_step, float x_rest, int how, int span
 #define STEP(a) ((REAL)a##_step + (REAL)a##_rest)
 
-__kernel void resample(__global const X_T* restrict x, __global Y_T* restrict y, int planes, int H, int W, int OH, int OW, float y_step,
-                       float y_rest, float x_step, float x_rest, int how, int span) {
-  const int spans = (OW + span - 1) / span, i = get_global_id(0);
-  if (i >= planes * OH * spans) return;
-  const int line = i / spans, begin = (i - line * spans) * span, end = begin + span < OW ? begin + span : OW;
+__kernel void resample(__global const X_T* restrict x, __global Y_T* restrict y, SIZE_NUMBERS) {
+  LINE_OF(OH, OW)
   const Place v = place_of(line % OH, H, STEP(y), how);
   __global const X_T* plane = x + (size_t)(line / OH) * H * W;
   for (int o = begin; o < end; ++o) {
@@ -69,11 +68,9 @@ static inline REAL weight_of(int out, int pixel, int size, REAL step, int how) {
   return (at.low == pixel ? 1 - at.share : 0) + (at.high == pixel ? at.share : 0);
 }
 
-__kernel void resample_grad(__global const X_T* restrict dy, __global Y_T* restrict dx, int planes, int H, int W, int OH, int OW, float y_step,
-                            float y_rest, float x_step, float x_rest, int how, int span) {
-  const int spans = (W + span - 1) / span, i = get_global_id(0);
-  if (i >= planes * H * spans) return;
-  const int line = i / spans, begin = (i - line * spans) * span, end = begin + span < W ? begin + span : W, row = line % H;
+__kernel void resample_grad(__global const X_T* restrict dy, __global Y_T* restrict dx, SIZE_NUMBERS) {
+  LINE_OF(H, W)
+  const int row = line % H;
   const size_t plane = (size_t)(line / H) * OH * OW;
   const int first = first_reader(row, H, OH, STEP(y), how), last = end_reader(row, H, OH, STEP(y), how);
   for (int p = begin; p < end; ++p) {

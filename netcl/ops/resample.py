@@ -14,7 +14,7 @@ from netcl.core.tensor import Tensor
 from netcl.engine import launch
 from netcl.engine.registry import S, composite, op
 from netcl.ops.conv.geometry import Pair, frozen, pair
-from netcl.ops.images import from_signal, image, to_signal
+from netcl.ops.images import from_signal, image, run_lines, to_signal
 from netcl.ops.pointwise import unary
 
 Steps = Sequence[float]
@@ -48,20 +48,6 @@ def _resampled(x: np.ndarray, size: Pair, steps: Steps, mode: str, align: bool, 
 # ---- interpolation
 
 
-def _run_resample(kernel: str, source: Tensor, result: Tensor, size: Any, outs: Any, steps: Steps, mode: str, align: bool) -> Tensor:
-    """Launch a kernel of ``resample.cl`` that fills ``result``; return ``result``. A work-item computes a row (CPU) or an element (GPU)."""
-    if not result.size:
-        return result
-    queue, (planes, across) = result.queue, (math.prod(result.shape[:2]), result.shape[3])
-    span = across if launch.on_cpu_device(queue) else 1
-    operands = {"X": source.dtype, "Y": source.dtype}
-    built = launch.kernel(queue, __file__, "resample.cl", kernel, operands, {"REAL": dtypes.DTYPES[source.dtype].c_compute})
-    parts = [part for step in steps for part in (float(np.float32(step)), step - float(np.float32(step)))]
-    items, how = planes * result.shape[2] * -(-across // span), (mode == "bilinear") + 2 * align
-    built(queue, (items,), (1 if span > 1 else launch.LOCAL_1D,), source, result, planes, *size, *outs, *parts, how, span)
-    return result
-
-
 def _resample_vjp(F, g, x_shape, steps, mode, align_corners, back):
     return F.resample2d(g, size=x_shape[2:], steps=steps, mode=mode, align_corners=align_corners, back=not back)
 
@@ -84,7 +70,11 @@ def resample2d(x: Tensor, *, size: Pair, steps: Steps, mode: str = "nearest", al
         return launch.run_cpu(_resampled, x, size=wanted, steps=steps, mode=mode, align=align_corners, back=back)
     y = Tensor.empty((*x.shape[:2], *wanted), x.dtype, queue=x.queue)
     before, after = (wanted, x.shape[2:]) if back else (x.shape[2:], wanted)
-    return _run_resample("resample_grad" if back else "resample", x, y, before, after, steps, mode, align_corners)
+    parts = [part for step in steps for part in (float(np.float32(step)), step - float(np.float32(step)))]
+    numbers = (math.prod(x.shape[:2]), *before, *after, *parts, (mode == "bilinear") + 2 * align_corners)
+    defines = {"REAL": dtypes.DTYPES[x.dtype].c_compute}
+    run_lines("resample.cl", "resample_grad" if back else "resample", defines, y, x, y, *numbers)
+    return y
 
 
 _MODES = ("nearest", "nearest-exact", "linear", "bilinear", "bicubic", "trilinear", "area")
