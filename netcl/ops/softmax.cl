@@ -9,10 +9,6 @@
 #define KEEPS_EXP 1
 #endif
 
-#ifndef COLUMNS  // 1: over columns, 0: over rows
-#define COLUMNS 0
-#endif
-
 LANES_OF(X)
 LANES_OF(P)
 STORE_LANES_OF(Y)
@@ -25,8 +21,6 @@ STORE_LANES_OF(Y)
 #define SCALE_OF(sum) (1 / (sum))
 #define RESULT(x) (EXP_BELOW((x) - m) * scale)
 #endif
-
-#if !COLUMNS
 
 // A NaN anywhere in a row reaches the sum, and through it every element; so does the NaN of inf - inf.
 SIZED __kernel void softmax_rows(__global const X_T* x, __global Y_T* y, const int rows, const int n, const int each) {
@@ -85,8 +79,6 @@ SIZED __kernel void softmax_rows(__global const X_T* x, __global Y_T* y, const i
   }
 }
 
-#else
-
 SIZED __kernel void softmax_columns(__global const X_T* x, __global Y_T* y, const int outer, const int n, const int inner) {
   const int blocks = (inner + VEC - 1) / VEC;
   const int block = get_global_id(0);
@@ -103,8 +95,6 @@ SIZED __kernel void softmax_columns(__global const X_T* x, __global Y_T* y, cons
   for (long i = start; i < end; i += inner) Y_store_lanes(y, i, left, RESULT(X_lanes(x, i, left)));
 }
 
-#endif
-
 // x is the gradient here, p the softmax (or its logarithm), y the gradient of the input.
 #if LOGARITHM
 #define WEIGHT(g, p) (g)
@@ -114,7 +104,6 @@ SIZED __kernel void softmax_columns(__global const X_T* x, __global Y_T* y, cons
 #define INPUT_GRADIENT(g, p, sum) (((g) - (sum)) * (p))
 #endif
 
-#if !COLUMNS
 SIZED __kernel void softmax_grad_rows(__global const X_T* g, __global const P_T* p, __global Y_T* y, const int rows, const int n,
                                       const int each) {
   SHARED
@@ -132,8 +121,6 @@ SIZED __kernel void softmax_grad_rows(__global const X_T* g, __global const P_T*
   }
 }
 
-#else
-
 SIZED __kernel void softmax_grad_columns(__global const X_T* g, __global const P_T* p, __global Y_T* y, const int outer, const int n,
                                          const int inner) {
   const int blocks = (inner + VEC - 1) / VEC;
@@ -148,4 +135,3 @@ SIZED __kernel void softmax_grad_columns(__global const X_T* g, __global const P
     Y_store_lanes(y, i, left, INPUT_GRADIENT(gi, pi, sum));
   }
 }
-#endif

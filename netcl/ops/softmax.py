@@ -33,7 +33,7 @@ def _run_softmax(op_name: str, kernel: str, axis: int, operands: dict[str, Tenso
     dtypes = {name: x.dtype for name, x in operands.items()} | {"Y": out.dtype}
     dtypes.setdefault("P", out.dtype)
     keeps = not log and out.dtype in ("float32", "float64") and launch.on_cpu_device(out.queue)  # a GPU computes faster than it reads
-    defines: dict[str, Any] = {"LOGARITHM": log, "COLUMNS": inner > 1, "KEEPS_EXP": keeps}
+    defines: dict[str, Any] = {"LOGARITHM": log, "KEEPS_EXP": keeps}
     where = (first.queue, __file__, "softmax.cl")
     if inner == 1:
         rows.run_rows(*where, f"{kernel}_rows", dtypes, outer, n, *operands.values(), out, **defines)
