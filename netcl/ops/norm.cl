@@ -1,6 +1,5 @@
-// Normalisation: what its kernels share. norm_rows.cl folds rows (layer, RMS, group and instance norm), batch_norm.cl whole channels
-// of (images, channels, span) tensors, batch_norm_parts.cl and norm_sums.cl parts of channels, where there are few channels or the span is 1.
-// They are files of their own because PoCL compiles every kernel of a program before it gives a binary away.
+// Normalisation: what its kernels share. norm_rows.cl folds rows (layer, RMS, group and instance norm), batch_norm.cl channels of (images,
+// channels, span) tensors or, where there are few channels or the span is 1, parts of them, as norm_sums.cl does for the gradients.
 // Operands: X input or upstream gradient, Z the input in gradients, K the result of a ReLU behind the norm, W weight, B bias, M statistics
 // and sums, R running statistics, Y result (X_T X_LOAD X_VLOAD, Z_T Z_LOAD Z_VLOAD, K_T K_LOAD K_VLOAD, W_T W_LOAD
 // W_VLOAD, B_T B_LOAD B_VLOAD, M_T M_LOAD M_STORE M_VLOAD M_VSTORE,
@@ -24,6 +23,12 @@
 #endif
 #ifndef MASKED  // 1: the gradient comes through a ReLU, whose result K is kept
 #define MASKED 0
+#endif
+#ifndef COLUMNS  // 1: the span is 1 and neighbouring channels make a vector
+#define COLUMNS 0
+#endif
+#ifndef STRIP  // vectors of channels that a work-item takes, so that it reads long runs of each image
+#define STRIP (VEC > 1 ? 16 : 1)
 #endif
 #ifndef VARIANCE  // 1: the second statistic is the variance, 0: one over the standard deviation
 #define VARIANCE 0

@@ -118,13 +118,7 @@ def weight_gradients(g: Any, x: Any, mean: Any, rstd: Any, view: View, shape: tu
 
 # ---- OpenCL
 
-NORM_FILES = {
-    "norm_rows": "norm_rows.cl", "norm_grad_rows": "norm_rows.cl", "batch_norm_channels": "batch_norm.cl",
-    "batch_norm_grad_channels": "batch_norm.cl", "sum_parts": "norm_sums.cl", "join_sums": "norm_sums.cl",
-    "moment_parts": "batch_norm_parts.cl",
-    "join_moments": "batch_norm_parts.cl", "norm_apply_rows": "batch_norm_parts.cl", "norm_apply_columns": "batch_norm_parts.cl",
-    "batch_norm_grad_rows": "batch_norm_parts.cl", "batch_norm_grad_columns": "batch_norm_parts.cl",
-}  # fmt: skip
+_FILES = "norm.cl norm_rows.cl norm_sums.cl batch_norm.cl"  # of which a launch compiles one kernel
 
 
 def operands_of(x: Tensor, z: Tensor, y: Tensor, weight: Any, bias: Any, stats: Tensor, running: Any = None) -> dict[str, str]:
@@ -148,7 +142,7 @@ def _row_sizes(shape: tuple[int, ...], axes: int, groups: int) -> tuple[int, int
 def run_norm_rows(
     kernel: str, operands: dict[str, str], defines: dict[str, int], like: Tensor, n_rows: int, n: int, *args: Any, run: int = 0
 ) -> None:
-    rows.run_rows(like.queue, __file__, f"norm.cl {NORM_FILES[kernel]}", kernel, operands, n_rows, n, *args, run=run, **defines)
+    rows.run_rows(like.queue, __file__, _FILES, kernel, operands, n_rows, n, *args, run=run, **defines)
 
 
 class Channels(NamedTuple):
@@ -185,7 +179,7 @@ def run_channels(
     else:
         quads = sizes.span % 4 == 0 and rows.aligned(args)
         spread = rows.channel_spread(queue, sizes.images * sizes.channels // folds * sizes.span, wide, quads)
-    found = rows.row_kernel(queue, __file__, f"norm.cl {NORM_FILES[kernel]}", kernel, operands, spread, defines)
+    found = rows.row_kernel(queue, __file__, _FILES, kernel, operands, spread, defines)
     strip = spread.vec * (CHANNEL_STRIP if spread.vec > 1 else 1)
     items = folds // sizes.channels * -(-sizes.channels // strip) if columns else folds * spread.group
     found(queue, items, spread.local, *args, sizes.images, sizes.channels, sizes.span)
@@ -199,7 +193,7 @@ def join_sums(operands: dict[str, str], like: Tensor, firsts: Tensor, seconds: T
     cpu, most, _ = rows.device_of(queue)
     local = 1 if cpu else 1 << (min(512, most).bit_length() - 1)
     spread = rows.Spread(local, local, (8 if "float64" in operands.values() else 16) if cpu else 1, 1)
-    found = rows.row_kernel(queue, __file__, f"norm.cl {NORM_FILES['join_sums']}", "join_sums", operands, spread, {})
+    found = rows.row_kernel(queue, __file__, _FILES, "join_sums", operands, spread, {})
     joined = empty_pair((channels,), like, firsts.dtype)
     tile = spread.vec * (JOINED_COLUMNS if local > JOINED_COLUMNS else 1)
     found(queue, 2 * local * -(-channels // tile), local, firsts, seconds, *joined, parts, channels)
@@ -207,9 +201,7 @@ def join_sums(operands: dict[str, str], like: Tensor, firsts: Tensor, seconds: T
 
 
 def run_join(kernel: str, operands: dict[str, str], defines: dict[str, int], queue: Any, channels: int, *args: Any) -> None:
-    found = rows.row_kernel(
-        queue, __file__, f"norm.cl {NORM_FILES[kernel]}", kernel, operands, rows.Spread(launch.LOCAL_1D, 1, 1, 1), defines
-    )
+    found = rows.row_kernel(queue, __file__, _FILES, kernel, operands, rows.Spread(launch.LOCAL_1D, 1, 1, 1), defines)
     found(queue, channels, launch.LOCAL_1D, *args)
 
 
@@ -431,7 +423,7 @@ def row_norm_grads(
     spread = rows.part_spread(x.queue, n_rows, n, operands, args)
     parts = empty_pair((-(-n_rows // spread.each), n), x, mean.dtype)
     defines = defines_of(weight, weight, True, centered=centered, sums=True)
-    found = rows.row_kernel(x.queue, __file__, f"norm.cl {NORM_FILES['norm_grad_rows']}", "norm_grad_rows", operands, spread, defines)
+    found = rows.row_kernel(x.queue, __file__, _FILES, "norm_grad_rows", operands, spread, defines)
     found(x.queue, parts[0].shape[0] * spread.group, spread.local, *args, *parts, 1, 1, n_rows, n, spread.each)
     bias_grad, weight_grad = join_sums(operands, x, *parts)
     return y, with_shape(weight_grad, shape), with_shape(bias_grad, shape)

@@ -1,17 +1,11 @@
 // The sums that are gradients of weight and bias, in parts. Macros of norm.cl and rows.cl: K_T X_T Z_T M_T M_LOAD M_STORE VEC LOCAL GROUP
-// SIZED SHARED SHARED_PASS LANE.
+// SIZED SHARED SHARED_PASS LANE COLUMNS STRIP.
 
-#ifndef COLUMNS  // 1: the span is 1 and neighbouring channels make a vector
-#define COLUMNS 0
-#endif
-#ifndef STRIP  // vectors of channels that a work-item takes, so that it reads long runs of each image
-#define STRIP (VEC > 1 ? 16 : 1)
-#endif
-
-#if !COLUMNS
+// With COLUMNS, statistics are per image (layer norm: per_image = 1) or per column (batch norm: per_image = 0).
 SIZED __kernel void sum_parts(__global const X_T* g, __global const K_T* kept, __global const Z_T* x, __global const M_T* means,
                               __global const M_T* rstds, __global M_T* firsts, __global M_T* seconds, const int chunk, const int parts,
                               const int per_image, const int shared_by, const int images, const int channels, const int span) {
+#if !COLUMNS
   SHARED
   const int row = get_global_id(0) / GROUP;
   const int from = row / channels * chunk, to = min(from + chunk, images);
@@ -20,12 +14,7 @@ SIZED __kernel void sum_parts(__global const X_T* g, __global const K_T* kept, _
     M_STORE(firsts, row, sums.x);
     M_STORE(seconds, row, sums.y);
   }
-}
 #else
-// Statistics per image (layer norm: per_image = 1) or per column (batch norm: per_image = 0).
-SIZED __kernel void sum_parts(__global const X_T* g, __global const K_T* kept, __global const Z_T* x, __global const M_T* means,
-                              __global const M_T* rstds, __global M_T* firsts, __global M_T* seconds, const int chunk, const int parts,
-                              const int per_image, const int shared_by, const int images, const int channels, const int span) {
   const int strips = (channels + VEC * STRIP - 1) / (VEC * STRIP);
   const int part = get_global_id(0) / strips, column = get_global_id(0) % strips * VEC * STRIP;
   if (part >= parts) return;
@@ -54,8 +43,8 @@ SIZED __kernel void sum_parts(__global const X_T* g, __global const K_T* kept, _
     M_store_lanes(firsts, at, channels - column - s * VEC, first[s]);
     M_store_lanes(seconds, at, channels - column - s * VEC, second[s]);
   }
-}
 #endif
+}
 
 #define TILE (LOCAL > 16 ? 16 : 1)  // vectors of neighbouring columns that a work-group joins
 
