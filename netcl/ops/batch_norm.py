@@ -23,7 +23,6 @@ from netcl.engine.registry import S, composite, op
 from netcl.ops.norm import (
     Channels,
     NormViews,
-    Upstream,
     batch_view,
     check_affine,
     defines_of,
@@ -248,19 +247,19 @@ def _before_relu(upstream: Tensor, x: Tensor) -> tuple[Tensor, Tensor] | None:
 
 def _grads(g: Tensor, kept: Tensor | None, x: Tensor, weight: Tensor | None, mean: Tensor, rstd: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Compute the gradients of input, weight and bias. ``g`` is the gradient of the norm's result or, if given, of its ReLU ``kept``."""
-    y, upstream = Tensor.empty(x.shape, x.dtype, queue=x.queue), Upstream(g, kept)
+    y, above = Tensor.empty(x.shape, x.dtype, queue=x.queue), (g, g if kept is None else kept)
     sizes = parts_of(x.queue, *batch_view(x.shape).shape)
     operands = operands_of(g, x, y, weight, weight, mean) | ({} if kept is None else {"K": kept.dtype})
-    defines = defines_of(weight, weight, per_element=sizes.span == 1, columns=sizes.span == 1) | upstream.defines
+    defines = defines_of(weight, weight, per_element=sizes.span == 1, columns=sizes.span == 1, masked=kept is not None)
     w = x if weight is None else weight
     if _fuses(x.queue, x, sizes.span):
         weight_grad, bias_grad = empty_pair(mean.shape, x, mean.dtype)
-        whole, args = sizes._replace(chunk=sizes.images, parts=1), (*upstream.args, x, w, mean, rstd, y, weight_grad, bias_grad)
+        whole, args = sizes._replace(chunk=sizes.images, parts=1), (*above, x, w, mean, rstd, y, weight_grad, bias_grad)
         run_channels("batch_norm_grad_channels", operands, defines, x.queue, whole, sizes.channels, *args)
         return y, weight_grad, bias_grad
-    weight_grad, bias_grad = sums(operands, upstream, x, mean, rstd, sizes, 0, 1)
+    weight_grad, bias_grad = sums(operands, g, kept, x, mean, rstd, sizes, 0, 1)
     kind, extra, n_rows, n = _apply_args(x, sizes.span)
-    given = (*(upstream.args if kind == "rows" else (g,)), x, w, mean, rstd, weight_grad, bias_grad, y, float(sizes.images * sizes.span))
+    given = (*(above if kind == "rows" else (g,)), x, w, mean, rstd, weight_grad, bias_grad, y, float(sizes.images * sizes.span))
     run_norm_rows(f"batch_norm_grad_{kind}", operands, defines, x, n_rows, n, *given, *extra)
     return y, weight_grad, bias_grad
 

@@ -209,31 +209,17 @@ def empty_pair(shape: tuple[int, ...], like: Tensor, dtype: str) -> tuple[Tensor
     return Tensor.empty(shape, dtype, queue=like.queue), Tensor.empty(shape, dtype, queue=like.queue)
 
 
-class Upstream(NamedTuple):
-    """An upstream gradient: of the norm's result or, if ``kept`` is given, of ``kept``, the result of a ReLU after the norm."""
-
-    g: Tensor
-    kept: Tensor | None = None
-
-    @property
-    def args(self) -> tuple[Tensor, Tensor]:
-        return self.g, self.g if self.kept is None else self.kept
-
-    @property
-    def defines(self) -> dict[str, int]:
-        return {"MASKED": int(self.kept is not None)}
-
-
 def sums(
-    operands: dict[str, str], upstream: Upstream, x: Tensor, mean: Tensor, rstd: Tensor, sizes: Channels, by_image: int, by: int
+    operands: dict[str, str], g: Tensor, kept: Tensor | None, x: Tensor, mean: Tensor, rstd: Tensor, sizes: Channels, by_image: int, by: int
 ) -> tuple[Tensor, Tensor]:
     """Return the sums of g * normalized x and of g over each channel: the gradients of weight and bias.
 
-    ``by_image`` is the number of statistics per image, 0 if they are per channel; ``by`` is the number of channels per group.
+    ``g`` is the gradient of the norm's result or, if given, of ``kept``, the result of a ReLU after the norm. ``by_image`` is the number of
+    statistics per image, 0 if they are per channel; ``by`` is the number of channels per group.
     """
-    defines = {"COLUMNS": int(sizes.span == 1 and by == 1 and by_image <= 1), **upstream.defines}
+    defines = {"COLUMNS": int(sizes.span == 1 and by == 1 and by_image <= 1), "MASKED": int(kept is not None)}
     firsts, seconds = empty_pair((sizes.parts, sizes.channels), x, mean.dtype)
-    args = (*upstream.args, x, mean, rstd, firsts, seconds, sizes.chunk, sizes.parts, by_image, by)
+    args = (g, g if kept is None else kept, x, mean, rstd, firsts, seconds, sizes.chunk, sizes.parts, by_image, by)
     run_channels("sum_parts", operands, defines, x.queue, sizes, sizes.parts * sizes.channels, *args)
     bias_grad, weight_grad = join_sums(operands, x, firsts, seconds)
     return weight_grad, bias_grad
@@ -445,10 +431,10 @@ def row_norm_weight_grad(
     operands = operands_of(upstream, x, x, None, None, mean)
     if groups:
         sizes = parts_of(x.queue, *batch_view(x.shape).shape)
-        return sums(operands, Upstream(upstream), x, mean, rstd, sizes, groups, x.shape[1] // groups)
+        return sums(operands, upstream, None, x, mean, rstd, sizes, groups, x.shape[1] // groups)
     n_rows = math.prod(x.shape[: x.ndim - axes])
     sizes = parts_of(x.queue, n_rows, math.prod(shape), 1)
-    weight_grad, bias_grad = sums(operands, Upstream(upstream), x, mean, rstd, sizes, 1, 1)
+    weight_grad, bias_grad = sums(operands, upstream, None, x, mean, rstd, sizes, 1, 1)
     return with_shape(weight_grad, shape), with_shape(bias_grad, shape)
 
 
