@@ -23,11 +23,11 @@ from netcl.engine.registry import S, composite, op
 from netcl.ops.norm import (
     Channels,
     NormViews,
+    all_gradients,
     batch_view,
     check_affine,
     defines_of,
     empty_pair,
-    input_gradient,
     norm_arrays,
     operands_of,
     parts_of,
@@ -37,7 +37,6 @@ from netcl.ops.norm import (
     shaped,
     sums,
     through_statistics,
-    weight_gradients,
 )
 from netcl.ops.pointwise import add, mul, neg, relu, rsqrt, sub
 
@@ -55,11 +54,6 @@ _BATCH_GRAD_SAMPLES = [
 
 
 # ---- NumPy
-
-
-def _batch_norm_grad_cpu(g: Any, x: Any, weight: Any, mean: Any, rstd: Any) -> tuple[np.ndarray, ...]:
-    view = batch_view(x.shape)
-    return input_gradient(g, x, weight, mean, rstd, view), *weight_gradients(g, x, mean, rstd, view, x.shape[1:2])
 
 
 def _inference_cpu(x: Any, mean: Any, var: Any, weight: Any, bias: Any, eps: float, fuse_relu: bool) -> np.ndarray:
@@ -305,7 +299,8 @@ def batch_norm_grad(upstream: Tensor, x: Tensor, weight: Tensor | None, mean: Te
     upstream, x, weight, mean, rstd = launch.as_tensors("batch_norm_grad", upstream, x, weight, mean, rstd)
     _check_batch("batch_norm_grad", x, weight, None, mean, rstd, ("mean", "rstd"))
     if x.backend == "cpu":
-        return launch.run_cpu(_batch_norm_grad_cpu, upstream, x, weight, mean, rstd, dtype=(x.dtype, mean.dtype, mean.dtype))
+        kinds, where = (x.dtype, mean.dtype, mean.dtype), {"view": batch_view(x.shape), "shape": x.shape[1:2]}
+        return launch.run_cpu(all_gradients, upstream, x, weight, mean, rstd, dtype=kinds, **where)
     if not x.size:
         none = Tensor.zeros(mean.shape, mean.dtype, queue=x.queue)
         return Tensor.empty(x.shape, x.dtype, queue=x.queue), none, Tensor.zeros(mean.shape, mean.dtype, queue=x.queue)

@@ -105,15 +105,21 @@ def norm_arrays(x: Any, weight: Any, bias: Any, view: View, eps: float, centered
     return y.reshape(x.shape), np.zeros_like(rstd) if mean is None else mean, rstd
 
 
-def input_gradient(g: Any, x: Any, weight: Any, mean: Any, rstd: Any, view: View, centered: bool = True) -> np.ndarray:
+def _input_gradient(g: Any, x: Any, weight: Any, mean: Any, rstd: Any, view: View, centered: bool = True) -> np.ndarray:
     given = g.reshape(view.shape), x.reshape(view.shape), None if weight is None else weight.reshape(view.affine)
     stats = mean.reshape(view.stats), rstd.reshape(view.stats)
     return norm_grad_rows(ArrayRows(x, view.stat_axes), *given, *stats, centered).reshape(x.shape)
 
 
-def weight_gradients(g: Any, x: Any, mean: Any, rstd: Any, view: View, shape: tuple[int, ...]) -> tuple[np.ndarray, ...]:
+def _weight_gradients(g: Any, x: Any, mean: Any, rstd: Any, view: View, shape: tuple[int, ...]) -> tuple[np.ndarray, ...]:
     given = g.reshape(view.shape), x.reshape(view.shape), mean.reshape(view.stats), rstd.reshape(view.stats)
     return tuple(t.sum(view.affine_axes).reshape(shape) for t in norm_weight_terms(ArrayRows(x, ()), *given))
+
+
+def all_gradients(
+    g: Any, x: Any, weight: Any, mean: Any, rstd: Any, view: View, shape: tuple[int, ...], centered: bool = True
+) -> tuple[Any, ...]:
+    return _input_gradient(g, x, weight, mean, rstd, view, centered), *_weight_gradients(g, x, mean, rstd, view, shape)
 
 
 # ---- OpenCL
@@ -374,7 +380,7 @@ def row_norm_grad(
     _check_row_norm("row_norm_grad", x, weight, None, axes, groups)
     if x.backend == "cpu":
         view = _row_view(x.shape, axes, groups)
-        return launch.run_cpu(input_gradient, upstream, x, weight, mean, rstd, dtype=x.dtype, view=view, centered=centered)
+        return launch.run_cpu(_input_gradient, upstream, x, weight, mean, rstd, dtype=x.dtype, view=view, centered=centered)
     y = Tensor.empty(x.shape, x.dtype, queue=x.queue)
     if x.size:
         n_groups, channels, n_rows, n = _row_sizes(x.shape, axes, groups)
@@ -382,10 +388,6 @@ def row_norm_grad(
         args = (upstream, x, x if weight is None else weight, mean, rstd, y, y, y, n_groups, channels)
         run_norm_rows("norm_grad_rows", operands_of(upstream, x, y, weight, weight, mean), defines, x, n_rows, n, *args, run=n // channels)
     return y
-
-
-def _grads_cpu(g: Any, x: Any, weight: Any, mean: Any, rstd: Any, view: View, shape: tuple[int, ...], centered: bool) -> tuple[Any, ...]:
-    return input_gradient(g, x, weight, mean, rstd, view, centered), *weight_gradients(g, x, mean, rstd, view, shape)
 
 
 @op(vjp=_row_norm_grads_vjp, ref="numpy", samples=_ROW_GRADS_SAMPLES, tol=8)
@@ -399,7 +401,7 @@ def row_norm_grads(
     shape = x.shape[1:2] if groups else x.shape[x.ndim - axes :]
     if x.backend == "cpu":
         kinds, view = (x.dtype, mean.dtype, mean.dtype), _row_view(x.shape, axes, groups)
-        return launch.run_cpu(_grads_cpu, upstream, x, weight, mean, rstd, dtype=kinds, view=view, shape=shape, centered=centered)
+        return launch.run_cpu(all_gradients, upstream, x, weight, mean, rstd, dtype=kinds, view=view, shape=shape, centered=centered)
     if groups or not x.size:
         d_x = row_norm_grad(upstream, x, weight, mean, rstd, axes=axes, groups=groups, centered=centered)
         return d_x, *row_norm_weight_grad(upstream, x, mean, rstd, axes=axes, groups=groups)
@@ -425,7 +427,7 @@ def row_norm_weight_grad(
     shape = x.shape[1:2] if groups else x.shape[x.ndim - axes :]
     if x.backend == "cpu":
         view = _row_view(x.shape, axes, groups)
-        return launch.run_cpu(weight_gradients, upstream, x, mean, rstd, dtype=mean.dtype, view=view, shape=shape)
+        return launch.run_cpu(_weight_gradients, upstream, x, mean, rstd, dtype=mean.dtype, view=view, shape=shape)
     if not x.size:
         return Tensor.zeros(shape, mean.dtype, queue=x.queue), Tensor.zeros(shape, mean.dtype, queue=x.queue)
     operands = operands_of(upstream, x, x, None, None, mean)
