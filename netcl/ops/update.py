@@ -80,25 +80,17 @@ class Rule:
     @cached_property
     def body(self) -> opencl_text.Body:
         lines = tuple((name, parse(text, self.name)) for name, text in {**self.once, **self.lines}.items())
-        return opencl_text.Body(self.reads, (*self.scalars, *self.given), lines, tuple(self.writes.values()))
+        return opencl_text.Body(self.reads, (*self.scalars, *self.given), lines, tuple(self.writes.values()) or tuple(self.lines))
 
+    @cache  # noqa: B019, rules are constants of modules
     def with_copy(self, of: str, name: str) -> Rule:
         """Return a rule that also writes the new value of ``of`` to a tensor ``name``, such as the 16-bit copy of a float32 master."""
-        return _with_copy(self, of, name)
+        return replace(self, name=f"{self.name}_{name}", tensors=(*self.tensors, name), writes={**self.writes, name: self.writes[of]})
 
+    @cache  # noqa: B019
     def guarded(self) -> Rule:
         """Return a rule that changes nothing if the number ``skip`` on the device is not 0; the host need not wait for it."""
-        return _guarded_rule(self)
-
-
-@cache
-def _with_copy(rule: Rule, of: str, name: str) -> Rule:
-    return replace(rule, name=f"{rule.name}_{name}", tensors=(*rule.tensors, name), writes={**rule.writes, name: rule.writes[of]})
-
-
-@cache
-def _guarded_rule(rule: Rule) -> Rule:
-    return replace(rule, name=f"{rule.name}_unless", given=(*rule.given, "skip"), unless="skip")
+        return replace(self, name=f"{self.name}_unless", given=(*self.given, "skip"), unless="skip")
 
 
 SCALE = Rule("scale", ("x",), ("by",), {"scaled": "x * (factor * by)"}, {"x": "scaled"})
