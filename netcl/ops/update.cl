@@ -10,8 +10,8 @@
 //   PICK(no, yes, mask)     the ternary operator, lane by lane
 //   LOCAL                   work-items of a group
 //   FOLD                    1: the kernels that fold all elements of all tensors, 0: the one that updates them
-//   MAXIMUM                 1: a fold keeps the largest value, 0: it adds
-//   ORDER                   how a fold ends: 2, 1 and 3 (any other) as the norm of that order, 0 as it is, 4 as 1 if anything was counted
+//   ORDER                   how a fold ends: 2, 1 and 3 (any other) as the norm of that order, 4 as 1 if anything was counted; 0: as the
+//                           largest value, where the others add
 // and these words are replaced in the text, because the types of kernel arguments are read from it:
 //   BUFFERS, SCALARS        parameters: the buffers of every role; the numbers, each with a comma before it
 //   REAL, GIVEN             type of the numbers; parameters: the numbers that live on the device, each with a comma before it
@@ -55,7 +55,7 @@ void update(BUFFERS, __global const long* blocks GIVEN SCALARS) {
 
 #define RUN 32  // vectors that are folded before they join the total: keeps the rounding of long sums small
 
-#if MAXIMUM  // a NaN on either side wins
+#if ORDER == 0  // a NaN on either side wins
 #define COMBINE(a, b) PICK(b, a, (mask)(((a) > (b)) | ((a) != (a))))
 #define COMBINE_LANES(a, b) ((a) > (b) || isnan(a) ? (a) : (b))
 #else

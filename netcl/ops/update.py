@@ -464,18 +464,17 @@ def clamp(tensors: Sequence[Tensor], most: float) -> None:
 # ---- norms
 
 
-_FOLDS: dict[str, Rule] = {
-    name: Rule(name, ("g",), ("order",), {"value": text}, {}, given=())
-    for name, text in {
-        "norm_2": "g * g",
-        "norm_1": "ABS(g)",
-        "norm_inf": "ABS(g)",
-        "norm_p": "POW(ABS(g), order)",
-        "nonfinite": "WHERE(ISFINITE(g), 0, 1)",
-    }.items()
+#: The rules that are folded, and the macro ORDER of update.cl: how the fold ends. With 0, the largest value is kept, else values are added.
+_FOLDS: dict[str, tuple[Rule, int]] = {
+    name: (Rule(name, ("g",), ("order",), {"value": text}, {}, given=()), end)
+    for name, text, end in (
+        ("norm_2", "g * g", 2),
+        ("norm_1", "ABS(g)", 1),
+        ("norm_inf", "ABS(g)", 0),
+        ("norm_p", "POW(ABS(g), order)", 3),
+        ("nonfinite", "WHERE(ISFINITE(g), 0, 1)", 4),
+    )
 }
-_ENDS = {"norm_2": 2, "norm_1": 1, "norm_inf": 0, "norm_p": 3, "nonfinite": 4}
-_MAXIMA = ("norm_inf",)
 
 
 def by_context(tensors: Iterable[Tensor]) -> dict[Any, list[Tensor]]:
@@ -526,14 +525,13 @@ def _folded_norm(name: str, tensors: Sequence[Tensor], order: float, max_norm: f
 
 
 def _fold_opencl(name: str, tensors: Sequence[Tensor], kind: str, order: float, max_norm: float) -> tuple[Tensor, Tensor]:
-    queue, rule, real = tensors[0].queue, _FOLDS[name], dtypes.DTYPES[kind]
-    defines = {"FOLD": 1, "MAXIMUM": int(name in _MAXIMA), "ORDER": _ENDS[name]}
+    queue, (rule, end), real = tensors[0].queue, _FOLDS[name], dtypes.DTYPES[kind]
     folds = []
     for dtype in dict.fromkeys(t.dtype for t in tensors):
         same = [t for t in tensors if t.dtype == dtype]
 
         def make(spread: BlockSpread, slots: int, dtype: str = dtype) -> program.Kernel:
-            return _update_kernel(queue, rule, [dtypes.DTYPES[dtype]], [real], spread, slots, defines)
+            return _update_kernel(queue, rule, [dtypes.DTYPES[dtype]], [real], spread, slots, {"FOLD": 1, "ORDER": end})
 
         folds.append((_batched(queue, (rule, dtype, kind), make, [same]), same))
     count = sum(batch.groups for fold, _ in folds for batch in fold.batches)
@@ -549,23 +547,15 @@ def _fold_opencl(name: str, tensors: Sequence[Tensor], kind: str, order: float, 
 
 
 def _norm_numpy(name: str, tensors: Sequence[Tensor], kind: str, order: float, max_norm: float) -> tuple[Tensor, Tensor]:
-    total = np.float64(0)
+    total, (rule, end) = np.float64(0), _FOLDS[name]
+    values_of = opencl_text.numpy_function(rule.body, "double")  # NumPy would sum float32 in float32
     with np.errstate(all="ignore"):
         for dtype in dict.fromkeys(t.dtype for t in tensors):
             flat = [t.array.reshape(-1) for t in tensors if t.dtype == dtype]  # type: ignore[union-attr]
-            for run in _runs([values.size for values in flat]):
-                part = _partial(name, _joined_run(flat, run, dtypes.DTYPES[dtype], np.dtype(np.float64)), order)
-                total = np.maximum(total, part) if name in _MAXIMA else total + part
-        root = {2: np.sqrt(total), 3: total ** (1 / order), 4: np.float64(total > 0)}.get(_ENDS[name], total)
+            for run in _runs([array.size for array in flat]):
+                (values,) = values_of(_joined_run(flat, run, dtypes.DTYPES[dtype], np.dtype(np.float64)), order)
+                total = total + values.sum() if end else np.maximum(total, values.max())
+        root = {2: np.sqrt(total), 3: total ** (1 / order), 4: np.float64(total > 0)}.get(end, total)
         factor = np.minimum(max_norm / (root + 1e-6), 1.0)
     queue, real = tensors[0].queue, dtypes.DTYPES[kind].storage
     return wrap_array(np.asarray(root, real), kind, queue), wrap_array(np.asarray(factor, real), kind, queue)
-
-
-def _partial(name: str, values: np.ndarray, order: float) -> Any:
-    """Compute the partial norm of float64 values. NumPy would sum float32 in float32, and the threads of BLAS's dot cost too much here."""
-    if name == "nonfinite":
-        return np.float64(not np.isfinite(values).all())
-    if name == "norm_inf":
-        return np.abs(values).max()
-    return np.square(values).sum() if name == "norm_2" else (np.abs(values) ** order).sum()
