@@ -40,10 +40,6 @@ def _is_array(item: Any) -> bool:
     return isinstance(item, (Tensor, np.ndarray, list, tuple, bool, np.bool_))
 
 
-def _is_integer(item: Any) -> bool:
-    return isinstance(item, (int, np.integer)) and not isinstance(item, (bool, np.bool_))
-
-
 def _spelled(index: Any, ndim: int) -> list[Any]:
     """Return the items of an index, with the ellipsis expanded and missing slices added."""
     items = list(index) if isinstance(index, tuple) else [index]
@@ -77,13 +73,11 @@ def _positions(mask: Any, covered: tuple[int, ...]) -> Any:
 
 
 def _check_array(item: Any) -> Any:
-    kind = item.dtype if isinstance(item, Tensor) else np.asarray(item).dtype.name
     array: Any = item if isinstance(item, Tensor) else np.asarray(item)
-    if not isinstance(item, Tensor) and array.size == 0:
+    if array is not item and array.size == 0:
         return array.astype(np.int64)
-    if not (isinstance(item, Tensor) and kind in launch.INTEGERS) and not np.issubdtype(
-        np.dtype(kind if kind != "bfloat16" else "float32"), np.integer
-    ):
+    kind = array.dtype if isinstance(array, Tensor) else array.dtype.name
+    if kind not in launch.INTEGERS:
         raise DtypeError(message("getitem", "an index must be integers, slices, None, '...' or booleans", dtype=kind))
     return array
 
@@ -123,7 +117,7 @@ def selection_of(x: Tensor, index: Any) -> Selection:
             if positions.ndim:  # one without axes is an integer
                 places.append(len(layout))
                 layout.append("arrays")
-        elif isinstance(item, slice) or _is_integer(item):
+        elif isinstance(item, (slice, int, np.integer)):
             walks.append(_item_range(item, shape[-1]))
             if isinstance(item, slice):
                 layout.append(axis)
