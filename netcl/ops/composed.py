@@ -347,10 +347,6 @@ def _with_mean(name: str) -> Callable[..., Any]:
     return call
 
 
-def _nanmean(F: Any, x: Tensor, axis: Any = None, keepdims: bool = False) -> Tensor:
-    return F.div(F.nansum(x, axis, keepdims), F.sum(F.logical_not(F.isnan(x)), axis, keepdims=keepdims))
-
-
 _GAPS = S(np.array([[1.0, np.nan, 3.0], [4.0, 5.0, np.nan]], np.float32), axis=0)
 row("std_mean", _with_mean("std"), lambda x, axis: (np.std(x, axis, ddof=1), np.mean(x, axis)), S((4, 3), axis=0), amp="float",
      doc="std and mean over axes.")  # fmt: skip
@@ -360,7 +356,9 @@ row("aminmax", lambda F, x, *, axis=None, keepdims=False: Extremes(F.amin(x, axi
      lambda x, axis=None: (np.min(x, axis), np.max(x, axis)), S((4, 3), axis=1), doc="Least and largest value, (min, max).")  # fmt: skip
 row("nansum", lambda F, x, axis=None, keepdims=False: F.sum(F.masked_fill(x, F.isnan(x), 0), axis, keepdims=keepdims), np.nansum, _GAPS,
      amp="float", doc="The sum over axes of the elements that are not NaN.")  # fmt: skip
-row("nanmean", _nanmean, np.nanmean, _GAPS, amp="float", doc="The mean over axes of the elements that are not NaN.")
+row("nanmean", lambda F, x, axis=None, keepdims=False:
+    F.div(F.nansum(x, axis, keepdims), F.sum(F.logical_not(F.isnan(x)), axis, keepdims=keepdims)), np.nanmean, _GAPS, amp="float",
+    doc="The mean over axes of the elements that are not NaN.")  # fmt: skip
 row("msort", lambda F, x: F.sort(x, 0).values, lambda x: np.sort(x, 0), S((4, 3)), doc="The values in order along the first axis.")
 
 

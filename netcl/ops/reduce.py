@@ -28,10 +28,6 @@ def _folded_count(shape: tuple[int, ...], axis: Axis) -> int:
     return math.prod(shape[a] for a in axes_of("backward", axis, shape))
 
 
-def _sum_vjp(F: Any, g: Any, x_shape: tuple[int, ...], axis: Axis) -> Any:
-    return F.expand(_with_folded_axes(F, g, x_shape, axis), x_shape)
-
-
 def _mean_vjp(F: Any, g: Any, x_shape: tuple[int, ...], axis: Axis) -> Any:
     return F.expand(F.div(_with_folded_axes(F, g, x_shape, axis), max(_folded_count(x_shape, axis), 1)), x_shape)
 
@@ -80,7 +76,8 @@ def reduction(name: str, combine: str, neutral: str, ref: Callable[..., Any], vj
     return row
 
 
-_SUM = reduction("sum", "v0 + v1", "0", np.sum, _sum_vjp, result="sum", amp="wide", doc="Sum over axes; integers and bool give int64.")
+_SUM = reduction("sum", "v0 + v1", "0", np.sum, lambda F, g, x_shape, axis: F.expand(_with_folded_axes(F, g, x_shape, axis), x_shape),
+                 result="sum", amp="wide", doc="Sum over axes; integers and bool give int64.")  # fmt: skip
 reduction("mean", "v0 + v1", "0", np.mean, _mean_vjp, finish="v0 / n", accepts="float", amp="wide", doc="Mean over axes.")
 reduction("prod", "v0 * v1", "1", np.prod, _prod_vjp, result="sum", domain=(0.5, 1.5), tol=4, doc="Product over axes.")
 reduction("amax", "MAX(v0, v1)", "LOWEST", np.max, _extreme_vjp, empty=False, amp="keep",
@@ -95,17 +92,14 @@ def _reference_var(x: np.ndarray, axis: Any = None, keepdims: bool = False, corr
     return np.var(x, axis=axis, keepdims=keepdims, ddof=correction)
 
 
-def _reference_logsumexp(x: np.ndarray, axis: Any = None, keepdims: bool = False) -> np.ndarray:
-    return np.log(np.sum(np.exp(x), axis=axis, keepdims=keepdims))
-
-
 reduction("var", "v0 + v1", "0", _reference_var, _var_vjp, given="mean", map="(v0 - v1) * (v0 - v1)", finish="v0 / MAX(n - correction, 0)",
           params={"correction": 1}, accepts="float", tol=2, doc="Variance, in two passes; divided by n - correction.")  # fmt: skip
 reduction("std", "v0 + v1", "0", lambda *a, **k: np.sqrt(_reference_var(*a, **k)), _std_vjp, given="mean", map="(v0 - v1) * (v0 - v1)",
           finish="SQRT(v0 / MAX(n - correction, 0))", params={"correction": 1}, accepts="float", tol=2,
           doc="Standard deviation: the square root of var.")  # fmt: skip
-reduction("logsumexp", "v0 + v1", "0", _reference_logsumexp, _logsumexp_vjp, given="amax", map="EXP(v0 - WHERE(ISFINITE(v1), v1, 0))",
-          finish="LOG(v0) + WHERE(ISFINITE(v1), v1, 0)", result="float", tol=2, doc="log(sum(exp(x))) without overflow.")  # fmt: skip
+reduction("logsumexp", "v0 + v1", "0", lambda x, **how: np.log(np.sum(np.exp(x), **how)), _logsumexp_vjp, given="amax",
+          map="EXP(v0 - WHERE(ISFINITE(v1), v1, 0))", finish="LOG(v0) + WHERE(ISFINITE(v1), v1, 0)", result="float", tol=2,
+          doc="log(sum(exp(x))) without overflow.")  # fmt: skip
 alias("reduce_sum", "sum")
 alias("reduce_mean", "mean")
 alias("reduce_max", "amax")
