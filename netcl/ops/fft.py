@@ -87,11 +87,6 @@ def fft_to_real(x, n, axis=-1, scale=1.0):
 # ---- short-time transforms
 
 
-def _frames(F: Any, x: Tensor, size: int, step: int) -> Tensor:
-    """Return overlapping parts of the last axis: ``(..., frames, size)``."""
-    return F.unfold(x, -1, size, step)
-
-
 def _padded_window(F: Any, name: str, x: Tensor, window: Any, n_fft: int, win_length: int | None) -> Tensor:
     """Return the window, by default ones, centered and padded with zeros to ``n_fft`` elements."""
     length = n_fft if win_length is None else win_length
@@ -129,7 +124,7 @@ def stft_pairs(
         what = "n_fft must be between 1 and the length of the signal, padding included"
         raise ShapeError(message("stft", what, n_fft=n_fft, length=padded.shape[-1]))
     shaped = _padded_window(F, "stft", x, window, n_fft, win_length)
-    frames = F.mul(_frames(F, padded, n_fft, hop_length or n_fft // 4), shaped)
+    frames = F.mul(F.unfold(padded, -1, n_fft, hop_length or n_fft // 4), shaped)
     scale = n_fft**-0.5 if normalized else 1.0
     if onesided:
         made = F.fft_from_real(frames, -1, scale)
@@ -139,7 +134,7 @@ def stft_pairs(
 
 
 def _overlapped(F: Any, frames: Tensor, step: int) -> Tensor:
-    """Sum overlapping frames ``(..., frames, size)`` along one axis: the transpose of :func:`_frames`."""
+    """Sum overlapping frames ``(..., frames, size)`` along one axis: the transpose of ``unfold``."""
     *lead, count, size = frames.shape
     at = (np.arange(count)[:, None] * step + np.arange(size)).reshape(-1)
     zeros = Tensor.zeros((*lead, (count - 1) * step + size), frames.dtype, queue=frames.queue)

@@ -42,8 +42,8 @@ def check_labels(name: str, target: Tensor, classes: int, ignore: int) -> None:
 def _check_classes(name: str, x: Tensor, target: Tensor, weight: Tensor | None, ignore: int) -> None:
     """Check shapes and labels of a classification; classes are axis 1 (axis 0 of a vector)."""
     axis = min(1, x.ndim - 1)
-    if not x.ndim or target.shape not in (x.shape, x.shape[:axis] + x.shape[axis + 1 :]):
-        labels = x.shape[:axis] + x.shape[axis + 1 :]
+    labels = x.shape[:axis] + x.shape[axis + 1 :]
+    if not x.ndim or target.shape not in (x.shape, labels):
         what = f"target must be class numbers of shape {labels} or probabilities of shape {x.shape}" if x.ndim else "x must not be a scalar"
         raise ShapeError(message(name, what, **{"x.shape": x.shape, "target.shape": target.shape}))
     classes = x.shape[axis]

@@ -619,13 +619,6 @@ def chunk(F: Any, x: Tensor, chunks: int, axis: int = 0) -> tuple[Tensor, ...]:
 # ---- rolling
 
 
-def _shift_pairs(name: str, shifts: SizesArgument, axis: SizesArgument, ndim: int) -> list[tuple[int, int]]:
-    amounts, axes = sizes_of(shifts), _checked_axes(name, axis, ndim)
-    if len(amounts) != len(axes):
-        raise ShapeError(message(name, "shifts and axis must have the same length", shifts=shifts, axis=axis))
-    return list(zip(amounts, axes, strict=True))
-
-
 @op(
     vjp=lambda F, g, shifts, axis: F.roll(g, -shifts if isinstance(shifts, int) else tuple(-n for n in shifts), axis),
     ref=lambda x, shifts, axis=None: np.roll(x, shifts, axis),
@@ -643,7 +636,10 @@ def roll(x: Tensor, shifts: SizesArgument, axis: SizesArgument | None = None) ->
     x = _as_tensor("roll", x)
     if axis is None:
         return with_shape(roll(with_shape(x, (x.size,)), shifts, 0), x.shape)
-    pairs = {at: amount % max(x.shape[at], 1) for amount, at in _shift_pairs("roll", shifts, axis, x.ndim)}
+    amounts, axes = sizes_of(shifts), _checked_axes("roll", axis, x.ndim)
+    if len(amounts) != len(axes):
+        raise ShapeError(message("roll", "shifts and axis must have the same length", shifts=shifts, axis=axis))
+    pairs = {at: amount % max(x.shape[at], 1) for amount, at in zip(amounts, axes, strict=True)}
     out = Tensor.empty(x.shape, x.dtype, queue=x.queue)
     strides = dense(x.shape)
     pieces = [_rolled(n, pairs.get(i, 0)) for i, n in enumerate(x.shape)]

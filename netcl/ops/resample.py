@@ -48,11 +48,8 @@ def _resampled(x: np.ndarray, size: Pair, steps: Steps, mode: str, align: bool, 
 # ---- interpolation
 
 
-def _resample_vjp(F, g, x_shape, steps, mode, align_corners, back):
-    return F.resample2d(g, size=x_shape[2:], steps=steps, mode=mode, align_corners=align_corners, back=not back)
-
-
-@op(vjp=_resample_vjp, ref="numpy",
+@op(vjp=lambda F, g, x_shape, steps, mode, align_corners, back:
+        F.resample2d(g, size=x_shape[2:], steps=steps, mode=mode, align_corners=align_corners, back=not back), ref="numpy",
     samples=[
         S((1, 2, 3, 4), size=(6, 8), steps=(0.5, 0.5)),
         S((2, 1, 5, 7), size=(3, 9), steps=(5 / 3, 7 / 9), mode="bilinear"),
@@ -80,8 +77,9 @@ def resample2d(x: Tensor, *, size: Pair, steps: Steps, mode: str = "nearest", al
 _MODES = ("nearest", "nearest-exact", "linear", "bilinear", "bicubic", "trilinear", "area")
 
 
-def _target_size(name: str, size: Any, wanted: Any, factor: Any, mode: str, align: bool) -> tuple[tuple[int, ...], tuple[float, ...]]:
+def _target_size(size: Any, wanted: Any, factor: Any, mode: str, align: bool) -> tuple[tuple[int, ...], tuple[float, ...]]:
     """Return, per resampled axis, the result's size and the distance between neighboring results in input pixels."""
+    name = "interpolate"
     _one_of(name, "mode", mode, _MODES)
     if (wanted is None) == (factor is None):
         raise ShapeError(message(name, "exactly one of size and scale_factor must be given", size=wanted, scale_factor=factor))
@@ -191,9 +189,9 @@ def interpolate(
     if len(x.shape) not in (3, 4, 5):
         raise ShapeError(message("interpolate", "x must have three to five dimensions", **{"x.shape": x.shape}))
     align, ndim = bool(align_corners), len(x.shape)
-    outs, steps = _target_size("interpolate", x.shape[2:], frozen(size), frozen(scale_factor), mode, align)
+    outs, steps = _target_size(x.shape[2:], frozen(size), frozen(scale_factor), mode, align)
     if recompute_scale_factor:
-        steps = _target_size("interpolate", x.shape[2:], outs, None, mode, align)[1]
+        steps = _target_size(x.shape[2:], outs, None, mode, align)[1]
     if antialias and (mode not in ("bilinear", "bicubic") or ndim != 4):
         what = "antialias requires x with 4 dimensions and mode bilinear or bicubic"
         raise ShapeError(message("interpolate", what, mode=repr(mode), **{"x.shape": x.shape}))

@@ -29,14 +29,11 @@ class Ordered(NamedTuple):
     indices: Tensor
 
 
-def _key_macros(dtype: str) -> dict[str, Any]:
+def _sort_kernel(queue: Any, name: str, dtype: str) -> Any:
     row = dtypes.DTYPES[dtype]
     wide, unsigned = row.itemsize == 8, row.name in ("uint32", "uint64")
-    return {"KEY": "ulong" if wide else "uint", "KIND": (2 if wide else 1) if row.is_float else 3 if unsigned else 0}
-
-
-def _sort_kernel(queue: Any, name: str, dtype: str) -> Any:
-    return launch.kernel(queue, __file__, "sort.cl", name, {"X": dtype}, _key_macros(dtype))
+    macros = {"KEY": "ulong" if wide else "uint", "KIND": (2 if wide else 1) if row.is_float else 3 if unsigned else 0}
+    return launch.kernel(queue, __file__, "sort.cl", name, {"X": dtype}, macros)
 
 
 def _sort_keys(x: Tensor, descending: bool = False) -> Tensor:
