@@ -53,10 +53,14 @@ static inline ulong pair(const uint low, const uint high) { return ((ulong)high 
 // replayed; `drawn` is what the host has drawn since it was moved on, which is done once for many launches.
 __kernel void advance(__global long* state, const long blocks) { state[1] += blocks; }
 
-__kernel void uniform(__global const long* state, const long drawn, __global OUT_T* out, const long n) {
-  const long first = (long)get_global_id(0) * PER_BLOCK;
-  if (first >= n) return;
+// The words of a work-item's block, which makes `elements` of the n, and the first of these.
+#define DRAW(elements)                                     \
+  const long first = (long)get_global_id(0) * (elements);  \
+  if (first >= n) return;                                  \
   const uint4 w = philox((ulong)(state[1] + drawn) + get_global_id(0), (ulong)state[0]);
+
+__kernel void uniform(__global const long* state, const long drawn, __global OUT_T* out, const long n) {
+  DRAW(PER_BLOCK)
 #if WIDE
   const ulong bits[2] = {pair(w.x, w.y) >> 11, pair(w.z, w.w) >> 11};
   for (int j = 0; j < 2 && first + j < n; ++j) OUT_STORE(out, first + j, (OUT_REAL)bits[j] * (OUT_REAL)1.1102230246251565e-16);
@@ -68,9 +72,7 @@ __kernel void uniform(__global const long* state, const long drawn, __global OUT
 
 // Box and Muller: two uniform values give two normal ones. The first is in (0, 1], so its logarithm is finite.
 __kernel void normal(__global const long* state, const long drawn, __global OUT_T* out, const long n) {
-  const long first = (long)get_global_id(0) * PER_BLOCK;
-  if (first >= n) return;
-  const uint4 w = philox((ulong)(state[1] + drawn) + get_global_id(0), (ulong)state[0]);
+  DRAW(PER_BLOCK)
 #if WIDE
   const OUT_REAL unit = (OUT_REAL)1.1102230246251565e-16;
   const OUT_REAL radius = sqrt(-2 * log((OUT_REAL)((pair(w.x, w.y) >> 11) + 1) * unit));
@@ -88,9 +90,7 @@ __kernel void normal(__global const long* state, const long drawn, __global OUT_
 
 // Integers in [low, low + range); 64 random bits each, so the bias is range / 2^64. `range` is the bits of an unsigned number, 0 means 2^64.
 __kernel void integers(__global const long* state, const long drawn, __global OUT_T* out, const long n, const long low, const long range) {
-  const long first = (long)get_global_id(0) * 2;
-  if (first >= n) return;
-  const uint4 w = philox((ulong)(state[1] + drawn) + get_global_id(0), (ulong)state[0]);
+  DRAW(2)
   const ulong bits[2] = {pair(w.x, w.y), pair(w.z, w.w)};
   for (int j = 0; j < 2 && first + j < n; ++j)
     OUT_STORE(out, first + j, (OUT_REAL)(low + (long)(range ? mul_hi(bits[j], (ulong)range) : bits[j])));
@@ -98,9 +98,7 @@ __kernel void integers(__global const long* state, const long drawn, __global OU
 
 // 1 with probability p[i], else 0.
 __kernel void bernoulli(__global const long* state, const long drawn, __global const P_T* p, __global OUT_T* out, const long n) {
-  const long first = (long)get_global_id(0) * 4;
-  if (first >= n) return;
-  const uint4 w = philox((ulong)(state[1] + drawn) + get_global_id(0), (ulong)state[0]);
+  DRAW(4)
   const uint bits[4] = {w.x >> 8, w.y >> 8, w.z >> 8, w.w >> 8};
   for (int j = 0; j < 4 && first + j < n; ++j)
     OUT_STORE(out, first + j, (OUT_REAL)((float)bits[j] * 5.9604644775390625e-8f < P_LOAD(p, first + j)));
@@ -108,9 +106,7 @@ __kernel void bernoulli(__global const long* state, const long drawn, __global c
 
 // 0 with probability p, else 1.
 __kernel void keep_mask(__global const long* state, const long drawn, __global uchar* out, const long n, const float p) {
-  const long first = (long)get_global_id(0) * 4;
-  if (first >= n) return;
-  const uint4 w = philox((ulong)(state[1] + drawn) + get_global_id(0), (ulong)state[0]);
+  DRAW(4)
   const float4 u = convert_float4(w >> 8) * 5.9604644775390625e-8f;
   const uchar4 keep = (uchar4)(u.x >= p, u.y >= p, u.z >= p, u.w >= p);
   if (first + 4 <= n) {
