@@ -38,6 +38,21 @@
 #define CLASS_WEIGHT(c) ((real)1)
 #define CLASS_WEIGHTS(c) ((vec)(1))
 #endif
+// The even part of a smoothed target, or the whole of a target of probabilities, times the weight of the class.
+#if PROBABILITIES
+#define TARGET_ROW __global const L_T* tr = target + ROW_START;
+#define EVENLY(i) (CLASS_WEIGHTS(i) * (L_VLOAD(tr, AT(i)) * (1 - smoothing) + smoothing / n))
+#define REST_EVENLY(i) (CLASS_WEIGHT(i) * (L_LOAD(tr, AT(i)) * (1 - smoothing) + smoothing / n))
+#else
+#define TARGET_ROW
+#if SMOOTHED
+#define EVENLY(i) (CLASS_WEIGHTS(i) * (smoothing / n))
+#define REST_EVENLY(i) (CLASS_WEIGHT(i) * (smoothing / n))
+#else
+#define EVENLY(i) ((vec)(0))
+#define REST_EVENLY(i) ((real)0)
+#endif
+#endif
 
 // ---- labels
 
@@ -78,19 +93,11 @@ SIZED __kernel void cross_entropy(__global const X_T* x, __global const L_T* tar
 #endif
     real loss = 0, count = 1, even = 0;
 #if PROBABILITIES || SMOOTHED
-    // The even part of a smoothed target, or the whole of a target of probabilities.
+    TARGET_ROW
     vec evens = 0;
-#if PROBABILITIES
-    __global const L_T* tr = target + ROW_START;
-#define PART(i) (L_VLOAD(tr, AT(i)) * (1 - smoothing) + smoothing / n)
-#define REST_PART(i) (L_LOAD(tr, AT(i)) * (1 - smoothing) + smoothing / n)
-#else
-#define PART(i) (smoothing / n)
-#define REST_PART(i) (smoothing / n)
-#endif
-    FOR_VECTORS(i, n) evens += CLASS_WEIGHTS(i) * PART(i) * (logarithm - X_VLOAD(xr, AT(i)));
+    FOR_VECTORS(i, n) evens += EVENLY(i) * (logarithm - X_VLOAD(xr, AT(i)));
     even = lanes_sum(evens);
-    FOR_REST(i, n) even += CLASS_WEIGHT(i) * REST_PART(i) * (logarithm - X_LOAD(xr, AT(i)));
+    FOR_REST(i, n) even += REST_EVENLY(i) * (logarithm - X_LOAD(xr, AT(i)));
     even = GROUP_SUM(even);
 #endif
 #if PROBABILITIES
@@ -156,20 +163,13 @@ SIZED __kernel void cross_entropy_grad(__global const G_T* g, __global const X_T
     factor = label == BAD ? (real)NAN : label == IGNORED ? (real)0 : factor;
     const real chosen = label < 0 ? (real)0 : (1 - smoothing) * CLASS_WEIGHT(label);
 #endif
-#if PROBABILITIES
-    __global const L_T* tr = target + ROW_START;
-#endif
 #if PROBABILITIES || SMOOTHED
+    TARGET_ROW
     vec totals = 0;
-    FOR_VECTORS(i, n) totals += CLASS_WEIGHTS(i) * PART(i);
+    FOR_VECTORS(i, n) totals += EVENLY(i);
     total = lanes_sum(totals);
-    FOR_REST(i, n) total += CLASS_WEIGHT(i) * REST_PART(i);
+    FOR_REST(i, n) total += REST_EVENLY(i);
     total = GROUP_SUM(total);
-#define EVENLY(i) (CLASS_WEIGHTS(i) * PART(i))
-#define REST_EVENLY(i) (CLASS_WEIGHT(i) * REST_PART(i))
-#else
-#define EVENLY(i) ((vec)(0))
-#define REST_EVENLY(i) ((real)0)
 #endif
 #if !PROBABILITIES
     total += chosen;
