@@ -16,6 +16,7 @@ from netcl.core.errors import ShapeError, message
 from netcl.core.tensor import Tensor, new_result
 from netcl.engine import launch, rows
 from netcl.engine.registry import S, op
+from netcl.ops.movement import along
 from netcl.ops.pointwise import cast
 
 
@@ -37,13 +38,17 @@ class LossProblem(NamedTuple):
         return self.outer * self.inner
 
 
+def _class_axis(shape: tuple[int, ...]) -> int:
+    return min(1, len(shape) - 1)
+
+
 def _problem(name: str, logits: Tensor, target: Tensor, weight: Tensor | None, **options: Any) -> LossProblem:
     launch.check_dtype(name, logits, name="logits")
     if not 0 <= options["label_smoothing"] <= 1:
         raise ShapeError(message(name, "label_smoothing must be between 0 and 1", label_smoothing=options["label_smoothing"]))
     if not logits.ndim:
         raise ShapeError(message(name, "logits must be (C,), (N, C) or (N, C, ...)", logits=logits.shape))
-    axis = 1 if logits.ndim > 1 else 0
+    axis = _class_axis(logits.shape)
     labels = (*logits.shape[:axis], *logits.shape[axis + 1 :])
     if target.shape not in (labels, logits.shape):
         what = f"target must be labels of shape {labels} or probabilities of shape {logits.shape}"
@@ -114,18 +119,14 @@ def _run_loss(kernel: str, p: LossProblem, operands: dict[str, Tensor], *args: A
     spread = rows.row_spread(cpu, most, p.classes, "float64" in dtypes.values())
     if p.inner > 1:
         spread = rows.Spread(min(rows.COLUMN_LOCAL, most), 1, 1, 1)
-    found = _loss_kernel(queue, kernel, p, dtypes, spread)
-    numbers = (p.label_smoothing, p.ignore_index, p.inner, p.rows, p.classes, spread.each)
-    found(queue, -(-p.rows // spread.each) * spread.group, spread.local, *args, *numbers)
-    return spread
-
-
-def _loss_kernel(queue: Any, kernel: str, p: LossProblem, dtypes: dict[str, str], spread: rows.Spread) -> Any:
     facts = (p.probabilities, p.log_probs, p.label_smoothing > 0, p.inner > 1, p.reduction != "none")
     names = ("PROBABILITIES", "LOG_PROBS", "SMOOTHED", "STRIDED", "REDUCED")
     defines = {"HAS_WEIGHT": int("W" in dtypes), **dict(zip(names, map(int, facts), strict=True))}
-    operands = {key: dtypes.get(key, dtypes["X"]) for key in ("X", "L", "W", "M", "G", "Y")}
-    return rows.row_kernel(queue, __file__, "cross_entropy.cl", kernel, operands, spread, defines)
+    known = {key: dtypes.get(key, dtypes["X"]) for key in ("X", "L", "W", "M", "G", "Y")}
+    found = rows.row_kernel(queue, __file__, "cross_entropy.cl", kernel, known, spread, defines)
+    numbers = (p.label_smoothing, p.ignore_index, p.inner, p.rows, p.classes, spread.each)
+    found(queue, -(-p.rows // spread.each) * spread.group, spread.local, *args, *numbers)
+    return spread
 
 
 def _forward_cl(logits: Tensor, target: Tensor, weight: Tensor | None, p: LossProblem, shape: tuple[int, ...]) -> tuple[Tensor, ...]:
@@ -186,21 +187,17 @@ def _of_probabilities(F: Any, slope: Any, upstream: Any, logits: Any, weight: An
     """Return the gradient of targets that are probabilities; ``slope`` is the derivative of a row's loss with respect to each target."""
     factor = F.mul(F.reshape(upstream, _kept_axis(logits.shape)) if options["reduction"] == "none" else upstream, scale)
     d_target = F.mul(F.mul(slope, factor), 1 - options["label_smoothing"])
-    return d_target if weight is None else F.mul(d_target, F.reshape(weight, _class_axis(logits.shape)))
+    by_class = along(len(logits.shape), _class_axis(logits.shape), -1, 1)
+    return d_target if weight is None else F.mul(d_target, F.reshape(weight, by_class))
 
 
 def _rows_of(logits: Any) -> tuple[int, ...]:
     """Return every axis but that of the classes."""
-    return tuple(axis for axis in range(len(logits.shape)) if axis != (1 if len(logits.shape) > 1 else 0))
+    return tuple(axis for axis in range(len(logits.shape)) if axis != _class_axis(logits.shape))
 
 
 def _kept_axis(shape: tuple[int, ...]) -> tuple[int, ...]:
-    axis = 1 if len(shape) > 1 else 0
-    return (*shape[:axis], 1, *shape[axis + 1 :])
-
-
-def _class_axis(shape: tuple[int, ...]) -> tuple[int, ...]:
-    return (1, shape[1], *(1,) * (len(shape) - 2)) if len(shape) > 1 else shape
+    return along(len(shape), _class_axis(shape), 1, shape)
 
 
 def _grad_vjp(F, g, upstream, logits, target, weight, logarithms, scale, reduction, ignore_index, label_smoothing, log_probs, needs):
@@ -208,7 +205,7 @@ def _grad_vjp(F, g, upstream, logits, target, weight, logarithms, scale, reducti
     options = {"reduction": reduction, "ignore_index": ignore_index, "label_smoothing": label_smoothing}
     logits = F.cast(logits, logarithms.dtype)
     known = (logits, target, weight, logarithms, scale)
-    axis = 1 if len(logits.shape) > 1 else 0
+    axis = _class_axis(logits.shape)
     once = F.mul(g, F.cross_entropy_grad(F.add(F.mul(upstream, 0), 1), *known, log_probs=log_probs, **options))
     d_upstream = F.sum(once, axis=axis) if reduction == "none" else F.reshape(F.sum(once), upstream.shape)
     whole = F.cross_entropy_grad(upstream, *known, log_probs=log_probs, **options)
