@@ -20,7 +20,7 @@ from netcl.engine import launch
 from netcl.engine.registry import S, Sample, composite, op
 from netcl.ops.index import joined_index
 from netcl.ops.movement import SizesArgument, sizes_of
-from netcl.ops.sort import Ordered
+from netcl.ops.sort import Ordered, ordered
 
 _LN2 = math.log(2)
 
@@ -376,11 +376,8 @@ def kthvalue(F: Any, x: Tensor, k: int, axis: int = -1, keepdims: bool = False) 
     at = _at("kthvalue", axis, x.ndim)
     if not 1 <= k <= (n := x.shape[at] if x.shape else 1):
         raise ShapeError(message("kthvalue", f"k must be from 1 to {n}, the size of the axis", k=k, axis=axis, **{"x.shape": x.shape}))
-    if not x.shape:
-        return Ordered(F.clone(x), Tensor.zeros((), "int64", queue=x.queue))
-    order = F.narrow(F.argsort(x, at), at, k - 1, 1)
-    values = F.gather(x, at, order)
-    return Ordered(values, order) if keepdims else Ordered(F.squeeze(values, at), F.squeeze(order, at))
+    order = F.narrow(F.argsort(x, at), at, k - 1, 1) if x.shape else Tensor.zeros((), "int64", queue=x.queue)
+    return ordered(F, x, at, order, keepdims)
 
 
 def _median_ref(x, axis=None, keepdims=False):

@@ -15,7 +15,7 @@ from netcl.engine.registry import S, composite
 from netcl.ops.composed import as_like, grid_of
 from netcl.ops.composed import row as made_of
 from netcl.ops.linalg import on_host
-from netcl.ops.sort import Ordered
+from netcl.ops.sort import Ordered, ordered
 
 _at = launch.check_axis
 
@@ -36,7 +36,7 @@ def _cumulative(name: str, larger: bool) -> Any:
             if dtypes.DTYPES[x.dtype].is_float:
                 kept = F.logical_or(kept, F.logical_and(F.isnan(before), F.logical_not(F.isnan(values))))
             values, index, step = F.where(kept, before, values), F.where(kept, origin, index), 2 * step
-        return Ordered(F.gather(x, at, index) if x.shape else F.clone(x), index)
+        return ordered(F, x, at, index)
 
     return call
 
@@ -245,8 +245,7 @@ def _mode(F: Any, x: Tensor, axis: int = -1, keepdims: bool = False) -> Ordered:
     if not x.size:
         raise ShapeError(message("mode", "x must not be empty", **{"x.shape": x.shape}))
     index = F.unsqueeze(F.mode_indices(x, at), at) if x.shape else Tensor.zeros((), "int64", queue=x.queue)
-    values = F.gather(x, at, index) if x.shape else F.clone(x)
-    return Ordered(values, index) if keepdims or not x.shape else Ordered(F.squeeze(values, at), F.squeeze(index, at))
+    return ordered(F, x, at, index, keepdims)
 
 
 made_of("mode", _mode, "numpy", S((9,), dtypes="int64", low=0, high=4), S((5, 3), axis=0, keepdims=True),

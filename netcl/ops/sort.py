@@ -29,6 +29,12 @@ class Ordered(NamedTuple):
     indices: Tensor
 
 
+def ordered(F: Any, x: Tensor, axis: int | np.integer, indices: Tensor, keepdims: bool = True) -> Ordered:
+    """Return the values of ``x`` at ``indices`` along an axis, and the indices; without ``keepdims``, drop the axis, of size 1."""
+    values = F.gather(x, axis, indices) if x.shape else F.clone(x)
+    return Ordered(values, indices) if keepdims or not x.shape else Ordered(F.squeeze(values, axis), F.squeeze(indices, axis))
+
+
 def _sort_kernel(queue: Any, name: str, dtype: str) -> Any:
     row = dtypes.DTYPES[dtype]
     wide, unsigned = row.itemsize == 8, row.name in ("uint32", "uint64")
@@ -115,8 +121,7 @@ def sort(F: Any, x: Tensor, axis: int = -1, descending: bool = False) -> Ordered
     ([1.0, 2.0, 3.0], [1, 2, 0])
     """
     (x,) = launch.as_tensors("sort", x)
-    order = F.argsort(x, axis, descending)
-    return Ordered(F.gather(x, axis, order) if x.shape else F.clone(x), order)
+    return ordered(F, x, axis, F.argsort(x, axis, descending))
 
 
 @op(
@@ -165,8 +170,7 @@ def _top_rows(keys: Tensor, rows: int, n: int, k: int) -> Tensor:
 def topk(F: Any, x: Tensor, k: int, axis: int = -1, largest: bool = True, sorted: bool = True) -> Ordered:
     """Return the ``k`` largest (or smallest) values along an axis and their indices, always in order; ``sorted`` is ignored."""
     (x,) = launch.as_tensors("topk", x)
-    order = F.top_indices(x, k, axis, largest)
-    return Ordered(F.gather(x, axis, order), order)
+    return ordered(F, x, axis, F.top_indices(x, k, axis, largest))
 
 
 @op(
