@@ -128,11 +128,6 @@ __kernel void pick(__global const int* restrict sorted, __global const int* rest
   out[i] = candidates[row + sorted[row + i % k]];
 }
 
-__kernel void to_long(__global const int* restrict order, __global long* restrict out, const long total) {
-  const long i = get_global_id(0);
-  if (i < total) out[i] = order[i];
-}
-
 // Whether each key is among the sorted ones; the key of a NaN never is.
 __kernel void search(__global const KEY* restrict keys, __global const KEY* restrict sorted, __global uchar* restrict out,
                      const long total, const long count, const int invert) {

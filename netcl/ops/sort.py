@@ -14,6 +14,7 @@ from netcl.engine import launch
 from netcl.engine.registry import S, composite, op
 from netcl.engine.strided import dense, take_block
 from netcl.ops.movement import along, reorder
+from netcl.ops.pointwise import cast
 
 MOST = 64  # largest k for which topk does not sort everything
 _LONG = 1024  # minimum elements of an axis for which that pays
@@ -102,8 +103,7 @@ def argsort(x: Tensor, axis: int = -1, descending: bool = False) -> Tensor:
     moved = x if at == x.ndim - 1 else reorder(x, back)
     n = moved.shape[-1]
     _, order = sort_keys(_sort_keys(moved, descending), x.size // n, n)
-    out = Tensor.empty(moved.shape, "int64", queue=x.queue)
-    _sort_kernel(x.queue, "to_long", x.dtype)(x.queue, x.size, launch.LOCAL_1D, order, out, x.size)
+    out = cast(with_shape(order, moved.shape), "int64")
     return out if moved is x else reorder(out, np.argsort(back).tolist())
 
 
