@@ -22,3 +22,15 @@ static inline float round_run(const float4* f, int4* codes) {
   }
   return largest / 127.0f;
 }
+
+// Stores 32 activations as codes, and the sums of their halves; returns their scale.
+static inline float put_codes(const float4* f, __global char* to, __global int* sums) {
+  int4 codes[8], total[2] = {(int4)(0), (int4)(0)};
+  const float scale = round_run(f, codes);
+  UNROLL for (int j = 0; j < 8; ++j) {
+    ((__global char4*)to)[j] = CODES_AS_CHARS(codes[j]);
+    total[j / 4] += codes[j];
+  }
+  UNROLL for (int i = 0; i < 2; ++i) sums[i] = total[i].x + total[i].y + total[i].z + total[i].w;
+  return scale;
+}

@@ -9,13 +9,7 @@
 #define SCALE_AT(n) ((__global const float*)record)[10]
 static inline void put_record(__global char* record, const float4* f, const int t) {
 #if DOTS
-  int4 codes[8], total[2] = {(int4)(0), (int4)(0)};
-  ((__global float*)record)[10] = round_run(f, codes);
-  UNROLL for (int j = 0; j < 8; ++j) {
-    ((__global char4*)record)[j] = CODES_AS_CHARS(codes[j]);
-    total[j / 4] += codes[j];
-  }
-  UNROLL for (int i = 0; i < 2; ++i) ((__global int*)record)[8 + i] = total[i].x + total[i].y + total[i].z + total[i].w;
+  ((__global float*)record)[10] = put_codes(f, record, (__global int*)record + 8);
 #else
   UNROLL for (int j = 0; j < 8; ++j) ((__global float4*)record)[j] = f[j];
 #endif

@@ -14,15 +14,8 @@ __kernel void round_activations(__global const X_T* x, __global char* q, __globa
   for (int run = begin; run < min(begin + 8, runs); ++run) {
     const size_t at = (size_t)token * runs + run;
     float4 f[8];
-    int4 codes[8], total[2] = {(int4)(0), (int4)(0)};
     UNROLL for (int j = 0; j < 8; ++j) f[j] = X_QUAD(x + at * 32 + 4 * j);
-    scales[at] = round_run(f, codes);
-    UNROLL for (int j = 0; j < 8; ++j) {
-      *(__global char4*)(q + at * 32 + 4 * j) = CODES_AS_CHARS(codes[j]);
-      total[j / 4] += codes[j];
-    }
-    sums[2 * at] = total[0].x + total[0].y + total[0].z + total[0].w;
-    sums[2 * at + 1] = total[1].x + total[1].y + total[1].z + total[1].w;
+    scales[at] = put_codes(f, q + at * 32, sums + 2 * at);
   }
 }
 
