@@ -210,13 +210,6 @@ def _plus_tensor(extras: Extras, other: Tensor, of: _Waiting, seen: tuple[int, .
     return extras._replace(bias=other.detach())
 
 
-def _with_cast(extras: Extras, dtype: DType) -> Extras | None:
-    finish = extras.finish
-    if finish.result or dtype.name not in FLOATS or dtype.c_compute != DTYPES[finish.dtype].c_compute:
-        return None
-    return extras._replace(finish=finish._replace(result=dtype.name))
-
-
 def _in_shape(x: Tensor, shape: tuple[int, ...]) -> Tensor:
     """Return ``x`` in ``shape``: an op may read a pending value through a reshaped view."""
     return x if x.shape == shape else with_shape(x, shape)
@@ -232,15 +225,15 @@ class _Step(NamedTuple):
 
     def onto(self, of: _Waiting) -> Extras | None:
         """Return the epilogue of a product extended by this op; ``None`` if the product's kernel cannot apply the op."""
-        seen = self.values[self.place]
+        seen, finish = self.values[self.place], of.extras.finish
         if self.name == "cast":
-            return _with_cast(of.extras, self.dtype)
+            fits = not finish.result and self.dtype.name in FLOATS and self.dtype.c_compute == DTYPES[finish.dtype].c_compute
+            return of.extras._replace(finish=finish._replace(result=self.dtype.name)) if fits else None
         row = REGISTRY[self.name]
         assert isinstance(row, Pointwise)
         if seen.requires_grad and f"v{self.place}" in row.saved():
             return None  # backward reads the operand, which is then stored anyway
         if len(self.values) == 1:
-            finish = of.extras.finish
             return None if finish.activation or finish.result else of.extras._replace(finish=finish._replace(activation=self.name))
         other = self.values[1 - self.place]
         if self.name == "mul":

@@ -151,7 +151,7 @@ def _batches(queue: Any, sizes: Sequence[int], slots: int, block: int) -> tuple[
         rows.sort(key=lambda row: row[1] - row[2])
         rows = [rows[i] for i in _evenly(len(rows))]
         padded = (*members, *[members[0]] * (slots - len(members)))
-        pick = itemgetter(*padded) if slots > 1 else _only(members[0])
+        pick = itemgetter(*padded) if slots > 1 else lambda values, only=members[0]: (values[only],)
         made.append(Batch(pick, Tensor.from_host(queue, np.array(rows, np.int64), persistent=True), len(rows)))
     return tuple(made)
 
@@ -163,10 +163,6 @@ def _evenly(count: int) -> list[int]:
     [0, 2, 4, 1, 3]
     """
     return sorted(range(count), key=lambda i: i * GOLDEN % 1)
-
-
-def _only(index: int) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
-    return lambda values: (values[index],)
 
 
 def _batched(
