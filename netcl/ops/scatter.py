@@ -114,7 +114,7 @@ _WHERE = np.array([[0, 2, 0, 3], [1, 1, 2, 0]])
          samples=[S((2, 5), 1, _WHERE, (3, 4), reduce=how, include_self=own) for how in _REDUCED for own in (True, False)])  # fmt: skip
 def scatter_reduced(x, axis, index, src, reduce, include_self):
     """The products, largest or least values of :func:`scatter_reduce`. Computed on the host."""
-    return _scatter_reduced(x, axis, index, src, reduce, include_self).astype(x.dtype)
+    return _scatter_reduced(x, axis, index, src, reduce, include_self)
 
 
 def _scatter_reduce(F: Any, x: Tensor, axis: int, index: Any, src: Any, reduce: str, *, include_self: bool = True) -> Tensor:
