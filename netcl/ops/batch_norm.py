@@ -21,7 +21,6 @@ from netcl.engine.modes import deferral
 from netcl.engine.reduction import formula
 from netcl.engine.registry import S, composite, op
 from netcl.ops.norm import (
-    Channels,
     NormViews,
     all_gradients,
     batch_view,
@@ -127,29 +126,31 @@ def _applied(x: Tensor, weight: Any, bias: Any, mean: Tensor, rstd: Tensor) -> T
     return formula("batch_norm", text, bound, {}, x.dtype, DTYPES[x.dtype].c_compute, x.shape)
 
 
-def _statistics(x: Tensor, running_mean: Any, running_var: Any, momentum: float, eps: float) -> tuple[Tensor, Tensor]:
-    """Compute mean and one over the standard deviation of every channel, and update the running statistics, if any."""
+def _statistics(
+    x: Tensor, running_mean: Any, running_var: Any, momentum: float, eps: float, weight: Any = None, bias: Any = None, y: Any = None
+) -> tuple[Tensor, Tensor]:
+    """Compute mean and one over the standard deviation of every channel, and update the running statistics, if any.
+
+    For ``x`` that :func:`_fuses`, the same launch can normalize it to ``y``, with ``weight`` and ``bias``.
+    """
     if running_mean is not None:
         wrote((running_mean, running_var))
     sizes = parts_of(x.queue, *batch_view(x.shape).shape)
     mean, rstd = empty_pair(x.shape[1:2], x, sum_dtype(x.dtype))
-    operands = operands_of(x, x, x, None, None, mean, running_mean)
-    defines = defines_of(None, None, per_element=sizes.span == 1, columns=sizes.span == 1)
-    update = _update(mean, running_mean, running_var, momentum, eps)
+    operands = operands_of(x, x, x if y is None else y, weight, bias, mean, running_mean)
+    defines = defines_of(weight, bias, per_element=sizes.span == 1, columns=sizes.span == 1)
+    # A negative momentum means there is nothing to update.
+    update = (mean, mean, eps, -1.0) if running_mean is None else (running_mean, running_var, eps, momentum)
     if _fuses(x.queue, x, sizes.span) or (sizes.span > 1 and sizes.parts == 1):
-        args = (x, x, x, mean, mean, rstd, *update)
-        run_channels("batch_norm_channels", operands, {**defines, "APPLIES": 0}, x.queue, sizes, sizes.channels, *args)
+        given = (x if weight is None else weight, x if bias is None else bias, mean if y is None else y)
+        applies = {"APPLIES": int(y is not None)}
+        run_channels("batch_norm_channels", operands, defines | applies, x.queue, sizes, sizes.channels, x, *given, mean, rstd, *update)
         return mean, rstd
     parts = empty_pair((sizes.parts, sizes.channels), x, mean.dtype)
     split = (sizes.chunk, sizes.parts)
     run_channels("moment_parts", operands, defines, x.queue, sizes, sizes.parts * sizes.channels, x, *parts, *split)
     run_join("join_moments", operands, defines, x.queue, sizes.channels, *parts, mean, rstd, *update, *split, *sizes[:3])
     return mean, rstd
-
-
-def _update(mean: Tensor, running_mean: Any, running_var: Any, momentum: float, eps: float) -> tuple[Any, ...]:
-    """Return running mean and variance, eps and momentum as kernel arguments; a negative momentum means there is nothing to update."""
-    return (mean, mean, eps, -1.0) if running_mean is None else (running_mean, running_var, eps, momentum)
 
 
 _planned_statistics = planned("batch_norm_statistics", _statistics)
@@ -179,20 +180,13 @@ def _check_train(*tensors: Any) -> list[Any]:
 
 def _train_cl(x: Tensor, weight: Any, bias: Any, running: tuple[Any, Any], momentum: float, eps: float) -> tuple[Tensor, Tensor, Tensor]:
     y, span = Tensor.empty(x.shape, x.dtype, queue=x.queue), math.prod(x.shape[2:])
-    affine = (x if weight is None else weight, x if bias is None else bias)
-    defines = defines_of(weight, bias, per_element=span == 1, columns=span == 1)
     if _fuses(x.queue, x, span):
-        if running[0] is not None:
-            wrote(running)
-        mean, rstd = empty_pair(x.shape[1:2], x, sum_dtype(x.dtype))
-        operands, sizes = operands_of(x, x, y, weight, bias, mean, running[0]), Channels(x.shape[0], x.shape[1], span, x.shape[0], 1)
-        args = (x, *affine, y, mean, rstd, *_update(mean, *running, momentum, eps))
-        run_channels("batch_norm_channels", operands, defines, x.queue, sizes, sizes.channels, *args)
-        return y, mean, rstd
+        return y, *_statistics(x, *running, momentum, eps, weight, bias, y)
     mean, rstd = _statistics(x, *running, momentum, eps)
     kind, extra, n_rows, n = _apply_args(x, span)
-    operands = operands_of(x, x, y, weight, bias, mean)
-    run_norm_rows(f"norm_apply_{kind}", operands, defines, x, n_rows, n, x, *affine, mean, rstd, y, eps, *extra)
+    operands, defines = operands_of(x, x, y, weight, bias, mean), defines_of(weight, bias, per_element=span == 1, columns=span == 1)
+    args = (x, x if weight is None else weight, x if bias is None else bias, mean, rstd, y, eps, *extra)
+    run_norm_rows(f"norm_apply_{kind}", operands, defines, x, n_rows, n, *args)
     return y, mean, rstd
 
 
