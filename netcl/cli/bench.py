@@ -105,12 +105,8 @@ def advice(group: str, found: Mapping[str, Times]) -> list[str]:
             behind.append(f"{case} ({ours[best] / times['torch']:.1f} times)")
     if not parts:
         return []
-    spans = (
-        [f"{parts[0][0]} for all of them"]
-        if len(parts) == 1
-        else [f"{name} for {' to '.join(dict.fromkeys((cases[0], cases[-1])))}" for name, cases in parts]
-    )
-    line = f"{group}: {'; '.join(spans)}"
+    spans = [f"{name} for {' to '.join(dict.fromkeys((cases[0], cases[-1])))}" for name, cases in parts]
+    line = f"{group}: {'; '.join(spans) if len(parts) > 1 else f'{parts[0][0]} for all of them'}"
     return [line, *([f"  torch is faster than all of them for {', '.join(behind)}"] if behind else [])]
 
 

@@ -153,11 +153,11 @@ def pick_device(selector: str | None) -> DeviceHandle:
 
 
 @contextmanager
-def reported() -> Iterator[None]:
-    """Convert ``ValueError``, ``MemoryError`` and netcl's own ``ImportError`` to :class:`CommandError`, which prints no traceback."""
+def reported(faults: tuple[type[Exception], ...] = (ValueError, MemoryError)) -> Iterator[None]:
+    """Convert ``faults`` and netcl's own ``ImportError`` to :class:`CommandError`, which prints no traceback."""
     try:
         yield
-    except (ValueError, MemoryError) as fault:
+    except faults as fault:
         raise CommandError(str(fault)) from fault
     except ImportError as fault:
         if not str(fault).startswith("["):  # one of netcl's own modules

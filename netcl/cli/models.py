@@ -11,12 +11,10 @@ from typing import Any
 from netcl.cli.command import DEVICE, CommandError, command, facts, option, pick_device, reported, say, whole
 from netcl.core.errors import message
 
+MODEL_PATH = option("path", help="a Hugging Face folder or a GGUF file")
 
-@command(
-    "models",
-    option("action", choices=("info",), help="info: what a file or folder holds"),
-    option("path", help="a Hugging Face folder or a GGUF file"),
-)
+
+@command("models", option("action", choices=("info",), help="info: what a file or folder holds"), MODEL_PATH)
 @reported()
 def models(args: argparse.Namespace) -> int:
     """Describe a model file or folder: architecture, sizes, types of tensors."""
@@ -127,7 +125,7 @@ def _setting_options(parser: argparse.ArgumentParser) -> None:
 
 @command(
     "finetune",
-    option("path", help="a Hugging Face folder or a GGUF file"),
+    MODEL_PATH,
     option("--data", required=True, help="a JSONL file of rows with messages, with prompt and completion, or with text"),
     option("--out", required=True, help="the folder of the run and its results"),
     _setting_options,

@@ -7,16 +7,14 @@ import sys
 from pathlib import Path
 
 from netcl.cli.command import DEVICE, command, number, option, reported, say, whole
-from netcl.cli.models import SAMPLING_OPTIONS, load_writer, sampling_options
+from netcl.cli.models import MODEL_PATH, SAMPLING_OPTIONS, load_writer, sampling_options
 from netcl.core import env
 from netcl.core.backend.lifecycle import finishing_first
-
-_MODEL_PATH = option("path", help="a Hugging Face folder or a GGUF file")
 
 
 @command(
     "chat",
-    _MODEL_PATH,
+    MODEL_PATH,
     option("--system", default=None, help="the system message that conversations begin with"),
     option("--length", type=whole(1), default=1024, help="maximum tokens of an answer"),
     option("--temperature", type=number(0), default=0.7, help="0 always takes the most likely token"),
@@ -62,7 +60,7 @@ def chat(args: argparse.Namespace) -> int:
 
 @command(
     "serve",
-    _MODEL_PATH,
+    MODEL_PATH,
     option("--host", default="127.0.0.1", help="the address to listen on; 0.0.0.0 means all addresses of this machine"),
     option("--port", type=whole(0, 65535), default=8080, help="the port to listen on; 0 takes a free one"),
     option("--api-key", default=None, help="the bearer token that requests must have; default: NETCL_API_KEY"),

@@ -28,10 +28,7 @@ def show_environment(args: argparse.Namespace) -> int:
     return 1 if errors else 0
 
 
-@command(
-    "cache",
-    option("action", choices=("info", "clear"), help="show what is kept, or remove it"),
-)
+@command("cache", option("action", choices=("info", "clear"), help="show what is kept, or remove it"))
 def cache(args: argparse.Namespace) -> int:
     """Show the size of the cache of compiled kernels, or clear the cache."""
     from netcl.runtime import cache as store

@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from netcl.cli.command import DEVICE, CommandError, command, option, pick_device, say, table, terminal_columns, whole
+from netcl.cli.command import DEVICE, CommandError, command, option, pick_device, reported, say, table, terminal_columns, whole
 from netcl.core.errors import ShapeError, message
 
 
@@ -23,14 +23,8 @@ def _told_in_a_line() -> Iterator[None]:
     from netcl.io import FileError
     from netcl.trainer.recipe import RecipeError
 
-    try:
+    with reported((RecipeError, FileError, FloatingPointError, ShapeError, MemoryError)):
         yield
-    except (RecipeError, FileError, FloatingPointError, ShapeError, MemoryError) as fault:
-        raise CommandError(str(fault)) from fault
-    except ImportError as fault:  # of an optional package; one of netcl's own modules is no message
-        if not str(fault).startswith("["):
-            raise
-        raise CommandError(str(fault)) from fault
 
 
 def _recipe_arguments(parser: argparse.ArgumentParser) -> None:
