@@ -55,11 +55,7 @@ def line_chart(title: str, series: Mapping[str, Points], x_label: str = "") -> s
     frame = _Frame((min(xs), max(xs)), _with_margin(min(ys), max(ys)))
     coloured = zip(lines.items(), cycle(_COLOURS), strict=False)
     strokes = [frame.line(name, points, colour) for (name, points), colour in coloured]
-    axes = [*frame.rows(), *frame.columns(), frame.label(x_label)]
-    drawing = "".join([*axes, *strokes, *_legend(list(lines))])
-    label = html.escape(title)
-    picture = f'<svg class="chart" viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{label}">{drawing}</svg>'
-    return f"<figure><figcaption>{label}</figcaption>{picture}</figure>"
+    return frame.figure(title, x_label, [*strokes, *_legend(list(lines))])
 
 
 def extremes(points: Points, most: int = 2 * _WIDTH) -> Points:
@@ -86,13 +82,9 @@ def scatter_chart(title: str, points: Points, x_label: str = "", diagonal: float
     heights = [*ys, *(y for _, y in ends)]
     room = 0.05 * (max(heights) - min(heights)) or 1.0
     frame = _Frame((min(xs), max(xs)), (min(heights) - room, max(heights) + room))
-    dots = "".join(
-        f'<circle cx="{px:.1f}" cy="{py:.1f}" r="2" fill="{_COLOURS[0]}" opacity=".55"/>' for px, py in (frame.at(*p) for p in shown)
-    )
-    drawing = "".join([*frame.rows(), *frame.columns(), frame.label(x_label), frame.line("", ends, _COLOURS[1], True), dots])
-    label = html.escape(title)
-    picture = f'<svg class="chart" viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{label}">{drawing}</svg>'
-    return f"<figure><figcaption>{label}</figcaption>{picture}</figure>"
+    style = f'r="2" fill="{_COLOURS[0]}" opacity=".55"'
+    dots = [f'<circle cx="{px:.1f}" cy="{py:.1f}" {style}/>' for px, py in (frame.at(*p) for p in shown)]
+    return frame.figure(title, x_label, [frame.line("", ends, _COLOURS[1], True), *dots])
 
 
 def _with_margin(low: float, high: float) -> tuple[float, float]:
@@ -135,8 +127,12 @@ class _Frame:
         places = [(self.at(value, self.y_range[0])[0], value) for value in whole]
         return [f'<text x="{x:.1f}" y="{base}" text-anchor="middle">{value:g}</text>' for x, value in places]
 
-    def label(self, text: str) -> str:
-        return f'<text x="{(_LEFT + _WIDTH - _RIGHT) / 2:.0f}" y="{_HEIGHT - 4}" text-anchor="middle">{html.escape(text)}</text>'
+    def figure(self, title: str, x_label: str, parts: Sequence[str]) -> str:
+        """Return the chart with its axes, and ``parts`` drawn over them."""
+        middle = f'<text x="{(_LEFT + _WIDTH - _RIGHT) / 2:.0f}" y="{_HEIGHT - 4}" text-anchor="middle">{html.escape(x_label)}</text>'
+        drawing, label = "".join([*self.rows(), *self.columns(), middle, *parts]), html.escape(title)
+        picture = f'<svg class="chart" viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{label}">{drawing}</svg>'
+        return f"<figure><figcaption>{label}</figcaption>{picture}</figure>"
 
 
 def _legend(names: Sequence[str]) -> list[str]:
