@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +12,16 @@ import numpy as np
 from netcl.core.errors import message
 from netcl.data.dataset import Dataset, Subset
 from netcl.data.files import Samples, SplitPlan, held_out, parts
+from netcl.vision.datasets import ImageFolder, default_loader
+from netcl.vision.functional import pillow
 
 _PART_FOLDERS = {"train": ("train", "training"), "val": ("val", "valid", "validation"), "test": ("test",)}
 
 
 def picture(path: str | os.PathLike[str], shape: Sequence[int]) -> np.ndarray:
     """Read a picture, cropped around its center and resized, as uint8 of ``shape`` (channels, height, width)."""
-    image = import_module("netcl.vision.datasets").default_loader(path, "L" if shape[0] == 1 else "RGB")
-    cut = import_module("PIL.ImageOps").fit(image, (shape[2], shape[1]))
+    image = default_loader(path, "L" if shape[0] == 1 else "RGB")
+    cut = pillow("ImageOps").fit(image, (shape[2], shape[1]))
     return np.asarray(cut, np.uint8).reshape(shape[1], shape[2], shape[0]).transpose(2, 0, 1)
 
 
@@ -48,8 +49,8 @@ def read_folder(path: Path, plan: SplitPlan, size: int = 64, channels: int = 3) 
         raise ValueError(message("folder", "size must be a whole number of at least 1, and channels 1 or 3", size=size, channels=channels))
     inside = {entry.name.lower(): entry for entry in path.iterdir() if entry.is_dir()}
     roots = {part: next((inside[name] for name in names if name in inside), None) for part, names in _PART_FOLDERS.items()}
-    folder, shape = import_module("netcl.vision.datasets").ImageFolder, (channels, size, size)
-    found = {part: folder(root) for part, root in roots.items() if root} if roots["train"] and roots["test"] else {"train": folder(path)}
+    shape, whole = (channels, size, size), roots["train"] and roots["test"]
+    found = {part: ImageFolder(root) for part, root in (roots if whole else {"train": path}).items() if root}
     classes = tuple(found["train"].classes)
     if any(tuple(part.classes) != classes for part in found.values()):
         names = {part: list(data.classes) for part, data in found.items()}
