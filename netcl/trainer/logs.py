@@ -7,6 +7,7 @@ import json
 import math
 import os
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,12 @@ from netcl.trainer.callbacks import Callback, Logs
 def _finite_numbers(logs: Logs) -> dict[str, Any]:
     """Return the scalar numbers of logs; NaN and infinities become ``None``, since JSON has neither."""
     return {name: value if math.isfinite(value) else None for name, value in logs.items() if isinstance(value, int | float)}
+
+
+def write_json(path: Path, content: Mapping[str, Any]) -> None:
+    """Write an object as a JSON file."""
+    with filling(path):
+        path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
 
 
 class JSONLLogger(Callback):

@@ -27,7 +27,6 @@ from netcl.data import DataLoader, augment, datasets, files
 from netcl.distributed import ShardedLoader, World
 from netcl.nn.factory import registered
 from netcl.nn.parameter import placed
-from netcl.ops.random import manual_seed
 from netcl.trainer.callbacks import Callback
 from netcl.trainer.metrics import MAE, Metric
 from netcl.trainer.pictures import read_folder
@@ -49,7 +48,7 @@ _FIELD_BOUNDS: dict[str, tuple[int, float]] = {
 }  # fmt: skip
 
 
-def _setting(default: Any, doc: str) -> Any:
+def setting(default: Any, doc: str) -> Any:
     """Return a dataclass field with a default and a help text."""
     return field(default=default, metadata={"doc": doc})
 
@@ -58,38 +57,38 @@ def _setting(default: Any, doc: str) -> Any:
 class Recipe:
     """All settings of a run. Fields are the keys of a TOML or JSON file and, spelled with dashes, the options of ``netcl train``."""
 
-    data: str = _setting(
+    data: str = setting(
         "digits",
         "folder:PATH (of pictures), csv:FILE, npz:FILE, idx:FOLDER, text:FILE; or digits, mnist, fashion-mnist, cifar10, synthetic, text",
     )
-    root: str = _setting("", "folder of the data's files; for text, the file itself")
-    target: str = _setting("", "the column of a CSV file to predict")
-    task: str = _setting("", "classification or regression; inferred from the targets if empty")
-    val_split: float = _setting(0.1, "share of the training samples, drawn by the seed, by which the best weights are chosen; 0 for none")
-    test_split: float = _setting(0.1, "share of your own data, drawn by the seed, that is used only for the final numbers")
+    root: str = setting("", "folder of the data's files; for text, the file itself")
+    target: str = setting("", "the column of a CSV file to predict")
+    task: str = setting("", "classification or regression; inferred from the targets if empty")
+    val_split: float = setting(0.1, "share of the training samples, drawn by the seed, by which the best weights are chosen; 0 for none")
+    test_split: float = setting(0.1, "share of your own data, drawn by the seed, that is used only for the final numbers")
     data_options: dict[str, Any] = field(default_factory=dict, metadata={"doc": "options of the data"})
-    model: str = _setting(
+    model: str = setting(
         "auto",
         "cnn, mlp, lenet, resnet18, vit, gpt (for text), a name of netcl.vision.models; or your own MODULE:CLASS, FILE.py:CLASS",
     )
     model_options: dict[str, Any] = field(default_factory=dict, metadata={"doc": "options of the model"})
-    epochs: int = _setting(10, "passes over the data")
-    patience: int = _setting(0, "epochs without a lower validation loss after which the run ends; 0 for never")
-    batch_size: int = _setting(64, "samples of a batch, over all ranks")
-    optimizer: str = _setting("adamw", "sgd, adam, adamw, rmsprop or lion")
-    lr: float = _setting(2e-3, "the highest learning rate")
-    weight_decay: float = _setting(0.01, "weight decay of the optimizer")
-    schedule: str = _setting("cosine", "schedule of the learning rate: cosine or constant")
-    warmup: float = _setting(0.05, "share of the run in which the learning rate rises, for cosine")
-    augment: bool = _setting(True, "rotate, shift and scale training images at random, by a little")
-    grad_clip: float = _setting(0.0, "the largest norm of all gradients together; 0 for none")
-    accumulation_steps: int = _setting(1, "batches per step of the optimizer")
-    ema: float = _setting(0.0, "decay of the moving average of the weights, near 1; 0 for none")
-    mixed_precision: str = _setting("", "float16 or bfloat16: compute in it where that is safe")
-    compile: bool = _setting(False, "record the training step once and replay it")
-    workers: int = _setting(0, "processes that prepare batches; 0 for none")
-    log_every: int = _setting(10, "batches between two reads of the loss and the metrics")
-    seed: int = _setting(0, "seed of weights, order and augmentation")
+    epochs: int = setting(10, "passes over the data")
+    patience: int = setting(0, "epochs without a lower validation loss after which the run ends; 0 for never")
+    batch_size: int = setting(64, "samples of a batch, over all ranks")
+    optimizer: str = setting("adamw", "sgd, adam, adamw, rmsprop or lion")
+    lr: float = setting(2e-3, "the highest learning rate")
+    weight_decay: float = setting(0.01, "weight decay of the optimizer")
+    schedule: str = setting("cosine", "schedule of the learning rate: cosine or constant")
+    warmup: float = setting(0.05, "share of the run in which the learning rate rises, for cosine")
+    augment: bool = setting(True, "rotate, shift and scale training images at random, by a little")
+    grad_clip: float = setting(0.0, "the largest norm of all gradients together; 0 for none")
+    accumulation_steps: int = setting(1, "batches per step of the optimizer")
+    ema: float = setting(0.0, "decay of the moving average of the weights, near 1; 0 for none")
+    mixed_precision: str = setting("", "float16 or bfloat16: compute in it where that is safe")
+    compile: bool = setting(False, "record the training step once and replay it")
+    workers: int = setting(0, "processes that prepare batches; 0 for none")
+    log_every: int = setting(10, "batches between two reads of the loss and the metrics")
+    seed: int = setting(0, "seed of weights, order and augmentation")
 
     def __post_init__(self) -> None:
         for name, (least, below) in _FIELD_BOUNDS.items():
@@ -388,8 +387,3 @@ def make_trainer(recipe: Recipe, model: Any, steps_per_epoch: int, data: Data, c
         accumulation_steps=recipe.accumulation_steps, scheduler=scheduler, compile=recipe.compile,
         ema=optim.ModelEMA(model, recipe.ema, warmup=True) if recipe.ema else None, callbacks=callbacks,
     )  # fmt: skip
-
-
-def seed_all(recipe: Recipe) -> None:
-    """Seed netcl's random streams with the seed of the recipe."""
-    manual_seed(recipe.seed)

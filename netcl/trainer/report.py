@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections.abc import Sequence
@@ -10,10 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from netcl.core.device import handle_of
-from netcl.io.archive import filling
 from netcl.profiling import profile
 from netcl.trainer.callbacks import Logs
-from netcl.trainer.logs import JSONLLogger
+from netcl.trainer.logs import JSONLLogger, write_json
 
 WARM_UP, PROFILED = 4, 5  # steps before the profile begins, which compile, and steps in it
 
@@ -43,7 +41,7 @@ class Report(JSONLLogger):
         (self.folder / "profile.json").unlink(missing_ok=True)
         settings: dict[str, Any] = {"epochs": trainer.epochs, "batches": trainer.batches, "optimizer": type(trainer.optimizer).__name__}
         settings |= {"lr": trainer.learning_rates()[0], "loss": getattr(trainer.loss_fn, "__name__", type(trainer.loss_fn).__name__)}
-        self._write_json("config.json", {"title": self.title or type(trainer.model).__name__, **settings})
+        write_json(self.folder / "config.json", {"title": self.title or type(trainer.model).__name__, **settings})
 
     def on_train_batch_begin(self, batch: int, logs: Logs) -> None:
         super().on_train_batch_begin(batch, logs)
@@ -67,7 +65,7 @@ class Report(JSONLLogger):
     def on_train_end(self, logs: Logs) -> None:
         from netcl.trainer.page import write_report
         from netcl.trainer.recipe import Data
-        from netcl.trainer.run import environment, run_facts, save_samples
+        from netcl.trainer.run import run_results, save_samples
 
         trainer, seconds = self.trainer, time.time() - self._began_at
         hidden = ("seconds", "samples_per_second", "lr")
@@ -76,12 +74,7 @@ class Report(JSONLLogger):
             values = {name: value for name, value in trainer.evaluate(self.test).items() if isinstance(value, int | float)}
             reading = {} if self.classes else {"mean": [0.0], "scale": [1.0]}
             save_samples(self.folder / "samples.npz", trainer, self.test, Data(None, None, self.classes, None, reading))
-        facts = {"test": values, "seconds": seconds, "classes": list(self.classes), **run_facts(trainer)}
-        self._write_json("results.json", {**facts, "environment": environment(handle_of(trainer.queue))})
+        write_json(self.folder / "results.json", run_results(trainer, values, seconds, self.classes))
         if self._profile is not None and self._profile.events:
-            self._write_json("profile.json", self._profile.to_dict())
+            write_json(self.folder / "profile.json", self._profile.to_dict())
         write_report(self.folder)
-
-    def _write_json(self, name: str, content: dict[str, Any]) -> None:
-        with filling(self.folder / name):
-            (self.folder / name).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")

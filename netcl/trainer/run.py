@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from netcl import distributed
-from netcl.core.device import DeviceHandle, device
+from netcl.core.device import DeviceHandle, device, handle_of
 from netcl.core.errors import message
 from netcl.core.memory import memory_stats
 from netcl.core.tensor import Tensor
@@ -27,17 +27,18 @@ from netcl.data import DataLoader
 from netcl.data.files import read_inputs
 from netcl.io import FileError, load_model, save_model
 from netcl.io.archive import filling
+from netcl.ops.random import manual_seed
 from netcl.profiling import profile
 from netcl.trainer.callbacks import Callback, EarlyStopping, Logs, LRMonitor, ModelCheckpoint, NaNGuard
 from netcl.trainer.find_lr import RateTest, find_lr
-from netcl.trainer.logs import CSVLogger, JSONLLogger
+from netcl.trainer.logs import CSVLogger, JSONLLogger, write_json
 from netcl.trainer.pictures import picture
 from netcl.trainer.progress import Progress
-from netcl.trainer.recipe import Data, Recipe, RecipeError, load_data, make_loaders, make_model, make_trainer, read_recipe, seed_all
+from netcl.trainer.recipe import Data, Recipe, RecipeError, load_data, make_loaders, make_model, make_trainer, read_recipe
 from netcl.trainer.trainer import Trainer
+from netcl.vision.datasets import IMG_EXTENSIONS
 
 SAMPLES = 24
-PICTURES = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
 RESULTS = ("model.netcl", "results.json", "samples.npz", "profile.json", "report.html")
 PROFILED_STEPS = 5
 
@@ -57,7 +58,7 @@ def train_run(recipe: Recipe, folder: str | os.PathLike[str], handle: DeviceHand
         if ours.rank == 0 and not (resume or overwrite):
             keeper.claim(None)  # before data is loaded, which may take minutes
         place.mkdir(parents=True, exist_ok=True)
-        seed_all(recipe)
+        manual_seed(recipe.seed)
         data = load_data(recipe)
         model = make_model(recipe, data, handle)
         if ours.size > 1:  # weights are those of the seed, whatever the number of ranks; what ranks drop out is not the same
@@ -76,12 +77,13 @@ def train_run(recipe: Recipe, folder: str | os.PathLike[str], handle: DeviceHand
             began = time.time()
             trainer.fit(train, val=val, epochs=recipe.epochs, resume="auto" if resume else None, log_every=recipe.log_every)
             best = restore_best(trainer, keeper, ours)
-            results = {**_run_results(trainer, test, data, time.time() - began, handle), "best": best}
+            seconds = time.time() - began
+            results = {**run_results(trainer, trainer.evaluate(test), seconds, data.classes), "best": best}
             if ours.rank == 0:
                 _write_run(place, trainer, model, test, data, results)
             profiled = profile_steps(trainer, train).to_dict()
             if ours.rank == 0:
-                _write_json(place / "profile.json", profiled)
+                write_json(place / "profile.json", profiled)
     return results
 
 
@@ -104,7 +106,7 @@ class _Config(Callback):
     def on_train_begin(self, logs: Logs) -> None:
         for name in RESULTS if self.trainer.step == 0 else ():
             (self.place / name).unlink(missing_ok=True)
-        _write_json(self.place / "config.json", self.recipe.to_dict())
+        write_json(self.place / "config.json", self.recipe.to_dict())
 
 
 class _Rates(Callback):
@@ -131,20 +133,16 @@ def _write_run(place: Path, trainer: Trainer, model: Any, test: DataLoader, data
         save_model(distributed.without_sync(model), place / "model.netcl", notes=dict(data.reading))
     if data.is_text:
         results["text"] = _generated_text(model, "\n", 400, {"temperature": 0.8})
-    _write_json(place / "results.json", results)
+    write_json(place / "results.json", results)
     save_samples(place / "samples.npz", trainer, test, data)
 
 
-def _run_results(trainer: Trainer, test: DataLoader, data: Data, seconds: float, handle: DeviceHandle) -> dict[str, Any]:
-    results = {"test": trainer.evaluate(test), "seconds": seconds, **run_facts(trainer)}
-    return {**results, "classes": list(data.classes), "environment": environment(handle)}
-
-
-def run_facts(trainer: Trainer) -> dict[str, Any]:
-    """Return statistics of a run: steps, parameters, seconds by phase, bytes of device memory."""
+def run_results(trainer: Trainer, test: Mapping[str, Any], seconds: float, classes: Sequence[str]) -> dict[str, Any]:
+    """Return the content of ``results.json``: numbers on the test data, statistics of the run, class names, device and software."""
     parameters = sum(p.size for p in trainer.model.parameters())
-    phases = {name: round(seconds, 3) for name, seconds in trainer.phase_seconds.items()}
-    return {"steps": trainer.step, "parameters": parameters, "phases": phases, "memory": memory_stats()["bytes_allocated"]}
+    phases = {name: round(spent, 3) for name, spent in trainer.phase_seconds.items()}
+    facts = {"steps": trainer.step, "parameters": parameters, "phases": phases, "memory": memory_stats()["bytes_allocated"]}
+    return {"test": test, "seconds": seconds, **facts, "classes": list(classes), "environment": environment(handle_of(trainer.queue))}
 
 
 def environment(handle: DeviceHandle) -> dict[str, str]:
@@ -192,7 +190,7 @@ def probabilities(scores: np.ndarray) -> np.ndarray:
 
 def predict_file(model: Any, notes: Mapping[str, Any], path: str | os.PathLike[str]) -> list[list[str]]:
     """Return a row of strings per input of a file: the input's number (from 1), then regression values, or a class and its probability."""
-    pictures = notes["kind"] == "image" and Path(path).suffix.lower() in PICTURES
+    pictures = notes["kind"] == "image" and Path(path).suffix.lower() in IMG_EXTENSIONS
     x = picture(path, notes["shape"])[None] / np.float32(255) if pictures else read_inputs(path, notes)
     outputs = np.concatenate([model(part).to_host() for part in np.array_split(x, max(1, len(x) // 256))]).astype(np.float64)
     if "scale" in notes:
@@ -220,7 +218,7 @@ class _RateProgress(Progress):
 
 def _trainer_of(recipe: Recipe, handle: DeviceHandle) -> tuple[Trainer, DataLoader]:
     """Return a trainer for a recipe that writes no files, and the loader of its training samples."""
-    seed_all(recipe)
+    manual_seed(recipe.seed)
     data = load_data(recipe)
     model = make_model(recipe, data, handle)
     train, _, _ = make_loaders(recipe, data, handle.queue)
@@ -246,11 +244,6 @@ def trace_run(recipe: Recipe, handle: DeviceHandle, steps: int) -> profile:
             return profile_steps(trainer, train, steps)
 
 
-def _write_json(path: Path, content: Mapping[str, Any]) -> None:
-    with filling(path):
-        path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-
-
 def read_json(folder: str | os.PathLike[str], name: str) -> dict[str, Any]:
     """Return the object in a JSON file of a run; raises if the file is missing or damaged."""
     path = Path(folder) / name
@@ -273,7 +266,7 @@ def generate(
         )
     with device(handle):
         model = load_model(Path(folder) / "model.netcl", handle)
-        seed_all(recipe if seed is None else recipe.changed({"seed": seed}))
+        manual_seed(recipe.seed if seed is None else recipe.changed({"seed": seed}).seed)
         return _generated_text(model, prompt, length, options)
 
 
