@@ -64,10 +64,20 @@ def _fused_rows(config: ModelConfig, part: str) -> slice:
     return slice(begin, end)
 
 
-def rotary_order(array: np.ndarray, heads: int, inverse: bool) -> np.ndarray:
+def _rotary_order(array: np.ndarray, op: str, config: ModelConfig, inverse: bool = False) -> np.ndarray:
     """Permute rows of queries or keys from llama.cpp's order (pairs side by side) to Hugging Face's (halves); ``inverse`` permutes back."""
+    heads = config.heads if op == "rq" else config.kv_heads
+    if array.shape[:1] != (heads * config.head_size,):  # which the check of the shape reports
+        return array
     shape = (heads, 2, -1) if inverse else (heads, -1, 2)
     return array.reshape(*shape, *array.shape[1:]).swapaxes(1, 2).reshape(array.shape)
+
+
+def _rows_taken(array: np.ndarray, op: str, origin: Origin, config: ModelConfig) -> np.ndarray:
+    """Apply an op that selects or permutes rows; the array may hold the bytes of packed rows."""
+    if op == "e":
+        return array[origin.expert : origin.expert + 1].reshape(array.shape[1:])
+    return _rotary_order(array, op, config) if op in ("rq", "rk") else array[_fused_rows(config, op)]
 
 
 def pull(source: WeightSource, origin: Origin, config: ModelConfig, shape: tuple[int, ...]) -> np.ndarray:
@@ -76,15 +86,10 @@ def pull(source: WeightSource, origin: Origin, config: ModelConfig, shape: tuple
     for op in origin.ops:
         if op == "T":
             array = array.T
-        elif op == "e":
-            array = array[origin.expert : origin.expert + 1].reshape(array.shape[1:])
-        elif op in ("rq", "rk"):
-            heads = config.heads if op == "rq" else config.kv_heads
-            array = rotary_order(array, heads, inverse=False) if array.shape and array.shape[0] == shape[0] else array
         elif op == "+1":
             array = array.astype(np.float32) + np.float32(1)
         else:
-            array = array[_fused_rows(config, op)]
+            array = _rows_taken(array, op, origin, config)
     squeezed = tuple(n for n in shape if n != 1)
     if array.shape != shape and tuple(n for n in array.shape if n != 1) == squeezed:
         array = array.reshape(shape)  # GGUF drops axes of length 1
@@ -128,12 +133,7 @@ def _put_packed(model: Any, name: str, source: Any, origin: Origin) -> bool:
         return False
     blocks = source.packed(origin.name).reshape(*source.shapes[origin.name][:-1], -1)
     for op in origin.ops:
-        if op == "e":
-            blocks = blocks[origin.expert]
-        elif op in ("rq", "rk"):
-            blocks = rotary_order(blocks, config.heads if op == "rq" else config.kv_heads, inverse=False)
-        else:
-            blocks = blocks[_fused_rows(config, op)]
+        blocks = _rows_taken(blocks, op, origin, config)
     if blocks.shape[0] != rows:
         what = "a tensor must have the shape that the configuration gives it"
         raise refusal("models", what, file=source.path, tensor=origin.name, rows=blocks.shape[0], expected=rows)
@@ -197,7 +197,7 @@ def _assembled(model: Any, parts: list[tuple[Origin, str, Any]]) -> np.ndarray:
         begin = 0
         for op in reversed(origin.ops):
             if op in ("rq", "rk"):
-                array = rotary_order(array, config.heads if op == "rq" else config.kv_heads, inverse=True)
+                array = _rotary_order(array, op, config, inverse=True)
             elif op == "+1":
                 array = (array.astype(np.float32) - np.float32(1)).astype(array.dtype)
             elif op == "e":
