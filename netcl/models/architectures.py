@@ -23,18 +23,15 @@ def _layered(prefix: str, pairs: Mapping[str, str]) -> _Names:
     return {f"layers.{{i}}.{ours}": prefix + theirs for ours, theirs in pairs.items()}
 
 
-_PROJECTIONS = {f"self_attn.{name}": f"self_attn.{name}" for name in ("q_proj", "k_proj", "v_proj", "o_proj", "q_norm", "k_norm")}
-_MLP = {f"mlp.{name}": f"mlp.{name}" for name in ("gate_proj", "up_proj", "down_proj")}
-_EXPERTS = {
-    **{f"mlp.experts.{{e}}.{name}": f"mlp.experts.{{e}}.{name}" for name in ("gate_proj", "up_proj", "down_proj")},
-    **{f"mlp.shared_expert.{name}": f"mlp.shared_expert.{name}" for name in ("gate_proj", "up_proj", "down_proj")},
-    "mlp.gate": "mlp.gate",
-    "mlp.shared_expert_gate": "mlp.shared_expert_gate",
-}
+_SAME = [
+    *(f"self_attn.{name}" for name in ("q_proj", "k_proj", "v_proj", "o_proj", "q_norm", "k_norm")),
+    *(f"mlp.{own}{part}_proj" for own in ("", "experts.{e}.", "shared_expert.") for part in ("gate", "up", "down")),
+    "mlp.gate", "mlp.shared_expert_gate",
+]  # fmt: skip
 _LLAMA_NORMS = {"input_layernorm": "input_layernorm", "pre_feedforward_layernorm": "post_attention_layernorm"}
 LLAMA: _Names = {
     "embed_tokens": "model.embed_tokens", "norm": "model.norm", "lm_head": "lm_head",
-    **_layered("model.layers.{i}.", {**_LLAMA_NORMS, **_PROJECTIONS, **_MLP, **_EXPERTS}),
+    **_layered("model.layers.{i}.", {**_LLAMA_NORMS, **{name: name for name in _SAME}}),
 }  # fmt: skip
 _GEMMA_NORMS = {"input_layernorm": "input_layernorm +1", "pre_feedforward_layernorm": "pre_feedforward_layernorm +1",
                 "post_attention_norm": "post_attention_layernorm +1", "post_feedforward_norm": "post_feedforward_layernorm +1",
@@ -84,18 +81,15 @@ BERT: _Names = {
     "embed_types": "embeddings.token_type_embeddings", "embedding_norm": "embeddings.LayerNorm", "pooler": "pooler.dense",
     **_layered("encoder.layer.{i}.", _BERT_LAYER),
 }  # fmt: skip
-_VIT_LAYER = {
-    **{f"self_attn.{ours}_proj": f"attention.attention.{theirs}" for ours, theirs in (("q", "query"), ("k", "key"), ("v", "value"))},
-    "self_attn.o_proj": "attention.output.dense", "input_layernorm": "layernorm_before", "mlp.up_proj": "intermediate.dense",
-    "mlp.down_proj": "output.dense", "pre_feedforward_layernorm": "layernorm_after",
-}  # fmt: skip
+_VIT_LAYER = {ours: theirs.replace("attention.self", "attention.attention") for ours, theirs in _BERT_LAYER.items()}
+_VIT_LAYER |= {"input_layernorm": "layernorm_before", "pre_feedforward_layernorm": "layernorm_after"}
 VIT: _Names = {
     "class_token": "embeddings.cls_token", "patches": "embeddings.patch_embeddings.projection",
     "embed_positions.weight": "embeddings.position_embeddings", "norm": "layernorm", "pooler": "pooler.dense",
     **_layered("encoder.layer.{i}.", _VIT_LAYER),
 }  # fmt: skip
 _CLIP_LAYER = {
-    **{f"self_attn.{name}": f"self_attn.{name}" for name in ("q_proj", "k_proj", "v_proj")}, "self_attn.o_proj": "self_attn.out_proj",
+    **{f"self_attn.{part}_proj": f"self_attn.{part}_proj" for part in "qkv"}, "self_attn.o_proj": "self_attn.out_proj",
     "input_layernorm": "layer_norm1", "pre_feedforward_layernorm": "layer_norm2", "mlp.up_proj": "mlp.fc1", "mlp.down_proj": "mlp.fc2",
 }  # fmt: skip
 CLIP_TEXT: _Names = {
@@ -144,6 +138,7 @@ class Architecture:
 _ALL_BIASES = {"query_bias": True, "output_bias": True, "mlp_bias": True}
 _CLASSIC = {"norm": "layer", "gated": False, "learned_positions": True, **_ALL_BIASES}
 _ENCODER = {**_CLASSIC, "causal": False}
+_BERT = {**_ENCODER, "norm_first": False, "embedding_norm": True, "final_norm": False, "pooling": "tanh"}
 _GPT2_KEYS = {"hidden_size": "n_embd", "num_hidden_layers": "n_layer", "num_attention_heads": "n_head",
               "max_position_embeddings": "n_positions", "intermediate_size": "n_inner", "hidden_act": "activation_function"}  # fmt: skip
 ARCHITECTURES: dict[str, Architecture] = {
@@ -161,10 +156,8 @@ ARCHITECTURES: dict[str, Architecture] = {
     "gemma3_text": Architecture("Gemma3ForCausalLM", GEMMA, "gemma3", GGUF, windows="most", keys={"hidden_act": "hidden_activation"},
                                 settings={"post_norms": True, "qk_norm": True, "activation": "gelu_pytorch_tanh", "tied": True}),
     "phi3": Architecture("Phi3ForCausalLM", PHI3, "phi3", _GGUF_PHI3, windows="all"),
-    "bert": Architecture("BertModel", BERT, kind="encoder", settings={**_ENCODER, "norm_first": False, "embedding_norm": True,
-                         "final_norm": False, "pooling": "tanh"}, ignored=("cls.", "position_ids")),
-    "roberta": Architecture("RobertaModel", BERT, kind="encoder", settings={**_ENCODER, "norm_first": False, "embedding_norm": True,
-                            "final_norm": False, "pooling": "tanh"}, ignored=("lm_head.", "position_ids")),
+    "bert": Architecture("BertModel", BERT, kind="encoder", settings=_BERT, ignored=("cls.", "position_ids")),
+    "roberta": Architecture("RobertaModel", BERT, kind="encoder", settings=_BERT, ignored=("lm_head.", "position_ids")),
     "vit": Architecture("ViTModel", VIT, kind="encoder", settings={**_ENCODER, "pooling": "tanh"}, ignored=("classifier.",)),
     "clip_text_model": Architecture("CLIPTextModel", CLIP_TEXT, kind="encoder", settings={**_CLASSIC, "activation": "quick_gelu",
                                     "pooling": "end"}, ignored=("position_ids",)),

@@ -65,7 +65,7 @@ SAME_SPLITS = {
 _WHOLE_WORDS = ("llama-bpe", "llama3", "llama-v3", "falcon3", "falcon-h1", "pixtral", "lfm2", "tekken")
 NORMAL, UNKNOWN_TOKEN, CONTROL_TOKENS, USER_DEFINED, UNUSED, BYTE = range(1, 7)  # types of tokens in GGUF files
 _SPACE = "\N{LOWER ONE EIGHTH BLOCK}"  # what SentencePiece writes for a space
-_SPECIAL_NAMES = ("bos", "eos", "pad", "unk")
+_SPECIAL_NAMES = {"bos": "bos", "eos": "eos", "pad": "padding", "unk": "unknown"}  # and their names in GGUF files
 
 
 def tokenizers_library() -> Any:
@@ -198,8 +198,7 @@ def gguf_tokenizer(metadata: Mapping[str, Any]) -> Tokenizer:
 
 
 def _special_ids(own: Mapping[str, Any], count: int) -> dict[str, int]:
-    keys = {"bos": "bos", "eos": "eos", "pad": "padding", "unk": "unknown"}
-    found = {name: own.get(f"tokenizer.ggml.{key}_token_id") for name, key in keys.items()}
+    found = {name: own.get(f"tokenizer.ggml.{key}_token_id") for name, key in _SPECIAL_NAMES.items()}
     if any(i is not None and not (isinstance(i, int) and 0 <= i < count) for i in found.values()):
         raise refusal("tokenizer", f"ids of special tokens must be from 0 to {count - 1}", ids=found)
     return {name: i for name, i in found.items() if i is not None}
@@ -325,7 +324,7 @@ def gguf_vocabulary(tokenizer: Tokenizer) -> dict[str, Any]:
         found["scores"] = np.array([scores.get(token, -float(len(pairs) + 1)) for token in tokens], np.float32)
         first = "".join(tokenizer.backend.encode("a", add_special_tokens=False).tokens)
         found["add_space_prefix"] = first.startswith(_SPACE)
-    for name, key in (("bos", "bos"), ("eos", "eos"), ("pad", "padding"), ("unk", "unknown")):
+    for name, key in _SPECIAL_NAMES.items():
         if tokenizer.special.get(f"{name}_token") in listed:
             found[f"{key}_token_id"] = listed[tokenizer.special[f"{name}_token"]]
     ids, plain = (tokenizer.encode("a", add_special_tokens=added) for added in (True, False))
