@@ -14,7 +14,7 @@ from netcl.core.device import queue_of
 from netcl.core.errors import ShapeError, message
 from netcl.core.tensor import Tensor
 from netcl.models.config import ModelConfig, end_ids
-from netcl.models.layers import TransformerLayer, decode_alike, make_norm_layer, make_span
+from netcl.models.layers import ConfiguredModel, TransformerLayer, decode_alike, make_norm_layer, make_span
 from netcl.models.prompt_cache import PromptFile
 from netcl.models.tokenizer import Tokenizer
 from netcl.nn.attention import KVCache
@@ -31,7 +31,7 @@ _CONTEXT_TOKENS = 4  # of a prompt that the text behind it is decoded with: a wo
 _DECODED_TOGETHER = 64  # tokens of a text; more are decoded in parts, or long texts would take quadratic time
 
 
-class CausalLM(Module):
+class CausalLM(ConfiguredModel):
     """A decoder-only language model: maps token ids to the logits of the next token at each position.
 
     - **config**: a :class:`~netcl.models.config.ModelConfig`; :func:`netcl.models.load` reads one from a file.
@@ -42,6 +42,8 @@ class CausalLM(Module):
 
     With ``checkpointing = True`` a training step keeps only the input of each layer and recomputes the rest of the layer in backward.
     """
+
+    tokenizer_remedy = "pass token ids, or load a folder with tokenizer.json or a GGUF file"
 
     def __init__(self, config: ModelConfig):
         super().__init__()
@@ -57,25 +59,8 @@ class CausalLM(Module):
         self.cache_dtype: str | None = None
         self.merged = False
         self.generation: dict[str, Any] = {}
-        self.make_tokenizer: Callable[[], Tokenizer] | None = None
         self._tables: dict[Any, Tensor] = Recomputed()
         self.layer_queues: tuple[Any, ...] = ()  # of a model whose layers are split over devices
-
-    def extra_repr(self) -> str:
-        return str(self.config)
-
-    def part_config(self, parameter: str) -> ModelConfig:
-        """Return the configuration of the part that holds a parameter: here, always the model's."""
-        del parameter
-        return self.config
-
-    @property
-    def tokenizer(self) -> Tokenizer:
-        """The tokenizer of the model's file, made at first use."""
-        if self.make_tokenizer is None:
-            what, remedy = "the model has no tokenizer", "pass token ids, or load a folder with tokenizer.json or a GGUF file"
-            raise ValueError(message("tokenizer", what, remedy))
-        return self.make_tokenizer()
 
     def new_cache(self, capacity: int | None = None, dtype: str | None = None) -> KVCache:
         """Return an empty cache of ``capacity`` positions (``None``: it grows); ``dtype`` is ``"int8"`` or, by default, ``cache_dtype``."""

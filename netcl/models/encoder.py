@@ -10,7 +10,7 @@ import netcl.autograd as ag
 from netcl.core.errors import ShapeError, message
 from netcl.core.tensor import Tensor
 from netcl.models.config import ModelConfig
-from netcl.models.layers import AttentionSpan, TransformerLayer, make_norm_layer
+from netcl.models.layers import AttentionSpan, ConfiguredModel, TransformerLayer, make_norm_layer
 from netcl.nn.container import ModuleList
 from netcl.nn.conv import Conv2d
 from netcl.nn.embedding import Embedding
@@ -20,7 +20,7 @@ from netcl.nn.norm import LayerNorm
 from netcl.nn.parameter import empty
 
 
-class Encoder(Module):
+class Encoder(ConfiguredModel):
     """An encoder of token ids (BERT, RoBERTa, CLIP's text) or images (ViT, CLIP's vision) that computes a state per position.
 
     - **config**: a :class:`~netcl.models.config.ModelConfig`; :func:`netcl.models.load` reads one from a file.
@@ -33,7 +33,6 @@ class Encoder(Module):
     def __init__(self, config: ModelConfig):
         super().__init__()
         self.config = config
-        self.make_tokenizer: Any = None
         if config.image is None:
             self.embed_tokens: Module | None = Embedding(config.vocab_size, config.width)
             positions = config.context
@@ -49,21 +48,6 @@ class Encoder(Module):
         self.norm = make_norm_layer(config) if config.final_norm or config.pooling == "norm" else None
         self.pooler = Linear(config.width, config.width) if config.pooling == "tanh" else None
         self.projection = Linear(config.width, config.projection, bias=False) if config.projection else None
-
-    def extra_repr(self) -> str:
-        return str(self.config)
-
-    @property
-    def tokenizer(self) -> Any:
-        """The tokenizer of the model's file."""
-        if self.make_tokenizer is None:
-            raise ValueError(message("tokenizer", "the model has no tokenizer", "pass token ids"))
-        return self.make_tokenizer()
-
-    def part_config(self, parameter: str) -> ModelConfig:
-        """Return the configuration of the part that holds a parameter: here, always the model's."""
-        del parameter
-        return self.config
 
     def forward(self, inputs: Tensor, mask: Any = None, token_types: Tensor | None = None) -> Tensor:
         x = self._image_embeddings(inputs) if self.config.image else self._text_embeddings(inputs, token_types)

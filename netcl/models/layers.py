@@ -12,6 +12,7 @@ from netcl.autograd import packed
 from netcl.core.errors import message
 from netcl.core.tensor import Tensor
 from netcl.models.config import Experts, ModelConfig, Rope
+from netcl.models.tokenizer import Tokenizer
 from netcl.nn.attention import KVCache, causal_mask, join_heads, split_heads
 from netcl.nn.container import ModuleList
 from netcl.nn.linear import Linear
@@ -44,6 +45,29 @@ def make_norm_layer(config: ModelConfig, width: int | None = None) -> Module:
     """Return a norm layer of the architecture's type."""
     size = config.width if width is None else width
     return RMSNorm(size, config.eps) if config.norm == "rms" else LayerNorm(size, config.eps)
+
+
+class ConfiguredModel(Module):
+    """Base class of models with one configuration, ``config``, and the tokenizer of their file, which ``make_tokenizer`` makes."""
+
+    config: ModelConfig
+    make_tokenizer: Any = None
+    tokenizer_remedy = "pass token ids"
+
+    def extra_repr(self) -> str:
+        return str(self.config)
+
+    def part_config(self, parameter: str) -> ModelConfig:
+        """Return the configuration of the part that holds a parameter: here, always the model's."""
+        del parameter
+        return self.config
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer of the model's file, made at first use."""
+        if self.make_tokenizer is None:
+            raise ValueError(message("tokenizer", "the model has no tokenizer", self.tokenizer_remedy))
+        return self.make_tokenizer()
 
 
 class SelfAttention(Module):

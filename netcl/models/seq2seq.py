@@ -13,8 +13,7 @@ from netcl.core.errors import ShapeError, message
 from netcl.core.tensor import Tensor
 from netcl.io.archive import refusal
 from netcl.models.config import ModelConfig, end_ids, whole_number
-from netcl.models.encoder import Encoder
-from netcl.models.layers import AttentionSpan, SelfAttention, TransformerLayer, make_norm_layer
+from netcl.models.layers import AttentionSpan, ConfiguredModel, SelfAttention, TransformerLayer, make_norm_layer
 from netcl.nn.attention import join_heads, split_heads
 from netcl.nn.container import ModuleList
 from netcl.nn.decoding import Sampling, random_draws, token_counts
@@ -85,18 +84,16 @@ class Seq2SeqStack(Module):
         return self.norm(x)
 
 
-class Seq2SeqLM(Module):
+class Seq2SeqLM(ConfiguredModel):
     """An encoder-decoder language model (T5): maps the ids of a text and of its answer so far to the logits of the next tokens.
 
     Shapes: ids ``(batch, length)``, decoder ids ``(batch, positions)``, logits ``(batch, positions, vocabulary)``. ``mask`` of shape
     ``(batch, length)`` is true where there is a token. ``decode(ids, cache)`` takes only new ids, with a cache made by ``encode``.
     """
 
-    extra_repr, part_config, tokenizer = Encoder.extra_repr, Encoder.part_config, Encoder.tokenizer
-
     def __init__(self, config: ModelConfig):
         super().__init__()
-        self.config, self.make_tokenizer, self.generation = config, None, dict[str, Any]()
+        self.config, self.generation = config, dict[str, Any]()
         self.shared = Embedding(config.vocab_size, config.width)
         self.encoder = Seq2SeqStack(config, config.layers, False)
         self.decoder = Seq2SeqStack(config, whole_number(config.source, "num_decoder_layers", default=config.layers), True)
@@ -129,7 +126,7 @@ class Seq2SeqLM(Module):
         sampling, draw = Sampling(**{"temperature": 0.0, **options}).check(), random_draws(seed, self.shared.weight.queue)
         several = not isinstance(prompt, str) and len(prompt) and not isinstance(prompt[0], int | np.integer)
         prompts = list(prompt) if several else [prompt]
-        ids = [self.tokenizer.encode(one) if isinstance(one, str) else [int(i) for i in one] for one in prompts]  # type: ignore[misc]
+        ids = [self.tokenizer.encode(one) if isinstance(one, str) else [int(i) for i in one] for one in prompts]
         if not all(ids):
             raise ShapeError(message("generate", "a prompt must have at least 1 token", tokens=[*map(len, ids)]))
         if min(map(min, ids)) < 0 or max(map(max, ids)) >= self.config.vocab_size:
@@ -152,5 +149,5 @@ class Seq2SeqLM(Module):
                 going -= {row for row in going if new[row] in ends}
                 for row in going:
                     made[row].append(new[row])
-        found = [self.tokenizer.decode(row) if isinstance(prompts[i], str) else row for i, row in enumerate(made)]  # type: ignore[misc]
+        found = [self.tokenizer.decode(row) if isinstance(prompts[i], str) else row for i, row in enumerate(made)]
         return found if several else found[0]
