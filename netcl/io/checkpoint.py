@@ -23,6 +23,7 @@ from netcl.io import archive, tree
 from netcl.io.archive import FileError, refusal, refusing
 from netcl.io.model import fitting
 from netcl.ops import random
+from netcl.replay.graph import map_leaves
 
 log = logging.getLogger("netcl")
 
@@ -59,7 +60,10 @@ def save_checkpoint(
         raise ValueError(message(SAVE, "step must be a whole number of at least 0", step=repr(step)))
     if keep_last is not None and (not isinstance(keep_last, int) or keep_last < 1):
         raise ValueError(message(SAVE, "keep_last must be a whole number of at least 1", keep_last=keep_last))
-    target = _target_file(Path(path), int(step), keep_last)
+    target = Path(path)
+    if target.is_dir() or keep_last is not None or not target.suffix:
+        target.mkdir(parents=True, exist_ok=True)
+        target = target / f"step-{step:06d}.netcl"
     parts = _given(model=model, optimizer=optimizer, scheduler=scheduler, scaler=scaler, loader=loader, ema=ema)
     states = {name: _state_of(name, part, SAVE) for name, part in parts.items()}
     states |= {
@@ -165,13 +169,6 @@ def _set_aside(path: Path) -> Path:
 # ---- files
 
 
-def _target_file(path: Path, step: int, keep_last: int | None) -> Path:
-    if path.is_dir() or keep_last is not None or not path.suffix:
-        path.mkdir(parents=True, exist_ok=True)
-        return path / f"step-{step:06d}.netcl"
-    return path
-
-
 def _checkpoint_at(path: Path) -> Path:
     if not path.is_dir():
         if not path.exists():
@@ -192,19 +189,10 @@ class _HostTensor:
     def __init__(self, stored: np.ndarray, dtype: str):
         self.stored, self.dtype, self.shape = stored, dtype, stored.shape
 
-    def on(self, queue: Any) -> Any:
-        return tree.tensor_of(self.stored, self.dtype, queue)
 
-
-def _on_device(value: Any, queue: Any = None) -> Any:
+def _on_device(state: Any, queue: Any = None) -> Any:
     """Move the tensors of a state to a queue, or to the active device."""
-    if isinstance(value, _HostTensor):
-        return value.on(queue)
-    if isinstance(value, dict):
-        return {key: _on_device(item, queue) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return type(value)(_on_device(item, queue) for item in value)
-    return value
+    return map_leaves(state, lambda leaf: tree.tensor_of(leaf.stored, leaf.dtype, queue) if isinstance(leaf, _HostTensor) else leaf)
 
 
 def _given(**parts: Any) -> dict[str, Any]:

@@ -80,7 +80,7 @@ class _Reader:
             "torch._utils._rebuild_parameter": Allowed("parameter", lambda data, *rest: data),
             "torch._utils._rebuild_parameter_with_state": Allowed("parameter", lambda data, *rest: data),
             "torch.Size": Allowed("Size", lambda sizes=(): tuple(_integers(sizes))),
-            "torch.device": Allowed("device", lambda kind, index=None: _device(kind, index)),
+            "torch.device": Allowed("device", _device),
             "torch.storage.UntypedStorage": Allowed("UntypedStorage", value="uint8"),
         }
         kinds = {f"torch.{name}": Allowed(name, value=name) for name in (*_STORAGE_OF, "uint16", "uint32", "uint64")}
@@ -132,7 +132,7 @@ def _integers(values: Any) -> tuple[int, ...]:
     return tuple(values)
 
 
-def _device(kind: Any, index: Any) -> str:
+def _device(kind: Any, index: Any = None) -> str:
     if not isinstance(kind, str) or not (index is None or type(index) is int):
         raise Refused("a torch.device must have a string and an optional integer as arguments")
     return kind if index is None else f"{kind}:{index}"

@@ -10,19 +10,19 @@ import os
 import sys
 import tempfile
 import zipfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from netcl.accelerator import is_available
 from netcl.core.errors import message
-from netcl.core.tensor import Tensor
 from netcl.io.model import save_model
 from netcl.io.state import load as load_file
 from netcl.io.torch_format import save_torch
 from netcl.nn import factory
 from netcl.nn.module import Module
+from netcl.replay.graph import tensors_in
 
 _DEVICE_MARK = b"netcl: cuda"
 _allowed: list[Any] = []
@@ -43,15 +43,6 @@ def _registered(classes: Iterable[Any]) -> Iterator[None]:
             factory.unregister_layer(name)
 
 
-def _tensors_of_file(value: Any) -> Iterator[Tensor]:
-    parts = value.values() if isinstance(value, Mapping) else value.state_dict().values() if isinstance(value, Module) else value
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, Mapping | Module | list | tuple):
-        for part in parts:
-            yield from _tensors_of_file(part)
-
-
 def save(obj: Any, f: Any, *unused: Any, **options: Any) -> None:
     """``torch.save`` to a path or a file. If all tensors are on an OpenCL device, :func:`load` puts them on "cuda" by default."""
     if not isinstance(f, str | os.PathLike):
@@ -63,7 +54,8 @@ def save(obj: Any, f: Any, *unused: Any, **options: Any) -> None:
             save_model(obj, f)
     else:
         save_torch(obj, f)
-    if isinstance(f, str | os.PathLike) and {x.backend for x in _tensors_of_file(obj)} == {"cl"}:
+    tensors = tensors_in(obj.state_dict() if isinstance(obj, Module) else obj)
+    if isinstance(f, str | os.PathLike) and {x.backend for x in tensors} == {"cl"}:
         with zipfile.ZipFile(f, "a") as archive:
             archive.comment = _DEVICE_MARK
 

@@ -19,6 +19,7 @@ from netcl.core.tensor import Tensor
 from netcl.engine.registry import Choice, Composite, Pointwise, Row, lookup_op
 from netcl.io.archive import refusal
 from netcl.nn.summary import evaluating
+from netcl.replay.graph import tensors_in
 
 EXPORT = "export_onnx"
 
@@ -59,7 +60,7 @@ class Call:
 
     def tensors(self) -> Iterator[Tensor]:
         """Yield the input tensors of the call, including those in ``params``."""
-        yield from _flat([*self.inputs.values(), *self.params.values()])
+        yield from tensors_in([*self.inputs.values(), *self.params.values()])
 
 
 class Trace:
@@ -75,9 +76,9 @@ class Trace:
 
     def run(self, function: Callable[..., Any], inputs: Sequence[Any]) -> Trace:
         """Call a function and record its ops; returns this trace."""
-        self.inputs = _flat(inputs)
+        self.inputs = tensors_in(inputs)
         with ag.no_grad(), _with_observer(self.observe):
-            self.outputs = _flat(function(*inputs))
+            self.outputs = tensors_in(function(*inputs))
         return self
 
     def observe(self, row: Row, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -126,13 +127,6 @@ def _bound_arguments(row: Row, args: tuple[Any, ...], kwargs: Mapping[str, Any])
         return {name: given[name] for name in row.inputs}, {name: given[name] for name in row.params if name in given}
     inputs, params = row.bind(*args, **kwargs)
     return dict(zip(row.inputs, inputs, strict=True)), params
-
-
-def _flat(value: Any) -> list[Tensor]:
-    if isinstance(value, Tensor):
-        return [value]
-    parts = value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else []
-    return [tensor for part in parts for tensor in _flat(part)]
 
 
 def _mapped(function: Callable[[Any], Tensor], value: Any) -> Any:
