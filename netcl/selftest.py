@@ -179,7 +179,7 @@ def check_special(row: Pointwise, handle: DeviceHandle) -> None:
     values = np.array(SPECIAL, np.float32)
     grids = np.meshgrid(*[values] * row.arity) if row.arity < 3 else [values] * row.arity
     case = OpCall("special values", tuple(g.ravel() for g in grids), dict(row.params))
-    (got,) = (run_case(row, ops, [_sent_to_device(x, handle, "float32") for x in case.inputs], case.kwargs).to_host(),)
+    got = run_case(row, ops, [_sent_to_device(x, handle, "float32") for x in case.inputs], case.kwargs).to_host()
     with np.errstate(all="ignore"):
         want = np.asarray(row.ref(*case.inputs, **case.kwargs))
     for kind in (np.isnan, np.isposinf, np.isneginf):

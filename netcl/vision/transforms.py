@@ -75,9 +75,8 @@ def _class_of(name: str, function: Callable[..., Any], probability: float | None
 
 
 F = functional
-ToTensor, PILToTensor, ToImage = (
-    _class_of(*of) for of in (("ToTensor", F.to_tensor), ("PILToTensor", F.pil_to_tensor), ("ToImage", F.to_image))
-)
+ToTensor, PILToTensor = _class_of("ToTensor", F.to_tensor), _class_of("PILToTensor", F.pil_to_tensor)
+ToImage = _class_of("ToImage", F.to_image)
 ToPILImage, ConvertImageDtype = _class_of("ToPILImage", F.to_pil_image), _class_of("ConvertImageDtype", F.convert_image_dtype)
 ToDtype, Normalize = _class_of("ToDtype", F.to_dtype), _class_of("Normalize", F.normalize)
 Resize, Pad = _class_of("Resize", F.resize), _class_of("Pad", F.pad)
@@ -164,13 +163,8 @@ class RandomCrop(Transform):
     """Crops a window of ``size`` at a random position, after ``padding``; ``pad_if_needed`` also pads images that are too small."""
 
     def __init__(self, size: Any, padding: Any = None, pad_if_needed: bool = False, fill: Any = 0, padding_mode: str = "constant"):
-        self.size, self.padding, self.pad_if_needed, self.fill, self.padding_mode = (
-            as_pair(size),
-            padding,
-            pad_if_needed,
-            fill,
-            padding_mode,
-        )
+        self.size, self.padding, self.pad_if_needed = as_pair(size), padding, pad_if_needed
+        self.fill, self.padding_mode = fill, padding_mode
 
     @staticmethod
     def get_params(img: Any, output_size: Sequence[int]) -> tuple[int, int, int, int]:
