@@ -23,7 +23,7 @@ def _layered(prefix: str, pairs: Mapping[str, str]) -> _Names:
     return {f"layers.{{i}}.{ours}": prefix + theirs for ours, theirs in pairs.items()}
 
 
-_SAME = [
+_SAME_NAMES = [
     *(f"self_attn.{name}" for name in ("q_proj", "k_proj", "v_proj", "o_proj", "q_norm", "k_norm")),
     *(f"mlp.{own}{part}_proj" for own in ("", "experts.{e}.", "shared_expert.") for part in ("gate", "up", "down")),
     "mlp.gate", "mlp.shared_expert_gate",
@@ -31,7 +31,7 @@ _SAME = [
 _LLAMA_NORMS = {"input_layernorm": "input_layernorm", "pre_feedforward_layernorm": "post_attention_layernorm"}
 LLAMA: _Names = {
     "embed_tokens": "model.embed_tokens", "norm": "model.norm", "lm_head": "lm_head",
-    **_layered("model.layers.{i}.", {**_LLAMA_NORMS, **{name: name for name in _SAME}}),
+    **_layered("model.layers.{i}.", {**_LLAMA_NORMS, **{name: name for name in _SAME_NAMES}}),
 }  # fmt: skip
 _GEMMA_NORMS = {"input_layernorm": "input_layernorm +1", "pre_feedforward_layernorm": "pre_feedforward_layernorm +1",
                 "post_attention_norm": "post_attention_layernorm +1", "post_feedforward_norm": "post_feedforward_layernorm +1",

@@ -35,7 +35,7 @@ from netcl.nn.quantized import quantize_model
 from netcl.ops.random import manual_seed
 from netcl.trainer.callbacks import Callback, LRMonitor, ModelCheckpoint, NaNGuard
 from netcl.trainer.metrics import Metric
-from netcl.trainer.recipe import setting
+from netcl.trainer.recipe import doc_field
 from netcl.trainer.report import Report
 from netcl.trainer.run import restore_best
 from netcl.trainer.trainer import Trainer
@@ -48,26 +48,26 @@ TUNING_OPTIMIZERS = {"adamw": optim.AdamW, "adamw8bit": optim.AdamW8bit}
 class TuningSettings:
     """The settings of a fine-tuning run; ``seed`` fixes its random numbers."""
 
-    method: str = setting("lora", "lora, dora, qlora (adapters on weights packed to 4 bits) or full (all weights)")
-    rank: int = setting(8, "rank of the adapters")
-    alpha: float = setting(16.0, "adapters are scaled by alpha / rank")
-    dropout: float = setting(0.0, "share of the adapters' inputs that is zero in training")
-    targets: str = setting("", "layers with adapters, separated by commas; all linear layers if empty")
-    epochs: int = setting(3, "passes over the data")
-    batch_size: int = setting(1, "blocks per batch")
-    accumulate: int = setting(8, "batches per step of the optimizer")
-    length: int = setting(512, "tokens per block, at most the model's context")
-    lr: float = setting(2e-4, "the highest learning rate")
-    warmup: float = setting(0.03, "share of the steps in which the learning rate rises; a cosine follows")
-    optimizer: str = setting("adamw", "adamw, or adamw8bit: its state takes a quarter of the memory")
-    weight_decay: float = setting(0.0, "weight decay of AdamW")
-    grad_clip: float = setting(1.0, "largest norm of all gradients together; 0 for none")
-    held_out: float = setting(0.05, "share of the rows that perplexity is evaluated on; 0 for none")
-    checkpointing: bool = setting(False, "recompute activations for the gradient instead of keeping them")
-    beta: float = setting(0.1, "for rows with a chosen and a rejected answer (DPO): how closely the model stays to the untrained one")
-    precision: str = setting("float32", "float32, or mixed with float16 or bfloat16")
-    save_every: int = setting(0, "steps between checkpoints, besides the one of every epoch; 0 for none")
-    seed: int = setting(0, "seed of adapters, held-out rows, order and dropout")
+    method: str = doc_field("lora", "lora, dora, qlora (adapters on weights packed to 4 bits) or full (all weights)")
+    rank: int = doc_field(8, "rank of the adapters")
+    alpha: float = doc_field(16.0, "adapters are scaled by alpha / rank")
+    dropout: float = doc_field(0.0, "share of the adapters' inputs that is zero in training")
+    targets: str = doc_field("", "layers with adapters, separated by commas; all linear layers if empty")
+    epochs: int = doc_field(3, "passes over the data")
+    batch_size: int = doc_field(1, "blocks per batch")
+    accumulate: int = doc_field(8, "batches per step of the optimizer")
+    length: int = doc_field(512, "tokens per block, at most the model's context")
+    lr: float = doc_field(2e-4, "the highest learning rate")
+    warmup: float = doc_field(0.03, "share of the steps in which the learning rate rises; a cosine follows")
+    optimizer: str = doc_field("adamw", "adamw, or adamw8bit: its state takes a quarter of the memory")
+    weight_decay: float = doc_field(0.0, "weight decay of AdamW")
+    grad_clip: float = doc_field(1.0, "largest norm of all gradients together; 0 for none")
+    held_out: float = doc_field(0.05, "share of the rows that perplexity is evaluated on; 0 for none")
+    checkpointing: bool = doc_field(False, "recompute activations for the gradient instead of keeping them")
+    beta: float = doc_field(0.1, "for rows with a chosen and a rejected answer (DPO): how closely the model stays to the untrained one")
+    precision: str = doc_field("float32", "float32, or mixed with float16 or bfloat16")
+    save_every: int = doc_field(0, "steps between checkpoints, besides the one of every epoch; 0 for none")
+    seed: int = doc_field(0, "seed of adapters, held-out rows, order and dropout")
 
     def check(self) -> TuningSettings:
         """Return the settings; raise ``ValueError`` if one of them is invalid."""

@@ -21,7 +21,7 @@ def _finite_numbers(logs: Logs) -> dict[str, Any]:
     return {name: value if math.isfinite(value) else None for name, value in logs.items() if isinstance(value, int | float)}
 
 
-def write_json(path: Path, content: Mapping[str, Any]) -> None:
+def write_run_json(path: Path, content: Mapping[str, Any]) -> None:
     """Write an object as a JSON file."""
     with filling(path):
         path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")

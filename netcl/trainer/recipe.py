@@ -48,7 +48,7 @@ _FIELD_BOUNDS: dict[str, tuple[int, float]] = {
 }  # fmt: skip
 
 
-def setting(default: Any, doc: str) -> Any:
+def doc_field(default: Any, doc: str) -> Any:
     """Return a dataclass field with a default and a help text."""
     return field(default=default, metadata={"doc": doc})
 
@@ -57,38 +57,38 @@ def setting(default: Any, doc: str) -> Any:
 class Recipe:
     """All settings of a run. Fields are the keys of a TOML or JSON file and, spelled with dashes, the options of ``netcl train``."""
 
-    data: str = setting(
+    data: str = doc_field(
         "digits",
         "folder:PATH (of pictures), csv:FILE, npz:FILE, idx:FOLDER, text:FILE; or digits, mnist, fashion-mnist, cifar10, synthetic, text",
     )
-    root: str = setting("", "folder of the data's files; for text, the file itself")
-    target: str = setting("", "the column of a CSV file to predict")
-    task: str = setting("", "classification or regression; inferred from the targets if empty")
-    val_split: float = setting(0.1, "share of the training samples, drawn by the seed, by which the best weights are chosen; 0 for none")
-    test_split: float = setting(0.1, "share of your own data, drawn by the seed, that is used only for the final numbers")
+    root: str = doc_field("", "folder of the data's files; for text, the file itself")
+    target: str = doc_field("", "the column of a CSV file to predict")
+    task: str = doc_field("", "classification or regression; inferred from the targets if empty")
+    val_split: float = doc_field(0.1, "share of the training samples, drawn by the seed, by which the best weights are chosen; 0 for none")
+    test_split: float = doc_field(0.1, "share of your own data, drawn by the seed, that is used only for the final numbers")
     data_options: dict[str, Any] = field(default_factory=dict, metadata={"doc": "options of the data"})
-    model: str = setting(
+    model: str = doc_field(
         "auto",
         "cnn, mlp, lenet, resnet18, vit, gpt (for text), a name of netcl.vision.models; or your own MODULE:CLASS, FILE.py:CLASS",
     )
     model_options: dict[str, Any] = field(default_factory=dict, metadata={"doc": "options of the model"})
-    epochs: int = setting(10, "passes over the data")
-    patience: int = setting(0, "epochs without a lower validation loss after which the run ends; 0 for never")
-    batch_size: int = setting(64, "samples of a batch, over all ranks")
-    optimizer: str = setting("adamw", "sgd, adam, adamw, rmsprop or lion")
-    lr: float = setting(2e-3, "the highest learning rate")
-    weight_decay: float = setting(0.01, "weight decay of the optimizer")
-    schedule: str = setting("cosine", "schedule of the learning rate: cosine or constant")
-    warmup: float = setting(0.05, "share of the run in which the learning rate rises, for cosine")
-    augment: bool = setting(True, "rotate, shift and scale training images at random, by a little")
-    grad_clip: float = setting(0.0, "the largest norm of all gradients together; 0 for none")
-    accumulation_steps: int = setting(1, "batches per step of the optimizer")
-    ema: float = setting(0.0, "decay of the moving average of the weights, near 1; 0 for none")
-    mixed_precision: str = setting("", "float16 or bfloat16: compute in it where that is safe")
-    compile: bool = setting(False, "record the training step once and replay it")
-    workers: int = setting(0, "processes that prepare batches; 0 for none")
-    log_every: int = setting(10, "batches between two reads of the loss and the metrics")
-    seed: int = setting(0, "seed of weights, order and augmentation")
+    epochs: int = doc_field(10, "passes over the data")
+    patience: int = doc_field(0, "epochs without a lower validation loss after which the run ends; 0 for never")
+    batch_size: int = doc_field(64, "samples of a batch, over all ranks")
+    optimizer: str = doc_field("adamw", "sgd, adam, adamw, rmsprop or lion")
+    lr: float = doc_field(2e-3, "the highest learning rate")
+    weight_decay: float = doc_field(0.01, "weight decay of the optimizer")
+    schedule: str = doc_field("cosine", "schedule of the learning rate: cosine or constant")
+    warmup: float = doc_field(0.05, "share of the run in which the learning rate rises, for cosine")
+    augment: bool = doc_field(True, "rotate, shift and scale training images at random, by a little")
+    grad_clip: float = doc_field(0.0, "the largest norm of all gradients together; 0 for none")
+    accumulation_steps: int = doc_field(1, "batches per step of the optimizer")
+    ema: float = doc_field(0.0, "decay of the moving average of the weights, near 1; 0 for none")
+    mixed_precision: str = doc_field("", "float16 or bfloat16: compute in it where that is safe")
+    compile: bool = doc_field(False, "record the training step once and replay it")
+    workers: int = doc_field(0, "processes that prepare batches; 0 for none")
+    log_every: int = doc_field(10, "batches between two reads of the loss and the metrics")
+    seed: int = doc_field(0, "seed of weights, order and augmentation")
 
     def __post_init__(self) -> None:
         for name, (least, below) in _FIELD_BOUNDS.items():

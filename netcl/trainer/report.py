@@ -11,7 +11,7 @@ from typing import Any
 from netcl.core.device import handle_of
 from netcl.profiling import profile
 from netcl.trainer.callbacks import Logs
-from netcl.trainer.logs import JSONLLogger, write_json
+from netcl.trainer.logs import JSONLLogger, write_run_json
 
 WARM_UP, PROFILED = 4, 5  # steps before the profile begins, which compile, and steps in it
 
@@ -41,7 +41,7 @@ class Report(JSONLLogger):
         (self.folder / "profile.json").unlink(missing_ok=True)
         settings: dict[str, Any] = {"epochs": trainer.epochs, "batches": trainer.batches, "optimizer": type(trainer.optimizer).__name__}
         settings |= {"lr": trainer.learning_rates()[0], "loss": getattr(trainer.loss_fn, "__name__", type(trainer.loss_fn).__name__)}
-        write_json(self.folder / "config.json", {"title": self.title or type(trainer.model).__name__, **settings})
+        write_run_json(self.folder / "config.json", {"title": self.title or type(trainer.model).__name__, **settings})
 
     def on_train_batch_begin(self, batch: int, logs: Logs) -> None:
         super().on_train_batch_begin(batch, logs)
@@ -74,7 +74,7 @@ class Report(JSONLLogger):
             values = {name: value for name, value in trainer.evaluate(self.test).items() if isinstance(value, int | float)}
             reading = {} if self.classes else {"mean": [0.0], "scale": [1.0]}
             save_samples(self.folder / "samples.npz", trainer, self.test, Data(None, None, self.classes, None, reading))
-        write_json(self.folder / "results.json", run_results(trainer, values, seconds, self.classes))
+        write_run_json(self.folder / "results.json", run_results(trainer, values, seconds, self.classes))
         if self._profile is not None and self._profile.events:
-            write_json(self.folder / "profile.json", self._profile.to_dict())
+            write_run_json(self.folder / "profile.json", self._profile.to_dict())
         write_report(self.folder)

@@ -31,7 +31,7 @@ from netcl.ops.random import manual_seed
 from netcl.profiling import profile
 from netcl.trainer.callbacks import Callback, EarlyStopping, Logs, LRMonitor, ModelCheckpoint, NaNGuard
 from netcl.trainer.find_lr import RateTest, find_lr
-from netcl.trainer.logs import CSVLogger, JSONLLogger, write_json
+from netcl.trainer.logs import CSVLogger, JSONLLogger, write_run_json
 from netcl.trainer.pictures import picture
 from netcl.trainer.progress import Progress
 from netcl.trainer.recipe import Data, Recipe, RecipeError, load_data, make_loaders, make_model, make_trainer, read_recipe
@@ -83,7 +83,7 @@ def train_run(recipe: Recipe, folder: str | os.PathLike[str], handle: DeviceHand
                 _write_run(place, trainer, model, test, data, results)
             profiled = profile_steps(trainer, train).to_dict()
             if ours.rank == 0:
-                write_json(place / "profile.json", profiled)
+                write_run_json(place / "profile.json", profiled)
     return results
 
 
@@ -106,7 +106,7 @@ class _Config(Callback):
     def on_train_begin(self, logs: Logs) -> None:
         for name in RESULTS if self.trainer.step == 0 else ():
             (self.place / name).unlink(missing_ok=True)
-        write_json(self.place / "config.json", self.recipe.to_dict())
+        write_run_json(self.place / "config.json", self.recipe.to_dict())
 
 
 class _Rates(Callback):
@@ -133,7 +133,7 @@ def _write_run(place: Path, trainer: Trainer, model: Any, test: DataLoader, data
         save_model(distributed.without_sync(model), place / "model.netcl", notes=dict(data.reading))
     if data.is_text:
         results["text"] = _generated_text(model, "\n", 400, {"temperature": 0.8})
-    write_json(place / "results.json", results)
+    write_run_json(place / "results.json", results)
     save_samples(place / "samples.npz", trainer, test, data)
 
 
