@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import hashlib
+import importlib
 import json
 import os
 import tempfile
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from netcl.core.errors import message
 from netcl.core.tensor import Tensor
 from netcl.io import archive, tree
 from netcl.io.archive import META, refusal, refusing
+from netcl.io.packages import optional_module
 from netcl.io.torch_format import load_torch, save_torch
 from netcl.nn.parameter import queue_for
 
@@ -69,11 +71,14 @@ def load_params(path: str | os.PathLike[str], *, max_bytes: int | None = None) -
 
 def safetensors_library() -> Any:
     """Return the package safetensors; raises ``ImportError`` with the install command if it is missing."""
-    try:
-        import safetensors.numpy
-    except ImportError:
-        raise ImportError(message("safetensors", "the package safetensors is required", "pip install safetensors ml_dtypes")) from None
-    return safetensors
+    optional_module("safetensors.numpy", "safetensors", remedy="pip install safetensors ml_dtypes")
+    return importlib.import_module("safetensors")
+
+
+def refusing_safetensors(path: str | os.PathLike[str], op: str) -> AbstractContextManager[None]:
+    """Convert errors of safetensors over damaged files to a :class:`FileError` that names the file."""
+    # AttributeError: of a dtype that NumPy lacks.
+    return refusing(op, path, (safetensors_library().SafetensorError, AttributeError, ValueError, OSError))
 
 
 def save_safetensors(params: Any, path: str | os.PathLike[str], metadata: Mapping[str, str] | None = None) -> None:
@@ -97,12 +102,7 @@ def load_safetensors(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
     # Says what is wrong: the library takes a file that it may not read for one that is not there.
     with open(archive.regular_file(path, "load_safetensors"), "rb"):
         pass
-    with (
-        refusing(
-            "load_safetensors", path, (library.SafetensorError, AttributeError, ValueError, OSError)
-        ),  # an attribute: of a dtype that NumPy lacks
-        library.safe_open(path, framework="np") as file,
-    ):
+    with refusing_safetensors(path, "load_safetensors"), library.safe_open(path, framework="np") as file:
         notes = file.metadata() or {}
         for name in file.keys():  # noqa: SIM118 (not a mapping)
             if file.get_slice(name).get_dtype() == "BF16":

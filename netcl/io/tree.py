@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 
 from netcl.core import dtype as dtypes
-from netcl.core.errors import message
 from netcl.core.tensor import Tensor
 from netcl.io.archive import FileError, bad_name, refusal
+from netcl.io.packages import optional_module
 
 _TAGS = ("$array", "$tensor", "$number", "$float", "$tuple", "$pairs")
 _NATIVE = "biufc"
@@ -43,11 +43,7 @@ def from_bits(array: np.ndarray, name: str) -> np.ndarray:
 
 def bfloat16() -> np.dtype:
     """Return NumPy's dtype of bfloat16; raises ``ImportError`` without ``ml_dtypes``."""
-    try:
-        import ml_dtypes
-    except ImportError:
-        raise ImportError(message("bfloat16", "ml_dtypes is required for bfloat16 arrays", "pip install ml_dtypes")) from None
-    return np.dtype(ml_dtypes.bfloat16)
+    return np.dtype(optional_module("ml_dtypes", "bfloat16", "ml_dtypes is required for bfloat16 arrays").bfloat16)
 
 
 def tensor_of(array: np.ndarray, name: str, queue: Any = None) -> Tensor:

@@ -225,12 +225,8 @@ class CausalLM(ConfiguredModel):
                     going.discard(row)
             if not going:
                 break
-        return [self._cut_text(prompt, row, stops) if text else row for prompt, row, text in zip(ids, made, texts, strict=True)]
-
-    def _cut_text(self, prompt: list[int], made: list[int], stops: tuple[str, ...]) -> str:
-        context = prompt[-_CONTEXT_TOKENS:]
-        text = self.tokenizer.decode([*context, *made])[len(self.tokenizer.decode(context)) :]
-        return text[: min((at for at in (text.find(word) for word in stops if word) if at >= 0), default=len(text))]
+        streams = [TextStream(self.tokenizer, prompt, stops) if text else None for prompt, text in zip(ids, texts, strict=True)]
+        return [row if one is None else "".join([*map(one.add, row), one.rest()]) for one, row in zip(streams, made, strict=True)]
 
     def _tokens(self, prompts: Sequence[list[int]], most: int, sampling: Sampling, seed: int | None, draft: CausalLM | None,
                 draft_tokens: int, prompt_cache: Any) -> Iterator[np.ndarray]:  # fmt: skip

@@ -12,7 +12,7 @@ import numpy as np
 
 from netcl.io import tree
 from netcl.io.archive import bad_name, refusal, refusing, regular_file, replacing
-from netcl.io.state import safetensors_library, save_safetensors
+from netcl.io.state import refusing_safetensors, safetensors_library, save_safetensors
 
 _SHARD_INDEX = "model.safetensors.index.json"
 _LONGEST_JSON = 1 << 28
@@ -60,9 +60,9 @@ class HubFolder:
         return names
 
     def _open(self, name: str) -> None:
-        library, path = safetensors_library(), regular_file(self.path / name, "models")
-        with refusing("models", path, (library.SafetensorError, ValueError, OSError)):
-            file = self._files[name] = library.safe_open(path, framework="np")
+        path = regular_file(self.path / name, "models")
+        with refusing_safetensors(path, "models"):
+            file = self._files[name] = safetensors_library().safe_open(path, framework="np")
             for key in file.keys():  # noqa: SIM118 (not a mapping)
                 if key in self.shapes:
                     raise ValueError(f"a tensor must be in one file only, got two with {key}")
@@ -73,9 +73,7 @@ class HubFolder:
         """Return a tensor's values as an array."""
         if self.kinds[name] == "BF16":
             tree.bfloat16()
-        with refusing(
-            "models", self.path / self._places[name], (safetensors_library().SafetensorError, AttributeError, ValueError, OSError)
-        ):
+        with refusing_safetensors(self.path / self._places[name], "models"):
             return self._files[self._places[name]].get_tensor(name)
 
 

@@ -13,6 +13,7 @@ import numpy as np
 
 from netcl.core.errors import message
 from netcl.io.archive import refusal, refusing
+from netcl.io.packages import optional_module
 from netcl.models.folder import read_object, write_json
 
 _CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
@@ -70,11 +71,7 @@ _SPECIAL_NAMES = {"bos": "bos", "eos": "eos", "pad": "padding", "unk": "unknown"
 
 def tokenizers_library() -> Any:
     """Import and return the package ``tokenizers``; if it is missing, raises an error with the install command."""
-    try:
-        import tokenizers
-    except ImportError:
-        raise ImportError(message("tokenizer", "the package tokenizers is required", "pip install tokenizers")) from None
-    return tokenizers
+    return optional_module("tokenizers", "tokenizer")
 
 
 class Tokenizer:
@@ -126,21 +123,17 @@ class Tokenizer:
 
 def render_template(source: str, **values: Any) -> str:
     """Render a chat template with ``values`` in Jinja's sandbox."""
-    try:
-        from jinja2 import TemplateError
-        from jinja2.sandbox import ImmutableSandboxedEnvironment
-    except ImportError:
-        raise ImportError(message("apply_chat_template", "the package jinja2 is required", "pip install jinja2")) from None
+    jinja2, sandbox = (optional_module(name, "apply_chat_template") for name in ("jinja2", "jinja2.sandbox"))
 
     def raise_exception(text: str) -> None:
-        raise TemplateError(text)
+        raise jinja2.TemplateError(text)
 
-    room = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"])
+    room = sandbox.ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"])
     room.filters["tojson"] = lambda value, indent=None, **_: json.dumps(value, ensure_ascii=False, indent=indent)
     room.globals |= {"raise_exception": raise_exception, "strftime_now": lambda form: datetime.now().strftime(form)}
     try:
         return room.from_string(source).render(**values)
-    except (TemplateError, TypeError, ValueError, ArithmeticError, LookupError, AttributeError, RecursionError) as fault:
+    except (jinja2.TemplateError, TypeError, ValueError, ArithmeticError, LookupError, AttributeError, RecursionError) as fault:
         what = "the chat template cannot be applied to these messages"
         raise ValueError(message("apply_chat_template", what, reason=f"{type(fault).__name__}: {fault}")) from fault
 

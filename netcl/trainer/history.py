@@ -8,6 +8,7 @@ from typing import Any
 
 from netcl.core import notebook
 from netcl.core.errors import message
+from netcl.io.packages import optional_module
 
 
 class History(Mapping[str, list[float]]):
@@ -49,16 +50,13 @@ class History(Mapping[str, list[float]]):
 
         - **path**: also write the figure into this file.
         """
-        try:
-            from matplotlib.figure import Figure
-        except ImportError as missing:
-            remedy = "pip install matplotlib, or write an HTML report with the Report callback or netcl report RUN"
-            raise ImportError(message("History.plot", "matplotlib is required", remedy)) from missing
+        remedy = "pip install matplotlib, or write an HTML report with the Report callback or netcl report RUN"
+        figures = optional_module("matplotlib.figure", "History.plot", "matplotlib is required", remedy)
         hidden = ("seconds", "samples_per_second")
         names = [name for name in self if not name.startswith("val_") and name not in hidden]
         if not names:
             raise ValueError(message("History.plot", "the history must have at least one epoch", "call fit first"))
-        figure = Figure(figsize=(4.0 * len(names), 3.0), layout="constrained")
+        figure = figures.Figure(figsize=(4.0 * len(names), 3.0), layout="constrained")
         for axes, name in zip(figure.subplots(1, len(names), squeeze=False)[0], names, strict=True):
             for column, label in ((name, "train"), (f"val_{name}", "validation")):
                 rows = [row for row in self.rows if column in row]

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from netcl.core.errors import message
 from netcl.io.archive import filling
+from netcl.io.packages import optional_module
 from netcl.trainer.callbacks import Callback, Logs
 
 
@@ -116,11 +116,7 @@ class TensorBoard(Callback):
 
     def __init__(self, folder: str | os.PathLike[str]):
         self.folder = Path(folder)
-        try:
-            import tensorboardX
-        except ImportError as missing:
-            raise ImportError(message("TensorBoard", "tensorboardX is required", "pip install tensorboardX")) from missing
-        self._make = tensorboardX.SummaryWriter
+        self._make = optional_module("tensorboardX", "TensorBoard", "tensorboardX is required").SummaryWriter
         self._writer: Any = None
 
     def on_train_begin(self, logs: Logs) -> None:

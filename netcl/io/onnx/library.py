@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from netcl.core.errors import message
 from netcl.io.archive import refusal
+from netcl.io.packages import optional_module
 
 #: The opset of exported models: the first that has every norm and takes the axes of reductions as inputs.
 OPSET = 18
@@ -29,11 +29,7 @@ _HELD_AS = dict(NARROW.values())
 
 def library() -> Any:
     """Return the package ``onnx``; raises ``ImportError`` with the install command if it is missing."""
-    try:
-        import onnx
-    except ImportError:
-        raise ImportError(message("onnx", "the package onnx is required", "pip install onnx")) from None
-    return onnx
+    return optional_module("onnx", "onnx")
 
 
 class Formal(NamedTuple):
