@@ -28,6 +28,7 @@ from netcl.core.kernels.probe import CompilerAbort
 from netcl.core.tensor import Tensor
 from netcl.engine.registry import REGISTRY, Choice, Pointwise, Reduction, Row
 from netcl.profiling.quarantine import check_variants
+from netcl.replay.graph import tensors_in
 
 #: Relative and absolute tolerance per dtype, times the row's own factor ``tol``.
 TOLERANCE = {"float64": (1e-10, 1e-11), "float32": (1e-5, 2e-6), "float16": (2e-3, 1e-3), "bfloat16": (1.6e-2, 8e-3)}
@@ -194,7 +195,7 @@ def check_special(row: Pointwise, handle: DeviceHandle) -> None:
 def check_gradient(row: Row, case: OpCall, handle: DeviceHandle, dtype: str = "float32") -> None:
     """Compare the tape's gradient of the first result with finite differences of the reference, along random directions."""
     sent = [_sent_to_device(x, handle, dtype, requires_grad=True) for x in case.inputs]
-    leaves = [t for t in _leaves(sent) if isinstance(t, Tensor) and t.requires_grad]
+    leaves = [t for t in tensors_in(sent) if t.requires_grad]
     out = _as_tuple(run_case(row, ag, sent, case.kwargs))[0]
     if not leaves or not out.requires_grad or not out.size:
         return
@@ -214,14 +215,6 @@ def check_gradient(row: Row, case: OpCall, handle: DeviceHandle, dtype: str = "f
         allowed = {"float64": 2e-6, "float32": 2e-4, "float16": 1e-2, "bfloat16": 5e-2}[dtype] * getattr(row, "tol", 1.0)
         if not (abs(got - want) <= allowed * max(size, abs(want), 0.1) or (np.isnan(got) and np.isnan(want))):
             raise Mismatch(f"[{row.name}] the gradient of input {i}: got {got:.6g}, expected {want:.6g}; case={case.label}, dtype={dtype}")
-
-
-def _leaves(values: Sequence[Any]) -> Iterator[Any]:
-    for value in values:
-        if isinstance(value, list):
-            yield from _leaves(value)
-        else:
-            yield value
 
 
 def _moved_case(case: OpCall, index: int, step: np.ndarray) -> OpCall:
