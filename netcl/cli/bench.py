@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
 
 from netcl.cli.command import CommandError, command, option, say, table, whole
 from netcl.core.errors import DeviceError, KernelBuildError, OutOfMemoryError, message
@@ -40,7 +40,9 @@ def bench(args: argparse.Namespace) -> int:
         examples = ", ".join(repr(next(iter(makers))) for makers in found.values())
         raise CommandError(message("bench", "--cases must match the name of a case", f"for instance {examples}", cases=args.cases.pattern))
     selectors = args.device or ["cpu", *(dev for _, dev in manager.discover() if not manager.profile(dev).has_quirk("slow"))]
-    settings = _settings_by_name([setting(name, args.threads, args.repeats) for name in selectors])
+    made = [setting(name, args.threads, args.repeats) for name in selectors]
+    titles = ["NumPy" if one.handle.backend == "cpu" else one.handle.device_name for one in made]
+    settings = {f"{t} ({one.handle.platform_name})" if titles.count(t) > 1 else t: one for t, one in zip(titles, made, strict=True)}
     first = next(iter(settings.values()))
     names = [*settings, *(["torch"] if first.torch else [])]
     if first.torch is None:
@@ -55,12 +57,6 @@ def bench(args: argparse.Namespace) -> int:
     for line in [line for group, found in series.items() for line in advice(group, found)] + troubles:
         say(line)
     return 1 if troubles else 0
-
-
-def _settings_by_name(settings: Sequence[Any]) -> dict[str, Any]:
-    """Return settings by the name of their device, with the platform added if two devices have the same name."""
-    names = ["NumPy" if s.handle.backend == "cpu" else s.handle.device_name for s in settings]
-    return {f"{n} ({s.handle.platform_name})" if names.count(n) > 1 else n: s for n, s in zip(names, settings, strict=True)}
 
 
 def _times(case: str, make: Callable[[Setting], dict[str, Way]], settings: Mapping[str, Setting], troubles: list[str]) -> Times:
