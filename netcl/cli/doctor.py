@@ -27,11 +27,7 @@ from netcl.core.errors import DeviceError, EnvironmentVariableError
 from netcl.core.platforms import Runtime
 
 # PCI vendors of GPUs, and what to install where their OpenCL driver is missing.
-GPU_VENDORS = {
-    "0x10de": ("nvidia", "NVIDIA"),
-    "0x1002": ("amd", "AMD"),
-    "0x8086": ("intel-gpu", "Intel"),
-}
+GPU_VENDORS = {"0x10de": ("nvidia", "NVIDIA"), "0x1002": ("amd", "AMD"), "0x8086": ("intel-gpu", "Intel")}
 GPU_DRIVERS = {
     "nvidia": (r"nvidia", "install NVIDIA's driver; in a container: docker run --gpus all -e NVIDIA_DRIVER_CAPABILITIES=compute,utility"),
     "amd": (r"amdocl|rusticl", "apt-get install rocm-opencl-runtime (or mesa-opencl-icd, with RUSTICL_ENABLE=radeonsi)"),

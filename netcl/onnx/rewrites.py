@@ -32,13 +32,7 @@ from netcl.ops.integer import prefers_integers
 _NOT_FOLDED = ("Bernoulli", "Dropout", "Multinomial", "Optional", "Random", "Sequence", "quantizeLinear", "QuantizeLinear", "Attention",
                "Col2Im", "Conv", "Crop", "DFT", "Einsum", "Grid", "GRU", "LSTM", "Mel", "Pool", "Resize", "RNN", "Roi", "STFT", "TfIdf",
                "Upsample", "Window")  # fmt: skip
-_SIZED_BY_VALUES = {
-    "ConstantOfShape": 0,
-    "Expand": 1,
-    "OneHot": 1,
-    "Pad": 1,
-    "Tile": 1,
-}  # the input whose numbers are sizes
+_SIZED_BY_VALUES = {"ConstantOfShape": 0, "Expand": 1, "OneHot": 1, "Pad": 1, "Tile": 1}  # the input whose numbers are sizes
 _FOLDED_DEQUANTIZED = 1 << 26  # results of folding may take this much, and twice the weights
 _BINARY = {ast.Add: "Add", ast.Sub: "Sub", ast.Mult: "Mul", ast.Div: "Div", ast.Pow: "Pow"}
 
