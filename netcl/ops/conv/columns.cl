@@ -110,15 +110,13 @@ __kernel void col2im(__global const X_T* restrict x, __global Y_T* restrict y, i
 }
 
 #ifdef ENDS
-__kernel void folded_outputs(__global const X_T* restrict x, __global const B_T* restrict bias, __global const ADDED_T* restrict added,
-                             __global Y_T* restrict y, int N, int C, int H, int W, int OH, int OW, int pad_h, int pad_w,
+__kernel void folded_outputs(__global const X_T* restrict x, END_POINTERS, int N, int C, int H, int W, int OH, int OW, int pad_h, int pad_w,
                              int dilation_h, int dilation_w, long row, long image, REAL scale) {
   FOLD(FINISHED(sum, c, at))
 }
 
 // y[image][filter][pixel] from sums[filter][image, pixel]. Work-items: pixels of all images, or quads of them; filters.
-__kernel void unfolded_outputs(__global const X_T* restrict x, __global const B_T* restrict bias, __global const ADDED_T* restrict added,
-                               __global Y_T* restrict y, int N, int M, int pixels, REAL scale) {
+__kernel void unfolded_outputs(__global const X_T* restrict x, END_POINTERS, int N, int M, int pixels, REAL scale) {
 #if QUADS
   PLACE(1, pixels / 4)
 #pragma unroll

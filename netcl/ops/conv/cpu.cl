@@ -207,13 +207,10 @@ static inline void multiply(V acc[MR][NV], __global const REAL* a[MR], __local c
   }
 }
 
-// C, M: channels and filters of a group; H, W: plane of x; OH, OW: plane of y; rows: filters per work-group.
+// rows: filters per work-group.
 // Work-groups: strips of pixels, blocks of rows, groups times classes of pixels.
 __kernel __attribute__((reqd_work_group_size(1, 1, 1))) void conv_panel(
-    __global const REAL* restrict x, __global const REAL* restrict w, __global const REAL* restrict bias,
-    __global const ADDED_T* restrict added, __global Y_T* restrict y,
-    int N, int C, int H, int W, int M, int OH, int OW, int KH, int KW, int stride_h, int stride_w, int pad_h, int pad_w,
-    int dilation_h, int dilation_w, int groups, int rows, const REAL scale) {
+    __global const REAL* restrict x, __global const REAL* restrict w, END_POINTERS, CONV_NUMBERS, int rows, const REAL scale) {
   __local REAL panel[NT * TILE] __attribute__((aligned(64)));
   __local REAL sums[ROWS * STRIP] __attribute__((aligned(64)));
 #if INPUT_GRAD
@@ -350,10 +347,7 @@ __kernel __attribute__((reqd_work_group_size(1, 1, 1))) void conv_panel(
 
 // One output row of one filter after another, STRIP pixels at a time; work-groups: blocks of rows, 1, classes of pixels.
 __kernel __attribute__((reqd_work_group_size(1, 1, 1))) void conv_direct(
-    __global const REAL* restrict x, __global const REAL* restrict w, __global const REAL* restrict bias,
-    __global const ADDED_T* restrict added, __global Y_T* restrict y,
-    int N, int C, int H, int W, int M, int OH, int OW, int KH, int KW, int stride_h, int stride_w, int pad_h, int pad_w,
-    int dilation_h, int dilation_w, int groups, int rows, const REAL scale) {
+    __global const REAL* restrict x, __global const REAL* restrict w, END_POINTERS, CONV_NUMBERS, int rows, const REAL scale) {
   const int class = get_group_id(2);
   const Axis h = axis_of(OH, KH, stride_h, pad_h, dilation_h, class / stride_w);
   const Axis v = axis_of(OW, KW, stride_w, pad_w, dilation_w, class % stride_w);
@@ -419,10 +413,8 @@ static inline void depth_sums(__local REAL* to, __local const REAL* seen, __loca
 // Groups of one channel; an input gradient has stride 1 and the padding of a convolution with mirrored weights. A work-group makes `each`
 // pieces of `lines` lines of a filter's plane. Sums run over all columns of the copied lines, so that short lines fill vectors, too.
 __kernel __attribute__((reqd_work_group_size(1, 1, 1))) void conv_depth(
-    __global const REAL* restrict x, __global const REAL* restrict w, __global const REAL* restrict bias,
-    __global const ADDED_T* restrict added, __global Y_T* restrict y,
-    int N, int H, int W, int M, int OH, int OW, int KH, int KW, int stride_h, int stride_w, int pad_h, int pad_w,
-    int dilation_h, int dilation_w, int groups, int lines, int each, const REAL scale) {
+    __global const REAL* restrict x, __global const REAL* restrict w, END_POINTERS, CONV_NUMBERS, int lines, int each,
+    const REAL scale) {
   __local REAL seen[ROOM] __attribute__((aligned(64)));
   __local REAL sums[ROOM] __attribute__((aligned(64)));
   __local int at[TAPS];  // of the taps in the lines
@@ -488,9 +480,7 @@ static inline void turn(__local REAL* panel, __local const REAL* unfolded, int p
 // Work-groups: strips of columns, blocks of filters, groups times splits; each split sums its own range of pixels into
 // its own copy of the result.
 __kernel __attribute__((reqd_work_group_size(1, 1, 1))) void conv_panel_weights(
-    __global const REAL* restrict x, __global const REAL* restrict dy, __global Y_T* restrict dw,
-    int N, int C, int H, int W, int M, int OH, int OW, int KH, int KW, int stride_h, int stride_w, int pad_h, int pad_w,
-    int dilation_h, int dilation_w, int groups, int rows, int splits) {
+    __global const REAL* restrict x, __global const REAL* restrict dy, __global Y_T* restrict dw, CONV_NUMBERS, int rows, int splits) {
   __local REAL panel[NT * TILE] __attribute__((aligned(64)));
   __local REAL unfolded[STRIP * STRIP] __attribute__((aligned(64)));
   __local REAL sums[ROWS * STRIP] __attribute__((aligned(64)));
@@ -564,9 +554,7 @@ __kernel __attribute__((reqd_work_group_size(1, 1, 1))) void conv_panel_weights(
 
 // One weight after another: the pixels it met, row by row. Work-groups: blocks of weights.
 __kernel __attribute__((reqd_work_group_size(1, 1, 1))) void conv_direct_weights(
-    __global const REAL* restrict x, __global const REAL* restrict dy, __global Y_T* restrict dw,
-    int N, int C, int H, int W, int M, int OH, int OW, int KH, int KW, int stride_h, int stride_w, int pad_h, int pad_w,
-    int dilation_h, int dilation_w, int groups, int rows, int splits) {
+    __global const REAL* restrict x, __global const REAL* restrict dy, __global Y_T* restrict dw, CONV_NUMBERS, int rows, int splits) {
   const int first = get_group_id(0) * rows, end = least(groups * M * C * KH * KW, first + rows);
   for (int weight = first; weight < end; ++weight) {
     const int s = weight % KW, r = weight / KW % KH, c = weight / (KW * KH) % C, filter = weight / (KW * KH * C), group = filter / M;

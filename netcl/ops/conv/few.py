@@ -129,14 +129,14 @@ def _suits_depth(job: Job, config: KernelConfig, profile: DeviceProfile) -> bool
 @widened
 def _depth(queue: Any, job: Job, config: KernelConfig, profile: DeviceProfile, t: ConvOperands) -> None:
     share, end = depth_share(job, _lanes(job, config, profile), profile), job.ending
-    n, _, h, w, m, oh, ow, kh, kw, *steps, pad_h, pad_w, down, across, groups = job.sizes
+    n, _, _, _, m, oh, _, kh, kw, _, _, pad_h, pad_w, down, across, groups = job.sizes
     if job.kind == INPUT_GRAD:
         pad_h, pad_w = (kh - 1) * down - pad_h, (kw - 1) * across - pad_w
     pieces = n * groups * m * -(-oh // share.lines)
     each = max(1, pieces // (4 * GROUPS_PER_UNIT * profile.max_compute_units))
     macros = {**share.tiles, "EARLY": int(not end.residual and end.stored == job.accumulator)}
     kernel = ending.ending_kernel(queue, job, "axes.cl ends.cl lanes.cl cpu.cl", "conv_depth", macros)
-    numbers = (n, h, w, m, oh, ow, kh, kw, *steps, pad_h, pad_w, down, across, groups, share.lines, each)
+    numbers = (*job.sizes[:11], pad_h, pad_w, *job.sizes[13:], share.lines, each)
     kernel(queue, (-(-pieces // each),), None, t.source, t.weight, *t.end, *numbers, t.scale)
 
 

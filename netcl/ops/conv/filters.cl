@@ -97,9 +97,7 @@ TILE(PX2)
 // pixels: width of a tile, PX0, PX1 or PX2. Results wait until they fill lines of memory: planes lie a power of two apart as often as not,
 // and pieces of as many lines would drive each other out of the cache. Work-groups: blocks of lines of an image, groups; strides only forward.
 __kernel __attribute__((reqd_work_group_size(1, 1, 1))) void conv_filters(
-    __global const REAL* restrict x, __global const REAL* restrict packed, __global const REAL* restrict bias,
-    __global const ADDED_T* restrict added, __global Y_T* restrict y, int N, int C, int H, int W, int M, int OH, int OW, int KH, int KW,
-    int stride_h, int stride_w, int pad_h, int pad_w, int dilation_h, int dilation_w, int groups, int lines, int pixels, REAL scale) {
+    __global const REAL* restrict x, __global const REAL* restrict packed, END_POINTERS, CONV_NUMBERS, int lines, int pixels, REAL scale) {
   __local REAL seen[ROOM] __attribute__((aligned(64)));
   __local REAL staged[NR * STAGED] __attribute__((aligned(64)));
   const int parts = (OW + STAGED - 1) / STAGED, part = (OW + parts - 1) / parts;  // pixels of a row that are staged at a time,
@@ -220,8 +218,7 @@ static inline void add_lines(__global REAL* parts, __local const REAL* seen, __l
 
 // Work-groups: splits of the blocks of lines of all images, blocks of filters, groups.
 __kernel __attribute__((reqd_work_group_size(1, 1, 1))) void filter_gradients(
-    __global const REAL* restrict x, __global const REAL* restrict dy, __global REAL* restrict parts, int N, int C, int H, int W, int M,
-    int OH, int OW, int KH, int KW, int stride_h, int stride_w, int pad_h, int pad_w, int dilation_h, int dilation_w, int groups, int lines) {
+    __global const REAL* restrict x, __global const REAL* restrict dy, __global REAL* restrict parts, CONV_NUMBERS, int lines) {
   __local REAL seen[ROOM] __attribute__((aligned(64)));
   __local REAL turned[TURNED] __attribute__((aligned(64)));
   const int pieces = (OH + lines - 1) / lines, all = N * pieces, splits = get_num_groups(0), split = get_group_id(0);

@@ -10,8 +10,8 @@
 
 // Work-groups: blocks of lines, blocks of channels, images.
 __kernel __attribute__((reqd_work_group_size(1, 1, 1))) void fold_taps(
-    __global const REAL* restrict x, __global const B_T* restrict bias, __global const ADDED_T* restrict added, __global Y_T* restrict y,
-    int C, int H, int W, int OH, int OW, int pad_h, int pad_w, int lines, int each, const REAL scale) {
+    __global const REAL* restrict x, END_POINTERS, int C, int H, int W, int OH, int OW, int pad_h, int pad_w, int lines, int each,
+    const REAL scale) {
   __local REAL line[ROOM] __attribute__((aligned(64)));
   const int image = get_group_id(2), first = get_group_id(1) * each, end = least(C, first + each);
   const int top = get_group_id(0) * lines, bottom = least(H, top + lines);

@@ -178,13 +178,11 @@ __kernel void mma_pad(__global const X_T* restrict x, __global ushort* restrict 
 #define Y_EIGHT 1  // 1: eight results are stored as 16 bytes
 #endif
 
-// Rows are filters, columns pixels. C, M: channels and filters of a group; H, W: plane of x; OH, OW: plane of y.
+// Rows are filters, columns pixels.
 // Work-groups: tiles of filters times tiles of pixels, groups times classes of pixels.
 __kernel __attribute__((reqd_work_group_size(ITEMS, 1, 1))) void conv_mma(
-    __global const ushort* restrict x, __global const ushort* restrict packed, __global const B_T* restrict bias,
-    __global const ADDED_T* restrict added, __global Y_T* restrict y,
-    int N, int C, int H, int W, int M, int OH, int OW, int KH, int KW, int stride_h, int stride_w, int pad_h, int pad_w,
-    int dilation_h, int dilation_w, int groups, int C8, int CB, const REAL scale) {
+    __global const ushort* restrict x, __global const ushort* restrict packed, END_POINTERS, CONV_NUMBERS, int C8, int CB,
+    const REAL scale) {
   __local uint4 stages[STAGES * STAGE_BYTES / 16];
   const int classes = CLASSES;
   const int group = get_group_id(1) / classes, class = get_group_id(1) - group * classes;
@@ -307,9 +305,8 @@ __kernel __attribute__((reqd_work_group_size(ITEMS, 1, 1))) void conv_mma(
 // Rows are filters, columns the weights of one in the order of CB, k runs over pixels: dy as it is, its planes padded to whole chunks.
 // Work-groups: tiles of filters times tiles of columns times splits, groups; each split sums its own range of chunks.
 __kernel __attribute__((reqd_work_group_size(ITEMS, 1, 1))) void conv_mma_weights(
-    __global const ushort* restrict x, __global const ushort* restrict dy, __global float* restrict parts,
-    int N, int C, int H, int W, int M, int OH, int OW, int KH, int KW, int stride_h, int stride_w, int pad_h, int pad_w,
-    int dilation_h, int dilation_w, int groups, int C8, int CB, int splits) {
+    __global const ushort* restrict x, __global const ushort* restrict dy, __global float* restrict parts, CONV_NUMBERS, int C8, int CB,
+    int splits) {
   __local uint4 stages[STAGES * STAGE_BYTES / 16];
   const int taps = KH * KW, columns = taps * C8, plane = OH * OW, per_image = (plane + 7) / 8, all = N * per_image;
   const int row_tiles = (M + BM - 1) / BM, tiles = row_tiles * ((columns + B_ROW - 1) / B_ROW), group = get_group_id(1);

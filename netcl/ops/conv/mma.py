@@ -144,7 +144,7 @@ def _useful_splits(job: Job, tile: ConvTile, columns: int, units: int) -> list[i
 def _mma_kernel(queue: Any, job: Job, part: int, name: str, defines: dict[str, Any]) -> program.Kernel:
     operands = {"X": job.dtype, "Y": job.dtype}
     fixed = {"PART": part, "INPUT_GRAD": job.kind == INPUT_GRAD}
-    return launch.kernel(queue, __file__, "axes.cl mma.cl", name, operands, fixed | defines, _instructions())
+    return launch.kernel(queue, __file__, "axes.cl ends.cl mma.cl", name, operands, fixed | defines, _instructions())
 
 
 def _instructions() -> str:

@@ -92,9 +92,7 @@
 #endif
 
 #if PART == 1
-__kernel void conv_narrow(__global const X_T* restrict x, __global const W_T* restrict w, __global const B_T* restrict bias,
-                          __global const ADDED_T* restrict added, __global Y_T* restrict y, int N, int C, int H, int W, int M, int OH, int OW, int KH, int KW,
-                          int stride_h, int stride_w, int pad_h, int pad_w, int dilation_h, int dilation_w, int groups, const REAL scale) {
+__kernel void conv_narrow(__global const X_T* restrict x, __global const W_T* restrict w, END_POINTERS, CONV_NUMBERS, const REAL scale) {
   PLACE(ROWS)
   const int from = column * PX * STEP_W + FROM, first = strip * ROWS;
 #if STEP_H == 1  // sums[TAPS_H - 1] is complete with the row at hand, sums[0] begins with it
@@ -142,9 +140,8 @@ __kernel void conv_narrow(__global const X_T* restrict x, __global const W_T* re
 
 #if PART == 2
 // Which taps reach a pixel depends on its remainder by the stride: STEP_H rows at once, so that the compiler knows all of them.
-__kernel void narrow_input_grad(__global const X_T* restrict x, __global const W_T* restrict w, __global const B_T* restrict bias,
-                                __global const ADDED_T* restrict added, __global Y_T* restrict y, int N, int C, int H, int W, int M, int OH, int OW, int KH, int KW,
-                                int stride_h, int stride_w, int pad_h, int pad_w, int dilation_h, int dilation_w, int groups, const REAL scale) {
+__kernel void narrow_input_grad(__global const X_T* restrict x, __global const W_T* restrict w, END_POINTERS, CONV_NUMBERS,
+                                const REAL scale) {
   PLACE(ROWS * STEP_H)
   for (int r = 0; r < ROWS; ++r) {
     const int row = strip * ROWS + r;
@@ -190,8 +187,7 @@ __kernel void narrow_input_grad(__global const X_T* restrict x, __global const W
 
 // Work-groups: pairs of a filter and a channel of its group, times splits of the batch; each split writes its own copy of the result.
 __kernel __attribute__((reqd_work_group_size(ITEMS, 1, 1))) void narrow_weight_grad(
-    __global const X_T* restrict x, __global const W_T* restrict dy, __global Y_T* restrict dw, int N, int C, int H, int W, int M, int OH, int OW, int KH, int KW,
-    int stride_h, int stride_w, int pad_h, int pad_w, int dilation_h, int dilation_w, int groups, int splits) {
+    __global const X_T* restrict x, __global const W_T* restrict dy, __global Y_T* restrict dw, CONV_NUMBERS, int splits) {
   __local float shared[TAPS_H * TAPS_W][ITEMS / 8 + 1];
   const int l = get_local_id(0), pairs = groups * M * C, pair = get_group_id(0) % pairs, split = get_group_id(0) / pairs;
   const int filter = pair / C, channel = filter / M * C + pair % C;

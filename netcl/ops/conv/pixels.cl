@@ -23,9 +23,7 @@ static inline void store(__global const ADDED_T* added, __global Y_T* y, size_t 
 
 // Stride 1. Work-groups: blocks of `lines` lines of an image, groups.
 __kernel __attribute__((reqd_work_group_size(1, 1, 1))) void conv_pixels(
-    __global const REAL* restrict x, __global const REAL* restrict w, __global const REAL* restrict bias,
-    __global const ADDED_T* restrict added, __global Y_T* restrict y, int N, int C, int H, int W, int M, int OH, int OW, int KH, int KW,
-    int stride_h, int stride_w, int pad_h, int pad_w, int dilation_h, int dilation_w, int groups, int lines, REAL scale) {
+    __global const REAL* restrict x, __global const REAL* restrict w, END_POINTERS, CONV_NUMBERS, int lines, REAL scale) {
   __local REAL seen[ROOM] __attribute__((aligned(64)));
   const int pieces = (OH + lines - 1) / lines, image = get_group_id(0) / pieces, group = get_group_id(1);
   const int first = (get_group_id(0) - image * pieces) * lines, count = least(lines, OH - first), taps = KH * KW;

@@ -57,13 +57,9 @@
 // ---- forward and input gradient
 
 #if PART != 2
-// C, M: channels and filters of a group; H, W: plane of x; OH, OW: plane of y.
 // Work-groups: tiles of pixels, tiles of filters, groups times classes of pixels.
 __kernel __attribute__((reqd_work_group_size(ITEMS, 1, 1))) void conv_gemm(
-    __global const X_T* restrict x, __global const W_T* restrict w, __global const B_T* restrict bias,
-    __global const ADDED_T* restrict added, __global Y_T* restrict y,
-    int N, int C, int H, int W, int M, int OH, int OW, int KH, int KW, int stride_h, int stride_w, int pad_h, int pad_w,
-    int dilation_h, int dilation_w, int groups, const REAL scale) {
+    __global const X_T* restrict x, __global const W_T* restrict w, END_POINTERS, CONV_NUMBERS, const REAL scale) {
   __local REAL a_tile[BK * A_PITCH], b_tile[BK * B_PITCH];
   const int classes = CLASSES;
   const int group = get_group_id(2) / classes, class = get_group_id(2) - group * classes;
@@ -119,10 +115,7 @@ __kernel __attribute__((reqd_work_group_size(ITEMS, 1, 1))) void conv_gemm(
 
 // Work-groups: tiles of one image's plane, blocks of filters, images times groups times classes of pixels.
 __kernel __attribute__((reqd_work_group_size(TILE_W, TILE_H, 1))) void conv_tiled(
-    __global const X_T* restrict x, __global const W_T* restrict w, __global const B_T* restrict bias,
-    __global const ADDED_T* restrict added, __global Y_T* restrict y,
-    int N, int C, int H, int W, int M, int OH, int OW, int KH, int KW, int stride_h, int stride_w, int pad_h, int pad_w,
-    int dilation_h, int dilation_w, int groups, int tiles_w, const REAL scale) {
+    __global const X_T* restrict x, __global const W_T* restrict w, END_POINTERS, CONV_NUMBERS, int tiles_w, const REAL scale) {
   __local REAL rim[RIM_MAX];
   const int classes = CLASSES;
   const int class = get_group_id(2) % classes, which = get_group_id(2) / classes, image = which / groups, group = which - image * groups;
@@ -169,11 +162,7 @@ __kernel __attribute__((reqd_work_group_size(TILE_W, TILE_H, 1))) void conv_tile
   }
 }
 
-__kernel void conv_naive(
-    __global const X_T* restrict x, __global const W_T* restrict w, __global const B_T* restrict bias,
-    __global const ADDED_T* restrict added, __global Y_T* restrict y,
-    int N, int C, int H, int W, int M, int OH, int OW, int KH, int KW, int stride_h, int stride_w, int pad_h, int pad_w,
-    int dilation_h, int dilation_w, int groups, const REAL scale) {
+__kernel void conv_naive(__global const X_T* restrict x, __global const W_T* restrict w, END_POINTERS, CONV_NUMBERS, const REAL scale) {
   const int i = get_global_id(0);
   if (i >= N * groups * M * OH * OW) return;
   const int px = i % OW, py = i / OW % OH, filter = i / OW / OH % (groups * M), image = i / OW / OH / (groups * M), group = filter / M;
@@ -200,9 +189,7 @@ __kernel void conv_naive(
 // Columns are the weights of a filter. Work-groups: tiles of columns, tiles of filters, groups times splits; each split sums
 // its own range of pixels into its own copy of the result.
 __kernel __attribute__((reqd_work_group_size(ITEMS, 1, 1))) void conv_gemm_weights(
-    __global const X_T* restrict x, __global const W_T* restrict dy, __global Y_T* restrict dw,
-    int N, int C, int H, int W, int M, int OH, int OW, int KH, int KW, int stride_h, int stride_w, int pad_h, int pad_w,
-    int dilation_h, int dilation_w, int groups, int splits) {
+    __global const X_T* restrict x, __global const W_T* restrict dy, __global Y_T* restrict dw, CONV_NUMBERS, int splits) {
   __local REAL a_tile[BK * A_PITCH], b_tile[BK * B_PITCH];
   const int group = get_group_id(2) / splits, split = get_group_id(2) - group * splits;
   const int taps = KH * KW, columns = C * taps, plane = OH * OW, all = N * plane, n0 = get_group_id(0) * BN, m0 = get_group_id(1) * BM;
@@ -256,9 +243,7 @@ __kernel __attribute__((reqd_work_group_size(ITEMS, 1, 1))) void conv_gemm_weigh
 
 // Work-group = one weight and one of `splits` parts of the pixels: its work-items share them, then fold their sums pairwise.
 __kernel __attribute__((reqd_work_group_size(LANES, 1, 1))) void conv_naive_weights(
-    __global const X_T* restrict x, __global const W_T* restrict dy, __global Y_T* restrict dw,
-    int N, int C, int H, int W, int M, int OH, int OW, int KH, int KW, int stride_h, int stride_w, int pad_h, int pad_w,
-    int dilation_h, int dilation_w, int groups, int splits) {
+    __global const X_T* restrict x, __global const W_T* restrict dy, __global Y_T* restrict dw, CONV_NUMBERS, int splits) {
   __local REAL sums[LANES];
   const int weight = get_group_id(0), lane = get_local_id(0), plane = OH * OW;
   const int share = (N * plane + splits - 1) / splits, begin = get_group_id(1) * share, end = min(N * plane, begin + share);

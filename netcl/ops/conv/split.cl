@@ -40,13 +40,9 @@
 #define LOADED(i) (BK * BM / EACH % ITEMS == 0 || ROW(i) < BM)
 
 #if PART == 1
-// C, M: channels and filters of a group; H, W: plane of x; OH, OW: plane of y.
 // Work-groups: tiles of pixels, tiles of filters, groups times classes of pixels times splits.
 __kernel __attribute__((reqd_work_group_size(ITEMS, 1, 1))) void conv_split(
-    __global const X_T* restrict x, __global const W_T* restrict w, __global const B_T* restrict bias,
-    __global const ADDED_T* restrict added, __global Y_T* restrict y,
-    int N, int C, int H, int W, int M, int OH, int OW, int KH, int KW, int stride_h, int stride_w, int pad_h, int pad_w,
-    int dilation_h, int dilation_w, int groups, int splits, const REAL scale) {
+    __global const X_T* restrict x, __global const W_T* restrict w, END_POINTERS, CONV_NUMBERS, int splits, const REAL scale) {
   __local REAL a_tile[2][BK * A_PITCH] __attribute__((aligned(16))), b_tile[2][BK * BN] __attribute__((aligned(16)));
   const int classes = CLASSES;
   const int which = get_group_id(2) / splits, split = get_group_id(2) - which * splits, group = which / classes, class = which - group * classes;
@@ -134,8 +130,8 @@ __kernel __attribute__((reqd_work_group_size(ITEMS, 1, 1))) void conv_split(
 
 #if PART == 2
 // y of `n` values, `plane` per filter, from `splits` parts.
-__kernel void conv_add_parts(__global const float* restrict parts, __global const B_T* restrict bias, __global const ADDED_T* restrict added,
-                             __global Y_T* restrict y, int n, int plane, int filters, int splits, const REAL scale) {
+__kernel void conv_add_parts(__global const float* restrict parts, END_POINTERS, int n, int plane, int filters, int splits,
+                             const REAL scale) {
   const int i = get_global_id(0);
   if (i >= n) return;
   REAL sum = 0;

@@ -69,13 +69,11 @@ __kernel void pack_taps(__global const X_T* restrict w, __global Y_T* restrict p
 #define SLOTS (BK * BN / ITEMS)       // values of the input a work-item fetches per step
 #define FOURS (BK * BM / 4 / ITEMS)  // of the weights, four at once
 
-// C, M: channels and filters of a group; H, W: plane of x; OH, OW: plane of y; deep, wide: C and M up to whole tiles.
+// deep, wide: C and M up to whole tiles.
 // Work-groups: tiles of pixels, tiles of filters, groups times classes of pixels.
 __kernel __attribute__((reqd_work_group_size(ITEMS, 1, 1))) void conv_taps(
-    __global const X_T* restrict x, __global const REAL* restrict packed, __global const B_T* restrict bias,
-    __global const ADDED_T* restrict added, __global Y_T* restrict y,
-    int N, int C, int H, int W, int M, int OH, int OW, int KH, int KW, int stride_h, int stride_w, int pad_h, int pad_w,
-    int dilation_h, int dilation_w, int groups, int deep, int wide, const REAL scale) {
+    __global const X_T* restrict x, __global const REAL* restrict packed, END_POINTERS, CONV_NUMBERS, int deep, int wide,
+    const REAL scale) {
   __local REAL a_tile[2][BK][BM] __attribute__((aligned(16))), b_tile[2][BK][BN] __attribute__((aligned(16)));
   const int classes = CLASSES;
   const int group = get_group_id(2) / classes, class = get_group_id(2) - group * classes;
@@ -151,9 +149,7 @@ __kernel __attribute__((reqd_work_group_size(ITEMS, 1, 1))) void conv_taps(
 // Work-groups: tiles of channels times taps, tiles of filters, groups times splits; each split sums its own range of pixels into its
 // own copy of the result.
 __kernel __attribute__((reqd_work_group_size(ITEMS, 1, 1))) void conv_taps_weights(
-    __global const X_T* restrict x, __global const W_T* restrict dy, __global Y_T* restrict dw,
-    int N, int C, int H, int W, int M, int OH, int OW, int KH, int KW, int stride_h, int stride_w, int pad_h, int pad_w,
-    int dilation_h, int dilation_w, int groups, int splits) {
+    __global const X_T* restrict x, __global const W_T* restrict dy, __global Y_T* restrict dw, CONV_NUMBERS, int splits) {
   // Four more than a row: values that arrive pixel by pixel fall into different banks.
   __local REAL a_tile[2][BK][BM + 4] __attribute__((aligned(16))), b_tile[2][BK][BN + 4] __attribute__((aligned(16)));
   const int group = get_group_id(2) / splits, split = get_group_id(2) - group * splits;

@@ -94,8 +94,8 @@ __kernel void winograd_sources(__global const X_T* restrict x, __global const W_
 
 #if PART == 2
 // y from sums[element][filter][tile]. Work-items: tiles, filters.
-__kernel void winograd_outputs(__global const float* restrict sums, __global const B_T* restrict bias, __global const ADDED_T* restrict added,
-                               __global Y_T* restrict y, int N, int M, int OH, int OW, int high, int wide, int span, REAL scale) {
+__kernel void winograd_outputs(__global const float* restrict sums, END_POINTERS, int N, int M, int OH, int OW, int high, int wide,
+                               int span, REAL scale) {
   const int tile = get_global_id(0), m = get_global_id(1), step = M * span;
   if (tile >= N * high * wide) return;
   TILE_PLACE

@@ -287,9 +287,8 @@ static inline void transform_outputs(__global const ADDED_T* added, __global Y_T
 // u: the transformed weights, or FRESH ones as they are; C, H, W: of x; M, OH, OW: of y; high, wide: tiles of an image. The items, a strip
 // times MR filters each, are dealt out evenly; a group that goes on with the same strip transforms it once.
 __kernel __attribute__((reqd_work_group_size(1, 1, 1))) void winograd_cpu(
-    __global const REAL* restrict x, __global const REAL* restrict u, __global REAL* restrict rooms, __global const REAL* restrict bias,
-    __global const ADDED_T* restrict added, __global Y_T* restrict y, int N, int C, int H, int W, int M, int OH, int OW, int high, int wide,
-    int pad_h, int pad_w, int back, REAL scale) {
+    __global const REAL* restrict x, __global const REAL* restrict u, __global REAL* restrict rooms, END_POINTERS, int N, int C, int H,
+    int W, int M, int OH, int OW, int high, int wide, int pad_h, int pad_w, int back, REAL scale) {
   __local REAL products[PARTS * MR * STRIP] __attribute__((aligned(64)));
   __local REAL lines[12 * LINE] __attribute__((aligned(64)));
   __local REAL outs[4 * LINE] __attribute__((aligned(64)));
