@@ -44,6 +44,16 @@ static inline Axis axis_of(int out_size, int kernel_size, int stride, int pad, i
   return a;
 }
 
+// h and v: the axes of a class of pixels.
+#define AXES_OF(id)                                                              \
+  const int class = id;                                                          \
+  const Axis h = axis_of(OH, KH, stride_h, pad_h, dilation_h, class / stride_w); \
+  const Axis v = axis_of(OW, KW, stride_w, pad_w, dilation_w, class % stride_w);
+// The same for number `id` of groups times classes, and its group.
+#define GROUP_AND_AXES(id)                            \
+  const int classes = CLASSES, group = id / classes;  \
+  AXES_OF(id - group * classes)
+
 // Of n outputs whose inputs lie at from, from + in_step, .., the first and the number of those inside [0, size).
 static inline int first_inside(int from, int in_step, int n) {
   const int lo = from >= 0 ? 0 : (in_step == 1 ? -from : (in_step - 1 - from) / in_step);
@@ -71,6 +81,19 @@ static inline Divisor divisor(int d) {
 }
 
 static inline int over(int x, Divisor by) { return (int)(((ulong)(uint)x * by.factor) >> by.shift); }
+
+// The tile of a work-group: from pixel n0 of a class and filter m0 of a group on.
+#define TILE_OF_GROUP(id)                                                                                     \
+  GROUP_AND_AXES(id)                                                                                          \
+  const int plane = h.outs * v.outs, pixels = N * plane, n0 = get_group_id(0) * BN, m0 = get_group_id(1) * BM; \
+  if (n0 >= pixels) return;
+
+// The pixel that work-item t fetches, its column of the tile, where its window begins, and the planes it lies in.
+#define PIXEL_OF_ITEM                                                                                           \
+  const int column = t % BN, pixel = min(n0 + column, pixels - 1);                                              \
+  const int image = pixel / plane, row = (pixel - image * plane) / v.outs;                                      \
+  const int y0 = row * h.in_step + h.first, x0 = (pixel - image * plane - row * v.outs) * v.in_step + v.first;  \
+  __global const X_T* planes = x + ((size_t)image * groups + group) * C * H * W;
 
 // Ends and stores the sums acc[TM][columns] of a work-item: acc[i][j] is of `filter` (in i) from m0 on and of `pixel` (in j) from n0 on.
 #define STORE_TILE(columns, pixel, filter)                                                                \

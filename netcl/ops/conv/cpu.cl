@@ -216,10 +216,7 @@ __kernel __attribute__((reqd_work_group_size(1, 1, 1))) void conv_panel(
 #if INPUT_GRAD
   __local int weight_at[KC + AHEAD];
 #endif
-  const int classes = CLASSES;
-  const int group = get_group_id(2) / classes, class = get_group_id(2) - group * classes;
-  const Axis h = axis_of(OH, KH, stride_h, pad_h, dilation_h, class / stride_w);
-  const Axis v = axis_of(OW, KW, stride_w, pad_w, dilation_w, class % stride_w);
+  GROUP_AND_AXES(get_group_id(2))
   const int taps = h.taps * v.taps, all_taps = KH * KW, first = get_group_id(0) * STRIP;
   const int pixels = least(STRIP, N * h.outs * v.outs - first);
   if (pixels <= 0) return;
@@ -348,9 +345,7 @@ __kernel __attribute__((reqd_work_group_size(1, 1, 1))) void conv_panel(
 // One output row of one filter after another, STRIP pixels at a time; work-groups: blocks of rows, 1, classes of pixels.
 __kernel __attribute__((reqd_work_group_size(1, 1, 1))) void conv_direct(
     __global const REAL* restrict x, __global const REAL* restrict w, END_POINTERS, CONV_NUMBERS, int rows, const REAL scale) {
-  const int class = get_group_id(2);
-  const Axis h = axis_of(OH, KH, stride_h, pad_h, dilation_h, class / stride_w);
-  const Axis v = axis_of(OW, KW, stride_w, pad_w, dilation_w, class % stride_w);
+  AXES_OF(get_group_id(2))
   const int first = get_group_id(0) * rows, end = least(N * groups * M * h.outs, first + rows);
   for (int line = first; line < end; ++line) {
     const int row = line % h.outs, filter = line / h.outs % (groups * M), image = line / h.outs / (groups * M);

@@ -184,10 +184,7 @@ __kernel __attribute__((reqd_work_group_size(ITEMS, 1, 1))) void conv_mma(
     __global const ushort* restrict x, __global const ushort* restrict packed, END_POINTERS, CONV_NUMBERS, int C8, int CB,
     const REAL scale) {
   __local uint4 stages[STAGES * STAGE_BYTES / 16];
-  const int classes = CLASSES;
-  const int group = get_group_id(1) / classes, class = get_group_id(1) - group * classes;
-  const Axis h = axis_of(OH, KH, stride_h, pad_h, dilation_h, class / stride_w);
-  const Axis v = axis_of(OW, KW, stride_w, pad_w, dilation_w, class % stride_w);
+  GROUP_AND_AXES(get_group_id(1))
   const int plane = h.outs * v.outs, pixels = N * plane, row_tiles = (M + BM - 1) / BM;
   const int n0 = get_group_id(0) / row_tiles * BN, m0 = get_group_id(0) % row_tiles * BM;
   if (n0 >= pixels) return;

@@ -61,19 +61,11 @@
 __kernel __attribute__((reqd_work_group_size(ITEMS, 1, 1))) void conv_gemm(
     __global const X_T* restrict x, __global const W_T* restrict w, END_POINTERS, CONV_NUMBERS, const REAL scale) {
   __local REAL a_tile[BK * A_PITCH], b_tile[BK * B_PITCH];
-  const int classes = CLASSES;
-  const int group = get_group_id(2) / classes, class = get_group_id(2) - group * classes;
-  const Axis h = axis_of(OH, KH, stride_h, pad_h, dilation_h, class / stride_w);
-  const Axis v = axis_of(OW, KW, stride_w, pad_w, dilation_w, class % stride_w);
-  const int plane = h.outs * v.outs, pixels = N * plane, n0 = get_group_id(0) * BN, m0 = get_group_id(1) * BM;
-  if (n0 >= pixels) return;
+  TILE_OF_GROUP(get_group_id(2))
   const int taps = h.taps * v.taps, depth = C * taps, t = get_local_id(0), tx = t % TX, ty = t / TX;
   const Divisor by_taps = divisor(max(taps, 1)), by_width = divisor(max(v.taps, 1));
 
-  const int column = t % BN, pixel = min(n0 + column, pixels - 1);
-  const int image = pixel / plane, row = (pixel - image * plane) / v.outs;
-  const int y0 = row * h.in_step + h.first, x0 = (pixel - image * plane - row * v.outs) * v.in_step + v.first;
-  __global const X_T* planes = x + ((size_t)image * groups + group) * C * H * W;
+  PIXEL_OF_ITEM
 
   REAL acc[TM][TN];
 #pragma unroll
@@ -117,10 +109,8 @@ __kernel __attribute__((reqd_work_group_size(ITEMS, 1, 1))) void conv_gemm(
 __kernel __attribute__((reqd_work_group_size(TILE_W, TILE_H, 1))) void conv_tiled(
     __global const X_T* restrict x, __global const W_T* restrict w, END_POINTERS, CONV_NUMBERS, int tiles_w, const REAL scale) {
   __local REAL rim[RIM_MAX];
-  const int classes = CLASSES;
-  const int class = get_group_id(2) % classes, which = get_group_id(2) / classes, image = which / groups, group = which - image * groups;
-  const Axis h = axis_of(OH, KH, stride_h, pad_h, dilation_h, class / stride_w);
-  const Axis v = axis_of(OW, KW, stride_w, pad_w, dilation_w, class % stride_w);
+  const int classes = CLASSES, which = get_group_id(2) / classes, image = which / groups, group = which - image * groups;
+  AXES_OF(get_group_id(2) % classes)
   const int lx = get_local_id(0), ly = get_local_id(1);
   const int tile_y = get_group_id(0) / tiles_w * TILE_H, tile_x = get_group_id(0) % tiles_w * TILE_W, m0 = get_group_id(1) * FILTERS;
   if (tile_y >= h.outs || tile_x >= v.outs) return;

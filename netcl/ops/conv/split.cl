@@ -44,12 +44,8 @@
 __kernel __attribute__((reqd_work_group_size(ITEMS, 1, 1))) void conv_split(
     __global const X_T* restrict x, __global const W_T* restrict w, END_POINTERS, CONV_NUMBERS, int splits, const REAL scale) {
   __local REAL a_tile[2][BK * A_PITCH] __attribute__((aligned(16))), b_tile[2][BK * BN] __attribute__((aligned(16)));
-  const int classes = CLASSES;
-  const int which = get_group_id(2) / splits, split = get_group_id(2) - which * splits, group = which / classes, class = which - group * classes;
-  const Axis h = axis_of(OH, KH, stride_h, pad_h, dilation_h, class / stride_w);
-  const Axis v = axis_of(OW, KW, stride_w, pad_w, dilation_w, class % stride_w);
-  const int plane = h.outs * v.outs, pixels = N * plane, n0 = get_group_id(0) * BN, m0 = get_group_id(1) * BM;
-  if (n0 >= pixels) return;
+  const int which = get_group_id(2) / splits, split = get_group_id(2) - which * splits;
+  TILE_OF_GROUP(which)
   const int taps = h.taps * v.taps, depth = C * taps, share = ((depth + splits - 1) / splits + BK - 1) / BK * BK;
   const int begin = min(depth, split * share), end = min(depth, begin + share);
   // Eight work-items across and four down read the fewest words. Neighbours read the same pixels, and those two apart the same filters:
@@ -57,9 +53,7 @@ __kernel __attribute__((reqd_work_group_size(ITEMS, 1, 1))) void conv_split(
   const int t = get_local_id(0), lane = t % 32, wave = t / 32;
   const int right = (wave % (BN / 32) * 8 + lane / 2 % 8) * 4, down = (wave / (BN / 32) * 4 + lane % 2 + lane / 16 * 2) * 4;
 
-  const int column = t % BN, pixel = min(n0 + column, pixels - 1), image = pixel / plane, row = (pixel - image * plane) / v.outs;
-  const int y0 = row * h.in_step + h.first, x0 = (pixel - image * plane - row * v.outs) * v.in_step + v.first;
-  __global const X_T* planes = x + ((size_t)image * groups + group) * C * H * W;
+  PIXEL_OF_ITEM
 #if POINT
   planes += y0 * W + x0;
 #else

@@ -75,19 +75,12 @@ __kernel __attribute__((reqd_work_group_size(ITEMS, 1, 1))) void conv_taps(
     __global const X_T* restrict x, __global const REAL* restrict packed, END_POINTERS, CONV_NUMBERS, int deep, int wide,
     const REAL scale) {
   __local REAL a_tile[2][BK][BM] __attribute__((aligned(16))), b_tile[2][BK][BN] __attribute__((aligned(16)));
-  const int classes = CLASSES;
-  const int group = get_group_id(2) / classes, class = get_group_id(2) - group * classes;
-  const Axis h = axis_of(OH, KH, stride_h, pad_h, dilation_h, class / stride_w);
-  const Axis v = axis_of(OW, KW, stride_w, pad_w, dilation_w, class % stride_w);
-  const int plane = h.outs * v.outs, pixels = N * plane, n0 = get_group_id(0) * BN, m0 = get_group_id(1) * BM;
-  if (n0 >= pixels) return;
+  TILE_OF_GROUP(get_group_id(2))
   PLACE
 
   // Fetching: one pixel for every work-item, channels SLOTS apart; four filters of FOURS channels.
-  const int column = t % BN, first = t / BN, a_row = t / (BM / 4), a_column = t % (BM / 4) * 4;
-  const int pixel = min(n0 + column, pixels - 1), image = pixel / plane, row = (pixel - image * plane) / v.outs;
-  const int y0 = row * h.in_step + h.first, x0 = (pixel - image * plane - row * v.outs) * v.in_step + v.first;
-  __global const X_T* planes = x + ((size_t)image * groups + group) * C * H * W;
+  const int first = t / BN, a_row = t / (BM / 4), a_column = t % (BM / 4) * 4;
+  PIXEL_OF_ITEM
   __global const REAL* weights = packed + (size_t)group * KH * KW * deep * wide + m0;
   const int per_tap = deep / BK, steps = h.taps * v.taps * per_tap;
 
