@@ -463,11 +463,7 @@ static inline void turn(__local REAL* panel, __local const REAL* unfolded, int p
       __local const REAL* from = unfolded + j * STRIP + p;
       const Q a = QUAD(__local const, from), b = QUAD(__local const, from + STRIP);
       const Q c = QUAD(__local const, from + 2 * STRIP), d = QUAD(__local const, from + 3 * STRIP);
-      __local REAL* to = panel + j / NR * TILE + p * NR + j % NR;
-      QUAD(__local, to) = (Q)(a.x, b.x, c.x, d.x);
-      QUAD(__local, to + NR) = (Q)(a.y, b.y, c.y, d.y);
-      QUAD(__local, to + 2 * NR) = (Q)(a.z, b.z, c.z, d.z);
-      QUAD(__local, to + 3 * NR) = (Q)(a.w, b.w, c.w, d.w);
+      PUT_TURNED(__local, panel + j / NR * TILE + p * NR + j % NR, NR, a, b, c, d)
     }
 }
 

@@ -40,10 +40,7 @@ static inline void put(__local REAL* lines, const REAL* sums, int wide, int filt
     for (; i + 4 <= pixels; i += 4, from += 4 * NR) {
       const Q a = QUAD(__private const, from), b = QUAD(__private const, from + NR);
       const Q c = QUAD(__private const, from + 2 * NR), d = QUAD(__private const, from + 3 * NR);
-      QUAD(__local, lines + i) = (Q)(a.x, b.x, c.x, d.x);
-      QUAD(__local, lines + wide + i) = (Q)(a.y, b.y, c.y, d.y);
-      QUAD(__local, lines + 2 * wide + i) = (Q)(a.z, b.z, c.z, d.z);
-      QUAD(__local, lines + 3 * wide + i) = (Q)(a.w, b.w, c.w, d.w);
+      PUT_TURNED(__local, lines + i, wide, a, b, c, d)
     }
     for (; i < pixels; ++i, from += NR)
       for (int e = 0; e < 4; ++e) lines[e * wide + i] = from[e];
@@ -154,11 +151,7 @@ static inline void turn_lines(__local REAL* to, __global const REAL* dy, int pla
     for (; i + 4 <= pixels; i += 4) {
       const Q a = QUAD(__global const, dy + i), b = QUAD(__global const, dy + plane + i);
       const Q c = QUAD(__global const, dy + 2 * (size_t)plane + i), d = QUAD(__global const, dy + 3 * (size_t)plane + i);
-      __local REAL* p = to + i * NR + f;
-      QUAD(__local, p) = (Q)(a.x, b.x, c.x, d.x);
-      QUAD(__local, p + NR) = (Q)(a.y, b.y, c.y, d.y);
-      QUAD(__local, p + 2 * NR) = (Q)(a.z, b.z, c.z, d.z);
-      QUAD(__local, p + 3 * NR) = (Q)(a.w, b.w, c.w, d.w);
+      PUT_TURNED(__local, to + i * NR + f, NR, a, b, c, d)
     }
     for (; i < pixels; ++i)
       for (int e = 0; e < 4; ++e) to[i * NR + f + e] = dy[e * (size_t)plane + i];

@@ -37,6 +37,12 @@ typedef struct __attribute__((packed)) {
   Q v;
 } LooseQuad;
 #define QUAD(space, p) (((space LooseQuad*)(p))->v)
+// Four rows of four values, turned: four quads `step` apart, with one value of each row.
+#define PUT_TURNED(space, to, step, a, b, c, d)                   \
+  QUAD(space, to) = (Q)(a.x, b.x, c.x, d.x);                      \
+  QUAD(space, (to) + (step)) = (Q)(a.y, b.y, c.y, d.y);           \
+  QUAD(space, (to) + 2 * (step)) = (Q)(a.z, b.z, c.z, d.z);       \
+  QUAD(space, (to) + 3 * (step)) = (Q)(a.w, b.w, c.w, d.w);
 // A function, not a macro: LLVM for x86 cuts vectors of 16 lanes into halves, which then do not fit the registers, unless a function
 // that takes or gives one was called.
 static inline V zeros(void) { return (V)((REAL)0); }

@@ -37,10 +37,7 @@ __kernel __attribute__((reqd_work_group_size(1, 1, 1))) void channels_last(
       for (; p + 4 <= hi; p += 4) {
         const Q r0 = QUAD(__global const, s + p), r1 = QUAD(__global const, s + plane + p), r2 = QUAD(__global const, s + 2 * plane + p),
                 r3 = QUAD(__global const, s + 3 * plane + p);
-        QUAD(__global, d + (size_t)p * C) = (Q)(r0.x, r1.x, r2.x, r3.x);
-        QUAD(__global, d + (size_t)(p + 1) * C) = (Q)(r0.y, r1.y, r2.y, r3.y);
-        QUAD(__global, d + (size_t)(p + 2) * C) = (Q)(r0.z, r1.z, r2.z, r3.z);
-        QUAD(__global, d + (size_t)(p + 3) * C) = (Q)(r0.w, r1.w, r2.w, r3.w);
+        PUT_TURNED(__global, d + (size_t)p * C, C, r0, r1, r2, r3)
       }
       for (; p < hi; ++p)
         for (int e = 0; e < 4; ++e) d[(size_t)p * C + e] = s[e * plane + p];

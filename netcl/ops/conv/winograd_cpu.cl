@@ -31,10 +31,7 @@ static inline void turn(REAL* to, int to_step, __global const REAL* from, int st
     int i = 0;
     for (; i + 4 <= n; i += 4, at += 4 * to_step) {
       const Q p = QUAD(__global const, a + i), q = QUAD(__global const, b + i), r = QUAD(__global const, c + i), s = QUAD(__global const, d + i);
-      QUAD(__private, at) = (Q)(p.s0, q.s0, r.s0, s.s0);
-      QUAD(__private, at + to_step) = (Q)(p.s1, q.s1, r.s1, s.s1);
-      QUAD(__private, at + 2 * to_step) = (Q)(p.s2, q.s2, r.s2, s.s2);
-      QUAD(__private, at + 3 * to_step) = (Q)(p.s3, q.s3, r.s3, s.s3);
+      PUT_TURNED(__private, at, to_step, p, q, r, s)
     }
     for (; i < n; ++i, at += to_step) QUAD(__private, at) = (Q)(a[i], b[i], c[i], d[i]);
   }

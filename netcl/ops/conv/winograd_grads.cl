@@ -137,10 +137,7 @@ __kernel __attribute__((reqd_work_group_size(1, 1, 1))) void winograd_weight_gra
       for (int tap = 0; tap < 8; tap += 4, at += 4 * VW) {
         const Q p = QUAD(__private const, at), q = QUAD(__private const, at + VW), r = QUAD(__private const, at + 2 * VW),
                 s = QUAD(__private const, at + 3 * VW);
-        QUAD(__global, to + l * 9 + tap) = (Q)(p.s0, q.s0, r.s0, s.s0);
-        QUAD(__global, to + (l + 1) * 9 + tap) = (Q)(p.s1, q.s1, r.s1, s.s1);
-        QUAD(__global, to + (l + 2) * 9 + tap) = (Q)(p.s2, q.s2, r.s2, s.s2);
-        QUAD(__global, to + (l + 3) * 9 + tap) = (Q)(p.s3, q.s3, r.s3, s.s3);
+        PUT_TURNED(__global, to + l * 9 + tap, 9, p, q, r, s)
       }
       for (int k = 0; k < 4; ++k) to[(l + k) * 9 + 8] = at[k];
     }
