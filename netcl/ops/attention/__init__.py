@@ -239,7 +239,7 @@ class _AttentionCall(NamedTuple):
                 text = primitives.cl_source(nvidia.__file__, "ptx.cl")
             elif self.sizes.depth % 4 == self.sizes.depth_v % 4 == 0:
                 defines |= quad_macros(dtype)
-        return launch.kernel(self.like.queue, __file__, self.config.file, name, operands, defines | exp, text)
+        return launch.kernel(self.like.queue, __file__, f"heads.cl {self.config.file}", name, operands, defines | exp, text)
 
     def gathered(self, tensors: Sequence[Tensor], blocks: Sequence[HeadBlock]) -> tuple[Tensor, ...]:
         """Return q, k, v and, if given, the gradient of the result as the kernels read them: those of ``cpu.cl`` read contiguous heads."""

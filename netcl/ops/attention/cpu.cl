@@ -6,9 +6,6 @@
 // Operand X: queries, keys, values, results and gradients (X_T, which is REAL); M: mask (M_T M_LOAD); S: sums and logarithms (S_T S_LOAD
 // S_STORE).
 
-#ifndef REAL  // the type arithmetic is done in
-#define REAL float
-#endif
 #ifndef LANES  // queries of a work-item: 16 or 8
 #define LANES 16
 #endif
@@ -24,27 +21,10 @@
 #ifndef WHOLE  // 1: every head has that size, and addresses are constants
 #define WHOLE 0
 #endif
-#ifndef PART  // 1: forward, 2: the gradient of queries, 3: of keys and values; each is a program of its own, compiled when needed
-#define PART 1
-#endif
 #ifndef BY_HEAD  // 1: the gradients of a head are computed by one work-item
 #define BY_HEAD 0
 #endif
-#ifndef MASK  // 0: none, 1: true where a key takes part, 2: added to the scores
-#define MASK 0
-#endif
 
-#ifndef EXP_BELOW  // exp of what is not far above 0
-#define EXP_BELOW(x) exp(x)
-#endif
-
-#pragma OPENCL FP_CONTRACT ON
-
-#define JOIN_(a, b) a##b
-#define JOIN(a, b) JOIN_(a, b)
-#define LOWEST ((real)(-INFINITY))
-
-typedef REAL real;
 typedef JOIN(REAL, LANES) vec;
 typedef JOIN(REAL, 4) quad;
 typedef struct __attribute__((packed, aligned(sizeof(REAL)))) { quad lanes; } loose_quad;
@@ -294,23 +274,12 @@ static inline void scale_rows(__global X_T* rows, const int step, const int coun
 // Infinity where a row saw no key at all: exp(score - infinity) is 0, as its gradient is.
 static inline real safe_logarithm(const real logarithm) { return logarithm == LOWEST ? (real)INFINITY : logarithm; }
 
-// Numbers of a block of heads in memory: its offset, and its strides by batch, head and row.
-#define O_NUMBERS const int o_at, const int o_batch, const int o_head, const int o_row
-#define F_NUMBERS const int f_at, const int f_batch, const int f_head, const int f_row
-#define DK_NUMBERS const int dk_at, const int dk_batch, const int dk_head, const int dk_row
-#define DV_NUMBERS const int dv_at, const int dv_batch, const int dv_head, const int dv_row
-// Where head `head`, counted over all batches of `heads` heads each, begins in a block.
-#define START(x, head, heads) (x##_at + (long)((head) / (heads)) * x##_batch + (long)((head) % (heads)) * x##_head)
-
-// ---- kernels; size, size_v: elements of a head, heads: of the queries, sharing: query heads that share a head of keys and values
-
-static inline int key_head(const int head, const int heads, const int sharing) { return head / heads * (heads / sharing) + head % heads / sharing; }
+// ---- kernels
 
 #if PART == 1
-__kernel __attribute__((reqd_work_group_size(1, 1, 1))) void attention(__global const X_T* q, __global const X_T* k, __global const X_T* v, __global const M_T* mask, __global X_T* out,
-                        __global S_T* logarithms, const REAL scale, const int causal, const int n, const int m, const int size,
-                        const int size_v, const int heads, const int sharing, const int by_batch, const int by_head, const int by_query,
-                        const int by_key, O_NUMBERS) {
+__kernel __attribute__((reqd_work_group_size(1, 1, 1))) void attention(
+    __global const X_T* q, __global const X_T* k, __global const X_T* v, __global const M_T* mask, __global X_T* out,
+    __global S_T* logarithms, CALL_NUMBERS, O_NUMBERS) {
   const int depth = WHOLE ? DEPTH : size, depth_v = WHOLE ? DEPTH : size_v;
   const int head = get_global_id(1), first = get_global_id(0) * LANES;
   const long kv = (long)key_head(head, heads, sharing) * m;
@@ -360,12 +329,10 @@ __kernel __attribute__((reqd_work_group_size(1, 1, 1))) void attention(__global 
 #elif PART == 2
 
 // Also leaves delta: the sum of gradient times result of each row, less the gradient that arrives through the logarithm.
-__kernel __attribute__((reqd_work_group_size(1, 1, 1))) void attention_query_grad(__global const X_T* g, __global const X_T* q, __global const X_T* k, __global const X_T* v,
-                                   __global const M_T* mask, __global const S_T* logarithms, __global S_T* delta,
-                                   __global const X_T* forward, __global const S_T* through, __global X_T* out, const int has_through,
-                                   const REAL scale, const int causal, const int n, const int m, const int size, const int size_v,
-                                   const int heads, const int sharing, const int by_batch, const int by_head, const int by_query,
-                                   const int by_key, O_NUMBERS, F_NUMBERS) {
+__kernel __attribute__((reqd_work_group_size(1, 1, 1))) void attention_query_grad(
+    __global const X_T* g, __global const X_T* q, __global const X_T* k, __global const X_T* v, __global const M_T* mask,
+    __global const S_T* logarithms, __global S_T* delta, __global const X_T* forward, __global const S_T* through, __global X_T* out,
+    const int has_through, CALL_NUMBERS, O_NUMBERS, F_NUMBERS) {
   const int depth = WHOLE ? DEPTH : size, depth_v = WHOLE ? DEPTH : size_v;
   const int head = get_global_id(1), first = get_global_id(0) * LANES;
   const long kv = (long)key_head(head, heads, sharing) * m;
@@ -396,12 +363,11 @@ __kernel __attribute__((reqd_work_group_size(1, 1, 1))) void attention_query_gra
 
 // The gradients of LANES keys and values. BY_HEAD: those of all keys, and of the queries of all heads that share them; head sizes must be
 // multiples of LANES. Only one work-item adds to a row of these in memory, in order of the keys.
-__kernel __attribute__((reqd_work_group_size(1, 1, 1))) void attention_key_grad(__global const X_T* g, __global const X_T* q, __global const X_T* k, __global const X_T* v,
-                        __global const M_T* mask, __global const S_T* logarithms, __global S_T* delta, __global const X_T* forward,
-                        __global const S_T* through, __global X_T* out, const int has_through, __global X_T* out_k, __global X_T* out_v,
-                        __global X_T* out_scores, const int has_scores, const REAL scale, const int causal, const int n, const int m,
-                        const int size, const int size_v, const int heads, const int sharing, const int by_batch, const int by_head,
-                        const int by_query, const int by_key, O_NUMBERS, DK_NUMBERS, DV_NUMBERS, F_NUMBERS) {
+__kernel __attribute__((reqd_work_group_size(1, 1, 1))) void attention_key_grad(
+    __global const X_T* g, __global const X_T* q, __global const X_T* k, __global const X_T* v, __global const M_T* mask,
+    __global const S_T* logarithms, __global S_T* delta, __global const X_T* forward, __global const S_T* through, __global X_T* out,
+    const int has_through, __global X_T* out_k, __global X_T* out_v, __global X_T* out_scores, const int has_scores, CALL_NUMBERS,
+    O_NUMBERS, DK_NUMBERS, DV_NUMBERS, F_NUMBERS) {
   const int depth = WHOLE ? DEPTH : size, depth_v = WHOLE ? DEPTH : size_v;
   const int kv_head = get_global_id(1), kv_heads = heads / sharing;
   const int head_0 = kv_head / kv_heads * heads + kv_head % kv_heads * sharing;

@@ -222,19 +222,12 @@ INLINE void clear(float sums[][4], const int width) {
 
 #if PART == 1
 SIZED __kernel void attention(__global const X_T* q, __global const X_T* k, __global const X_T* v, __global const M_T* mask,
-                              __global X_T* out, __global S_T* logarithms, const REAL scale, const int causal, const int n, const int m,
-                              const int depth, const int depth_v, const int heads, const int sharing, const int by_batch, const int by_head,
-                              const int by_query, const int by_key, O_NUMBERS, Q_NUMBERS, K_NUMBERS, V_NUMBERS) {
+                              __global X_T* out, __global S_T* logarithms, CALL_NUMBERS, O_NUMBERS, Q_NUMBERS, K_NUMBERS, V_NUMBERS) {
   MEMORY(ROWS + 2 * COLUMNS)
   LANES
   const int keys = ROWS, values = keys + COLUMNS;
-  const int2 where = head_and_block(causal);
-  const int head = where.x, first = where.y * ROWS, from = first + warp * 16, row = from + quad;
-  const int kv_head = key_head(head, heads, sharing);
-  __global const M_T* mask_here = mask + (long)(head / heads) * by_batch + (long)(head % heads) * by_head;
-  q += FROM(q, head, heads, n, DEPTH);
-  k += FROM(k, kv_head, heads / sharing, m, DEPTH);
-  v += FROM(v, kv_head, heads / sharing, m, DEPTH_V);
+  HEAD_OF_GROUP
+  const int from = first + warp * 16, row = from + quad;
   float sums[WIDTH(DEPTH_V)][4], most[2] = {LOWEST, LOWEST}, total[2] = {0, 0};
   clear(sums, WIDTH(DEPTH_V));
   copy_lines(base, 0, q, STEP_OF(q, DEPTH), first, n, ROWS, DEPTH);
@@ -306,21 +299,14 @@ INLINE void row_deltas(float less[2], __global const X_T* g, const int step_g, _
 SIZED __kernel void attention_query_grad(__global const X_T* g, __global const X_T* q, __global const X_T* k, __global const X_T* v,
                                          __global const M_T* mask, __global const S_T* logarithms, __global S_T* delta,
                                          __global const X_T* forward, __global const S_T* through, __global X_T* out, const int has_through,
-                                         const REAL scale, const int causal, const int n, const int m, const int depth, const int depth_v,
-                                         const int heads, const int sharing, const int by_batch, const int by_head, const int by_query,
-                                         const int by_key, O_NUMBERS, G_NUMBERS, Q_NUMBERS, K_NUMBERS, V_NUMBERS, F_NUMBERS) {
+                                         CALL_NUMBERS, O_NUMBERS, G_NUMBERS, Q_NUMBERS, K_NUMBERS, V_NUMBERS, F_NUMBERS) {
   MEMORY(2 * ROWS + 2 * COLUMNS)
   LANES
   const int upstream = ROWS, keys = upstream + ROWS, values = keys + COLUMNS;
-  const int2 where = head_and_block(causal);
-  const int head = where.x, first = where.y * ROWS, from = first + warp * 16, row = from + quad;
-  const int kv_head = key_head(head, heads, sharing);
+  HEAD_OF_GROUP
+  const int from = first + warp * 16, row = from + quad;
   const long start = (long)head * n;
-  __global const M_T* mask_here = mask + (long)(head / heads) * by_batch + (long)(head % heads) * by_head;
-  q += FROM(q, head, heads, n, DEPTH);
   g += FROM(g, head, heads, n, DEPTH_V);
-  k += FROM(k, kv_head, heads / sharing, m, DEPTH);
-  v += FROM(v, kv_head, heads / sharing, m, DEPTH_V);
   forward += FROM(f, head, heads, n, DEPTH_V);
   copy_lines(base, 0, q, STEP_OF(q, DEPTH), first, n, ROWS, DEPTH);
   copy_lines(base, upstream, g, STEP_OF(g, DEPTH_V), first, n, ROWS, DEPTH_V);
@@ -366,10 +352,8 @@ SIZED __kernel void attention_query_grad(__global const X_T* g, __global const X
 // Rows of scores are keys here, columns are queries.
 SIZED __kernel void attention_key_grad(__global const X_T* g, __global const X_T* q, __global const X_T* k, __global const X_T* v,
                                        __global const M_T* mask, __global const S_T* logarithms, __global const S_T* delta,
-                                       __global X_T* out_k, __global X_T* out_v, const REAL scale, const int causal, const int n,
-                                       const int m, const int depth, const int depth_v, const int heads, const int sharing,
-                                       const int by_batch, const int by_head, const int by_query, const int by_key, DK_NUMBERS,
-                                       DV_NUMBERS, G_NUMBERS, Q_NUMBERS, K_NUMBERS, V_NUMBERS) {
+                                       __global X_T* out_k, __global X_T* out_v, CALL_NUMBERS, DK_NUMBERS, DV_NUMBERS, G_NUMBERS, Q_NUMBERS,
+                                       K_NUMBERS, V_NUMBERS) {
   MEMORY(2 * ROWS + 2 * COLUMNS)
   LANES
   const int values = ROWS, queries = values + ROWS, upstream = queries + COLUMNS;

@@ -26,10 +26,10 @@
 #define CHUNKS 1
 #endif
 #ifndef DEPTH  // the head sizes, where they are known
-#define DEPTH depth
+#define DEPTH size
 #endif
 #ifndef DEPTH_V
-#define DEPTH_V depth_v
+#define DEPTH_V size_v
 #endif
 #ifndef AHEAD  // quads of a product whose loads and multiplications the compiler may mix
 #define AHEAD 2
@@ -38,8 +38,6 @@
 #define APART 128
 #endif
 
-#define JOIN_(a, b) a##b
-#define JOIN(a, b) JOIN_(a, b)
 #define ITEMS (TX * TY)
 #define ROWS (RY * TY)
 #define COLUMNS (RX * TX)
@@ -263,19 +261,11 @@ INLINE void share_parts(__local real* parts, const real value[RY]) {
 }
 
 SIZED __kernel void attention(__global const X_T* q, __global const X_T* k, __global const X_T* v, __global const M_T* mask,
-                              __global X_T* out, __global S_T* logarithms, const REAL scale, const int causal, const int n, const int m,
-                              const int depth, const int depth_v, const int heads, const int sharing, const int by_batch, const int by_head,
-                              const int by_query, const int by_key, O_NUMBERS, Q_NUMBERS, K_NUMBERS, V_NUMBERS) {
+                              __global X_T* out, __global S_T* logarithms, CALL_NUMBERS, O_NUMBERS, Q_NUMBERS, K_NUMBERS, V_NUMBERS) {
   MEMORY
   PLACE
   __local real* parts = (__local real*)scores;
-  const int2 where = head_and_block(causal);
-  const int head = where.x, first = where.y * ROWS;
-  const int kv_head = key_head(head, heads, sharing);
-  __global const M_T* mask_here = mask + (long)(head / heads) * by_batch + (long)(head % heads) * by_head;
-  q += FROM(q, head, heads, n, DEPTH);
-  k += FROM(k, kv_head, heads / sharing, m, DEPTH);
-  v += FROM(v, kv_head, heads / sharing, m, DEPTH_V);
+  HEAD_OF_GROUP
   real s[RY][RX], result[RY][CHUNKS * OWN], sum[RY], own[RY], most = LOWEST;
   clear(result);
   EACH for (int y = 0; y < RY; ++y) sum[y] = 0;
@@ -369,21 +359,13 @@ INLINE void row_deltas(__local real* parts, __global const X_T* g, const int ste
 SIZED __kernel void attention_query_grad(__global const X_T* g, __global const X_T* q, __global const X_T* k, __global const X_T* v,
                                          __global const M_T* mask, __global const S_T* logarithms, __global S_T* delta,
                                          __global const X_T* forward, __global const S_T* through, __global X_T* out, const int has_through,
-                                         const REAL scale, const int causal, const int n, const int m, const int depth, const int depth_v,
-                                         const int heads, const int sharing, const int by_batch, const int by_head, const int by_query,
-                                         const int by_key, O_NUMBERS, G_NUMBERS, Q_NUMBERS, K_NUMBERS, V_NUMBERS, F_NUMBERS) {
+                                         CALL_NUMBERS, O_NUMBERS, G_NUMBERS, Q_NUMBERS, K_NUMBERS, V_NUMBERS, F_NUMBERS) {
   MEMORY
   PLACE
   __local real* parts = (__local real*)scores;
-  const int2 where = head_and_block(causal);
-  const int head = where.x, first = where.y * ROWS;
-  const int kv_head = key_head(head, heads, sharing);
+  HEAD_OF_GROUP
   const long row = (long)head * n;
-  __global const M_T* mask_here = mask + (long)(head / heads) * by_batch + (long)(head % heads) * by_head;
   g += FROM(g, head, heads, n, DEPTH_V);
-  q += FROM(q, head, heads, n, DEPTH);
-  k += FROM(k, kv_head, heads / sharing, m, DEPTH);
-  v += FROM(v, kv_head, heads / sharing, m, DEPTH_V);
   forward += FROM(f, head, heads, n, DEPTH_V);
   real s[RY][RX], sums[RY][CHUNKS * OWN], less[RY], safe[RY];
   row_deltas(parts, g, STEP_OF(g, DEPTH_V), forward, STEP_OF(f, DEPTH_V), through + row, delta + row, has_through, first, n, DEPTH_V);
@@ -428,10 +410,8 @@ SIZED __kernel void attention_query_grad(__global const X_T* g, __global const X
 // Rows of scores are keys here, columns are queries.
 SIZED __kernel void attention_key_grad(__global const X_T* g, __global const X_T* q, __global const X_T* k, __global const X_T* v,
                                        __global const M_T* mask, __global const S_T* logarithms, __global const S_T* delta,
-                                       __global X_T* out_k, __global X_T* out_v, const REAL scale, const int causal, const int n,
-                                       const int m, const int depth, const int depth_v, const int heads, const int sharing,
-                                       const int by_batch, const int by_head, const int by_query, const int by_key, DK_NUMBERS,
-                                       DV_NUMBERS, G_NUMBERS, Q_NUMBERS, K_NUMBERS, V_NUMBERS) {
+                                       __global X_T* out_k, __global X_T* out_v, CALL_NUMBERS, DK_NUMBERS, DV_NUMBERS, G_NUMBERS, Q_NUMBERS,
+                                       K_NUMBERS, V_NUMBERS) {
   MEMORY
   PLACE
   const int2 where = head_and_block(0);
