@@ -65,29 +65,26 @@
 #define SUMS (PARTS * DEPTH_V)
 #endif
 
-#define JOINED_(a, b) a##b
-#define JOINED(a, b) JOINED_(a, b)
 #if VW == 1
 typedef REAL lanes;
 #define DOT(v) (v)
 #else
-typedef JOINED(REAL, VW) lanes;
+typedef JOIN(REAL, VW) lanes;
 #if VW == 4
 #define DOT(v) ((v).x + (v).y + (v).z + (v).w)
 #elif VW == 8
-#define DOT(v) dot((v).lo + (v).hi, (JOINED(REAL, 4))(1))
+#define DOT(v) dot((v).lo + (v).hi, (JOIN(REAL, 4))(1))
 #else
-#define DOT(v) dot((v).lo.lo + (v).lo.hi + (v).hi.lo + (v).hi.hi, (JOINED(REAL, 4))(1))
+#define DOT(v) dot((v).lo.lo + (v).lo.hi + (v).hi.lo + (v).hi.hi, (JOIN(REAL, 4))(1))
 #endif
 #endif
 
 #if CODED
 #define CACHE_T char
-#define LANES_NAME JOINED(REAL, VW)
 #if VW == 1
 #define KEPT_LANES(p) ((REAL)(*(p)))
 #else
-#define KEPT_LANES(p) JOINED(convert_, LANES_NAME)(JOINED(vload, VW)(0, p))
+#define KEPT_LANES(p) JOIN(convert_, JOIN(REAL, VW))(JOIN(vload, VW)(0, p))
 #endif
 #define READ(old, kept, fresh) ((old) ? KEPT_LANES(kept) : X_LANES(fresh))
 #define SCALED(old, scales, i, x) ((x) * ((old) ? (REAL)S_LOAD(scales, i) : (REAL)1))
@@ -142,7 +139,7 @@ __kernel __attribute__((reqd_work_group_size(ITEMS, 1, 1))) void cached_attentio
 #if ITEMS == 1  // all rows of a position share sines and cosines
   REAL cosines[NEW * (ROTARY / 2) + 4], sines[NEW * (ROTARY / 2) + 4];
   for (int i = 0; i < NEW * (ROTARY / 2); i += ROTARY % 8 ? 1 : 4) {
-    JOINED(REAL, 4) angle = (JOINED(REAL, 4))(frequencies[i % (ROTARY / 2)]);
+    JOIN(REAL, 4) angle = (JOIN(REAL, 4))(frequencies[i % (ROTARY / 2)]);
     if (ROTARY % 8 == 0) angle = vload4(0, frequencies + i % (ROTARY / 2));
     angle *= (REAL)(seen + i / (ROTARY / 2));
     vstore4(cos(angle), 0, cosines + i);

@@ -4,8 +4,7 @@
 // A and B are char or uchar, DP4A is NVIDIA's instruction for four terms. Rows beyond the last repeat it and are not stored.
 #define DEPTH 16
 #define EACH (TILE / SIDE)
-#define FOUR_(type) type##4
-#define FOUR(type) FOUR_(type)
+#define FOUR(type) JOIN(type, 4)
 #ifdef DP4A
 static inline int dot4(FOUR(A) a, FOUR(B) b) {
   int sum;

@@ -181,9 +181,9 @@ void amx_pack_b(__global const B_T* restrict b, __global ushort* restrict packed
 #ifdef VW  // with vectors.cl and line.cl before it
 // Work-groups: pairs of column tiles, blocks of pairs of row tiles, batches. Four sums (tmm0-3), two tiles of a (4, 5), two of b (6, 7).
 __kernel __attribute__((reqd_work_group_size(1, 1, 1)))
-void amx_multiply(__global const ushort* restrict packed, __global const BIAS_T* restrict bias, __global const ADDED_T* restrict added,
-                  __global C_T* restrict c, const int m, const int n, const int has_bias, const int row_tiles, const int column_tiles,
-                  const int k_tiles, const long a_plane, const long b_plane, const long first, const int block, const REAL scale) {
+void amx_multiply(__global const ushort* restrict packed, END_POINTERS, const int m, const int n, const int has_bias, const int row_tiles,
+                  const int column_tiles, const int k_tiles, const long a_plane, const long b_plane, const long first, const int block,
+                  const REAL scale) {
   uchar shape[64] __attribute__((aligned(64)));
   float tiles[1024] __attribute__((aligned(64)));
   for (int i = 0; i < 64; ++i) shape[i] = i == 0 ? 1 : i >= 16 && i < 32 ? (i % 2 ? 0 : 64) : i >= 48 && i < 56 ? 16 : 0;
@@ -239,10 +239,9 @@ void amx_multiply(__global const ushort* restrict packed, __global const BIAS_T*
 #else
 // Tiles with operands that are not finite, again and plainly. Work-groups: column tiles, row tiles, batches.
 __kernel __attribute__((reqd_work_group_size(1, 1, 1)))
-void amx_repair(__global const A_T* restrict a, __global const B_T* restrict b, __global const BIAS_T* restrict bias,
-                __global const ADDED_T* restrict added, __global C_T* restrict c, __global const int* restrict broken, const int m, const int n, const int k, const long a_row, const long a_k, const long b_k,
-                const long b_column, const int has_bias, const int batch1, const long a0_stride, const long a1_stride, const long b0_stride,
-                const long b1_stride, const int row_tiles, const int column_tiles, const int first_broken, const REAL scale) {
+void amx_repair(IN_POINTERS, END_POINTERS, __global const int* restrict broken, const int m, const int n, const int k, const long a_row,
+                const long a_k, const long b_k, const long b_column, const int has_bias, BATCH_NUMBERS, const int row_tiles,
+                const int column_tiles, const int first_broken, const REAL scale) {
   const int nt = get_group_id(0), mt = get_group_id(1), batch = get_group_id(2);
   if (!broken[batch * row_tiles + mt] && !broken[first_broken + batch * column_tiles + nt]) return;
   a += batch / batch1 * a0_stride + batch % batch1 * a1_stride;

@@ -133,12 +133,11 @@ void pack_b(__global const B_T* restrict b, __global REAL* restrict packed, cons
 }
 
 // c[batch] = op(a) op(b), m x n; `partial` holds sums between blocks of k where c itself cannot (c is stored in fewer bits).
-// Batches are numbered i0 * batch1 + i1; each operand has a stride for i0 and for i1. A group does `block` rows, a multiple of MR.
+// A group does `block` rows, a multiple of MR.
 __kernel __attribute__((reqd_work_group_size(1, 1, 1)))
-void gemm_panel(__global const A_T* restrict a, __global const B_T* restrict b, __global const BIAS_T* restrict bias,
-                __global const ADDED_T* restrict added, __global C_T* c, __global REAL* partial, const int m, const int n, const int k,
-                const long a_row, const long a_k, const int ldb, const int trans_b, const int has_bias, const int block, const int batch1,
-                const long a0_stride, const long a1_stride, const long b0_stride, const long b1_stride, const REAL scale) {
+void gemm_panel(IN_POINTERS, __global const BIAS_T* restrict bias, __global const ADDED_T* restrict added, __global C_T* c,
+                __global REAL* partial, const int m, const int n, const int k, const long a_row, const long a_k, const int ldb,
+                const int trans_b, const int has_bias, const int block, BATCH_NUMBERS, const REAL scale) {
 #if PACKED_B == 1
   __local REAL panel[KC * NR * STRIPS] __attribute__((aligned(64)));
 #endif
@@ -149,10 +148,7 @@ void gemm_panel(__global const A_T* restrict a, __global const B_T* restrict b, 
   group /= panels;
   const int m_begin = (int)(group % blocks) * block, m_end = min(m, m_begin + block);
   group /= blocks;
-  a += group / batch1 * a0_stride + group % batch1 * a1_stride;
-  b += group / batch1 * b0_stride + group % batch1 * b1_stride;
-  added += group * m * n;
-  c += group * m * n;
+  OFFSETS(group)
   partial += group * m * n;
   const int n_end = min(n, n0 + columns);
 

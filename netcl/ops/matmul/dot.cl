@@ -28,15 +28,11 @@ static inline QUAD sums_of(const V a, const V b, const V c, const V d) {
 __kernel __attribute__((reqd_work_group_size(1, 1, 1)))
 void gemm_dot(__global const REAL* restrict a, __global const REAL* restrict b, __global const BIAS_T* restrict bias,
               __global const ADDED_T* restrict added, __global C_T* c, const int m, const int n, const int k, const int has_bias,
-              const int block, const int batch1,
-              const long a0_stride, const long a1_stride, const long b0_stride, const long b1_stride, const REAL scale) {
+              const int block, BATCH_NUMBERS, const REAL scale) {
   const int blocks = (n + block - 1) / block, whole = k / VW * VW;
   const INDEX group = get_group_id(0), batch = group / blocks;
   const int n_begin = (int)(group % blocks) * block, n_end = min(n, n_begin + block);
-  a += batch / batch1 * a0_stride + batch % batch1 * a1_stride;
-  b += batch / batch1 * b0_stride + batch % batch1 * b1_stride;
-  added += batch * m * n;
-  c += batch * m * n;
+  OFFSETS(batch)
   for (int n0 = n_begin; n0 < n_end; n0 += TN) {
     const int columns = min(TN, n_end - n0);
     for (int m0 = 0; m0 < m; m0 += TM) {

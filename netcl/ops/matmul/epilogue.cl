@@ -19,6 +19,17 @@
 #define INDEX int
 #endif
 
+// The operands, Operands.end, and Matmul.strides(): batches are numbered i0 * batch1 + i1, and operands have a stride for each.
+#define IN_POINTERS __global const A_T* restrict a, __global const B_T* restrict b
+#define END_POINTERS __global const BIAS_T* restrict bias, __global const ADDED_T* restrict added, __global C_T* restrict c
+#define BATCH_NUMBERS const int batch1, const long a0_stride, const long a1_stride, const long b0_stride, const long b1_stride
+// Moves all of them to a batch.
+#define OFFSETS(batch)                                              \
+  a += (batch) / batch1 * a0_stride + (batch) % batch1 * a1_stride; \
+  b += (batch) / batch1 * b0_stride + (batch) % batch1 * b1_stride; \
+  added += (batch) * m * n;                                         \
+  c += (batch) * m * n;
+
 #pragma OPENCL FP_CONTRACT ON  // c += a * b is one instruction; fma() is slower where the hardware lacks it, and on PoCL
 
 #define BIAS_AT(column) (has_bias ? (REAL)BIAS_LOAD(bias, column) : (REAL)0)

@@ -15,9 +15,7 @@
 #define VALUES (ROWS * COLUMNS)
 
 __kernel __attribute__((reqd_work_group_size(ITEMS, 1, 1)))
-void gemv(__global const A_T* restrict a, __global const B_T* restrict b, EXTRA_POINTERS __global const BIAS_T* restrict bias,
-          __global const ADDED_T* restrict added, __global C_T* restrict c, const int m, const int n, const int k, const int has_bias,
-          const REAL scale) {
+void gemv(IN_POINTERS, EXTRA_POINTERS END_POINTERS, const int m, const int n, const int k, const int has_bias, const REAL scale) {
   __local REAL shelf[VALUES][ITEMS];
 #if NORM
   __local float2 stats[ROWS];

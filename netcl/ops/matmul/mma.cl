@@ -135,10 +135,8 @@
 // A work-group computes a BM x BN block of c, a warp WM x WN of it. With splits > 1 a batch is computed in parts of `depth` along k, which
 // lie one after the other in c. b_first is where the right operand begins, if both were written into one memory.
 __kernel __attribute__((reqd_work_group_size(ITEMS, 1, 1)))
-void gemm_mma(__global const A_T* restrict a, __global const B_T* restrict b, __global const BIAS_T* restrict bias,
-              __global const ADDED_T* restrict added, __global C_T* restrict c, const int m, const int n, const int k, const int lda,
-              const int ldb, const int has_bias, const int batch1, const long a0_stride, const long a1_stride, const long b0_stride,
-              const long b1_stride, const long b_first, const int splits, const int depth, const REAL scale) {
+void gemm_mma(IN_POINTERS, END_POINTERS, const int m, const int n, const int k, const int lda, const int ldb, const int has_bias,
+              BATCH_NUMBERS, const long b_first, const int splits, const int depth, const REAL scale) {
   __local uchar blocks[STAGES * STAGE] __attribute__((aligned(128)));
   const uint base = LOCAL_AT(blocks), t = get_local_id(0), lane = t % 32, warp = t / 32;
   const uint wm = warp / (BN / WN) * WM, wn = warp % (BN / WN) * WN;

@@ -1,15 +1,8 @@
 // Matrix products on any device, without local memory. Operands are addressed by two strides, so either may be transposed.
-#define OFFSETS(batch)                                                        \
-  a += (batch) / batch1 * a0_stride + (batch) % batch1 * a1_stride;           \
-  b += (batch) / batch1 * b0_stride + (batch) % batch1 * b1_stride;           \
-  added += (batch) * m * n;                                                    \
-  c += (batch) * m * n;
 
 // One work-item per value of c.
-__kernel void gemm_naive(__global const A_T* restrict a, __global const B_T* restrict b, __global const BIAS_T* restrict bias,
-                         __global const ADDED_T* restrict added, __global C_T* restrict c, const int m, const int n, const int k,
-                         const long a_row, const long a_k, const long b_k, const long b_column, const int has_bias, const int batch1, const long a0_stride, const long a1_stride,
-                         const long b0_stride, const long b1_stride, const long total, const REAL scale) {
+__kernel void gemm_naive(IN_POINTERS, END_POINTERS, const int m, const int n, const int k, const long a_row, const long a_k, const long b_k,
+                         const long b_column, const int has_bias, BATCH_NUMBERS, const long total, const REAL scale) {
   const INDEX item = get_global_id(0);
   if (item >= (INDEX)total) return;
   const INDEX batch = item / ((INDEX)m * n);
@@ -25,17 +18,14 @@ __kernel void gemm_naive(__global const A_T* restrict a, __global const B_T* res
 #ifndef SUMS  // values per work-item of add_parts: 4 where rows are multiples of four values long
 #define SUMS 1
 #endif
-#define SUMS_OF_(real, count) real##count
-#define SUMS_OF(real, count) SUMS_OF_(real, count)
 #if SUMS == 1
 #define PART_T REAL
 #else
-#define PART_T SUMS_OF(REAL, SUMS)
+#define PART_T JOIN(REAL, SUMS)
 #endif
 
 // The parts of a product that was split along k, added up in order.
-__kernel void add_parts(__global const REAL* restrict parts, __global const BIAS_T* restrict bias,
-                        __global const ADDED_T* restrict added, __global C_T* restrict c, const int n, const int has_bias, const long size,
+__kernel void add_parts(__global const REAL* restrict parts, END_POINTERS, const int n, const int has_bias, const long size,
                         const int splits, const long total, const REAL scale) {
   const INDEX item = (INDEX)get_global_id(0) * SUMS;
   if (item >= (INDEX)total) return;

@@ -59,9 +59,7 @@
 #define TAKEN_B(j, kk) block_b[(kk) * BN + (COLUMN(j) ^ SWIRL_B(slice * DEPTH) ^ SWIRL_B(kk))]
 #endif
 
-#define QUAD_(real) real##4
-#define QUAD_OF(real) QUAD_(real)
-#define QUAD QUAD_OF(REAL)
+#define QUAD JOIN(REAL, 4)
 #if WIDTH == 4  // a piece is what one load brings
 #define PIECE float4
 #define A_PIECE(at) A_QUAD(a + (at))
@@ -143,11 +141,8 @@
 // A work-group computes a BM x BN block of c through blocks of A and B in local memory; a work-item TM x TN of it in registers.
 // With splits > 1 a batch is computed in parts of `depth` along k, which lie one after the other in c.
 __kernel __attribute__((reqd_work_group_size(ITEMS, 1, 1)))
-void gemm_tiles(__global const A_T* restrict a, __global const B_T* restrict b, __global const BIAS_T* restrict bias,
-                __global const ADDED_T* restrict added, __global C_T* restrict c, const int m, const int n, const int k, const int lda,
-                const int ldb, const int has_bias, const int batch1,
-                const long a0_stride, const long a1_stride, const long b0_stride, const long b1_stride, const int splits, const int depth,
-                const REAL scale) {
+void gemm_tiles(IN_POINTERS, END_POINTERS, const int m, const int n, const int k, const int lda, const int ldb, const int has_bias,
+                BATCH_NUMBERS, const int splits, const int depth, const REAL scale) {
   __local REAL blocks[ROOM] __attribute__((aligned(32)));
   __local REAL *into_a = blocks, *into_b = blocks + BUFFERS * BK * BM;
   const uint t = get_local_id(0);  // unsigned: quotients are shifts

@@ -40,19 +40,14 @@
 #endif
 
 __kernel __attribute__((reqd_work_group_size(ITEMS, 1, 1)))
-void gemm_slices(__global const A_T* restrict a, __global const B_T* restrict b, __global const BIAS_T* restrict bias,
-                 __global const ADDED_T* restrict added, __global C_T* restrict c, const int m, const int n, const int k, const int lda,
-                 const int ldb, const int has_bias, const int batch1,
-                 const long a0_stride, const long a1_stride, const long b0_stride, const long b1_stride, const REAL scale) {
+void gemm_slices(IN_POINTERS, END_POINTERS, const int m, const int n, const int k, const int lda, const int ldb, const int has_bias,
+                 BATCH_NUMBERS, const REAL scale) {
   __local REAL shelf[16 * STRIDE];
   const int t = get_local_id(0), slice = t / TILES, tile = t % TILES;
   const int across = (n + BN - 1) / BN, blocks = (m + BM - 1) / BM * across;
   const INDEX group = get_group_id(0), batch = group / blocks;
   const int block = (int)(group % blocks), m0 = block / across * BM, n0 = block % across * BN;
-  a += batch / batch1 * a0_stride + batch % batch1 * a1_stride;
-  b += batch / batch1 * b0_stride + batch % batch1 * b1_stride;
-  added += batch * m * n;
-  c += batch * m * n;
+  OFFSETS(batch)
   int rows[4], columns[4];  // beyond the edge: the last ones again, what comes of them is not stored
   REAL sum[4][4];
   _Pragma("unroll") for (int i = 0; i < 4; ++i) {

@@ -123,10 +123,9 @@ static inline void await(const uint at, const uint phase) {
 #define FINISHED_AT(x, r, s) FINISHED(x, RESULT_COLUMN(r, s), RESULT_AT(r, s))
 
 __kernel __attribute__((reqd_work_group_size(ITEMS, 1, 1)))
-void gemm_wgmma(__global const A_T* restrict a, __global const B_T* restrict b, __global const BIAS_T* restrict bias,
-                __global const ADDED_T* restrict added_operand, __global C_T* restrict result, const int m, const int n, const int k,
-                const int lda, const int ldb, const int has_bias, const int batch1, const long a0_stride, const long a1_stride,
-                const long b0_stride, const long b1_stride, const long b_first, const int batches, const int splits, const REAL scale) {
+void gemm_wgmma(IN_POINTERS, __global const BIAS_T* restrict bias, __global const ADDED_T* restrict added_operand,
+                __global C_T* restrict result, const int m, const int n, const int k, const int lda, const int ldb, const int has_bias,
+                BATCH_NUMBERS, const long b_first, const int batches, const int splits, const REAL scale) {
   __local uchar ring[STAGES * STAGE_BYTES] __attribute__((aligned(1024)));
   __local ulong barriers[2 * STAGES];
   const uint stages = LOCAL_AT(ring), full = LOCAL_AT(barriers), empty = full + 8 * STAGES;
