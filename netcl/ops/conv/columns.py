@@ -279,6 +279,18 @@ def add_splits(parts: Tensor, result: Tensor) -> None:
     kernel(result.queue, (result.size,), (launch.LOCAL_1D,), parts, result, result.size, parts.shape[0])
 
 
+def split_weight_grad(
+    queue: Any, job: Job, t: ConvOperands, splits: int, files: str, name: str, defines: dict[str, Any], size: Any, local: Any, *numbers: int
+) -> None:
+    """Compute a weight gradient in ``splits`` parts and add the parts. Several parts keep the device busy if weights are few."""
+    operands = {"X": job.dtype, "W": job.dtype, "Y": job.dtype if splits == 1 else job.accumulator}
+    kernel = launch.kernel(queue, __file__, files, name, operands, {"REAL": job.compute, "PART": 2, **defines})
+    parts = t.result if splits == 1 else t.room(splits, t.result.size, dtype=job.accumulator)
+    kernel(queue, size, local, t.source, t.weight, parts, *job.sizes, *numbers, splits)
+    if splits > 1:
+        add_splits(parts, t.result)
+
+
 def _filters_first(y: Tensor, g: Geometry) -> Tensor:
     return _reordered_columns(y, (g.n, g.f, g.oh * g.ow), (1, 0, 2))
 

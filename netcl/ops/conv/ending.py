@@ -12,6 +12,8 @@ from netcl.engine.opencl_text import loose_halves
 from netcl.ops.conv.job import INPUT_GRAD, WEIGHT_GRAD, ConvOperands, Job
 from netcl.ops.pointwise import cast
 
+CPU_FILES = "axes.cl ends.cl lanes.cl cpu.cl"
+
 
 def widened(run: Callable[..., None]) -> Callable[..., None]:
     """Wrap ``run``, an algorithm for the accumulation type only, so that it also supports float16 and bfloat16.
@@ -33,6 +35,14 @@ def widened(run: Callable[..., None]) -> Callable[..., None]:
             run(queue, job.wide, config, profile, t._replace(source=source, weight=weight, bias=bias))
 
     return wide
+
+
+def launch_ending(
+    queue: Any, job: Job, t: ConvOperands, files: str, name: str, defines: dict[str, Any], size: Any, local: Any, *numbers: int
+) -> None:
+    """Launch a kernel with an epilogue; ``numbers`` are its arguments after the sizes of ``job``."""
+    kernel = ending_kernel(queue, job, files, name, defines)
+    kernel(queue, size, local, t.source, t.weight, *t.end, *job.sizes, *numbers, t.scale)
 
 
 def ending_kernel(queue: Any, job: Job, files: str, name: str, defines: dict[str, Any], text: str = "") -> program.Kernel:

@@ -10,7 +10,7 @@ from netcl.core.capabilities import DeviceProfile
 from netcl.core.kernel_selector import KernelConfig, KernelVariant
 from netcl.engine import algorithms, launch
 from netcl.ops.conv import ending
-from netcl.ops.conv.ending import widened
+from netcl.ops.conv.ending import CPU_FILES, widened
 from netcl.ops.conv.job import GROUPS_PER_UNIT, INPUT_GRAD, THIN, WEIGHT_GRAD, ConvOperands, Job, tier_config
 
 BEFORE = "axes.cl ends.cl lanes.cl lines.cl"
@@ -103,9 +103,8 @@ def pixel_share(job: Job, lanes: int, profile: DeviceProfile) -> LineShare:
 @widened
 def _pixels(queue: Any, job: Job, config: KernelConfig, profile: DeviceProfile, t: ConvOperands) -> None:
     share = pixel_share(job, _lanes(job, config, profile), profile)
-    kernel = ending.ending_kernel(queue, job, f"{BEFORE} pixels.cl", "conv_pixels", share.tiles)
     size = (job.g.n * -(-job.class_size[0] // share.lines), job.g.groups)
-    kernel(queue, size, None, t.source, t.weight, *t.end, *job.sizes, share.lines, t.scale)
+    ending.launch_ending(queue, job, t, f"{BEFORE} pixels.cl", "conv_pixels", share.tiles, size, None, share.lines)
 
 
 # ---- groups of one channel
@@ -135,7 +134,7 @@ def _depth(queue: Any, job: Job, config: KernelConfig, profile: DeviceProfile, t
     pieces = n * groups * m * -(-oh // share.lines)
     each = max(1, pieces // (4 * GROUPS_PER_UNIT * profile.max_compute_units))
     macros = {**share.tiles, "EARLY": int(not end.residual and end.stored == job.accumulator)}
-    kernel = ending.ending_kernel(queue, job, "axes.cl ends.cl lanes.cl cpu.cl", "conv_depth", macros)
+    kernel = ending.ending_kernel(queue, job, CPU_FILES, "conv_depth", macros)
     numbers = (*job.sizes[:11], pad_h, pad_w, *job.sizes[13:], share.lines, each)
     kernel(queue, (-(-pieces // each),), None, t.source, t.weight, *t.end, *numbers, t.scale)
 
@@ -197,12 +196,11 @@ def _filters(queue: Any, job: Job, config: KernelConfig, profile: DeviceProfile,
         return _filter_gradients(queue, job, share, blocks, profile, t)
     g, c, m = job.g, job.sizes[1], job.filters
     n, size = g.groups * blocks * c, (g.n * -(-job.class_size[0] // share.lines), g.groups)
-    plain = job._replace(bias="", relu=False, finish=None)  # packing has no epilogue
-    pack = ending.ending_kernel(queue, plain, f"{BEFORE} filters.cl", "pack_filters", share.tiles_for("VW", "NV"))
-    multiply = ending.ending_kernel(queue, job, f"{BEFORE} filters.cl", "conv_filters", share.tiles)
+    pack = ending.ending_kernel(queue, job.bare, f"{BEFORE} filters.cl", "pack_filters", share.tiles_for("VW", "NV"))
     packed = t.room(n * g.taps * share.width, dtype=job.accumulator)
     pack(queue, (n,), None, t.weight, packed, c, m, g.taps, blocks)
-    multiply(queue, size, None, t.source, packed, *t.end, *job.sizes, share.lines, share.pixels, t.scale)
+    t = t._replace(weight=packed)
+    ending.launch_ending(queue, job, t, f"{BEFORE} filters.cl", "conv_filters", share.tiles, size, None, share.lines, share.pixels)
 
 
 def _filter_gradients(queue: Any, job: Job, share: LineShare, blocks: int, profile: DeviceProfile, t: ConvOperands) -> None:

@@ -90,6 +90,11 @@ class Job(NamedTuple):
         return KernelVariant.CONV2D_NAIVE if self.filters <= THIN and config.extra.get("form") != "tiles" else config.variant
 
     @property
+    def bare(self) -> Job:
+        """The same job without an epilogue."""
+        return self._replace(bias="", relu=False, finish=None)
+
+    @property
     def wide(self) -> Job:
         """The same job with inputs in the accumulation type and the same epilogue."""
         if self.dtype == self.accumulator:

@@ -73,29 +73,18 @@ def run_narrow(queue: Any, job: Job, config: KernelConfig, profile: DeviceProfil
     if spread:
         tiles |= {"ROW_LOW": (top - (g.kh - 1)) // step, "ROW_HIGH": (step - 1 + top) // step,
                   "LOW": (left - (g.kw - 1)) // g.stride[1], "HIGH": (STRIP_COLUMNS - 1 + left) // g.stride[1]}  # fmt: skip
-    kernel = ending.ending_kernel(queue, job, "ends.cl narrow.cl", "narrow_input_grad" if spread else "conv_narrow", tiles)
-    size = planes * across * -(-high // (rows * step))
-    kernel(queue, (-(-size // NARROW_ITEMS) * NARROW_ITEMS,), (NARROW_ITEMS,), t.source, t.weight, *t.end, *job.sizes, t.scale)
+    items, name = planes * across * -(-high // (rows * step)), "narrow_input_grad" if spread else "conv_narrow"
+    size = (-(-items // NARROW_ITEMS) * NARROW_ITEMS,)
+    ending.launch_ending(queue, job, t, "ends.cl narrow.cl", name, tiles, size, (NARROW_ITEMS,))
 
 
 def _narrow_weight_grad(queue: Any, job: Job, tiles: dict[str, Any], profile: DeviceProfile, t: ConvOperands) -> None:
     g, pairs = job.g, job.g.f * job.sizes[1]
     splits = max(1, min(g.n, -(-GRADIENT_GROUPS * profile.max_compute_units // pairs)))
     splits = -(-g.n // -(-g.n // splits))  # none without images
-    tiles |= {
-        "ROWS": _strip_rows(g.oh, 1 << 30, profile),
-        "PART": 3,
-        "ITEMS": NARROW_ITEMS,
-        "W_QUAD(p)": launch.QUADS.get(job.dtype, "0"),
-        "REAL": "float",
-    }
-    stored = job.dtype if splits == 1 else job.accumulator
-    operands = {"X": job.dtype, "W": job.dtype, "B": job.dtype, "Y": stored}
-    kernel = launch.kernel(queue, __file__, "ends.cl narrow.cl", "narrow_weight_grad", operands, tiles)
-    parts = t.result if splits == 1 else t.room(splits, t.result.size, dtype=job.accumulator)
-    kernel(queue, (pairs * splits * NARROW_ITEMS,), (NARROW_ITEMS,), t.source, t.weight, parts, *job.sizes, splits)
-    if splits > 1:
-        columns.add_splits(parts, t.result)
+    tiles |= {"ROWS": _strip_rows(g.oh, 1 << 30, profile), "PART": 3, "ITEMS": NARROW_ITEMS, "W_QUAD(p)": launch.QUADS.get(job.dtype, "0")}
+    size = (pairs * splits * NARROW_ITEMS,)
+    columns.split_weight_grad(queue, job, t, splits, "ends.cl narrow.cl", "narrow_weight_grad", tiles, size, (NARROW_ITEMS,))
 
 
 NARROW_CONFIG = tier_config(V.CONV2D_IMPLICIT_GEMM, "simt", form="narrow")

@@ -26,7 +26,7 @@ from netcl.core.tensor import Tensor
 from netcl.engine import algorithms, launch
 from netcl.engine.algorithms import Algorithm
 from netcl.ops.conv import arrays, columns, ending, few, fold, mma, narrow, split, winograd_cpu, winograd_grads  # noqa: F401, add their algorithms
-from netcl.ops.conv.ending import widened
+from netcl.ops.conv.ending import CPU_FILES, widened
 from netcl.ops.conv.geometry import Geometry, geometry
 from netcl.ops.conv.job import FORWARD, GROUPS_PER_UNIT, INPUT_GRAD, KINDS, THIN, WEIGHT_GRAD, ConvOperands, Job, tier_config
 from netcl.ops.matmul import cpu
@@ -46,13 +46,7 @@ VECTOR_BYTES = 32  # bytes of a vector
 ROWS_KEPT = (96, 192, 384)
 PACKING_TILES = 8  # register tiles of rows from which packing a panel costs little
 CPU_LOCAL = 256 * 1024  # most local memory worth using on CPUs: a panel should stay in the second-level cache
-MACROS = ("VW", "NV", "MR", "NT", "KC", "KB", "ROWS", "BM", "BN", "BK", "TM", "TN", "TILE_W", "TILE_H", "FILTERS", "LANES")
-_BEFORE = {
-    "cpu.cl": "axes.cl ends.cl lanes.cl",
-    "weights.cl": "ends.cl lanes.cl",
-    "simt.cl": "axes.cl ends.cl",
-    "taps.cl": "axes.cl ends.cl",
-}  # files that precede a kernel file
+SIMT_FILES, TAPS_FILES = "axes.cl ends.cl simt.cl", "axes.cl ends.cl taps.cl"
 
 
 def run(job: Job, queue: Any, source: Tensor, weight: Tensor, result: Tensor, config: KernelConfig | None = None, **ending: Any) -> None:
@@ -104,22 +98,6 @@ def _say_once(queue: Any, job: Job, what: str) -> None:
     if (job.kind, what) not in told:
         told.add((job.kind, what))
         log.info("[%s] %s; x.shape=%s, w.shape=%s", job.kind, what, job.g.x_shape, job.g.w_shape)
-
-
-def _conv_kernel(queue: Any, job: Job, file: str, name: str, defines: dict[str, Any], result: str = "") -> program.Kernel:
-    operands = {"X": job.dtype, "W": job.dtype, "B": job.dtype, "Y": result or job.dtype}
-    fixed: dict[str, Any] = {"REAL": job.compute, "PART": 2 if job.kind == WEIGHT_GRAD else 1}
-    if job.kind != WEIGHT_GRAD:
-        fixed |= {"INPUT_GRAD": job.kind == INPUT_GRAD}
-    return launch.kernel(queue, __file__, f"{_BEFORE[file]} {file}", name, operands, {**fixed, **defines})
-
-
-def _launch_ending(
-    queue: Any, job: Job, t: ConvOperands, file: str, name: str, defines: dict[str, Any], size: Any, local: Any, *numbers: int
-) -> None:
-    """Launch a kernel with an epilogue."""
-    kernel = ending.ending_kernel(queue, job, f"{_BEFORE[file]} {file}", name, defines)
-    kernel(queue, size, local, t.source, t.weight, *t.end, *numbers, t.scale)
 
 
 def _busy_groups(profile: DeviceProfile) -> int:
@@ -209,11 +187,10 @@ def _cpu_panel(queue: Any, job: Job, config: KernelConfig, profile: DeviceProfil
     if job.kept:
         tiles["PACKED_W"], blocks, terms = 1, -(-job.filters // tiles["MR"]), job.sizes[1] * job.g.taps
         packed = t.room(third * blocks * tiles["MR"] * terms, dtype=job.dtype)
-        plain = job._replace(bias="", relu=False, finish=None)  # packing has no epilogue
-        pack = ending.ending_kernel(queue, plain, f"{_BEFORE['cpu.cl']} cpu.cl", "pack_weights", tiles)
+        pack = ending.ending_kernel(queue, job.bare, CPU_FILES, "pack_weights", tiles)
         pack(queue, (blocks, third), None, t.weight, packed, job.filters, terms)
         t = t._replace(weight=packed)
-    _launch_ending(queue, job, t, "cpu.cl", "conv_panel", tiles, size, None, *job.sizes, rows)
+    ending.launch_ending(queue, job, t, CPU_FILES, "conv_panel", tiles, size, None, rows)
 
 
 @widened
@@ -233,7 +210,8 @@ def _cpu_weights(queue: Any, job: Job, config: KernelConfig, profile: DeviceProf
     blocks = -(-m // rows)
     turned, padded = g.groups * g.n * high * wide * channels, _ceil_to(m, tiles["MR"])
     turn, multiply, collect = (
-        _conv_kernel(queue, job, "weights.cl", name, tiles) for name in ("channels_last", "conv_weights", "collect_weights")
+        launch.kernel(queue, __file__, "ends.cl lanes.cl weights.cl", name, {"Y": job.dtype}, {"REAL": job.compute, **tiles})
+        for name in ("channels_last", "conv_weights", "collect_weights")
     )
     last = t.room(turned + strip, dtype=job.accumulator)
     parts = t.room(splits * g.groups * taps * padded * strips * strip, dtype=job.accumulator)
@@ -249,7 +227,7 @@ def _cpu_panel_weights(queue: Any, job: Job, tiles: dict[str, Any], profile: Dev
     rows = _ceil_to(-(-job.filters // blocks), tiles["MR"])
     size = (-(-g.c // g.groups * g.taps // strip), -(-job.filters // rows), g.groups)
     splits = max(1, min(-(-_busy_groups(profile) // math.prod(size)), job.pixels // 256))
-    _split_weight_grad(job, queue, t, splits, "cpu.cl", "conv_panel_weights", tiles, (*size[:2], g.groups * splits), None, rows)
+    columns.split_weight_grad(queue, job, t, splits, CPU_FILES, "conv_panel_weights", tiles, (*size[:2], g.groups * splits), None, rows)
 
 
 @widened
@@ -259,9 +237,9 @@ def _cpu_rows(queue: Any, job: Job, config: KernelConfig, profile: DeviceProfile
     rows = max(1, lines // (4 * _busy_groups(profile)))
     size = (-(-lines // rows), 1, job.classes)
     if job.kind == WEIGHT_GRAD:
-        _split_weight_grad(job, queue, t, 1, "cpu.cl", "conv_direct_weights", tiles, size, None, rows)
+        columns.split_weight_grad(queue, job, t, 1, CPU_FILES, "conv_direct_weights", tiles, size, None, rows)
     else:
-        _launch_ending(queue, job, t, "cpu.cl", "conv_direct", tiles, size, None, *job.sizes, rows)
+        ending.launch_ending(queue, job, t, CPU_FILES, "conv_direct", tiles, size, None, rows)
 
 
 # ---- other devices
@@ -271,7 +249,7 @@ def simt_tiles(job: Job, config: KernelConfig, profile: DeviceProfile) -> dict[s
     """Return the macros of ``simt.cl`` from a configuration, adjusted to each other, the problem and the device."""
     per_item = config.work_per_thread
     tiles = {"BM": config.tile_m, "BN": config.tile_n, "BK": config.tile_k, "TM": per_item, "TN": per_item}
-    tiles |= {name: config.extra[name] for name in MACROS if name in config.extra}
+    tiles |= {name: config.extra[name] for name in tiles if name in config.extra}
     while tiles["BM"] >= 2 * job.filters and tiles["BM"] > 16:
         tiles["BM"] //= 2
     while tiles["BM"] % (tiles["TM"] * tiles["TN"]):
@@ -294,12 +272,12 @@ def _simt_gemm(queue: Any, job: Job, config: KernelConfig, profile: DeviceProfil
     tiles, g = simt_tiles(job, config, profile), job.g
     items, rows = _work_items(tiles), -(-job.filters // tiles["BM"])
     if job.kind == WEIGHT_GRAD:
-        columns = -(-g.c // g.groups * g.taps // tiles["BN"])
-        splits = _pixel_splits(job, profile, columns * rows * g.groups, tiles["BK"])
-        size = (columns * items, rows, g.groups * splits)
-        return _split_weight_grad(job, queue, t, splits, "simt.cl", "conv_gemm_weights", tiles, size, (items, 1, 1))
+        across = -(-g.c // g.groups * g.taps // tiles["BN"])
+        splits = _pixel_splits(job, profile, across * rows * g.groups, tiles["BK"])
+        size = (across * items, rows, g.groups * splits)
+        return columns.split_weight_grad(queue, job, t, splits, SIMT_FILES, "conv_gemm_weights", tiles, size, (items, 1, 1))
     size = (-(-job.pixels // tiles["BN"]) * items, rows, g.groups * job.classes)
-    _launch_ending(queue, job, t, "simt.cl", "conv_gemm", tiles, size, (items, 1, 1), *job.sizes)
+    ending.launch_ending(queue, job, t, SIMT_FILES, "conv_gemm", tiles, size, (items, 1, 1))
 
 
 def _pixel_splits(job: Job, profile: DeviceProfile, groups: int, depth: int) -> int:
@@ -334,23 +312,23 @@ def _taps(queue: Any, job: Job, config: KernelConfig, profile: DeviceProfile, t:
     tiles, c, m = _taps_tiles(job, config, profile, job.pixels), job.sizes[1], job.filters
     deep, wide, items = _ceil_to(c, tiles["BK"]), _ceil_to(m, tiles["BM"]), _work_items(tiles)
     n = job.g.groups * job.g.taps * deep * wide
-    pack = _conv_kernel(queue, job, "taps.cl", "pack_taps", {"PART": 1, "REAL4": tiles["REAL4"]}, job.accumulator)
+    operands, macros = {"X": job.dtype, "Y": job.accumulator}, {"REAL": job.compute, "PART": 1, "INPUT_GRAD": job.kind == INPUT_GRAD}
+    pack = launch.kernel(queue, __file__, TAPS_FILES, "pack_taps", operands, macros)
     size = (-(-job.pixels // tiles["BN"]) * items, wide // tiles["BM"], job.g.groups * job.classes)
     packed = t.room(n, dtype=job.accumulator)
     pack(queue, (n,), (launch.LOCAL_1D,), t.weight, packed, c, m, job.g.taps, deep, wide, n)
-    kernel = ending.ending_kernel(queue, job, f"{_BEFORE['taps.cl']} taps.cl", "conv_taps", tiles | {"PART": 2})
-    kernel(queue, size, (items, 1, 1), t.source, packed, *t.end, *job.sizes, deep, wide, t.scale)
+    t = t._replace(weight=packed)
+    ending.launch_ending(queue, job, t, TAPS_FILES, "conv_taps", tiles | {"PART": 2}, size, (items, 1, 1), deep, wide)
 
 
 def _taps_weights(queue: Any, job: Job, config: KernelConfig, profile: DeviceProfile, t: ConvOperands) -> None:
     tiles: dict[str, Any] = {"BM": 64, "BN": 64, "BK": TAPS_DEPTH, "TM": 8, "TN": 4}
     tiles |= {name: config.extra[name] for name in tiles if name in config.extra} | {"REAL4": f"{job.compute}4", "PART": 3}
     items, g = _work_items(tiles), job.g
-    columns, rows = g.taps * -(-g.c // g.groups // tiles["BN"]), -(-job.filters // tiles["BM"])
-    splits = _pixel_splits(job, profile, columns * rows * g.groups, tiles["BK"])
-    _split_weight_grad(
-        job, queue, t, splits, "taps.cl", "conv_taps_weights", tiles, (columns * items, rows, g.groups * splits), (items, 1, 1)
-    )
+    across, rows = g.taps * -(-g.c // g.groups // tiles["BN"]), -(-job.filters // tiles["BM"])
+    splits = _pixel_splits(job, profile, across * rows * g.groups, tiles["BK"])
+    size = (across * items, rows, g.groups * splits)
+    columns.split_weight_grad(queue, job, t, splits, TAPS_FILES, "conv_taps_weights", tiles, size, (items, 1, 1))
 
 
 def _simt_naive(queue: Any, job: Job, config: KernelConfig, profile: DeviceProfile, t: ConvOperands) -> None:
@@ -359,11 +337,10 @@ def _simt_naive(queue: Any, job: Job, config: KernelConfig, profile: DeviceProfi
         lanes = 1 << (max(1, most).bit_length() - 1)
         weights = math.prod(job.g.w_shape)
         splits = 1 if lanes == 1 else _pixel_splits(job, profile, weights, lanes)
-        return _split_weight_grad(
-            job, queue, t, splits, "simt.cl", "conv_naive_weights", {"LANES": lanes}, (weights * lanes, splits), (lanes, 1)
-        )
+        size = (weights * lanes, splits)
+        return columns.split_weight_grad(queue, job, t, splits, SIMT_FILES, "conv_naive_weights", {"LANES": lanes}, size, (lanes, 1))
     results = job.g.x_shape if job.kind == INPUT_GRAD else job.g.y_shape
-    _launch_ending(queue, job, t, "simt.cl", "conv_naive", {}, (math.prod(results),), (config.local_size_1d,), *job.sizes)
+    ending.launch_ending(queue, job, t, SIMT_FILES, "conv_naive", {}, (math.prod(results),), (config.local_size_1d,))
 
 
 def _suits_tiled(job: Job, config: KernelConfig, profile: DeviceProfile) -> bool:
@@ -380,21 +357,7 @@ def _simt_tiled(queue: Any, job: Job, config: KernelConfig, profile: DeviceProfi
     tiles = {"TILE_W": wide, "TILE_H": high, "FILTERS": config.work_per_thread, "RIM_MAX": RIM_MAX}
     down, across = -(-job.class_size[0] // high), -(-job.class_size[1] // wide)
     size = (down * across * wide, -(-job.filters // tiles["FILTERS"]) * high, g.n * g.groups * job.classes)
-    _launch_ending(queue, job, t, "simt.cl", "conv_tiled", tiles, size, (wide, high, 1), *job.sizes, across)
-
-
-# ---- shared
-
-
-def _split_weight_grad(
-    job: Job, queue: Any, t: ConvOperands, splits: int, file: str, name: str, tiles: dict[str, Any], size: Any, local: Any, *numbers: int
-) -> None:
-    """Compute a weight gradient in ``splits`` parts and add the parts. Several parts keep the device busy if weights are few."""
-    kernel = _conv_kernel(queue, job, file, name, tiles, "" if splits == 1 else job.accumulator)
-    parts = t.result if splits == 1 else t.room(splits, t.result.size, dtype=job.accumulator)
-    kernel(queue, size, local, t.source, t.weight, parts, *job.sizes, *numbers, splits)
-    if splits > 1:
-        columns.add_splits(parts, t.result)
+    ending.launch_ending(queue, job, t, SIMT_FILES, "conv_tiled", tiles, size, (wide, high, 1), across)
 
 
 def _ceil_to(n: int, step: int) -> int:

@@ -49,7 +49,7 @@ def run_split(queue: Any, job: Job, config: KernelConfig, profile: DeviceProfile
     tiles, units = across * down * third, profile.max_compute_units
     parts = min(GROUPS_PER_UNIT * units // tiles, terms // LEAST_PART) if tiles <= units and terms >= LEAST_SUM else 1
     splits = max(1, min(config.extra.get("splits", parts), -(-terms // macros["BK"])))
-    bare = job if splits == 1 else job._replace(bias="", relu=False, finish=None)
+    bare = job if splits == 1 else job.bare
     point = job.kind == FORWARD and (g.taps, *g.pad) == (1, 0, 0)
     quads = job.kind == FORWARD and terms % 4 == 0 and alignment(t.weight) == 16
     kernel = ending.ending_kernel(queue, bare, "axes.cl ends.cl split.cl", "conv_split", {**macros, "POINT": point, "W_QUADS": quads})
