@@ -279,26 +279,16 @@ __kernel __attribute__((reqd_work_group_size(1, 1, 1))) void conv_panel(
         V acc[MR][NV];
         __local REAL* kept = sums + (m - row_first) * STRIP + tile * NR;
 #pragma unroll
-        for (int i = 0; i < MR; ++i) {
-          a[i] = PACKED_W ? weights + m * weight_row : weights + least(m + i, M - 1) * weight_row;
-#pragma unroll
-          for (int j = 0; j < NV; ++j) acc[i][j] = ZERO;
-        }
-        if (!is_first)
-#pragma unroll
-          for (int i = 0; i < MR; ++i)
-#pragma unroll
-            for (int j = 0; j < NV; ++j) acc[i][j] = VECTOR(__local const, kept + i * STRIP + j * VW);
+        for (int i = 0; i < MR; ++i) a[i] = PACKED_W ? weights + m * weight_row : weights + least(m + i, M - 1) * weight_row;
+        EACH_SUM(MR) acc[i][j] = ZERO;
+        if (!is_first) EACH_SUM(MR) acc[i][j] = VECTOR(__local const, kept + i * STRIP + j * VW);
 
         __local const REAL* columns = panel + tile * TILE;
         if (pixels - tile * NR > VW) multiply(acc, a, weight_at, columns, depth, NV);
         else multiply(acc, a, weight_at, columns, depth, 1);
 
         if (!is_last) {
-#pragma unroll
-          for (int i = 0; i < MR; ++i)
-#pragma unroll
-            for (int j = 0; j < NV; ++j) VECTOR(__local, kept + i * STRIP + j * VW) = acc[i][j];
+          EACH_SUM(MR) VECTOR(__local, kept + i * STRIP + j * VW) = acc[i][j];
           continue;
         }
         const int at = tile * NR, n = least(NR, pixels - at);
@@ -307,10 +297,7 @@ __kernel __attribute__((reqd_work_group_size(1, 1, 1))) void conv_panel(
         for (int i = 0; i < MR; ++i) {
           if (m + i >= row_end) break;
           const size_t plane = (size_t)(m + i) * OH * OW;
-          REAL add = 0;
-#if BIAS
-          add = bias[group * M + m + i];
-#endif
+          const REAL add = BIAS_OF(group * M + m + i);
 #if VECTORS_KNOWN
           if (whole) {
 #pragma unroll
@@ -355,10 +342,7 @@ __kernel __attribute__((reqd_work_group_size(1, 1, 1))) void conv_direct(
     for (int column = 0; column < v.outs; column += STRIP) {
       const int n = least(STRIP, v.outs - column);
       REAL acc[STRIP];
-      REAL start = 0;
-#if BIAS
-      start = bias[filter];
-#endif
+      const REAL start = BIAS_OF(filter);
       for (int i = 0; i < STRIP; ++i) acc[i] = start;
       for (int c = 0; c < C; ++c)
         for (int r = 0; r < h.taps; ++r) {
@@ -428,10 +412,7 @@ __kernel __attribute__((reqd_work_group_size(1, 1, 1))) void conv_depth(
       at[t] = (down % stride_h * stride_w + across % stride_w) * size + down / stride_h * pitch + across / stride_w;
     }
     ready = size;
-    REAL add = 0;
-#if BIAS
-    add = bias[filter];
-#endif
+    const REAL add = BIAS_OF(filter);
     __global const REAL* weights = w + (size_t)filter * KH * KW;
     for (int i = 0; i < all; i += NR) {
       if (all - i > NR / 2) depth_sums(sums + i, seen + i, at, weights, KH * KW, add, scale, NV);
@@ -505,33 +486,17 @@ __kernel __attribute__((reqd_work_group_size(1, 1, 1))) void conv_panel_weights(
       for (int tile = 0; tile * NR < columns; ++tile) {
         V acc[MR][NV];
         __local REAL* kept = sums + (m - row_first) * STRIP + tile * NR;
-#pragma unroll
-        for (int i = 0; i < MR; ++i)
-#pragma unroll
-          for (int j = 0; j < NV; ++j) acc[i][j] = VECTOR(__local const, kept + i * STRIP + j * VW);
+        EACH_SUM(MR) acc[i][j] = VECTOR(__local const, kept + i * STRIP + j * VW);
         __local const REAL* b_row = panel + tile * TILE;
         for (int p = p0; p < p0 + depth;) {
           const int image = p / plane, pixel = p - image * plane, n = least(plane - pixel, p0 + depth - p);
           __global const REAL* a[MR];
 #pragma unroll
           for (int i = 0; i < MR; ++i) a[i] = dy + (((size_t)image * groups + group) * M + least(m + i, M - 1)) * plane + pixel;
-          for (int k = 0; k < n; ++k, b_row += NR) {
-            V b[NV];
-#pragma unroll
-            for (int j = 0; j < NV; ++j) b[j] = VECTOR(__local const, b_row + j * VW);
-#pragma unroll
-            for (int i = 0; i < MR; ++i) {
-              const V value = (V)(a[i][k]);
-#pragma unroll
-              for (int j = 0; j < NV; ++j) acc[i][j] += value * b[j];
-            }
-          }
+          for (int k = 0; k < n; ++k, b_row += NR) ADD_PRODUCTS(MR, a[i][k], VECTOR(__local const, b_row + j * VW))
           p += n;
         }
-#pragma unroll
-        for (int i = 0; i < MR; ++i)
-#pragma unroll
-          for (int j = 0; j < NV; ++j) VECTOR(__local, kept + i * STRIP + j * VW) = acc[i][j];
+        EACH_SUM(MR) VECTOR(__local, kept + i * STRIP + j * VW) = acc[i][j];
       }
   }
 

@@ -69,23 +69,14 @@ __kernel __attribute__((reqd_work_group_size(1, 1, 1))) void pack_filters(
   static inline void JOIN(tile_, PX)(REAL* sums, __local const REAL* pixels, __global const REAL* weights, int C, int rows, int KW,   \
                                        int channel, int line, int step, int taps) {                                                     \
     V acc[PX][NV];                                                                                                                      \
-    _Pragma("unroll") for (int i = 0; i < PX; ++i)                                                                                      \
-    _Pragma("unroll") for (int j = 0; j < NV; ++j) acc[i][j] = ZERO;                                                                    \
+    EACH_SUM(PX) acc[i][j] = ZERO;                                                                                                      \
     for (int c = 0; c < C; ++c)                                                                                                         \
       for (int r = 0; r < rows; ++r) {                                                                                                  \
         __local const REAL* p = pixels + c * channel + r * line;                                                                        \
-        __global const REAL* b = weights + (c * taps + r * KW) * NR;                                                                    \
-        for (int s = 0; s < KW; ++s, p += step, b += NR) {                                                                              \
-          V w[NV];                                                                                                                      \
-          _Pragma("unroll") for (int j = 0; j < NV; ++j) w[j] = VECTOR(__global const, b + j * VW);                                     \
-          _Pragma("unroll") for (int i = 0; i < PX; ++i) {                                                                              \
-            const V value = (V)(p[i * IN_STEP]);                                                                                        \
-            _Pragma("unroll") for (int j = 0; j < NV; ++j) acc[i][j] += value * w[j];                                                   \
-          }                                                                                                                             \
-        }                                                                                                                               \
+        __global const REAL* w = weights + (c * taps + r * KW) * NR;                                                                    \
+        for (int s = 0; s < KW; ++s, p += step, w += NR) ADD_PRODUCTS(PX, p[i * IN_STEP], VECTOR(__global const, w + j * VW))           \
       }                                                                                                                                 \
-    _Pragma("unroll") for (int i = 0; i < PX; ++i)                                                                                      \
-    _Pragma("unroll") for (int j = 0; j < NV; ++j) VECTOR(__private, sums + i * NR + j * VW) = acc[i][j];                               \
+    EACH_SUM(PX) VECTOR(__private, sums + i * NR + j * VW) = acc[i][j];                                                                 \
   }
 TILE(PX0)
 TILE(PX1)
@@ -135,7 +126,7 @@ __kernel __attribute__((reqd_work_group_size(1, 1, 1))) void conv_filters(
         }
         for (int i = 0; i < filters && (before + 1 == together || row + 1 == end); ++i)
           store_line(added, y, planes + (size_t)i * plane + (size_t)(row - before) * OW + begin, staged + i * held, before * OW + part, BIAS,
-                     BIAS ? bias[group * M + f + i] : 0, scale);
+                     BIAS_OF(group * M + f + i), scale);
       }
     }
   }

@@ -47,6 +47,18 @@ typedef struct __attribute__((packed)) {
 // that takes or gives one was called.
 static inline V zeros(void) { return (V)((REAL)0); }
 #define ZERO zeros()
+// For the sums of a register tile: acc[i][j] is of row i and vector j.
+#define EACH_SUM(rows) _Pragma("unroll") for (int i = 0; i < rows; ++i) _Pragma("unroll") for (int j = 0; j < NV; ++j)
+// Adds the products of a value for each row i and a vector for each j; these must not name a variable b or lanes.
+#define ADD_PRODUCTS(rows, value, vector)                                    \
+  {                                                                          \
+    V b[NV];                                                                 \
+    _Pragma("unroll") for (int j = 0; j < NV; ++j) b[j] = vector;            \
+    _Pragma("unroll") for (int i = 0; i < rows; ++i) {                       \
+      const V lanes = (V)(value);                                            \
+      _Pragma("unroll") for (int j = 0; j < NV; ++j) acc[i][j] += lanes * b[j]; \
+    }                                                                        \
+  }
 #ifdef ADDED_LANES
 #define ADDED_VECTOR(at) ADDED_LANES(added + (at))
 #else

@@ -50,32 +50,16 @@ __kernel __attribute__((reqd_work_group_size(1, 1, 1))) void conv_pixels(
         from[j] = seen + (row - low_y) * wide + column - low_x;
         place[j] = row * OW + column;
       }
-#pragma unroll
-      for (int i = 0; i < FEW; ++i)
-#pragma unroll
-        for (int j = 0; j < NV; ++j) acc[i][j] = ZERO;
+      EACH_SUM(FEW) acc[i][j] = ZERO;
       for (int c = 0; c < C; ++c)
         for (int r = 0; r < KH; ++r) {
           __global const REAL* a = weights + c * channel_step + r * KW;
           int at = c * high * wide + r * h.step * wide;
-          for (int s = 0; s < KW; ++s, at += v.step, ++a) {
-            V b[NV];
-#pragma unroll
-            for (int j = 0; j < NV; ++j) b[j] = VECTOR(__local const, from[j] + at);
-#pragma unroll
-            for (int i = 0; i < FEW; ++i) {
-              const V weight = (V)(a[least(i, M - 1 - m) * filter_step]);
-#pragma unroll
-              for (int j = 0; j < NV; ++j) acc[i][j] += weight * b[j];
-            }
-          }
+          for (int s = 0; s < KW; ++s, at += v.step, ++a)
+            ADD_PRODUCTS(FEW, a[least(i, M - 1 - m) * filter_step], VECTOR(__local const, from[j] + at))
         }
-#pragma unroll
-      for (int i = 0; i < FEW; ++i)
-#pragma unroll
-        for (int j = 0; j < NV; ++j)
-          if (m + i < M)
-            store(added, y, to + (size_t)i * plane + place[j], acc[i][j], n, BIAS ? bias[group * M + m + i] : 0, scale);
+      EACH_SUM(FEW)
+        if (m + i < M) store(added, y, to + (size_t)i * plane + place[j], acc[i][j], n, BIAS_OF(group * M + m + i), scale);
     }
   }
 }

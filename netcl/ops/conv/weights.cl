@@ -80,32 +80,11 @@ __kernel __attribute__((reqd_work_group_size(1, 1, 1))) void conv_weights(
         __global REAL* to = parts + (size_t)m * width + tile * NR;
         __global const REAL* b_rows = t + first * picture + tile * NR;
 #pragma unroll
-        for (int i = 0; i < MR; ++i) {
-          a[i] = dy + first * filters + (size_t)least(m + i, M - 1) * plane;
-#pragma unroll
-          for (int j = 0; j < NV; ++j) acc[i][j] = ZERO;
-        }
-        for (int k = 0; k < depth; ++k) {
-          V b[NV];
-#pragma unroll
-          for (int j = 0; j < NV; ++j) b[j] = VECTOR(__global const, b_rows + from[k] + j * VW);
-#pragma unroll
-          for (int i = 0; i < MR; ++i) {
-            const V value = (V)(a[i][of[k]]);
-#pragma unroll
-            for (int j = 0; j < NV; ++j) acc[i][j] += value * b[j];
-          }
-        }
-        if (p0 == begin)
-#pragma unroll
-          for (int i = 0; i < MR; ++i)
-#pragma unroll
-            for (int j = 0; j < NV; ++j) VECTOR(__global, to + (size_t)i * width + j * VW) = acc[i][j];
-        else
-#pragma unroll
-          for (int i = 0; i < MR; ++i)
-#pragma unroll
-            for (int j = 0; j < NV; ++j) VECTOR(__global, to + (size_t)i * width + j * VW) += acc[i][j];
+        for (int i = 0; i < MR; ++i) a[i] = dy + first * filters + (size_t)least(m + i, M - 1) * plane;
+        EACH_SUM(MR) acc[i][j] = ZERO;
+        for (int k = 0; k < depth; ++k) ADD_PRODUCTS(MR, a[i][of[k]], VECTOR(__global const, b_rows + from[k] + j * VW))
+        if (p0 == begin) EACH_SUM(MR) VECTOR(__global, to + (size_t)i * width + j * VW) = acc[i][j];
+        else EACH_SUM(MR) VECTOR(__global, to + (size_t)i * width + j * VW) += acc[i][j];
       }
   }
 }

@@ -213,32 +213,12 @@ static inline void transform_inputs(__global REAL* room, __local REAL* lines, __
 // MR filters times NR tiles, over some channels: the first, or added to what there is.
 static inline void multiply(__local REAL* products, __global const REAL* u, __global const REAL* v, int channels, int is_first) {
   V acc[MR][NV];
-#pragma unroll
-  for (int i = 0; i < MR; ++i)
-#pragma unroll
-    for (int j = 0; j < NV; ++j) acc[i][j] = ZERO;
+  EACH_SUM(MR) acc[i][j] = ZERO;
 #if FRESH
-  if (!is_first)
-#pragma unroll
-    for (int i = 0; i < MR; ++i)
-#pragma unroll
-      for (int j = 0; j < NV; ++j) acc[i][j] = load_local(products + i * STRIP + j * VW);
+  if (!is_first) EACH_SUM(MR) acc[i][j] = load_local(products + i * STRIP + j * VW);
 #endif
-  for (int c = 0; c < channels; ++c, u += MR, v += NR) {
-    V b[NV];
-#pragma unroll
-    for (int j = 0; j < NV; ++j) b[j] = load_room(v + j * VW);
-#pragma unroll
-    for (int i = 0; i < MR; ++i) {
-      const V weight = (V)(u[i]);
-#pragma unroll
-      for (int j = 0; j < NV; ++j) acc[i][j] += weight * b[j];
-    }
-  }
-#pragma unroll
-  for (int i = 0; i < MR; ++i)
-#pragma unroll
-    for (int j = 0; j < NV; ++j) *(__local V*)(products + i * STRIP + j * VW) = acc[i][j];
+  for (int c = 0; c < channels; ++c, u += MR, v += NR) ADD_PRODUCTS(MR, u[i], load_room(v + j * VW))
+  EACH_SUM(MR) *(__local V*)(products + i * STRIP + j * VW) = acc[i][j];
 }
 
 // One filter of a strip, from products to four lines of pixels, and from there to y.
@@ -321,10 +301,7 @@ __kernel __attribute__((reqd_work_group_size(1, 1, 1))) void winograd_cpu(
           multiply(products + e * MR * STRIP + t * NR, at + e * weights, room + (t * PARTS + e) * part + c * NR, channels, c == 0);
     }
     for (int i = 0; i < least(MR, M - m); ++i) {
-      REAL add = 0;
-#if BIAS
-      add = bias[m + i];
-#endif
+      const REAL add = BIAS_OF(m + i);
       const size_t plane = (size_t)(m + i) * OH * OW;
       transform_outputs(added + plane, y + plane, outs, products + i * STRIP, &runs, used * NV, OW, add, scale);
     }

@@ -45,30 +45,10 @@ static inline void transform_gradient(__global REAL* to, size_t part, __global c
 // MR filters times NR channels, over some tiles: the first, or added to what there is. Rows of channels are `wide` elements apart.
 static inline void multiply(__global REAL* sums, __global const REAL* d, __global const REAL* v, int tiles, int wide, int is_first) {
   V acc[MR][NV];
-#pragma unroll
-  for (int i = 0; i < MR; ++i)
-#pragma unroll
-    for (int j = 0; j < NV; ++j) acc[i][j] = ZERO;
-  if (!is_first)
-#pragma unroll
-    for (int i = 0; i < MR; ++i)
-#pragma unroll
-      for (int j = 0; j < NV; ++j) acc[i][j] = load(sums + (size_t)i * wide + j * VW);
-  for (int t = 0; t < tiles; ++t, d += BLOCK, v += wide) {
-    V b[NV];
-#pragma unroll
-    for (int j = 0; j < NV; ++j) b[j] = load(v + j * VW);
-#pragma unroll
-    for (int i = 0; i < MR; ++i) {
-      const V gradient = (V)(d[i]);
-#pragma unroll
-      for (int j = 0; j < NV; ++j) acc[i][j] += gradient * b[j];
-    }
-  }
-#pragma unroll
-  for (int i = 0; i < MR; ++i)
-#pragma unroll
-    for (int j = 0; j < NV; ++j) VECTOR(__global, sums + (size_t)i * wide + j * VW) = acc[i][j];
+  EACH_SUM(MR) acc[i][j] = ZERO;
+  if (!is_first) EACH_SUM(MR) acc[i][j] = load(sums + (size_t)i * wide + j * VW);
+  for (int t = 0; t < tiles; ++t, d += BLOCK, v += wide) ADD_PRODUCTS(MR, d[i], load(v + j * VW))
+  EACH_SUM(MR) VECTOR(__global, sums + (size_t)i * wide + j * VW) = acc[i][j];
 }
 
 // sums[share][block][part][filter][channel] from x and dy, channels last, with as many lines and columns as tiles have. high, wide: tiles of
