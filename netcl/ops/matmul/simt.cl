@@ -112,28 +112,24 @@
       if (TURN_B) { SPREAD(to + SWIRLED(l, ALONG_B, SWIRL_B(KB_OF(l))), BN, next_b[l]) }                                \
       else *(__local PIECE*)(to + J_OF(l)) = next_b[l];                                                                 \
     }
-// The values of one k that a work-item multiplies, out of local memory.
-#if TM % 4 == 0
-#define TAKE_A(kk)                                                                                                   \
-  _Pragma("unroll") for (int i = 0; i < TM; i += 4) {                                                                   \
-    const QUAD v = *(__local const QUAD*)&TAKEN_A(i, kk);                                                               \
-    x[(kk) % 2][i] = v.x; x[(kk) % 2][i + 1] = v.y; x[(kk) % 2][i + 2] = v.z; x[(kk) % 2][i + 3] = v.w;                 \
+// The values of one k that a work-item multiplies, out of local memory: in fours, or one by one.
+#define TAKE_FOURS(to, count, TAKEN, kk)                                                                                \
+  _Pragma("unroll") for (int i = 0; i < count; i += 4) {                                                                \
+    const QUAD v = *(__local const QUAD*)&TAKEN(i, kk);                                                                 \
+    to[(kk) % 2][i] = v.x; to[(kk) % 2][i + 1] = v.y; to[(kk) % 2][i + 2] = v.z; to[(kk) % 2][i + 3] = v.w;             \
   }
+#define TAKE_ONES(to, count, TAKEN, kk) _Pragma("unroll") for (int i = 0; i < count; ++i) to[(kk) % 2][i] = TAKEN(i, kk);
+#if TM % 4 == 0
+#define TAKE_A TAKE_FOURS
 #else
-#define TAKE_A(kk)                                                                                                   \
-  _Pragma("unroll") for (int i = 0; i < TM; ++i) x[(kk) % 2][i] = TAKEN_A(i, kk);
+#define TAKE_A TAKE_ONES
 #endif
 #if TN % 4 == 0
-#define TAKE_B(kk)                                                                                                   \
-  _Pragma("unroll") for (int j = 0; j < TN; j += 4) {                                                                   \
-    const QUAD v = *(__local const QUAD*)&TAKEN_B(j, kk);                                                               \
-    y[(kk) % 2][j] = v.x; y[(kk) % 2][j + 1] = v.y; y[(kk) % 2][j + 2] = v.z; y[(kk) % 2][j + 3] = v.w;                 \
-  }
+#define TAKE_B TAKE_FOURS
 #else
-#define TAKE_B(kk)                                                                                                   \
-  _Pragma("unroll") for (int j = 0; j < TN; ++j) y[(kk) % 2][j] = TAKEN_B(j, kk);
+#define TAKE_B TAKE_ONES
 #endif
-#define TAKE(kk) { TAKE_A(kk) TAKE_B(kk) }
+#define TAKE(kk) { TAKE_A(x, TM, TAKEN_A, kk) TAKE_B(y, TN, TAKEN_B, kk) }
 #define MULTIPLY(kk)                                                                                                    \
   _Pragma("unroll") for (int i = 0; i < TM; ++i)                                                                        \
     _Pragma("unroll") for (int j = 0; j < TN; ++j) sum[i][j] += x[(kk) % 2][i] * y[(kk) % 2][j];
