@@ -95,7 +95,9 @@ static inline int over(int x, Divisor by) { return (int)(((ulong)(uint)x * by.fa
   const int y0 = row * h.in_step + h.first, x0 = (pixel - image * plane - row * v.outs) * v.in_step + v.first;  \
   __global const X_T* planes = x + ((size_t)image * groups + group) * C * H * W;
 
-// Ends and stores the sums acc[TM][columns] of a work-item: acc[i][j] is of `filter` (in i) from m0 on and of `pixel` (in j) from n0 on.
+// The sums acc[TM][columns] of a work-item, before the first term.
+#define CLEAR_TILE(columns) UNROLL for (int i = 0; i < TM; ++i) UNROLL for (int j = 0; j < columns; ++j) acc[i][j] = 0;
+// Ends and stores them: acc[i][j] is of `filter` (in i) from m0 on and of `pixel` (in j) from n0 on.
 #define STORE_TILE(columns, pixel, filter)                                                                \
   UNROLL for (int j = 0; j < columns; ++j) {                                                              \
     const int p = n0 + pixel;                                                                             \

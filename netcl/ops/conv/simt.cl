@@ -68,10 +68,7 @@ __kernel __attribute__((reqd_work_group_size(ITEMS, 1, 1))) void conv_gemm(
   PIXEL_OF_ITEM
 
   REAL acc[TM][TN];
-#pragma unroll
-  for (int i = 0; i < TM; ++i)
-#pragma unroll
-    for (int j = 0; j < TN; ++j) acc[i][j] = 0;
+  CLEAR_TILE(TN)
 
   for (int k0 = 0; k0 < depth; k0 += BK) {
     for (int e = t; e < BK * BM; e += ITEMS) {
@@ -196,10 +193,7 @@ __kernel __attribute__((reqd_work_group_size(ITEMS, 1, 1))) void conv_gemm_weigh
     at[i] = (c * H + at_y[i]) * W + at_x[i];
   }
   REAL acc[TM][TN];
-#pragma unroll
-  for (int i = 0; i < TM; ++i)
-#pragma unroll
-    for (int j = 0; j < TN; ++j) acc[i][j] = 0;
+  CLEAR_TILE(TN)
 
   for (int p0 = begin; p0 < end; p0 += BK) {
     const int p = min(p0 + lane, all - 1), ok = p0 + lane < end;

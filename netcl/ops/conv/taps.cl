@@ -32,9 +32,6 @@
   const int t = get_local_id(0), lane = t & 31, block = t >> 5;                                              \
   const int down = block / ACROSS * (4 * TM) + (lane >> 3) * 4, right = block % ACROSS * (8 * TN) + (lane & 7) * 4;
 
-#define CLEAR(acc)                        \
-  _Pragma("unroll") for (int i = 0; i < TM; ++i) _Pragma("unroll") for (int j = 0; j < TN; ++j) acc[i][j] = 0;
-
 // acc += a_tile^T b_tile, one step of BK terms.
 #define MULTIPLY(acc, a_tile, b_tile)                                                                         \
   _Pragma("unroll") for (int k = 0; k < BK; ++k) {                                                            \
@@ -86,7 +83,7 @@ __kernel __attribute__((reqd_work_group_size(ITEMS, 1, 1))) void conv_taps(
 
   REAL acc[TM][TN], from_x[SLOTS];
   REAL4 from_w[FOURS];
-  CLEAR(acc)
+  CLEAR_TILE(TN)
   int r = 0, s = 0, c0 = 0, at = 0, inside = 0;
   __global const REAL* tap_weights = weights;
 #define ENTER_TAP                                                                                          \
@@ -154,7 +151,7 @@ __kernel __attribute__((reqd_work_group_size(ITEMS, 1, 1))) void conv_taps_weigh
   const int columns = min(BN, C - c0), rows = min(BM, M - m0);
 
   REAL acc[TM][TN], from_dy[A_ROWS], from_x[B_ROWS];
-  CLEAR(acc)
+  CLEAR_TILE(TN)
   int p = begin + term, image = p / plane, row = (p - image * plane) / OW, place = p - image * plane - row * OW;
 #define FETCH_TERMS                                                                                        \
   {                                                                                                        \

@@ -22,6 +22,14 @@
   const int image = tile / (high * wide), place = tile - image * high * wide, down = place / wide; \
   const int y0 = down * 4, x0 = (place - down * wide) * 4;
 
+// The second axis of a transform to 36 values, of which `store` takes the one in row r and column s.
+#define TRANSFORM_COLUMNS(TRANSFORM, store)             \
+  _Pragma("unroll") for (int s = 0; s < 6; ++s) {       \
+    float column[6];                                    \
+    TRANSFORM(float, HALF_COLUMN, COLUMN)               \
+    _Pragma("unroll") for (int r = 0; r < 6; ++r) store \
+  }
+
 #if PART == 1 || PART == 4
 __constant float scales[6][6] = SCALES;
 #endif
@@ -49,13 +57,7 @@ static inline void input_tile(__global const X_T* x, __global float* v, const in
 #endif
     INPUT_TRANSFORM(float, ROW, HALF_ROW)
   }
-#pragma unroll
-  for (int s = 0; s < 6; ++s) {
-    float column[6];
-    INPUT_TRANSFORM(float, HALF_COLUMN, COLUMN)
-#pragma unroll
-    for (int r = 0; r < 6; ++r) v[(r * 6 + s) * step] = column[r];
-  }
+  TRANSFORM_COLUMNS(INPUT_TRANSFORM, v[(r * 6 + s) * step] = column[r];)
 }
 #endif
 
@@ -71,13 +73,7 @@ static inline void weight_pair(__global const W_T* w, __global float* u, const i
     WEIGHT_TRANSFORM(float, GIVEN, HALF_ROW)
 #undef GIVEN
   }
-#pragma unroll
-  for (int s = 0; s < 6; ++s) {
-    float column[6];
-    WEIGHT_TRANSFORM(float, HALF_COLUMN, COLUMN)
-#pragma unroll
-    for (int r = 0; r < 6; ++r) u[(r * 6 + s) * n] = column[r] * scales[r][s];
-  }
+  TRANSFORM_COLUMNS(WEIGHT_TRANSFORM, u[(r * 6 + s) * n] = column[r] * scales[r][s];)
 }
 
 // v[element][channel][tile] of the input, `span` tiles, and u[element][pair] of n pairs of filter and channel, in the order of the weights.
@@ -147,13 +143,7 @@ static inline void output_grad_tile(__global const W_T* dy, __global float* d, c
 #endif
     OUTPUT_GRAD_TRANSFORM(float, ROW, HALF_ROW)
   }
-#pragma unroll
-  for (int s = 0; s < 6; ++s) {
-    float column[6];
-    OUTPUT_GRAD_TRANSFORM(float, HALF_COLUMN, COLUMN)
-#pragma unroll
-    for (int r = 0; r < 6; ++r) d[(r * 6 + s) * step] = column[r];
-  }
+  TRANSFORM_COLUMNS(OUTPUT_GRAD_TRANSFORM, d[(r * 6 + s) * step] = column[r];)
 }
 
 // v[element][part][channel][tile] of the input and d[element][part][filter][tile] of the outputs' gradient, `parts` times `depth` tiles.
