@@ -427,7 +427,7 @@ __kernel __attribute__((reqd_work_group_size(1, 1, 1))) void conv_depth(
       for (; OW >= 4 && i < OW; i += 4) QUAD(__global, y + to + least(i, OW - 4)) = QUAD(__local const, made + least(i, OW - 4));
       for (; i < OW; ++i) y[to + i] = made[i];
 #else
-      store_line(added, y, to, sums + line * pitch, OW, BIAS, add, scale);
+      store_line(added, y, to, sums + line * pitch, OW, add, scale);
 #endif
     }
   }

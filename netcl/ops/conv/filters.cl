@@ -125,7 +125,7 @@ __kernel __attribute__((reqd_work_group_size(1, 1, 1))) void conv_filters(
           put(staged + before * OW + place - begin, sums, held, filters, least(pixels, part));
         }
         for (int i = 0; i < filters && (before + 1 == together || row + 1 == end); ++i)
-          store_line(added, y, planes + (size_t)i * plane + (size_t)(row - before) * OW + begin, staged + i * held, before * OW + part, BIAS,
+          store_line(added, y, planes + (size_t)i * plane + (size_t)(row - before) * OW + begin, staged + i * held, before * OW + part,
                      BIAS_OF(group * M + f + i), scale);
       }
     }

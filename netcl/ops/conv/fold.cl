@@ -42,7 +42,7 @@ __kernel __attribute__((reqd_work_group_size(1, 1, 1))) void fold_taps(
       }
 #pragma unroll
       for (int t = 0; t < SPAN; ++t) to[t] = sums[t];
-      store_line(added, y, (((size_t)image * C + c) * H + row) * W, line + pad_w, W, BIAS, BIAS_OF(c), scale);
+      store_line(added, y, (((size_t)image * C + c) * H + row) * W, line + pad_w, W, BIAS_OF(c), scale);
     }
   }
 }

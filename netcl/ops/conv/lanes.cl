@@ -77,24 +77,34 @@ static inline int least(int a, int b) { return a < b ? a : b; }
 static inline int most(int a, int b) { return a > b ? a : b; }
 
 #if ENDS
-// n sums of neighbouring pixels, finished and stored from y[at] on.
-static inline void store_line(__global const ADDED_T* added, __global Y_T* y, size_t at, __local const REAL* from, int n, int has_bias,
-                              REAL bias, REAL scale) {
+// The first n of a vector of sums, finished and stored from y[at] on.
+static inline void store_first(__global const ADDED_T* added, __global Y_T* y, size_t at, V sums, int n, REAL bias, REAL scale) {
+#if VECTORS_KNOWN
+  if (n == VW) {
+    Y_LANES(finish(sums, scale, BIAS, (V)(bias), ADDED_VECTOR(at)), y + at);
+    return;
+  }
+#endif
+  REAL values[VW], adds[VW];
+  for (int k = 0; k < VW; ++k) adds[k] = k < n ? ADDED_AT(at + k) : 0;
+  VECTOR(__private, values) = finish(sums, scale, BIAS, (V)(bias), VECTOR(__private const, adds));
+  for (int k = 0; k < n; ++k) Y_STORE(y, at + k, values[k]);
+}
+
+// The same of n sums of neighbouring pixels.
+static inline void store_line(__global const ADDED_T* added, __global Y_T* y, size_t at, __local const REAL* from, int n, REAL bias,
+                              REAL scale) {
   int i = 0;
 #if VECTORS_KNOWN
   for (; n >= VW && i < n; i += VW) {
     const int k = least(i, n - VW);  // the last vector overlaps the one before
-    Y_LANES(finish(VECTOR(__local const, from + k), scale, has_bias, (V)(bias), ADDED_VECTOR(at + k)), y + at + k);
+    store_first(added, y, at + k, VECTOR(__local const, from + k), VW, bias, scale);
   }
 #endif
   for (; i < n; i += VW) {
-    REAL sums[VW], adds[VW];
-    for (int l = 0; l < VW; ++l) {
-      sums[l] = i + l < n ? from[i + l] : 0;
-      adds[l] = i + l < n ? ADDED_AT(at + i + l) : 0;
-    }
-    VECTOR(__private, sums) = finish(VECTOR(__private const, sums), scale, has_bias, (V)(bias), VECTOR(__private const, adds));
-    for (int l = 0; l < VW && i + l < n; ++l) Y_STORE(y, at + i + l, sums[l]);
+    REAL sums[VW];
+    for (int l = 0; l < VW; ++l) sums[l] = i + l < n ? from[i + l] : 0;
+    store_first(added, y, at + i, VECTOR(__private const, sums), least(VW, n - i), bias, scale);
   }
 }
 #endif

@@ -7,20 +7,6 @@
 #define ROOM 8192  // elements of the lines a work-group copies
 #endif
 
-// The first n of a vector of sums, finished.
-static inline void store(__global const ADDED_T* added, __global Y_T* y, size_t at, V sums, int n, REAL bias, REAL scale) {
-#if VECTORS_KNOWN
-  if (n == VW) {
-    Y_LANES(finish(sums, scale, BIAS, (V)(bias), ADDED_VECTOR(at)), y + at);
-    return;
-  }
-#endif
-  REAL values[VW], adds[VW];
-  for (int k = 0; k < VW; ++k) adds[k] = k < n ? ADDED_AT(at + k) : 0;
-  VECTOR(__private, values) = finish(sums, scale, BIAS, (V)(bias), VECTOR(__private const, adds));
-  for (int k = 0; k < n; ++k) Y_STORE(y, at + k, values[k]);
-}
-
 // Stride 1. Work-groups: blocks of `lines` lines of an image, groups.
 __kernel __attribute__((reqd_work_group_size(1, 1, 1))) void conv_pixels(
     __global const REAL* restrict x, __global const REAL* restrict w, END_POINTERS, CONV_NUMBERS, int lines, REAL scale) {
@@ -59,7 +45,7 @@ __kernel __attribute__((reqd_work_group_size(1, 1, 1))) void conv_pixels(
             ADD_PRODUCTS(FEW, a[least(i, M - 1 - m) * filter_step], VECTOR(__local const, from[j] + at))
         }
       EACH_SUM(FEW)
-        if (m + i < M) store(added, y, to + (size_t)i * plane + place[j], acc[i][j], n, BIAS_OF(group * M + m + i), scale);
+        if (m + i < M) store_first(added, y, to + (size_t)i * plane + place[j], acc[i][j], n, BIAS_OF(group * M + m + i), scale);
     }
   }
 }

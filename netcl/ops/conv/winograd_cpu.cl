@@ -254,7 +254,7 @@ static inline void transform_outputs(__global const ADDED_T* added, __global Y_T
       const size_t at = runs->result[k] + (size_t)r * OW;
       __local const REAL* from = lines + r * LINE + runs->at[k];
 #if LATE
-      store_line(added, y, at, from, runs->wide[k], BIAS, add, scale);
+      store_line(added, y, at, from, runs->wide[k], add, scale);
 #else
       COPY(__global, y + at, __local const, from, 0, runs->wide[k])
 #endif
