@@ -16,31 +16,15 @@ static inline V load(__global const REAL* p) { return VECTOR(__global const, p);
 #define PIXEL(k) load(from + r * line + k * channels)
 #define ROOM_PART(k) *(__global V*)(to + (k * 6 + s) * part)
 
-// VW channels of one tile: its patch of x begins at `from`, with lines `line` elements apart.
-static inline void transform_patch(__global REAL* to, size_t part, __global const REAL* from, size_t line, int channels) {
-  V half_way[6][6];
-#pragma unroll
-  for (int r = 0; r < 6; ++r) {
-    INPUT_TRANSFORM(V, PIXEL, HALF_ROW)
+// VW channels of one tile, whose `high` lines begin at `from`, `line` elements apart: a patch of x, or filters of dy.
+#define TRANSFORM_TILE(name, high, TRANSFORM)                                                                            \
+  static inline void name(__global REAL* to, size_t part, __global const REAL* from, size_t line, int channels) {        \
+    V half_way[high][6];                                                                                                 \
+    _Pragma("unroll") for (int r = 0; r < high; ++r) { TRANSFORM(V, PIXEL, HALF_ROW) }                                   \
+    _Pragma("unroll") for (int s = 0; s < 6; ++s) { TRANSFORM(V, HALF_COLUMN, ROOM_PART) }                               \
   }
-#pragma unroll
-  for (int s = 0; s < 6; ++s) {
-    INPUT_TRANSFORM(V, HALF_COLUMN, ROOM_PART)
-  }
-}
-
-// VW filters of one tile of dy.
-static inline void transform_gradient(__global REAL* to, size_t part, __global const REAL* from, size_t line, int channels) {
-  V half_way[4][6];
-#pragma unroll
-  for (int r = 0; r < 4; ++r) {
-    OUTPUT_GRAD_TRANSFORM(V, PIXEL, HALF_ROW)
-  }
-#pragma unroll
-  for (int s = 0; s < 6; ++s) {
-    OUTPUT_GRAD_TRANSFORM(V, HALF_COLUMN, ROOM_PART)
-  }
-}
+TRANSFORM_TILE(transform_patch, 6, INPUT_TRANSFORM)
+TRANSFORM_TILE(transform_gradient, 4, OUTPUT_GRAD_TRANSFORM)
 
 // MR filters times NR channels, over some tiles: the first, or added to what there is. Rows of channels are `wide` elements apart.
 static inline void multiply(__global REAL* sums, __global const REAL* d, __global const REAL* v, int tiles, int wide, int is_first) {
