@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from netcl.core.dtype import DTYPES, HALVES
 from netcl.core.kernels import program
 from netcl.engine import launch
-from netcl.engine.opencl_text import loose_halves
 from netcl.ops.conv.job import INPUT_GRAD, WEIGHT_GRAD, ConvOperands, Job
+from netcl.ops.matmul import gemm
 from netcl.ops.pointwise import cast
 
 CPU_FILES = "axes.cl ends.cl lanes.cl cpu.cl"
@@ -51,20 +50,10 @@ def ending_kernel(queue: Any, job: Job, files: str, name: str, defines: dict[str
     operands = {"X": job.dtype, "W": job.dtype, "B": job.bias or job.dtype, "Y": stored, "ADDED": end.residual or job.dtype}
     fixed: dict[str, Any] = {"REAL": job.compute, "PART": 1, "INPUT_GRAD": job.kind == INPUT_GRAD, "BIAS": bool(job.bias)}
     fixed |= {"ENDS": 1, "ADDED": bool(end.residual), "LATE": job.finish is not None}
-    macros, functions = _access(end.residual, stored, job.compute, lanes) if lanes > 1 else ({}, "")
-    text += end.source(job.compute, lanes, scaled=job.finish is not None) + functions
-    return launch.kernel(queue, __file__, files, name, operands, {**fixed, **macros, **defines}, text)
-
-
-def _access(residual: str, stored: str, real: str, lanes: int) -> tuple[dict[str, str], str]:
-    """Return macros with which a CPU kernel loads residuals and stores results as vectors, and the functions that the macros call."""
-    macros: dict[str, str] = {}
-    ways = (("ADDED_LANES(p)", residual, "VECTOR(__global const, p)", "load_{}_{}(p)"),
-            ("Y_LANES(x, p)", stored, "VECTOR(__global, p) = (x)", "store_{}_{}(x, p)"))  # fmt: skip
-    for macro, dtype, plain, paired in ways:
-        if dtype and DTYPES[dtype].c_storage == real:
-            macros[macro] = plain
-        elif dtype in HALVES and real == "float":
-            macros[macro] = paired.format(dtype, lanes)
-    halves = dict.fromkeys(dtype for dtype in (residual, stored) if dtype in HALVES and real == "float")
-    return macros, "".join(loose_halves(dtype, lanes) for dtype in halves)
+    text += end.source(job.compute, lanes, scaled=job.finish is not None)
+    if lanes > 1:
+        ends = (("ADDED", end.residual), ("Y", stored))
+        found = [gemm.lane_macro(label, dtype, job.compute, lanes, label == "Y") for label, dtype in ends if dtype]
+        fixed |= {macro: value for macros, _ in found for macro, value in macros.items()}
+        text += "".join(dict.fromkeys(functions for _, functions in found))
+    return launch.kernel(queue, __file__, files, name, operands, {**fixed, **defines}, text)

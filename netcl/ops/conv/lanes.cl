@@ -25,6 +25,8 @@
 // Vectors at any element, as lvalues. vload and vstore would say it better, but PoCL 3 calls them instead of inlining them,
 // and a call empties every register; for the same reason least() and most() stand where min() and max() could.
 #define VECTOR(space, p) (((space Loose*)(p))->v)
+#define G_LOAD(p) VECTOR(__global const, p)
+#define G_STORE(x, p) VECTOR(__global, p) = (x)
 #define V JOIN(REAL, VW)
 #define Q JOIN(REAL, 4)
 #define NR (VW * NV)     // columns of a micro tile

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from netcl.core.capabilities import DeviceProfile
-from netcl.core.dtype import HALVES, sum_dtype
+from netcl.core.dtype import sum_dtype
 from netcl.core.kernel_selector import KernelConfig, Problem
 from netcl.core.kernel_selector import KernelVariant as V
 from netcl.core.tensor import Tensor
@@ -122,22 +122,17 @@ def vector_ends(p: Matmul, lanes: int) -> tuple[dict[str, str], dict[str, None]]
     """Return macros that load biases and residuals and store results as vectors, and the functions they need."""
     macros: dict[str, str] = {}
     functions: dict[str, None] = {}
-    for name, dtype in (("BIAS", p.bias), ("ADDED", p.ending.residual)):
-        macro, text = p.lanes(name, dtype, lanes) if dtype != "" else ({}, "")
+    for name, dtype in (("BIAS", p.bias), ("ADDED", p.ending.residual), ("C", p.c)):
+        macro, text = gemm.lane_macro(name, dtype, p.real, lanes, name == "C") if dtype != "" else ({}, "")
         macros |= macro
         functions[text] = None
-    if p.plain(p.c):
-        macros["C_LANES(x, p)"] = "G_STORE(x, p)"
-    elif p.c in HALVES and p.real == "float":
-        macros["C_LANES(x, p)"] = f"store_{p.c}_{lanes}(x, p)"
-        functions[loose_halves(p.c, lanes)] = None
     return macros, functions
 
 
 def _panel_kernel(queue: Any, p: Matmul, tile: _Tile, name: str = "gemm_panel", **macros: int) -> Any:
     """Return a kernel of cpu.cl with vector loads and stores for the operands' dtypes."""
     ends, functions = vector_ends(p, tile.lanes)
-    read, text = p.lanes("B", p.b, tile.lanes)
+    read, text = gemm.lane_macro("B", p.b, p.real, tile.lanes)
     functions[text] = None
     if read:
         read["B_QUAD(p)"] = "QUAD_LOAD(p)" if p.plain(p.b) else f"load_{p.b}_4(p)"

@@ -96,14 +96,6 @@ class Matmul:
         """Return this product with ``changes``, without an epilogue and in the type of the sums."""
         return replace(self, c=sum_dtype(self.c), bias=None, finish=None, scaled=False, **changes)
 
-    def lanes(self, name: str, dtype: str | None, count: int) -> tuple[dict[str, str], str]:
-        """Return the macro that loads ``count`` values of an operand, and the source it needs; empty if values are loaded one by one."""
-        if self.plain(dtype):
-            return {f"{name}_LANES(p)": "G_LOAD((__global const REAL*)(p))"}, ""
-        if dtype is not None and dtype in HALVES and self.real == "float":
-            return {f"{name}_LANES(p)": f"load_{dtype}_{count}(p)"}, loose_halves(dtype, count)
-        return {}, ""
-
     @property
     def itemsize(self) -> int:
         """The size in bytes of the type of the sums."""
@@ -115,6 +107,19 @@ class Matmul:
     def strides(self) -> tuple[int, ...]:
         """Return the arguments by which kernels locate a batch: the size of the inner axis, then the operands' strides."""
         return (self.batch[1], *self.a_strides, *self.b_strides)
+
+
+def lane_macro(name: str, dtype: str | None, real: str, count: int, stores: bool = False) -> tuple[dict[str, str], str]:
+    """Return the macro that loads or stores ``count`` values of an operand, and the source it needs; empty if that is done one by one.
+
+    ``real`` is the C type of the sums, which values become. Without a ``dtype``, that is the type of the operand.
+    """
+    macro = f"{name}_LANES(x, p)" if stores else f"{name}_LANES(p)"
+    if dtype is None or DTYPES[dtype].c_storage == real:
+        return {macro: "G_STORE(x, p)" if stores else "G_LOAD((__global const REAL*)(p))"}, ""
+    if dtype in HALVES and real == "float":
+        return {macro: f"store_{dtype}_{count}(x, p)" if stores else f"load_{dtype}_{count}(p)"}, loose_halves(dtype, count)
+    return {}, ""
 
 
 class Operands(NamedTuple):
