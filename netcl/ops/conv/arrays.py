@@ -5,26 +5,21 @@ from __future__ import annotations
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
-from netcl.ops.conv.geometry import Geometry
+from netcl.ops.conv.geometry import Geometry, window_spans
 
 Two = tuple[int, int]
 
 
-def _spans(kernel: Two, dilation: Two) -> tuple[int, ...]:
-    """Return how many pixels a dilated window covers along each axis."""
-    return tuple(d * (k - 1) + 1 for k, d in zip(kernel, dilation, strict=True))
-
-
 def _paddings(size: tuple[int, ...], outs: Two, kernel: Two, stride: Two, pad: Two, dilation: Two) -> list[Two]:
     """Return the padding of each axis: ``pad`` before it, and after it as much as the last window needs."""
-    rows = zip(size, outs, _spans(kernel, dilation), stride, pad, strict=True)
+    rows = zip(size, outs, window_spans(kernel, dilation), stride, pad, strict=True)
     return [(p, max(0, (o - 1) * s + span - p - n)) for n, o, span, s, p in rows]
 
 
 def windows(x: np.ndarray, outs: Two, kernel: Two, stride: Two, pad: Two, dilation: Two, fill: float = 0) -> np.ndarray:
     """Return a view ``(n, c, oh, ow, kh, kw)`` of the padded images: the window of every output pixel."""
     x = np.pad(x, ((0, 0), (0, 0), *_paddings(x.shape[2:], outs, kernel, stride, pad, dilation)), constant_values=fill)
-    view = sliding_window_view(x, _spans(kernel, dilation), (2, 3))
+    view = sliding_window_view(x, window_spans(kernel, dilation), (2, 3))
     return view[:, :, :: stride[0], :: stride[1], :: dilation[0], :: dilation[1]][:, :, : outs[0], : outs[1]]
 
 

@@ -81,6 +81,11 @@ def pair(op: str, name: str, value: Any, least: int) -> tuple[int, int]:
     return both
 
 
+def window_spans(kernel: tuple[int, int], dilation: tuple[int, int]) -> tuple[int, ...]:
+    """Return how many pixels a dilated window covers along each axis."""
+    return tuple(d * (k - 1) + 1 for k, d in zip(kernel, dilation, strict=True))
+
+
 def paddings(op: str, padding: Any, kernel: tuple[int, int], stride: tuple[int, int], dilation: tuple[int, int]) -> Any:
     """Return ``((top, bottom), (left, right))`` for ``padding``: an integer, a pair, a pair of pairs, ``"valid"`` or ``"same"``."""
     if padding == "valid":
@@ -88,8 +93,7 @@ def paddings(op: str, padding: Any, kernel: tuple[int, int], stride: tuple[int, 
     if padding == "same":
         if stride != (1, 1):
             raise ShapeError(message(op, "padding='same' requires stride 1", "pass the padding as numbers", stride=stride))
-        totals = [d * (k - 1) for k, d in zip(kernel, dilation, strict=True)]
-        return tuple((total // 2, total - total // 2) for total in totals)
+        return tuple(((span - 1) // 2, span // 2) for span in window_spans(kernel, dilation))
     if isinstance(padding, str):
         raise ShapeError(message(op, "padding must be a number, a pair, a pair of pairs, 'same' or 'valid'", padding=repr(padding)))
     if isinstance(padding, tuple) and len(padding) == 2 and all(isinstance(side, tuple) for side in padding):
@@ -108,7 +112,7 @@ def geometry(op: str, x: tuple[int, ...], w: tuple[int, ...], stride: Any, paddi
     strides, dilations = pair(op, "stride", stride, 1), pair(op, "dilation", dilation, 1)
     kernel = (w[2], w[3])
     edges = paddings(op, padding, kernel, strides, dilations)
-    spans = tuple(d * (k - 1) + 1 for k, d in zip(kernel, dilations, strict=True))
+    spans = window_spans(kernel, dilations)
     sizes = tuple(n + sum(edge) for n, edge in zip(x[2:], edges, strict=True))
     if any(size < span for size, span in zip(sizes, spans, strict=True)):
         what = f"the kernel must fit the padded input, got {spans[0]} x {spans[1]} pixels for an input of {sizes[0]} x {sizes[1]}"

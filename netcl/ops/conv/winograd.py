@@ -118,10 +118,14 @@ def pays(job: Job) -> bool:
     return faster and (count if job.kind == WEIGHT_GRAD else c) >= LEAST_TERMS
 
 
+def tiles_of(job: Job) -> tuple[int, int]:
+    """Return rows and columns of tiles in a plane of outputs, or of the input gradient."""
+    return -(-job.sizes[5] // OUT), -(-job.sizes[6] // OUT)
+
+
 def tiles(job: Job) -> tuple[int, int, int]:
-    """Return rows and columns of tiles in a plane, and the number of all tiles, rounded up to a multiple of four for aligned rows."""
-    oh, ow = job.sizes[5:7]
-    high, wide = -(-oh // OUT), -(-ow // OUT)
+    """Return :func:`tiles_of`, and the number of all tiles, rounded up to a multiple of four for aligned rows."""
+    high, wide = tiles_of(job)
     return high, wide, -(-job.g.n * high * wide // 4) * 4
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -12,7 +13,7 @@ from netcl.engine import algorithms, launch
 from netcl.ops.conv import ending, winograd
 from netcl.ops.conv.ending import widened
 from netcl.ops.conv.job import GROUPS_PER_UNIT, INPUT_GRAD, WEIGHT_GRAD, ConvOperands, Job
-from netcl.ops.conv.winograd import LEAST_TERMS, OUT, TILE, TILE_PRODUCTS, constants
+from netcl.ops.conv.winograd import LEAST_TERMS, OUT, TILE, TILE_PRODUCTS, constants, tiles_of
 
 # Costs relative to the 36 products of a channel, a filter and a tile with full lanes: the same with the transforms of pixels, a plain
 # sum, and the transform of the weights.
@@ -75,14 +76,8 @@ def pays(job: Job, profile: ExtendedDeviceProfile) -> bool:
     return faster and min(job.g.c, job.g.f) >= LEAST_TERMS and _transformed_bytes(job.sizes[1], profile.lanes) <= 2 * INPUT_ROOM
 
 
-def tiles_of(job: Job) -> tuple[int, int]:
-    """Return rows and columns of tiles in a plane of outputs, or of the input gradient."""
-    return -(-job.sizes[5] // OUT), -(-job.sizes[6] // OUT)
-
-
 def _tile_count(job: Job) -> int:
-    high, wide = tiles_of(job)
-    return job.g.n * high * wide
+    return job.g.n * math.prod(tiles_of(job))
 
 
 def share_of(job: Job, profile: ExtendedDeviceProfile, given: Mapping[str, Any]) -> Share:

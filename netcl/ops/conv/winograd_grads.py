@@ -9,8 +9,8 @@ from netcl.core.kernel_selector import KernelConfig
 from netcl.engine import algorithms, launch
 from netcl.ops.conv.ending import widened
 from netcl.ops.conv.job import GROUPS_PER_UNIT, WEIGHT_GRAD, ConvOperands, Job
-from netcl.ops.conv.winograd import LEAST_TERMS, OUT, TILE_PRODUCTS, constants, winograd_space
-from netcl.ops.conv.winograd_cpu import APART, WINOGRAD_CPU_CONFIG, tiles_of, wanted
+from netcl.ops.conv.winograd import LEAST_TERMS, OUT, TILE_PRODUCTS, constants, tiles_of, winograd_space
+from netcl.ops.conv.winograd_cpu import APART, WINOGRAD_CPU_CONFIG, wanted
 
 WASTE = 2  # ratio of pixels in tiles to pixels of the gradient from which Winograd no longer pays
 TILES_AT_ONCE = 32  # tiles transformed at a time
