@@ -312,8 +312,8 @@ def _taps(queue: Any, job: Job, config: KernelConfig, profile: DeviceProfile, t:
     tiles, c, m = _taps_tiles(job, config, profile, job.pixels), job.sizes[1], job.filters
     deep, wide, items = _ceil_to(c, tiles["BK"]), _ceil_to(m, tiles["BM"]), _work_items(tiles)
     n = job.g.groups * job.g.taps * deep * wide
-    operands, macros = {"X": job.dtype, "Y": job.accumulator}, {"REAL": job.compute, "PART": 1, "INPUT_GRAD": job.kind == INPUT_GRAD}
-    pack = launch.kernel(queue, __file__, TAPS_FILES, "pack_taps", operands, macros)
+    macros: dict[str, Any] = {"REAL": job.compute, "PART": 1, "INPUT_GRAD": job.kind == INPUT_GRAD}
+    pack = launch.kernel(queue, __file__, TAPS_FILES, "pack_taps", {"X": job.dtype, "Y": job.accumulator}, macros)
     size = (-(-job.pixels // tiles["BN"]) * items, wide // tiles["BM"], job.g.groups * job.classes)
     packed = t.room(n, dtype=job.accumulator)
     pack(queue, (n,), (launch.LOCAL_1D,), t.weight, packed, c, m, job.g.taps, deep, wide, n)
