@@ -5,6 +5,7 @@
 // direct   one output row of one channel at a time: for groups with few filters, where a panel would serve too few rows.
 // depth    groups of one channel: taps are offsets into lines in local memory, which are split by remainders modulo the stride.
 // Weight gradients have the same two forms, with pixels as the summed dimension.
+// Arguments of CONV_NUMBERS (ends.cl): N C H W M OH OW KH KW, and the options in lower case.
 #ifndef PART
 #define PART 0  // 1: only forward and input gradient, 2: only the weight gradient; a program compiles what it needs
 #endif

@@ -1,6 +1,7 @@
 // Convolution on CPU devices with filters in the lanes of vectors and pixels by scalar broadcast: for few filters and few channels, where
 // unfolding patches into a panel costs as much as the product. Nothing is unfolded: a tap is an offset into rows copied with their rim.
 // Some pixels of a row times NV vectors of filters are one tile of registers.
+// Arguments of CONV_NUMBERS (ends.cl): N C H W M OH OW KH KW, and the options in lower case.
 #ifndef PART
 #define PART 0  // 1: only forward and input gradient, 2: only the weight gradient
 #endif

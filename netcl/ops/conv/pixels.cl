@@ -1,5 +1,6 @@
 // Convolution on CPU devices with pixels in the lanes of vectors and weights by scalar broadcast: for filters too few to fill a vector.
 // Nothing is unfolded: a tap is an offset into lines copied with their rim. FEW filters times NV vectors of pixels are one tile of registers.
+// Arguments of CONV_NUMBERS (ends.cl): N C H W M OH OW KH KW, and the options in lower case.
 #ifndef FEW
 #define FEW 2  // filters of a tile
 #endif

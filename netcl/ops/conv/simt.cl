@@ -5,6 +5,7 @@
 // tiled    a work-group makes a TILE_H x TILE_W patch of one image for FILTERS filters; the input patch with its rim is
 //          fetched once per channel into local memory.
 // naive    one work-item per result.
+// Arguments of CONV_NUMBERS (ends.cl): N C H W M OH OW KH KW, and the options in lower case.
 #pragma OPENCL FP_CONTRACT ON
 
 #ifndef PART
