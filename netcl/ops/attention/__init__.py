@@ -36,7 +36,7 @@ from netcl.ops.attention.dense import (
 from netcl.ops.attention.geometry import (
     NO_MASK,
     HeadBlock,
-    HeadOperand,
+    HeadLayout,
     HeadSizes,
     Mask,
     attention_geometry,
@@ -308,8 +308,8 @@ def _kernel_numbers(sizes: HeadSizes, mask: Mask, causal: bool, scale: float) ->
     return (scale, int(causal), sizes.n, sizes.m, sizes.depth, sizes.depth_v, sizes.heads, sizes.sharing, *mask.steps)
 
 
-def _views_among(xs: Sequence[Tensor]) -> tuple[list[Tensor], tuple[HeadOperand, ...], int]:
-    """Return the bases of pending views (for other tensors: themselves), the operands, and the size of the base that q, k and v share."""
+def _laid_out(sizes: HeadSizes, xs: Sequence[Tensor]) -> tuple[list[Tensor], HeadLayout]:
+    """Return the tensors that kernels read for ``xs``: q, k, v and others, or the bases of pending views; and the layout of the call."""
     bases, owners, operands = [], [], []
     for x in xs:
         owner: Any
@@ -322,7 +322,8 @@ def _views_among(xs: Sequence[Tensor]) -> tuple[list[Tensor], tuple[HeadOperand,
         owners.append(owner)
         operands.append((x.shape, base is not x and base.size < 1 << 31, offset, strides))
     shared = int(owners[0].size) if owners[0] is owners[1] is owners[2] else 0
-    return bases, tuple(operands), shared
+    layout = layout_of(sizes, tuple(operands), shared, DTYPES[xs[0].dtype].itemsize, launch.on_cpu_device(xs[0].queue))
+    return [base if from_base else x for x, base, from_base in zip(xs, bases, layout.from_base, strict=True)], layout
 
 
 def _viewed(memory: Tensor, shape: tuple[int, ...], view: tuple[int, tuple[int, ...]] | None) -> Tensor:
@@ -388,9 +389,7 @@ def _attention_of_views(
     sizes = attention_geometry("attention", q, k, v)
     if not (q.size and k.size and v.size):
         return None
-    bases, operands, shared = _views_among((q, k, v))
-    layout = layout_of(sizes, operands, shared, DTYPES[q.dtype].itemsize, launch.on_cpu_device(q.queue))
-    tensors = [base if from_base else x for x, base, from_base in zip((q, k, v), bases, layout.from_base, strict=True)]
+    tensors, layout = _laid_out(sizes, (q, k, v))
     out, logarithms = _planned_attention(*tensors, mask, q.shape, layout.numbers, causal, score_scale(scale, sizes.depth))
     return _viewed(out, out.shape, layout.views[0]), logarithms
 
@@ -454,10 +453,7 @@ def _grad_of_views(
     fits = upstream.shape == result.shape == made and upstream.dtype == result.dtype == q.dtype
     if not fits or not (q.size and k.size and v.size):
         return None
-    given = (q, k, v, upstream, result)
-    bases, operands, shared = _views_among(given)
-    layout = layout_of(sizes, operands, shared, DTYPES[q.dtype].itemsize, launch.on_cpu_device(q.queue))
-    tensors = [base if from_base else x for x, base, from_base in zip(given, bases, layout.from_base, strict=True)]
+    tensors, layout = _laid_out(sizes, (q, k, v, upstream, result))
     how = (q.shape, layout.numbers, causal, score_scale(scale, sizes.depth), layout.joint, mask_grad)
     found = _planned_grad(*tensors, mask, logarithms, through, *how)
     parts = found[:1] * 3 if layout.joint else found[:3]

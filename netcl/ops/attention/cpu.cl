@@ -278,8 +278,7 @@ static inline real safe_logarithm(const real logarithm) { return logarithm == LO
 
 #if PART == 1
 __kernel __attribute__((reqd_work_group_size(1, 1, 1))) void attention(
-    __global const X_T* q, __global const X_T* k, __global const X_T* v, __global const M_T* mask, __global X_T* out,
-    __global S_T* logarithms, CALL_NUMBERS, O_NUMBERS) {
+    READ_POINTERS, __global X_T* out, __global S_T* logarithms, CALL_NUMBERS, O_NUMBERS) {
   const int depth = WHOLE ? DEPTH : size, depth_v = WHOLE ? DEPTH : size_v;
   const int head = get_global_id(1), first = get_global_id(0) * LANES;
   const long kv = (long)key_head(head, heads, sharing) * m;
@@ -330,9 +329,8 @@ __kernel __attribute__((reqd_work_group_size(1, 1, 1))) void attention(
 
 // Also leaves delta: the sum of gradient times result of each row, less the gradient that arrives through the logarithm.
 __kernel __attribute__((reqd_work_group_size(1, 1, 1))) void attention_query_grad(
-    __global const X_T* g, __global const X_T* q, __global const X_T* k, __global const X_T* v, __global const M_T* mask,
-    __global const S_T* logarithms, __global S_T* delta, __global const X_T* forward, __global const S_T* through, __global X_T* out,
-    const int has_through, CALL_NUMBERS, O_NUMBERS, F_NUMBERS) {
+    __global const X_T* g, READ_POINTERS, __global const S_T* logarithms, __global S_T* delta, __global const X_T* forward,
+    __global const S_T* through, __global X_T* out, const int has_through, CALL_NUMBERS, O_NUMBERS, F_NUMBERS) {
   const int depth = WHOLE ? DEPTH : size, depth_v = WHOLE ? DEPTH : size_v;
   const int head = get_global_id(1), first = get_global_id(0) * LANES;
   const long kv = (long)key_head(head, heads, sharing) * m;
@@ -364,10 +362,9 @@ __kernel __attribute__((reqd_work_group_size(1, 1, 1))) void attention_query_gra
 // The gradients of LANES keys and values. BY_HEAD: those of all keys, and of the queries of all heads that share them; head sizes must be
 // multiples of LANES. Only one work-item adds to a row of these in memory, in order of the keys.
 __kernel __attribute__((reqd_work_group_size(1, 1, 1))) void attention_key_grad(
-    __global const X_T* g, __global const X_T* q, __global const X_T* k, __global const X_T* v, __global const M_T* mask,
-    __global const S_T* logarithms, __global S_T* delta, __global const X_T* forward, __global const S_T* through, __global X_T* out,
-    const int has_through, __global X_T* out_k, __global X_T* out_v, __global X_T* out_scores, const int has_scores, CALL_NUMBERS,
-    O_NUMBERS, DK_NUMBERS, DV_NUMBERS, F_NUMBERS) {
+    __global const X_T* g, READ_POINTERS, __global const S_T* logarithms, __global S_T* delta, __global const X_T* forward,
+    __global const S_T* through, __global X_T* out, const int has_through, __global X_T* out_k, __global X_T* out_v,
+    __global X_T* out_scores, const int has_scores, CALL_NUMBERS, O_NUMBERS, DK_NUMBERS, DV_NUMBERS, F_NUMBERS) {
   const int depth = WHOLE ? DEPTH : size, depth_v = WHOLE ? DEPTH : size_v;
   const int kv_head = get_global_id(1), kv_heads = heads / sharing;
   const int head_0 = kv_head / kv_heads * heads + kv_head % kv_heads * sharing;

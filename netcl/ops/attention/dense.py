@@ -104,8 +104,7 @@ class Dense:
     def __init__(
         self, F: Any, g: Any, q: Any, k: Any, v: Any, mask: Any, out: Any, logarithms: Any, through: Any, causal: bool, scale: Any
     ):
-        self.F, self.q_shape = F, q.shape
-        self.sizes = sizes = attention_geometry("attention", q, k, v)
+        sizes = attention_geometry("attention", q, k, v)
         self.scale = score_scale(scale, sizes.depth)
         self.g, self.out = (F.reshape(t, grouped(sizes, sizes.n, sizes.depth_v, True)) for t in (g, out))
         self.q = F.reshape(q, grouped(sizes, sizes.n, sizes.depth, True))
@@ -113,17 +112,14 @@ class Dense:
         self.v = F.reshape(v, grouped(sizes, sizes.m, sizes.depth_v, False))
         rows = (sizes.batch, *sizes.query_shape, 1)
         logs = F.reshape(logarithms, rows)
-        scores = self._masked(F.mul(F.matmul(self.q, self.k, transpose_b=True), self.scale), mask, q, causal)
+        place = mask_of("attention", mask, q.shape, sizes)
+        here = None if place.tensor is None else F.reshape(place.tensor, _mask_shape(place, sizes))
+        scores = masked(F, F.mul(F.matmul(self.q, self.k, transpose_b=True), self.scale), here, causal)
         self.p = F.exp(F.sub(scores, F.where(F.eq(logs, -math.inf), math.inf, logs)))
         delta = F.sum(F.mul(self.g, self.out), axis=-1, keepdims=True)
         delta = delta if through is None else F.sub(delta, F.reshape(through, rows))
         self.rest = F.sub(F.matmul(self.g, self.v, transpose_b=True), delta)
         self.d_s = F.mul(self.p, self.rest)
-
-    def _masked(self, scores: Any, mask: Any, q: Any, causal: bool) -> Any:
-        place = mask_of("attention", mask, q.shape, self.sizes)
-        here = None if place.tensor is None else self.F.reshape(place.tensor, _mask_shape(place, self.sizes))
-        return masked(self.F, scores, here, causal)
 
 
 def mask_gradient(

@@ -1,4 +1,5 @@
 // What the kernels of cpu.cl, simt.cl and mma.cl share: which of them is built, the numbers of a call, and where heads lie in memory.
+// Operand X: queries, keys and values (X_T); M: the mask (M_T).
 #ifndef PART  // 1: forward, 2: the gradient of queries, 3: of keys and values; each is a program of its own, compiled when needed
 #define PART 1
 #endif
@@ -13,6 +14,7 @@
 
 typedef REAL real;
 
+#define READ_POINTERS __global const X_T* q, __global const X_T* k, __global const X_T* v, __global const M_T* mask
 // size, size_v: elements of a head; heads: of the queries; sharing: query heads that share a head of keys and values; by_..: of the mask.
 #define CALL_NUMBERS                                                                                                       \
   const REAL scale, const int causal, const int n, const int m, const int size, const int size_v, const int heads,         \

@@ -221,8 +221,8 @@ INLINE void clear(float sums[][4], const int width) {
 #define ARRIVED COPIES_WAIT(0); barrier(CLK_LOCAL_MEM_FENCE)
 
 #if PART == 1
-SIZED __kernel void attention(__global const X_T* q, __global const X_T* k, __global const X_T* v, __global const M_T* mask,
-                              __global X_T* out, __global S_T* logarithms, CALL_NUMBERS, O_NUMBERS, Q_NUMBERS, K_NUMBERS, V_NUMBERS) {
+SIZED __kernel void attention(READ_POINTERS, __global X_T* out, __global S_T* logarithms, CALL_NUMBERS, O_NUMBERS, Q_NUMBERS, K_NUMBERS,
+                              V_NUMBERS) {
   MEMORY(ROWS + 2 * COLUMNS)
   LANES
   const int keys = ROWS, values = keys + COLUMNS;
@@ -296,8 +296,7 @@ INLINE void row_deltas(float less[2], __global const X_T* g, const int step_g, _
   }
 }
 
-SIZED __kernel void attention_query_grad(__global const X_T* g, __global const X_T* q, __global const X_T* k, __global const X_T* v,
-                                         __global const M_T* mask, __global const S_T* logarithms, __global S_T* delta,
+SIZED __kernel void attention_query_grad(__global const X_T* g, READ_POINTERS, __global const S_T* logarithms, __global S_T* delta,
                                          __global const X_T* forward, __global const S_T* through, __global X_T* out, const int has_through,
                                          CALL_NUMBERS, O_NUMBERS, G_NUMBERS, Q_NUMBERS, K_NUMBERS, V_NUMBERS, F_NUMBERS) {
   MEMORY(2 * ROWS + 2 * COLUMNS)
@@ -350,8 +349,7 @@ SIZED __kernel void attention_query_grad(__global const X_T* g, __global const X
 #else
 
 // Rows of scores are keys here, columns are queries.
-SIZED __kernel void attention_key_grad(__global const X_T* g, __global const X_T* q, __global const X_T* k, __global const X_T* v,
-                                       __global const M_T* mask, __global const S_T* logarithms, __global const S_T* delta,
+SIZED __kernel void attention_key_grad(__global const X_T* g, READ_POINTERS, __global const S_T* logarithms, __global const S_T* delta,
                                        __global X_T* out_k, __global X_T* out_v, CALL_NUMBERS, DK_NUMBERS, DV_NUMBERS, G_NUMBERS, Q_NUMBERS,
                                        K_NUMBERS, V_NUMBERS) {
   MEMORY(2 * ROWS + 2 * COLUMNS)

@@ -83,6 +83,14 @@ typedef JOIN(REAL, 4) real4;
   __local real4 right[COLUMNS * QUADS];   \
   __local real4 scores[ROWS * SCORE_QUADS];
 
+#define EACH_SCORE EACH for (int y = 0; y < RY; ++y) EACH for (int x = 0; x < RX; ++x)
+// The scores s times their scale, under the mask where a block is `partial`; rows and columns are of a query and a key each.
+#define SCALE_AND_MASK(partial, query, key)                                                              \
+  EACH_SCORE s[y][x] *= scale * LOG2_E;                                                                  \
+  if (partial) {                                                                                         \
+    EACH_SCORE s[y][x] = masked(s[y][x], mask_here, by_query, by_key, query, key, n, m, causal);         \
+  }
+
 // ---- tiles
 
 // Four elements of a row from x on, of which `there` exist; others read as 0.
@@ -152,8 +160,7 @@ INLINE void multiply(real s[RY][RX], __local const real4* left, __local const re
 INLINE void products(real s[RY][RX], __local real4* left, __local real4* right, __global const X_T* a, const int step_a, const int first_a,
                      const int n_a, __global const X_T* b, const int step_b, const int first_b, const int n_b, const int depth,
                      const int fresh, const int idle) {
-  EACH for (int y = 0; y < RY; ++y)
-    EACH for (int x = 0; x < RX; ++x) s[y][x] = 0;
+  EACH_SCORE s[y][x] = 0;
   for (int from = 0; from < (CHUNKS == 1 ? 1 : depth); from += CHUNK) {
     real4 held_a[LEFT_LOADS], held[RIGHT_LOADS];
     if (CHUNKS > 1 || fresh) fetch_left(held_a, a, step_a, first_a, n_a, from, depth);
@@ -260,8 +267,8 @@ INLINE void share_parts(__local real* parts, const real value[RY]) {
   EACH for (int y = 0; y < RY; ++y) parts[tx * STEP + ROW(y)] = value[y];
 }
 
-SIZED __kernel void attention(__global const X_T* q, __global const X_T* k, __global const X_T* v, __global const M_T* mask,
-                              __global X_T* out, __global S_T* logarithms, CALL_NUMBERS, O_NUMBERS, Q_NUMBERS, K_NUMBERS, V_NUMBERS) {
+SIZED __kernel void attention(READ_POINTERS, __global X_T* out, __global S_T* logarithms, CALL_NUMBERS, O_NUMBERS, Q_NUMBERS, K_NUMBERS,
+                              V_NUMBERS) {
   MEMORY
   PLACE
   __local real* parts = (__local real*)scores;
@@ -280,13 +287,7 @@ SIZED __kernel void attention(__global const X_T* q, __global const X_T* k, __gl
     const int idle = causal && j + COLUMN_FROM > first + ROW_TO;
     products(s, left, right, q, STEP_OF(q, DEPTH), first, n, k, STEP_OF(k, DEPTH), j, m, DEPTH, 0, idle);
     fetch_right(held, v, STEP_OF(v, DEPTH_V), j, m, 0, DEPTH_V);
-    EACH for (int y = 0; y < RY; ++y)
-      EACH for (int x = 0; x < RX; ++x) s[y][x] *= scale * LOG2_E;
-    if (MASK || j + COLUMNS > m || (causal && j + COLUMNS > first + 1)) {
-      EACH for (int y = 0; y < RY; ++y)
-        EACH for (int x = 0; x < RX; ++x)
-          s[y][x] = masked(s[y][x], mask_here, by_query, by_key, first + ROW(y), j + COLUMN(x), n, m, causal);
-    }
+    SCALE_AND_MASK(MASK || j + COLUMNS > m || (causal && j + COLUMNS > first + 1), first + ROW(y), j + COLUMN(x))
     EACH for (int y = 0; y < RY; ++y) {
       own[y] = s[y][0];
       EACH for (int x = 1; x < RX; ++x) own[y] = fmax(own[y], s[y][x]);
@@ -356,8 +357,7 @@ INLINE void row_deltas(__local real* parts, __global const X_T* g, const int ste
   SYNC;
 }
 
-SIZED __kernel void attention_query_grad(__global const X_T* g, __global const X_T* q, __global const X_T* k, __global const X_T* v,
-                                         __global const M_T* mask, __global const S_T* logarithms, __global S_T* delta,
+SIZED __kernel void attention_query_grad(__global const X_T* g, READ_POINTERS, __global const S_T* logarithms, __global S_T* delta,
                                          __global const X_T* forward, __global const S_T* through, __global X_T* out, const int has_through,
                                          CALL_NUMBERS, O_NUMBERS, G_NUMBERS, Q_NUMBERS, K_NUMBERS, V_NUMBERS, F_NUMBERS) {
   MEMORY
@@ -381,13 +381,7 @@ SIZED __kernel void attention_query_grad(__global const X_T* g, __global const X
     products(s, left, right, g, STEP_OF(g, DEPTH_V), first, n, v, STEP_OF(v, DEPTH_V), j, m, DEPTH_V, 1, idle);
     share_scores(scores, s);
     products(s, left, right, q, STEP_OF(q, DEPTH), first, n, k, STEP_OF(k, DEPTH), j, m, DEPTH, 1, idle);
-    EACH for (int y = 0; y < RY; ++y)
-      EACH for (int x = 0; x < RX; ++x) s[y][x] *= scale * LOG2_E;
-    if (MASK || j + COLUMNS > m || (causal && j + COLUMNS > first + 1)) {
-      EACH for (int y = 0; y < RY; ++y)
-        EACH for (int x = 0; x < RX; ++x)
-          s[y][x] = masked(s[y][x], mask_here, by_query, by_key, first + ROW(y), j + COLUMN(x), n, m, causal);
-    }
+    SCALE_AND_MASK(MASK || j + COLUMNS > m || (causal && j + COLUMNS > first + 1), first + ROW(y), j + COLUMN(x))
     EACH for (int y = 0; y < RY; ++y)
       EACH for (int x = 0; x < RX; x += 4) {
         const real4 d = scores[SCORE_AT(tx) + 4 * y * SCORE_QUADS + x / 4 * TX] - less[y];
@@ -408,8 +402,7 @@ SIZED __kernel void attention_query_grad(__global const X_T* g, __global const X
 #else
 
 // Rows of scores are keys here, columns are queries.
-SIZED __kernel void attention_key_grad(__global const X_T* g, __global const X_T* q, __global const X_T* k, __global const X_T* v,
-                                       __global const M_T* mask, __global const S_T* logarithms, __global const S_T* delta,
+SIZED __kernel void attention_key_grad(__global const X_T* g, READ_POINTERS, __global const S_T* logarithms, __global const S_T* delta,
                                        __global X_T* out_k, __global X_T* out_v, CALL_NUMBERS, DK_NUMBERS, DV_NUMBERS, G_NUMBERS, Q_NUMBERS,
                                        K_NUMBERS, V_NUMBERS) {
   MEMORY
@@ -430,13 +423,7 @@ SIZED __kernel void attention_key_grad(__global const X_T* g, __global const X_T
     for (int i = causal ? first : 0; i < n; i += COLUMNS) {
       const int idle = causal && i + COLUMN_TO < first + ROW_FROM, begin = causal ? max(0, first + ROW_FROM - i) : 0;
       products(s, left, right, k, STEP_OF(k, DEPTH), first, m, q_here, STEP_OF(q, DEPTH), i, n, DEPTH, 1, idle);
-      EACH for (int y = 0; y < RY; ++y)
-        EACH for (int x = 0; x < RX; ++x) s[y][x] *= scale * LOG2_E;
-      if (MASK || i + COLUMNS > n || (causal && i < first + ROWS - 1)) {
-        EACH for (int y = 0; y < RY; ++y)
-          EACH for (int x = 0; x < RX; ++x)
-            s[y][x] = masked(s[y][x], mask_here, by_query, by_key, i + COLUMN(x), first + ROW(y), n, m, causal);
-      }
+      SCALE_AND_MASK(MASK || i + COLUMNS > n || (causal && i < first + ROWS - 1), i + COLUMN(x), first + ROW(y))
       EACH for (int x = 0; x < RX; ++x) {
         const real safe = safe_logarithm(S_LOAD(logarithms, row + min(i + COLUMN(x), n - 1)));
         EACH for (int y = 0; y < RY; ++y) s[y][x] = POWER(s[y][x] - safe);

@@ -82,12 +82,11 @@ def _layer_cpu(gx, weight, bias, h0, c0, projection, lengths, kind, reverse):
 def _layer_vjp(F, g, out, weight, bias_shape, h0, c0, projection, lengths, kind, reverse):
     (g_y, g_h), (g_c, g_saved), y, saved = g[:2], (None, g[2]) if kind != "lstm" else g[2:], out[0], out[-1]
     known = (weight, h0, c0, projection, lengths, y, saved)
+    there = _grads_of(kind, h0, projection, bias_shape is not None)
     if g_saved is not None or F.__name__ != "netcl.ops":  # second derivatives use the formulas
         found = steps.layer_backward(F, g_y, g_h, g_c, g_saved, *known, kind, reverse)
-        there = _grads_of(kind, h0, projection, bias_shape is not None)
         found = tuple(x if here else None for x, here in zip(found, there, strict=True))
     else:
-        there = _grads_of(kind, h0, projection, bias_shape is not None)
         made = iter(F.recurrent_grad(g_y, g_h, g_c, *known, kind=kind, reverse=reverse, biased=bias_shape is not None))
         found = tuple(next(made) if here else None for here in there)
     return *found, None
