@@ -68,11 +68,11 @@ class Plan:
             if isinstance(command, Launch) and command.kernel.program.driver is None:
                 break
         else:
-            self.finish()  # another thread may have built a program after its launch was written down without final sizes
+            self.finish()
 
     def finish(self) -> None:
-        """Wait for the programs of a pending plan and prepare its launches; raises if a program does not build."""
-        with queue_state(self.queue).lock:
+        """Wait for the programs, determine the final sizes and prepare the launches; raises if a program does not build."""
+        with self.queue.netcl.lock:
             if self.pending:
                 self.commands = [c.kernel.resolved(c) if isinstance(c, Launch) else c for c in self.commands]
                 self._prepare()

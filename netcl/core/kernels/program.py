@@ -425,8 +425,6 @@ class Kernel:
     def _write_down(self, commands: CommandList, global_size: LaunchSize, local_size: LaunchSize | None, args: tuple[Any, ...]) -> None:
         sizes = (global_size,) if isinstance(global_size, int) else tuple(global_size)
         local = (local_size,) if isinstance(local_size, int) else None if local_size is None else tuple(local_size)
-        if self.program.driver is not None:
-            sizes, local = self._sizes(sizes, local, args)
         if not self._takes_long and any([math.prod(getattr(args[i], "shape", ())) > _MOST_ELEMENTS for i in self.pointers]):
             raise self._too_large([args[i] for i in self._scalars])
         if 0 not in sizes:
