@@ -616,7 +616,9 @@ def deferred_tensor(source: Source, shape: tuple[int, ...], dtype: str, queue: A
 
 def with_shape(x: Tensor, shape: tuple[int, ...]) -> Tensor:
     """Return a tensor over the same memory with another shape; the lease is shared."""
-    memory, writes = x.memory, writes_of(x)
+    memory, writes = x.memory, x.writes
+    if writes is None:
+        writes = x.writes = Writes()
     if memory is None and x.source is not None:
         view = deferred_tensor(x.source, shape, x.dtype, x.queue)
         view.writes = writes
