@@ -252,7 +252,8 @@ class BufferPool:
         self._count(shelf, -len(gone))
 
     def _new(self, nbytes: int, flags: Any, what: str, values: np.ndarray | None = None) -> Any:
-        platforms.check_process()
+        if platforms.forked_child:
+            platforms.check_process()
         if nbytes > self.limit:
             raise OutOfMemoryError(self._no_room(nbytes, what, "one allocation cannot be larger than the device allows"))
         if self._on_host and not host_memory.reserve(nbytes):
@@ -569,7 +570,10 @@ def _device_pools() -> list[BufferPool]:
 
 def get_persistent_pool(queue: Any) -> PersistentBufferPool:
     """Return the pool of a queue's tensors."""
-    return queue_state(queue).part("pool", lambda real: PersistentBufferPool(real.context))
+    try:
+        return queue.netcl.pool
+    except AttributeError:
+        return queue_state(queue).part("pool", lambda real: PersistentBufferPool(real.context))
 
 
 def get_pinned_pool(queue: Any) -> PinnedBufferPool:

@@ -127,7 +127,8 @@ def build(context: Any, source: str, options: Sequence[str] = (), of: ContextSta
 
 
 def _program(context: Any, source: str, options: Sequence[str], of: ContextState, later: bool = False) -> Program:
-    platforms.check_process()
+    if platforms.forked_child:
+        platforms.check_process()
     key = (source, tuple(options))
     with of.lock:
         if key not in of.programs:
