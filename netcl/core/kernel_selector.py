@@ -7,11 +7,11 @@ device), the policy tables below. The plan of a call stores the selected kernel.
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import partial
-from operator import attrgetter
 from typing import Any
 
 from netcl.core import dtype as dtypes
@@ -126,7 +126,7 @@ def _suits_tiled_local(p: Problem) -> bool:
 
 def _takes_eight_lanes(p: Problem) -> bool:
     """Whether to load eight lanes: elements have at most two bytes, or the device's native vectors have eight floats."""
-    return dtypes.lookup(p.dtype).itemsize <= 2 or p.profile.vector_width >= 8
+    return dtypes.DTYPES[p.dtype].itemsize <= 2 or p.profile.vector_width >= 8
 
 
 def _always(p: Problem) -> bool:
@@ -400,8 +400,8 @@ def get_matmul_precision() -> str:
     return _precision
 
 
-hooks.modes.append(get_matmul_precision)
-hooks.modes.append(partial(attrgetter("named"), _selector))
+hooks.modes.append(partial(getattr, sys.modules[__name__], "_precision"))  # a Python function would take longer at every replay
+hooks.modes.append(partial(getattr, _selector, "named"))
 
 
 def get_kernel_selector() -> KernelSelector:
