@@ -94,7 +94,11 @@ FAULTS: dict[str, Fault] = {
     # ---- guards: what a replay rests on
     "guards always hold": Fault("guards", _CAPTURE, "if not guards.hold():", "if False:", _REPLAYS),
     "every argument may move": Fault(
-        "guards", _CAPTURE, "if not program.trusted[i] and t.realize() is not program.buffers[i]:", "if False:", _REPLAYS
+        "guards",
+        _CAPTURE,
+        "if not program.trusted[i] and (t.realize() if t.memory is None else t.memory) is not program.buffers[i]:",
+        "if False:",
+        _REPLAYS,
     ),
     "settings may change": Fault("guards", _CAPTURE, "if case.changed(settings):", "if False:", ("tests/runtime/test_capture_changes.py",)),
     "two runs need not agree": Fault(

@@ -304,7 +304,7 @@ class CompiledFunction:
             if graph is None or guards is None:
                 return self._plain(call.args, call.kwargs) if program.refused else self._recorded(case, state, program, call)
             for i, t in enumerate(call.tensors):
-                if not program.trusted[i] and t.realize() is not program.buffers[i]:
+                if not program.trusted[i] and (t.realize() if t.memory is None else t.memory) is not program.buffers[i]:
                     return self._recorded(case, state, program, call)  # the step may reach this buffer by another name too
             if graph.meets(call.tensors) is not None:
                 return self._plain(call.args, call.kwargs)

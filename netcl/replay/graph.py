@@ -75,7 +75,7 @@ class Graph:
         self._like = [(t.shape, t.dtype) for t in inputs]
         self._sources, self._undos, self._checks = list(recording.sources), list(recording.undos), list(recording.checks)
         self._said: list[Any] = [None] * len(self._sources)
-        self._lock = program.state(self.queue).lock
+        self._lock, self._pool = program.state(self.queue).lock, get_persistent_pool(self.queue)
         self._bound = [value.buffer for value in self.inputs]
         self._changed = [i for i, value in enumerate(self.inputs) if value.marks]
         lasting = (value for value in self.values if value.kind == OUTSIDE or (value.kind == MADE and value.held() is not None))
@@ -114,7 +114,7 @@ class Graph:
         self._buffers: dict[Value, Any] = {value: value.buffer for value in self.values}
         self._leases: list[Any] = []
         self._fresh: dict[Value, list[Callable[[Any], None]]] = {value: [] for value in self._renewable()}
-        passing, left, pool = [], [], get_persistent_pool(self.queue)
+        passing, left, pool = [], [], self._pool
         for value in self.values:
             lease = value.held()
             if value.kind != MADE or lease is not None:
@@ -128,7 +128,7 @@ class Graph:
 
     def _share(self, passing: Sequence[Value], left: Sequence[MemoryBlock]) -> None:
         """Place ``passing``, values used only inside a replay, in shared blocks, or in ``left``, memory that the step writes later."""
-        pool = get_persistent_pool(self.queue)
+        pool = self._pool
         with program.state(self.queue).lock:
             shared: weakref.WeakSet[BufferHandle] = self.queue.netcl.part("blocks", lambda _: weakref.WeakSet())
             others = list(shared)
@@ -236,15 +236,18 @@ class Graph:
             self._compute_readers(inputs)
         bound, fresh = self._bound, {}
         with self._lock:
-            self._folded.refresh()
+            if self._folded.nodes:
+                self._folded.refresh()
             for i, t in enumerate(inputs):
                 buffer = t.memory  # computed by meets
                 if bound[i] is not buffer:
                     bound[i] = buffer
                     for rebind in self._rebinds[i]:
                         rebind(buffer)
-            for value in self._fresh:
-                fresh[value] = self._renew(value)
+            for value, rebinds in self._fresh.items():  # memory for the results of this replay
+                fresh[value] = lease = self._pool.allocate(value.nbytes)
+                for rebind in rebinds:
+                    rebind(lease.buffer)
             self._note_writes(inputs)
             self._run_parts()
             if type(self.result) is Output:
@@ -274,7 +277,9 @@ class Graph:
     def meets(self, inputs: Sequence[Tensor]) -> int | None:
         """Return the index of the first input that shares memory with another value, if the step writes to that memory; else ``None``."""
         for i, t in enumerate(inputs):
-            if id(t.realize()) in self._written or (self._outside and i in self._rewritten and id(t.memory) in self._outside):
+            if t.memory is None:
+                t.realize()
+            if id(t.memory) in self._written or (self._outside and i in self._rewritten and id(t.memory) in self._outside):
                 return i
         return None
 
@@ -357,13 +362,6 @@ class Graph:
             event = launch.observed()
             for observer in hooks.launch_observers:
                 observer(launch.kernel, self.queue, launch.sizes, launch.local, node.args, event)
-
-    def _renew(self, value: Value) -> BufferHandle:
-        """Lease memory for a result of this replay and bind the launches to it."""
-        lease = backend_of(self.queue).pool.allocate(value.nbytes)
-        for rebind in self._fresh[value]:
-            rebind(lease.buffer)
-        return lease
 
     def _returned(self, output: Output, inputs: Sequence[Tensor], fresh: Mapping[Value, BufferHandle]) -> Tensor:
         value = output.value
