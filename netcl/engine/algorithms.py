@@ -24,7 +24,7 @@ from netcl.core.errors import DeviceError, ShapeError, message, some
 from netcl.core.hooks import hooks
 from netcl.core.kernel_selector import KernelConfig, KernelVariant, Problem
 from netcl.core.tensor import Tensor
-from netcl.engine.call import planned
+from netcl.engine.plan import planned
 
 # A plain sum of k products of values around one has an error of about k roundings at worst; every kernel must stay within four times that.
 _ROUNDINGS = 4.0

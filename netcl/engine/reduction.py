@@ -23,12 +23,12 @@ from netcl.core.kernel_selector import KernelVariant, get_kernel_selector, is_na
 from netcl.core.kernels import program
 from netcl.core.tensor import Tensor, with_shape
 from netcl.engine import lazy_graph, rows
-from netcl.engine.call import planned
 from netcl.engine.launch import check_double, index_type
 from netcl.engine.map_kernel import CPU_WIDTH, as_compute, from_compute, fusable
 from netcl.engine.modes import deferral, in_mode
 from netcl.engine.opencl_text import C_LIMITS, UFUNCS, Body, Layout, helper_functions, numpy_function, rotated, statements, value_functions
 from netcl.engine.operands import check_out, common_shape, operand
+from netcl.engine.plan import planned
 from netcl.engine.pointwise import run
 from netcl.engine.registry import REGISTRY, Pointwise, Reduction, names_read_by, parse
 from netcl.engine.row_kernel import RowFold

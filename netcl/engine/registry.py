@@ -400,7 +400,7 @@ class Op(_WithFunction, _Called):
     call, and ``needs``: per input, whether its gradient is wanted. It returns one gradient or ``None`` per tensor
     input; gradients of broadcast inputs are summed to the input's shape by the tape.
 
-    ``deferred`` and ``waits`` are those of :func:`netcl.engine.call.planned`. An op that is ``at_once`` has no plan: it returns a
+    ``deferred`` and ``waits`` are those of :func:`netcl.engine.plan.planned`. An op that is ``at_once`` has no plan: it returns a
     view, calls other ops, or its work depends on values.
     """
 

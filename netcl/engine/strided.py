@@ -17,7 +17,7 @@ from netcl.core import dtype as dtypes
 from netcl.core.kernels import program
 from netcl.core.tensor import Tensor
 from netcl.engine import launch
-from netcl.engine.call import planned
+from netcl.engine.plan import planned
 
 ELEMENTS = {1: "uchar", 2: "ushort", 4: "uint", 8: "ulong", 16: "uint4"}
 _TURNED_TILE, _TURNED_ROWS = 32, 8

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from netcl.engine import pointwise, reduction
-from netcl.engine.call import planned
+from netcl.engine.plan import planned
 from netcl.engine.registry import ALIASES as ALIASES
 from netcl.engine.registry import REGISTRY as REGISTRY
 from netcl.engine.registry import Composite, Op, Reduction, Row, alias, lookup_op, register, unregister

@@ -15,9 +15,9 @@ from netcl.core.kernel_selector import KernelVariant, Problem, get_kernel_select
 from netcl.core.tensor import Tensor, with_shape
 from netcl.core.writes import wrote
 from netcl.engine import launch, lazy_graph, rows
-from netcl.engine.call import planned
 from netcl.engine.map_kernel import fusable
 from netcl.engine.modes import deferral
+from netcl.engine.plan import planned
 from netcl.engine.reduction import formula
 from netcl.engine.registry import S, composite, op
 from netcl.ops.norm import (

@@ -18,9 +18,9 @@ from netcl.core.errors import ShapeError
 from netcl.core.hooks import hooks
 from netcl.core.tensor import Tensor, deferred_tensor, with_shape
 from netcl.engine import lazy_graph
-from netcl.engine.call import Deferral, planned
 from netcl.engine.launch import FLOATS
 from netcl.engine.modes import deferral, in_mode
+from netcl.engine.plan import Deferral, planned
 from netcl.engine.pointwise import run
 from netcl.engine.registry import REGISTRY, Pointwise
 from netcl.ops.conv import conv2d_with

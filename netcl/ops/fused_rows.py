@@ -17,9 +17,9 @@ import numpy as np
 from netcl.core.dtype import DTYPES, STORED
 from netcl.core.tensor import Tensor, with_shape
 from netcl.engine import launch, lazy_graph
-from netcl.engine.call import planned
 from netcl.engine.map_kernel import fusable
 from netcl.engine.modes import deferral
+from netcl.engine.plan import planned
 from netcl.engine.reduction import SAME, busy, fold_innermost, formula, formula_of_arrays
 from netcl.engine.registry import REGISTRY, Op, Reduction
 

@@ -21,7 +21,7 @@ from netcl.core.hooks import hooks
 from netcl.core.tensor import Source, Tensor, duplicate, memory_of, with_shape, wrap_array
 from netcl.core.writes import Writes, clock, writes_of, wrote
 from netcl.engine import lazy_graph
-from netcl.engine.call import planned
+from netcl.engine.plan import planned
 from netcl.engine.registry import S, op
 from netcl.engine.strided import copy_block, dense, take_block
 

@@ -20,7 +20,7 @@ from netcl.core.hooks import hooks
 from netcl.core.kernels import builders, program
 from netcl.core.tensor import Tensor, duplicate
 from netcl.core.waiting_runs import BUILDER_THREAD, waiting
-from netcl.engine.call import planned
+from netcl.engine.plan import planned
 from netcl.ops.index import check_indices
 from netcl.ops.matmul import nvidia
 from netcl.replay.compiled import capture_graph

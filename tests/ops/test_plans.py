@@ -15,7 +15,7 @@ from netcl.core.kernel_selector import clear_cache, reload_environment, set_matm
 from netcl.core.kernels import program
 from netcl.core.memory import is_integrated_gpu
 from netcl.core.tensor import Tensor
-from netcl.engine import call
+from netcl.engine import plan
 from netcl.engine.lazy_graph import eager_fusion
 from netcl.ops.conv import plans
 from netcl.ops.matmul import gemm
@@ -28,8 +28,8 @@ RNG = np.random.default_rng(5)
 def made(cl_device, monkeypatch):
     """The names of plans that were made; what other tests left is forgotten."""
     program.forget("plans")
-    seen, make = [], call.make_plan
-    monkeypatch.setattr(call, "make_plan", lambda name, *rest: seen.append(name) or make(name, *rest))
+    seen, make = [], plan.make_plan
+    monkeypatch.setattr(plan, "make_plan", lambda name, *rest: seen.append(name) or make(name, *rest))
     return seen
 
 
@@ -238,17 +238,17 @@ def test_products_that_nothing_follows_wait_no_more(cl_device, made):
     with eager_fusion(1):
         x, w, bias = given(cl_device, 9, 7), given(cl_device, 7, 5), given(cl_device, 5)
         expected = x.to_host() @ w.to_host()
-        for _ in range(call._UNFUSED_CALLS):
+        for _ in range(plan._UNFUSED_CALLS):
             alone = ops.matmul(x, w)
             assert alone.memory is None
             np.testing.assert_allclose(alone.to_host(), expected, rtol=1e-5, atol=1e-5)
-        deferred = [ops.matmul(x, w).memory is None for _ in range(call._AGAIN)]
+        deferred = [ops.matmul(x, w).memory is None for _ in range(plan._AGAIN)]
         assert deferred.count(True) == 1  # asks again now and then
         np.testing.assert_allclose(ops.matmul(x, w).to_host(), expected, rtol=1e-5, atol=1e-5)
-        for _ in range(call._AGAIN):
+        for _ in range(plan._AGAIN):
             ended = ops.relu(ops.add(ops.matmul(x, w), bias))
             np.testing.assert_allclose(ended.to_host(), np.maximum(expected + bias.to_host(), 0), rtol=1e-5, atol=1e-5)
-        assert all(ops.matmul(x, w).memory is None for _ in range(call._AGAIN))  # something followed: it is waited for
+        assert all(ops.matmul(x, w).memory is None for _ in range(plan._AGAIN))  # something followed: it is waited for
 
 
 def test_temporaries_that_an_op_has_dropped_share_memory(cl_device):
@@ -260,18 +260,18 @@ def test_temporaries_that_an_op_has_dropped_share_memory(cl_device):
         second = ops.add(first, 1.0)
         return ops.add(second, 1.0)
 
-    function = call.planned("twice", twice)
+    function = plan.planned("twice", twice)
     x = given(cl_device, *shape)
     np.testing.assert_allclose(function(x).to_host(), x.to_host() + 3, rtol=1e-6)
-    (plan,) = [plan for key, plan in call.plan_cache(queue).items() if key[0] == "twice"]
-    assert len(plan.rooms) == 2
+    (made,) = [made for key, made in plan.plan_cache(queue).items() if key[0] == "twice"]
+    assert len(made.rooms) == 2
 
 
 def test_an_op_that_reads_values_runs_at_once(cl_device, made):
     def peeks(x):
         return ops.add(x, float(x.to_host().max()))
 
-    function, x = call.planned("peeks", peeks), given(cl_device, 3, 4)
+    function, x = plan.planned("peeks", peeks), given(cl_device, 3, 4)
     for _ in range(2):
         x.from_host(values(3, 4))
         np.testing.assert_allclose(function(x).to_host(), x.to_host() + x.to_host().max(), rtol=1e-6)
@@ -286,7 +286,7 @@ def test_an_error_of_an_op_is_raised_before_anything_runs(cl_device, made):
 
 def test_a_tensor_that_an_op_takes_from_outside_is_read_anew(cl_device, made):
     weight, x = given(cl_device, 3, 4), given(cl_device, 3, 4)
-    function = call.planned("outside", lambda x: ops.mul(x, weight))
+    function = plan.planned("outside", lambda x: ops.mul(x, weight))
     for _ in range(3):
         weight.data = given(cl_device, 3, 4)  # other memory
         np.testing.assert_allclose(function(x).to_host(), x.to_host() * weight.to_host(), rtol=1e-6)
@@ -294,7 +294,7 @@ def test_a_tensor_that_an_op_takes_from_outside_is_read_anew(cl_device, made):
 
 def test_an_outside_tensor_first_is_no_operand(cl_device, made):
     weight, x = given(cl_device, 4, 3), given(cl_device, 3, 5)
-    function = call.planned("outside first", lambda x: ops.softmax(ops.matmul(weight, x)))
+    function = plan.planned("outside first", lambda x: ops.softmax(ops.matmul(weight, x)))
     for _ in range(3):
         weight.data = given(cl_device, 4, 3)
         e = np.exp(weight.to_host() @ x.to_host())

@@ -21,7 +21,7 @@ from netcl.core.kernel_selector import get_kernel_selector, get_matmul_precision
 from netcl.core.kernels import primitives
 from netcl.core.tensor import Tensor, with_shape
 from netcl.engine import algorithms, launch
-from netcl.engine.call import planned
+from netcl.engine.plan import planned
 from netcl.engine.registry import S, composite, op
 from netcl.engine.strided import alignment, take_block
 from netcl.ops import views
