@@ -197,11 +197,8 @@ class BufferPool:
     def _shelf_of(self, nbytes: int) -> Shelf:
         bucket = self.bucket_of(nbytes)
         if bucket not in self._shelves:
-            self._shelves[bucket] = self._new_shelf(bucket)
+            self._shelves[bucket] = Shelf(self, bucket)
         return self._shelves[bucket]
-
-    def _new_shelf(self, bucket: int) -> Shelf:
-        return Shelf(self, bucket)
 
     def allocate(self, nbytes: int, flags: Any = None, what: str = "") -> BufferHandle:
         """Lease at least ``nbytes``. A buffer with other ``flags`` than the pool's is not pooled. ``what`` names the tensor in an error."""
@@ -408,9 +405,6 @@ class PersistentBufferPool(BufferPool):
             self._cuts[bucket] = _Cut(self, bucket)
         return self._cuts[bucket]
 
-    def _new_shelf(self, bucket: int) -> Shelf:
-        return Shelf(self, bucket, not self.capped)
-
     def _count(self, shelf: Shelf, change: int) -> None:
         super()._count(shelf, change)
         self._grown(change * shelf.bucket)
@@ -476,7 +470,7 @@ class PinnedBufferPool:
         self.stats = PoolStats()
         cap = min(PINNED_CAP, env.value("NETCL_MAX_CACHED_GB") * (1 << 30)) if max_cached_bytes is None else max_cached_bytes
         self.max_cached_bytes = int(cap)
-        self._shelves: dict[int, _Pinned] = {}
+        self._shelves: dict[int, Shelf] = {}
         self._copying: deque[tuple[BufferHandle, Any]] = deque()  # leases that end with their event, oldest first
         self._lock = threading.RLock()
         pools.add(self)
@@ -487,7 +481,10 @@ class PinnedBufferPool:
         bucket = power_of_two(nbytes)
         with self._lock:
             self._collect()
-            shelf = self._shelves.setdefault(bucket, _Pinned(self, bucket, False))
+            shelf = self._shelves.get(bucket)
+            if shelf is None:
+                shelf = self._shelves[bucket] = Shelf(self, bucket, False)
+                shelf.free = deque()  # pairs of memory and the event of its last copy, oldest first
             if shelf.free and _complete(shelf.free[0][1]):
                 self.stats.hits += 1
                 self.stats.bytes_cached -= bucket
@@ -540,16 +537,6 @@ class PinnedBufferPool:
                 shelf.free.popleft()
                 self.stats.bytes_cached -= shelf.bucket
                 self.stats.bytes_allocated -= shelf.bucket
-
-
-class _Pinned(Shelf):
-    """The shelf of page-locked memory of one size: pairs of memory and the event of its last copy, oldest first."""
-
-    __slots__ = ()
-
-    def __init__(self, pool: Any, bucket: int, plain: bool):
-        super().__init__(pool, bucket, plain)
-        self.free = deque()
 
 
 def _complete(event: Any) -> bool:
