@@ -126,12 +126,16 @@ def map_kernel(
     config = get_kernel_selector().choose(Problem("elementwise", (n,), outputs[0].name, {}, profile), ((n,),))
     layout = _layout(queue, walk, n, n * outputs[0].itemsize, profile, config)
     inputs = [Port(name, DTYPES[x.dtype], moves) for (name, x), moves in zip(given, walk.moves, strict=True)]
-    kernel = _kernel(op, queue, body, inputs, list(map(Port, body.outputs, outputs)), compute, layout, options)
+    results, state = list(map(Port, body.outputs, outputs)), program.state(queue)
+    key = (op, "kernel", body, *inputs, *results, compute, layout, options)
+    if key not in state:
+        source = kernel_source(op, body, inputs, results, compute, layout)
+        state[key] = program.get_later(queue, source, f"op_{op}", options)
     chunk, items, local = launch_sizes(n, walk.inner, layout.width, profile, config)
     sizes: tuple[int, ...] = (walk.inner, chunk)
     if walk.outer:
         sizes += (n // walk.inner, *walk.outer[1:], *(step for steps in walk.steps for step in steps))
-    return Map(kernel, items, local, sizes)
+    return Map(state[key], items, local, sizes)
 
 
 def plan_map(
@@ -152,17 +156,6 @@ def plan_map(
     plan = Plan(op, commands, made[0] if len(made) == 1 else made)
     plan.cast = partial(as_integer, op, compute) if compute in INTEGRAL else float
     return plan
-
-
-def _kernel(
-    op: str, queue: Any, body: Body, inputs: list[Port], outputs: list[Port], compute: str, layout: Layout, options: tuple[str, ...]
-) -> Any:
-    state = program.state(queue)
-    key = (op, "kernel", body, *inputs, *outputs, compute, layout, options)
-    if key not in state:
-        source = kernel_source(op, body, inputs, outputs, compute, layout)
-        state[key] = program.get_later(queue, source, f"op_{op}", options)
-    return state[key]
 
 
 def as_integer(op: str, compute: str, value: Any) -> int:
