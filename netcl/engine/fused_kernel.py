@@ -181,10 +181,8 @@ def _chain_cl(region: Region) -> list[Tensor]:
 
 
 def _run_plan(plan: Plan, tensors: Sequence[Tensor], numbers: Sequence[Any]) -> Any:
-    for command in plan.commands:
-        assert isinstance(command, Launch)
-        if deferral.shown is not None:
-            deferral.shown.append(command.kernel.program.source)
+    if deferral.shown is not None:
+        deferral.shown += [command.kernel.program.source for command in plan.commands if isinstance(command, Launch)]
     return plan.run(tensors, tuple([plan.cast(n) for n in numbers]))
 
 
@@ -221,7 +219,7 @@ def _rows_cl(region: Region) -> list[Tensor]:
     seen: list[Any] = [*region.kept, *region.leaves]
     key = ("rows", region.key, region.slots, region.space, region.order[0].real, options, *((x.dtype, x.shape) for x in seen))
     plan = plan_cache(queue).get(key)
-    if plan is None or plan.queue is not queue:
+    if plan is None:
         plan = plan_cache(queue)[key] = _plan_rows(region, options)
     return _run_plan(plan, region.leaves, region.numbers)
 

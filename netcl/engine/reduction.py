@@ -460,8 +460,7 @@ def fold_innermost(row: Reduction, x: Tensor, axes: int, keepdims: bool, params:
     numbers = dict(zip(row.params, params, strict=True))
     bound: dict[str, Any] = {}
     if row.given:
-        first = REGISTRY[row.given]
-        assert isinstance(first, Reduction)
+        first = _row_named(row.given)
         bound["v1"] = fold_innermost(first, x, axes, True, tuple(first.params.values()), STORED[real], real)
     mapped = x if row.map == "v0" else formula(f"{row.name}_map", row.map, {"v0": x, **bound}, numbers, STORED[real], real)
     plain = row.finish == "v0"

@@ -276,7 +276,8 @@ def difference(
     for i, (one, other, node) in enumerate(zip(a, b, nodes, strict=False)):
         name = f"{node.name} of {node.op}" if node.op else node.name
         if one[:-1] != other[:-1]:
-            return f"command {i} was {getattr(one[1], 'name', one[0])}, then {name}{_other_sizes(one, other)}", False
+            sizes = f" over {one[2]}, then {other[2]} items" if one[1] is other[1] and one[2] != other[2] else ""
+            return f"command {i} was {getattr(one[1], 'name', one[0])}, then {name}{sizes}", False
         for at, (old, new) in enumerate(zip(one[-1], other[-1], strict=False)):
             if old != new:
                 what = f"argument {at} of command {i} ({name}) was {_short(old)}, then {_short(new)}"
@@ -284,10 +285,6 @@ def difference(
                     return what, False
                 elsewhere = elsewhere or what
     return (elsewhere, True) if len(a) == len(b) else (f"it enqueued {len(a)} commands, then {len(b)}: {_first_more(a, b, nodes)}", False)
-
-
-def _other_sizes(one: tuple[Any, ...], other: tuple[Any, ...]) -> str:
-    return f" over {one[2]}, then {other[2]} items" if one[1] is other[1] and one[2] != other[2] else ""
 
 
 def _first_more(a: Sequence[tuple[Any, ...]], b: Sequence[tuple[Any, ...]], nodes: Sequence[CommandNode]) -> str:
