@@ -374,12 +374,8 @@ class PersistentBufferPool(BufferPool):
         self.cuts = bool(device.type & platforms.opencl().device_type.CPU)
         self._cuts: dict[int, _Cut] = {}
         self._pooled = 0  # bytes of all shelves and segments, leased or free: below the cap, free bytes need not be counted
+        self.capped = False  # whether these bytes exceed the cap; only then can the free ones
         self._cached = 0  # an upper bound on the free bytes of shelves, while they are counted
-
-    @property
-    def capped(self) -> bool:
-        """Whether the pool holds more memory than the cap; only then can its free part exceed the cap."""
-        return self._pooled > self.max_cached_bytes
 
     @property
     def stats(self) -> PoolStats:
@@ -417,10 +413,11 @@ class PersistentBufferPool(BufferPool):
             self._grown(change)
 
     def _grown(self, change: int) -> None:
-        before, self._pooled = self._pooled > self.max_cached_bytes, self._pooled + change
-        if self.capped != before:
+        self._pooled += change
+        if self.capped != (self._pooled > self.max_cached_bytes):
+            self.capped = not self.capped
             for shelf in (*self._shelves.values(), *self._cuts.values()):
-                shelf.plain = before and shelf.made <= self.max_per_bucket
+                shelf.plain = not self.capped and shelf.made <= self.max_per_bucket
             self._cached = super().stats.bytes_cached
 
     def _take_back(self, shelf: Shelf, buffer: Any) -> None:

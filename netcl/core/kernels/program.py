@@ -307,15 +307,15 @@ class _Own:
 
     __slots__ = ("kernel", "lenders", "numbers", "set_memory", "set_numbers")
 
-    def __init__(self, kernel: Any, types: list[Any] | None):
-        """``types``: per argument its NumPy scalar type, or ``None`` for memory; ``None`` if a type is unknown."""
-        if types is not None:
-            kernel.set_scalar_arg_dtypes(types)
+    def __init__(self, kernel: Any, kinds: tuple[Any, ...]):
+        typed = UNKNOWN not in kinds
+        if typed:
+            kernel.set_scalar_arg_dtypes([None if kind is POINTER else kind for kind in kinds])
         self.kernel = kernel
         self.lenders: list[Any] = []  # queues of tensors in the current launch that differ from its own queue
         self.numbers: tuple[Any, ...] | None = None
         self.set_memory: Any = getattr(kernel, "_set_arg_multi", None)
-        self.set_numbers: Any = getattr(kernel, "_set_arg_buf_pack_multi", None) if types is not None and self.set_memory else None
+        self.set_numbers: Any = getattr(kernel, "_set_arg_buf_pack_multi", None) if typed and self.set_memory else None
 
 
 def _wait_before_more(lenders: list[Any], queue: Any, event: Any) -> None:
@@ -346,14 +346,13 @@ class Kernel:
             if parsed is None or len(parsed[0]) != first.num_args:
                 parsed = (UNKNOWN,) * first.num_args, (False,) * first.num_args
         #: Per argument: its kind, and whether it is declared const (all ``False`` if the signature cannot be parsed).
-        self.kinds, self.reads_only = kinds, constant = parsed
+        kinds, self.reads_only = parsed
+        self.kinds = kinds
         self._count = len(kinds)
         self.pointers = [i for i, kind in enumerate(kinds) if kind is POINTER or kind is UNKNOWN]  # arguments that are or may be memory
         self._scalars = [i for i in range(self._count) if i not in self.pointers]
         self._in_front = self.pointers == list(range(len(self.pointers)))
-        self._written = {i for i in self.pointers if not constant[i]}
         self._places = [x for i in self._scalars for x in (i, np.dtype(kinds[i]).char.encode(), None)]
-        self._types = None if UNKNOWN in kinds else [None if kind is POINTER else kind for kind in kinds]
         self._takes_long = not {np.int64, np.uint64, UNKNOWN}.isdisjoint(kinds)
         self._comparable = {np.float32, np.float64}.isdisjoint(kinds)  # 0.0 and -0.0 are equal
         self._known_sizes: dict[Any, tuple[tuple[int, ...], tuple[int, ...] | None]] = {}
@@ -362,7 +361,7 @@ class Kernel:
         self.enqueue = cl.enqueue_nd_range_kernel
         self.failed = cl.Error
         if first is not None:
-            self._threads.own = _Own(first, self._types)
+            self._threads.own = _Own(first, kinds)
 
     @cached_property
     def _limits(self) -> tuple[int, tuple[int, ...] | None, int]:
@@ -384,7 +383,7 @@ class Kernel:
             if made.num_args != self._count:
                 what = f"the kernel must have the {self._count} parameters that its text declares, got {made.num_args}"
                 raise KernelBuildError(message(self.name, what)) from None
-            self._threads.own = _Own(made, self._types)
+            self._threads.own = _Own(made, self.kinds)
             return self._threads.own
 
     def __call__(self, queue: Any, global_size: LaunchSize, local_size: LaunchSize | None, *args: Any) -> Any:
@@ -509,7 +508,7 @@ class Kernel:
             found.append(realize())
             if arg.queue is not queue:
                 self._check_context(queue, arg)
-            if readers and i in self._written and id(arg.lease) in readers:
+            if readers and not self.reads_only[i] and id(arg.lease) in readers:
                 readers.compute(arg.lease)
         return found
 
