@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import sys
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from netcl.core import env
@@ -58,12 +59,12 @@ class DeviceProfile:
         """Another name for ``has_fp16``."""
         return self.has_fp16
 
-    @property
+    @cached_property
     def lanes(self) -> int:
         """The number of floats in the vectors of CPU kernels."""
         return min(16, max(4, self.vector_width))
 
-    @property
+    @cached_property
     def vector_registers(self) -> int:
         """The assumed number of vector registers of a CPU: 16 for 8 lanes (AVX2), else 32 (NEON, AVX-512)."""
         return 16 if self.lanes == 8 else 32
