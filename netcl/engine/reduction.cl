@@ -12,6 +12,10 @@
 // A row may be cut into `slices` of `slice` elements; then y holds one partial result per slice, and a second launch
 // folds those. No atomics: the order of the additions depends on sizes and device only.
 
+// The arguments of every kernel; a0 and a1 are the parameters of the row, n is the number of folded elements.
+#define FOLD_POINTERS __global const SRC* x, __global const GIVEN* given, __global DST* y
+#define FOLD_NUMBERS const PARAM_T a0, const PARAM_T a1, const PARAM_T n, const INDEX_T rows, const INDEX_T count, \
+  const INDEX_T inner, const INDEX_T slice, const INDEX_T slices
 #define BLOCK 64  // elements per lane that are summed before they join the total: keeps rounding errors of long sums small
 
 // Without a loop: where its steps are not known early, v lies in memory instead of registers.
@@ -28,9 +32,7 @@ real in_range(real x, INDEX_T left) {
 }
 
 // One work-item folds one slice of one row; inner is 1.
-__kernel void reduce_rows(__global const SRC* x, __global const GIVEN* given, __global DST* y, const PARAM_T a0, const PARAM_T a1,
-                          const PARAM_T n, const INDEX_T rows, const INDEX_T count, const INDEX_T inner, const INDEX_T slice,
-                          const INDEX_T slices) {
+__kernel void reduce_rows(FOLD_POINTERS, FOLD_NUMBERS) {
   const INDEX_T item = get_global_id(0);
   if (item >= rows * slices) return;
   const INDEX_T row = item / slices;
@@ -59,9 +61,7 @@ __kernel void reduce_rows(__global const SRC* x, __global const GIVEN* given, __
 #if LOCAL > 1
 // One work-group folds one slice of one row; inner is 1.
 __kernel __attribute__((reqd_work_group_size(LOCAL, 1, 1)))
-void reduce_group(__global const SRC* x, __global const GIVEN* given, __global DST* y, const PARAM_T a0, const PARAM_T a1,
-                  const PARAM_T n, const INDEX_T rows, const INDEX_T count, const INDEX_T inner, const INDEX_T slice,
-                  const INDEX_T slices) {
+void reduce_group(FOLD_POINTERS, FOLD_NUMBERS) {
   __local real parts[LOCAL];
   const INDEX_T item = get_group_id(0);
   const int lane = get_local_id(0);
@@ -85,9 +85,7 @@ void reduce_group(__global const SRC* x, __global const GIVEN* given, __global D
 
 // One work-group folds one slice of TILE * WIDTH neighbouring columns: where there are too few columns for a work-item each.
 __kernel __attribute__((reqd_work_group_size(LOCAL, 1, 1)))
-void reduce_tile(__global const SRC* x, __global const GIVEN* given, __global DST* y, const PARAM_T a0, const PARAM_T a1,
-                 const PARAM_T n, const INDEX_T rows, const INDEX_T count, const INDEX_T inner, const INDEX_T slice,
-                 const INDEX_T slices) {
+void reduce_tile(FOLD_POINTERS, FOLD_NUMBERS) {
   __local real parts[LOCAL];
   const INDEX_T across = (inner + TILE * WIDTH - 1) / (TILE * WIDTH);
   const INDEX_T part_row = get_group_id(0) / across;
@@ -121,9 +119,7 @@ void reduce_tile(__global const SRC* x, __global const GIVEN* given, __global DS
 #endif
 
 // One work-item folds one slice of SPAN * WIDTH neighbouring columns: CPUs want long pieces of each row, GPUs many work-items.
-__kernel void reduce_columns(__global const SRC* x, __global const GIVEN* given, __global DST* y, const PARAM_T a0, const PARAM_T a1,
-                             const PARAM_T n, const INDEX_T rows, const INDEX_T count, const INDEX_T inner, const INDEX_T slice,
-                             const INDEX_T slices) {
+__kernel void reduce_columns(FOLD_POINTERS, FOLD_NUMBERS) {
   const INDEX_T across = (inner + SPAN * WIDTH - 1) / (SPAN * WIDTH);
   const INDEX_T item = get_global_id(0);
   if (item >= rows * slices * across) return;
