@@ -107,11 +107,7 @@ def widen_rows(x: Tensor, y: Tensor, inner: int) -> tuple[int, int]:
 # ---- launches
 
 
-class _Launch(NamedTuple):
-    kernel: Any
-    global_size: Any
-    local_size: Any
-    args: tuple[int, ...]
+_Launch = tuple[Any, Any, Any, tuple[int, ...]]  # kernel, global size, local size, numbers
 
 
 def _copy_kernel(queue: Any, name: str, copy: Copy) -> Any:
@@ -151,7 +147,7 @@ def _grid_copy(queue: Any, copy: Copy) -> _Launch | None:
     if max(rows, outer) > _MOST_GROUPS:
         return None
     args = (copy.source, copy.target, *sizes[1:], *(a.source for a in axes), *(a.target for a in axes))
-    return _Launch(_copy_kernel(queue, "copy_grid", copy), (-(-sizes[3] // across) * across, rows * down, outer), (across, down, 1), args)
+    return _copy_kernel(queue, "copy_grid", copy), (-(-sizes[3] // across) * across, rows * down, outer), (across, down, 1), args
 
 
 def _row_copy(queue: Any, copy: Copy) -> _Launch | None:
@@ -164,7 +160,7 @@ def _row_copy(queue: Any, copy: Copy) -> _Launch | None:
     count = max(1, _CPU_ITEM // (chunk * copy.itemsize))
     sizes = (chunk, count, rows, *(axis.size for axis in axes[1:]))
     args = (copy.source, copy.target, *sizes, *(a.source for a in axes), *(a.target for a in axes))
-    return _Launch(_copy_kernel(queue, "copy_rows", copy), -(-rows // count) * -(-inner // chunk), 1, args)
+    return _copy_kernel(queue, "copy_rows", copy), -(-rows // count) * -(-inner // chunk), 1, args
 
 
 def _plain_copy(queue: Any, copy: Copy) -> _Launch:
@@ -175,7 +171,7 @@ def _plain_copy(queue: Any, copy: Copy) -> _Launch:
     chunk, local = _elements_per_item(queue, inner, copy.itemsize)
     sizes = (rows, *(axis.size for axis in axes[1:]))
     args = (copy.source, copy.target, chunk, *sizes, *(a.source for a in axes), *(a.target for a in axes))
-    return _Launch(_copy_kernel(queue, f"copy{rank}", copy), rows * -(-inner // chunk), local, args)
+    return _copy_kernel(queue, f"copy{rank}", copy), rows * -(-inner // chunk), local, args
 
 
 def _elements_per_item(queue: Any, inner: int, itemsize: int) -> tuple[int, int]:
@@ -201,8 +197,8 @@ def _transposition(queue: Any, copy: Copy) -> _Launch | None:
     args = (copy.source, copy.target, fast.size, slow.size, slow.source, fast.target, batch[1].size, batch[2].size,
             *(axis.source for axis in batch), *(axis.target for axis in batch))  # fmt: skip
     if launch.on_cpu_device(queue):
-        return _Launch(_copy_kernel(queue, "transpose_cached", copy), blocks, 1, (*args, blocks))
-    return _Launch(_copy_kernel(queue, "transpose_local", copy), (blocks * _TURNED_TILE, _TURNED_ROWS), (_TURNED_TILE, _TURNED_ROWS), args)
+        return _copy_kernel(queue, "transpose_cached", copy), blocks, 1, (*args, blocks)
+    return _copy_kernel(queue, "transpose_local", copy), (blocks * _TURNED_TILE, _TURNED_ROWS), (_TURNED_TILE, _TURNED_ROWS), args
 
 
 def alignment(*tensors: Tensor) -> int:
