@@ -24,7 +24,7 @@ from netcl.core.kernels import program
 from netcl.core.tensor import Tensor, with_shape
 from netcl.engine import lazy_graph, rows
 from netcl.engine.launch import check_double, index_type
-from netcl.engine.map_kernel import CPU_WIDTH, as_compute, from_compute, fusable
+from netcl.engine.map_kernel import CPU_WIDTH, as_compute, from_compute, fusable, merged_axes
 from netcl.engine.modes import deferral, in_mode
 from netcl.engine.opencl_text import C_LIMITS, UFUNCS, Body, Layout, helper_functions, numpy_function, rotated, statements, value_functions
 from netcl.engine.operands import check_out, common_shape, operand
@@ -74,16 +74,7 @@ def folded_shape(shape: tuple[int, ...], axes: Sequence[int], keepdims: bool) ->
 
 def runs(shape: tuple[int, ...], axes: Sequence[int]) -> list[tuple[bool, int]]:
     """Merge neighboring axes if all are folded or all are kept. Return ``(folded, size)`` per merged axis; drop axes of size 1."""
-    merged: list[tuple[bool, int]] = []
-    for a, size in enumerate(shape):
-        folded = a in axes
-        if size == 1:
-            continue
-        if merged and merged[-1][0] == folded:
-            merged[-1] = (folded, merged[-1][1] * size)
-        else:
-            merged.append((folded, size))
-    return merged
+    return [(not kept, size) for size, (kept,) in merged_axes(shape, [folded_shape(shape, axes, True)])]
 
 
 # ---- kernels
