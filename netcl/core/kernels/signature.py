@@ -18,6 +18,7 @@ _SCALARS = {
     "unsigned": np.uint32, "unsigned char": np.uint8, "unsigned short": np.uint16, "unsigned int": np.uint32,
     "unsigned long": np.uint64,
 }  # fmt: skip
+_DEFINITIONS = re.compile(r"kernel\b[^;{}]*?\bvoid\s+(\w+)\s*\(")  # begins with a word, for which a text is searched fast
 _COMMENTS = re.compile(r"//[^\n]*|/\*.*?\*/", re.S)
 _QUALIFIERS = re.compile(r"\b(const|volatile|restrict|__restrict|__private|private|signed)\b")
 _POINTED_TO = re.compile(r"((__)?(global|local|constant)\s+)?(struct\s+)?\w+\s*")
@@ -31,8 +32,10 @@ UNKNOWN = "unknown"
 def parameters(source: str, name: str) -> tuple[str, ...] | None:
     """Return the declarations of a kernel's parameters; ``None`` if they are not literally in the text, or contain directives."""
     text = _COMMENTS.sub(" ", source)
-    found = re.search(rf"\b(?:__kernel|kernel)\b[^;{{}}]*?\bvoid\s+{re.escape(name)}\s*\(", text)
-    if not found:
+    for found in _DEFINITIONS.finditer(text):
+        if found[1] == name:
+            break
+    else:
         return None
     depth, end = 1, found.end()
     while end < len(text) and depth:
@@ -64,12 +67,14 @@ def parameter_kinds(source: str, name: str) -> tuple[tuple[Any, ...], tuple[bool
     parts = parameters(source, name)
     if parts is None:
         return None
-    macros = dict(reversed(_TYPE_MACROS.findall(_COMMENTS.sub(" ", source))))  # a default further down yields to the first definition
+    macros: dict[str, str] = {}
     kinds: list[Any] = []
     read_only: list[bool] = []
     for part in parts:
         target, pointer, _ = part.partition("*")
         kind = " ".join(_QUALIFIERS.sub(" ", part).split()[:-1])
+        if not (pointer or kind in _SCALARS or macros):  # a default further down yields to the first definition
+            macros = dict(reversed(_TYPE_MACROS.findall(_COMMENTS.sub(" ", source))))
         plain = _POINTED_TO.fullmatch(_QUALIFIERS.sub("", target).strip())  # else a macro may stand for parameters
         kinds.append(POINTER if (pointer and plain) or "[" in part else _SCALARS.get(macros.get(kind, kind), UNKNOWN))
         read_only.append(not pointer or re.search(r"\bconst\b", target) is not None)
