@@ -27,7 +27,7 @@ from netcl.engine.opencl_text import COMPUTE, UFUNCS, Body, as_held, numpy_funct
 from netcl.engine.plan import Plan, command_list, plan_cache
 from netcl.engine.registry import is_truth
 from netcl.engine.row_kernel import RowOp
-from netcl.engine.schedule import PendingNode, Space, in_order, storage_key, stored
+from netcl.engine.schedule import PendingNode, Space, nodes_below, storage_key, stored
 
 log = logging.getLogger("netcl")
 TELLS = env.value("NETCL_DEBUG") >= 3
@@ -62,7 +62,7 @@ class Region(NamedTuple):
 
 def describe(roots: Sequence[PendingNode]) -> Region:
     """Return the region that computes ``roots`` and all pending nodes that they depend on."""
-    order = in_order(roots)
+    order = nodes_below(*roots)
     space = next((node.space for node in order if node.space is not None), None)
     shape = space.shape if space is not None else roots[0].shape
     slots: dict[Any, str] = {}

@@ -29,7 +29,7 @@ from netcl.core.tensor import CountedSource, Tensor, deferred_tensor, memory_of,
 from netcl.engine import fused_kernel
 from netcl.engine.modes import Mode, deferral, in_mode
 from netcl.engine.opencl_text import Body
-from netcl.engine.schedule import PendingNode, Space, fits_rows, gather_roots, in_order, is_regular, nodes_below, too_long
+from netcl.engine.schedule import PendingNode, Space, fits_rows, gather_roots, is_regular, nodes_below, too_long
 from netcl.engine.strided import broadcast_to
 
 log = logging.getLogger("netcl")
@@ -52,7 +52,7 @@ class TraceNode(PendingNode):
             if self.made is None:
                 roots = gather_roots(self, wanted)
                 if wanted:
-                    below = in_order(roots)
+                    below = nodes_below(*roots)
                     roots += [node for node in wanted if node not in roots and node in below]
                 fused_kernel.run(roots)
         assert self.made is not None

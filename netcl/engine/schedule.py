@@ -102,7 +102,7 @@ def too_long(operands: Sequence[Any]) -> bool:
     for x in operands:
         weight, leaves = (weight + x.weight, leaves + len(x.leaves)) if isinstance(x, PendingNode) else (weight, leaves + 1)
     nodes = [x for x in operands if isinstance(x, PendingNode)]
-    if weight >= MOST_NODES and len(in_order(nodes)) >= MOST_NODES:
+    if weight >= MOST_NODES and len(nodes_below(*nodes)) >= MOST_NODES:
         return True
     if leaves <= MOST_LEAVES:
         return False
@@ -155,10 +155,11 @@ def gather_roots(root: PendingNode, wanted: Sequence[PendingNode] = ()) -> list[
     return [root, *(n for n in region.inside if n not in below and (n in wanted or (n not in used and n.alive())))]
 
 
-def nodes_below(node: PendingNode) -> list[PendingNode]:
-    """Return a node and every pending node it depends on, inputs first."""
+def nodes_below(*roots: PendingNode) -> list[PendingNode]:
+    """Return ``roots`` and every pending node they depend on, inputs first."""
     order: dict[PendingNode, None] = {}
-    _collect(node, order)
+    for root in roots:
+        _collect(root, order)
     return list(order)
 
 
@@ -168,11 +169,6 @@ def _collect(node: PendingNode, order: dict[PendingNode, None]) -> None:
             if isinstance(x, PendingNode) and x.made is None:
                 _collect(x, order)
         order[node] = None
-
-
-def in_order(roots: Sequence[PendingNode]) -> list[PendingNode]:
-    """Return ``roots`` and every pending node they depend on, inputs first."""
-    return list(dict.fromkeys(node for root in roots for node in nodes_below(root)))
 
 
 def stored(order: Sequence[PendingNode], roots: Sequence[PendingNode]) -> list[PendingNode]:
