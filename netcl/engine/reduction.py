@@ -23,7 +23,7 @@ from netcl.core.kernel_selector import KernelVariant, get_kernel_selector, is_na
 from netcl.core.kernels import program
 from netcl.core.tensor import Tensor, with_shape
 from netcl.engine import lazy_graph, rows
-from netcl.engine.launch import check_double, index_type
+from netcl.engine.launch import check_double, index_type, without_other_kernels
 from netcl.engine.map_kernel import CPU_WIDTH, as_compute, from_compute, fusable, merged_axes
 from netcl.engine.modes import deferral, in_mode
 from netcl.engine.opencl_text import C_LIMITS, UFUNCS, Body, Layout, helper_functions, numpy_function, rotated, statements, value_functions
@@ -127,7 +127,7 @@ def _source(stage: Stage, source: DType, given: DType, target: DType, layout: La
                "LOAD_GIVEN": f"load_{given.name}", "STORE": f"store_{target.name}", "WIDTH": layout.width, "LOCAL": chosen.local,
                "SPAN": chosen.span, "TILE": chosen.tile}  # fmt: skip
     macros = "".join(f"#define {name} {value}\n" for name, value in defines.items())
-    body = _SOURCE.replace("INDEX_T", layout.integer).replace("PARAM_T", stage.compute)
+    body = without_other_kernels(_SOURCE, chosen.kernel).replace("INDEX_T", layout.integer).replace("PARAM_T", stage.compute)
     return f"{values}\n{_fold_functions(stage, layout.width)}{macros}{body}"
 
 
