@@ -52,8 +52,9 @@ class Hooks:
         #: What else a recorded program depends on, compared at every call. Filled by autograd, autocast and the selector, called by
         #: ``runtime.capture``.
         self.modes: list[AnyFunction] = []
-        #: Enqueue deferred work. Filled by ``engine.lazy_graph``, ``ops.views`` and ``ops.random``; called by :meth:`settle`.
-        self.settlers: list[Callable[[], None]] = []
+        #: Enqueue deferred work, each with an object that is false while there is none. Filled by ``engine.lazy_graph``, ``ops.views`` and
+        #: ``ops.random``; called by :meth:`settle` and before replays.
+        self.settlers: list[tuple[object, Callable[[], None]]] = []
 
     def find(self, name: str) -> AnyFunction:
         """Return the function of autograd called ``name``; raises if there is none. Look in ``found`` first: an import takes a lock."""
@@ -69,8 +70,9 @@ class Hooks:
 
     def settle(self) -> None:
         """Enqueue all deferred work of this thread."""
-        for settler in self.settlers:
-            settler()
+        for waiting, settler in self.settlers:
+            if waiting:
+                settler()
 
 
 hooks = Hooks()

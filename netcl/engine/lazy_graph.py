@@ -232,7 +232,7 @@ def _compute(nodes: Sequence[Any]) -> None:
             node.compute([other for other in nodes if other.made is None and type(other) is TraceNode])
 
 
-hooks.settlers.append(flush)
+hooks.settlers.append((True, flush))  # what waits differs between threads
 
 
 # ---- modes

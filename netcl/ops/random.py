@@ -35,6 +35,7 @@ _LOW, _SHIFT = np.uint64(0xFFFFFFFF), np.uint64(32)
 _seed = 0
 _seeded = (_seed,)
 _streams: weakref.WeakSet[RandomStream] = weakref.WeakSet()
+_unsettled: set[RandomStream] = set()  # may have drawn numbers since their counters were advanced
 
 
 def philox(start: int, blocks: int, seed: int) -> np.ndarray:
@@ -85,7 +86,7 @@ class RandomStream:
             with self._lock:
                 kernel(self.queue, blocks, launch.LOCAL_1D, self.state, self.drawn, *args)
                 self.drawn += blocks
-                _Unsettled.any = True
+                _unsettled.add(self)
 
     def settle(self) -> Tensor:
         """Advance the counter past all drawn numbers and return the state; a snapshot or a recording starts from this state."""
@@ -108,20 +109,13 @@ def stream_of(queue: Any) -> RandomStream:
         return queue_state(queue).part("random", lambda real: RandomStream(real, _seed))
 
 
-class _Unsettled:
-    """A flag, ``any``: whether a stream may have drawn numbers since the counters were last advanced. Every replay checks it."""
-
-    any = False
-
-
 def _settle_all() -> None:
-    if _Unsettled.any:
-        _Unsettled.any = False
-        for stream in list(_streams):
-            stream.settle()
+    for stream in list(_unsettled):
+        _unsettled.discard(stream)
+        stream.settle()
 
 
-hooks.settlers.append(_settle_all)
+hooks.settlers.append((_unsettled, _settle_all))
 
 
 class RandomState:

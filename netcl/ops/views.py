@@ -480,13 +480,13 @@ def refresh_copies(written: Writes) -> None:
 
 def _settle() -> None:
     """Refresh stale views before a step is recorded or replayed, because refreshing is not part of the step."""
-    if _stale and recording.active.recorder is None:
+    if recording.active.recorder is None:
         for view in list(_stale.values()):
             view.realize()
         _stale.clear()
 
 
-hooks.settlers.append(_settle)
+hooks.settlers.append((_stale, _settle))
 
 
 # ---- writing

@@ -230,8 +230,9 @@ class Graph:
                 t.wait()
         for where, function in self._checks:
             function(inputs[where] if isinstance(where, int) else where)
-        for settler in hooks.settlers:
-            settler()
+        for waiting, settler in hooks.settlers:
+            if waiting:
+                settler()
         if hooks.readers:
             self._compute_readers(inputs)
         bound, fresh = self._bound, {}
