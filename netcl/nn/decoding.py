@@ -25,6 +25,7 @@ from netcl.replay import compiled
 
 PREFILL = 512  # tokens of a prompt per pass
 LEAST_ROOM = 64
+NOT_FINITE = "the logits of a prompt must be finite", "check the weights for NaN, or load a dtype that does not overflow: float32, bfloat16"
 
 
 class Sampling(NamedTuple):
@@ -47,14 +48,15 @@ class Sampling(NamedTuple):
     frequency_penalty: Any = 0.0
 
     def check(self) -> Sampling:
-        """Raise ``ValueError`` for invalid options; returns ``self``."""
+        """Raise ``ValueError`` for invalid options; returns the options, with a temperature that float32 rounds to 0 as 0."""
         temperature, top_k, top_p, min_p, repetition, *others = self
-        chosen = not temperature >= 0 or (top_k is not None and top_k < 1) or (top_p is not None and not 0 < top_p <= 1)
+        whole = top_k is None or (isinstance(top_k, int | np.integer) and top_k >= 1)
+        chosen = not temperature >= 0 or not whole or (top_p is not None and not 0 < top_p <= 1)
         if chosen or not 0 <= (min_p or 0) <= 1 or not 0 < repetition < np.inf or not np.isfinite(others).all():
-            what = "temperature must be at least 0, top_k at least 1, top_p in (0, 1], min_p in [0, 1], repetition_penalty above 0, and "
-            what += "penalties finite"
+            what = "temperature must be at least 0, top_k an integer from 1, top_p in (0, 1], min_p in [0, 1], repetition_penalty above 0, "
+            what += "and penalties finite"
             raise ValueError(message("generate", what, **self._asdict()))
-        return self
+        return self if temperature >= np.finfo(np.float32).tiny else self._replace(temperature=0.0)
 
     @property
     def penalizes(self) -> bool:
@@ -109,7 +111,9 @@ class Sampling(NamedTuple):
         return ag.gather(order, 1, ag.minimum(place, last))
 
     def probabilities(self, logits: np.ndarray) -> np.ndarray:
-        """Return the distribution that :meth:`choose` draws from without penalties, for rows of logits, on the host."""
+        """Return the distribution that :meth:`choose` draws from without penalties, for rows of finite logits, on the host."""
+        if not np.isfinite(logits.max(-1)).all():
+            raise ValueError(message("generate", *NOT_FINITE))
         if self.temperature == 0:
             return (np.arange(logits.shape[-1]) == logits.argmax(-1)[..., None]).astype(np.float64)
         order = np.argsort(-logits, axis=-1, kind="stable")
@@ -124,6 +128,11 @@ class Sampling(NamedTuple):
         found = np.empty_like(weights)
         np.put_along_axis(found, order, weights / weights.sum(-1, keepdims=True), -1)
         return found
+
+
+def finite_rows(logits: Tensor) -> np.ndarray:
+    """Return whether the largest value of each row of logits is finite: NaN in weights, or an overflow, leaves no token to choose."""
+    return np.isfinite(ag.cast(ag.amax(logits, axis=-1), "float32").to_host())
 
 
 def token_counts(prompts: Sequence[Sequence[int]], vocabulary: int) -> np.ndarray:
@@ -223,7 +232,10 @@ def continued(
         with ag.no_grad(), quiet():
             if step.counts is not None:
                 step.counts.write(token_counts(prompts, step.counts.shape[1]))
-            tokens = sampling.choose(prompt_logits(model, ids, lengths, step.cache, file), uniform(), step.counts)
+            logits = prompt_logits(model, ids, lengths, step.cache, file)
+            if not finite_rows(logits).all():
+                raise ValueError(message("generate", *NOT_FINITE))
+            tokens = sampling.choose(logits, uniform(), step.counts)
             made = tokens.to_host()[:, 0]
         yield made  # outside of the contexts, which would be the caller's too
         step.cache.reserves_ahead(1)

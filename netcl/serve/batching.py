@@ -19,10 +19,11 @@ from netcl.core.errors import message
 from netcl.core.tensor import Tensor
 from netcl.models import CausalLM, TextStream
 from netcl.nn.attention import KVCache
-from netcl.nn.decoding import Sampling, prompt_logits, token_counts
+from netcl.nn.decoding import NOT_FINITE, Sampling, finite_rows, prompt_logits, token_counts
 from netcl.replay import compiled
 
-_MODEL_FAULTS = (ValueError, TypeError, RuntimeError, MemoryError)  # what computing may raise; a request ends, the server goes on
+# What computing may raise: a request ends, the server goes on.
+_MODEL_FAULTS = (ValueError, TypeError, RuntimeError, MemoryError, LookupError, ArithmeticError)
 GREEDY = (1.0, 1.0, 1.0, 0.0)  # temperature, top_k, top_p, min_p; three penalties and a random number follow
 _IDLE = (*GREEDY, 1.0, 0.0, 0.0, 0.0)
 _JOINED_TOKENS = 2048  # of prompts that are computed together, with padding: the running sequences wait for them
@@ -238,6 +239,9 @@ class Batcher:
             logits = prompt_logits(self.model, ids, lengths, cache)
             for row, (request, token) in enumerate(zip(requests, self._first_tokens(requests, logits), strict=True)):
                 self.metrics.add("netcl_prompt_tokens_total", len(request.ids))
+                if token is None:
+                    self._fail([request], 500, f"the model failed: {message('serve', *NOT_FINITE)}")
+                    continue
                 self.metrics.add("netcl_first_token_seconds", self.clock() - request.begun)
                 slot = self.slots.index(None)
                 self.slots[slot] = request
@@ -256,11 +260,17 @@ class Batcher:
         self._joining[key].reset()
         return self._joining[key]
 
-    def _first_tokens(self, requests: list[TextRequest], logits: Tensor) -> list[int]:
+    def _first_tokens(self, requests: list[TextRequest], logits: Tensor) -> list[int | None]:
+        """Return the first token of each request, ``None`` where the logits are not finite."""
+        finite = finite_rows(logits)
         if not any(request.sampling.temperature or request.sampling.penalizes for request in requests):
-            return [int(token) for token in ag.argmax(logits, axis=-1).to_host()[: len(requests)]]
-        found = []
+            tokens = ag.argmax(logits, axis=-1).to_host().tolist()
+            return [token if fits else None for _, token, fits in zip(requests, tokens, finite, strict=False)]
+        found = list[int | None]()
         for i, request in enumerate(requests):
+            if not finite[i]:
+                found.append(None)
+                continue
             drawn = Tensor.from_host(logits.queue, np.array(request.settings(1)[-1:], np.float32))
             known = self._prompt_counts(request) if request.sampling.penalizes else None
             found.append(int(request.sampling.choose(ag.narrow(logits, 0, i, 1), drawn, known).item()))

@@ -283,7 +283,7 @@ def test_a_toml_file_is_a_recipe_and_options_come_on_top(tmp_path, capsys):
         (["report", "."], "[run] the folder must have a file config.json"),
         (["report", "damaged"], "[run] config.json must be valid JSON: "),
         (["generate", "."], "[generate] No such file or directory; file=config.json"),
-        (["generate", ".", "--top-k", "0"], "[generate] temperature must be at least 0, top_k at least 1"),
+        (["generate", ".", "--top-k", "0"], "[generate] temperature must be at least 0, top_k an integer from 1"),
     ],
 )
 def test_what_is_wrong_is_told_in_a_line(arguments, words, tmp_path, capsys, monkeypatch):

@@ -82,9 +82,26 @@ def test_penalties_follow_their_definitions(device, folder_of):
     assert plain != expected and model.generate(prompts, new, presence_penalty=0, frequency_penalty=0.0) == plain
 
 
+def test_a_temperature_that_float32_rounds_to_zero_is_zero(device, folder_of):
+    model = models.load(folder_of("llama"), device.queue)
+    assert model.generate([1, 2, 3], 5, temperature=1e-50) == model.generate([1, 2, 3], 5)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_logits_that_are_not_finite_choose_no_token(value, device, folder_of):
+    good, broken = (models.load(folder_of("llama"), device.queue) for _ in range(2))
+    broken.norm.weight.write(np.full(broken.norm.weight.shape, value, np.float32))
+    for options in ({}, {"temperature": 1.0}, {"temperature": 1.0, "top_k": 3}, {"draft": good}, {"draft": good, "temperature": 1.0}):
+        with pytest.raises(ValueError, match=r"\[generate\] the logits of a prompt must be finite; check the weights for NaN"):
+            broken.generate([1, 2, 3], 4, **options)
+
+
 def test_options_that_mean_nothing_are_refused(folder_of):
     model = models.load(folder_of("llama"), "cpu")
-    for wrong in ({"min_p": 1.5}, {"repetition_penalty": 0.0}, {"presence_penalty": float("nan")}, {"frequency_penalty": float("inf")}):
+    for wrong in (
+        {"top_k": 2.5}, {"top_k": 0}, {"min_p": 1.5}, {"repetition_penalty": 0.0}, {"presence_penalty": float("nan")},
+        {"frequency_penalty": float("inf")},
+    ):  # fmt: skip
         with pytest.raises(ValueError, match=next(iter(wrong))):
             model.generate([1, 2], 2, **wrong)
     with pytest.raises(ValueError, match="draft cannot be combined with penalties"):

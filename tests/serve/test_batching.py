@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from netcl.core.tensor import Tensor
 from netcl.nn.decoding import Sampling
 from netcl.serve import Batcher, ServeLimits, TextRequest, batching
 from netcl.serve.batching import ServeError
@@ -149,9 +150,31 @@ def test_a_model_that_fails_ends_its_requests_and_the_server_goes_on(host_model,
         _, prefilled = ask(batcher, "Hello", 20)
         batcher.turn()
     assert prefilled[-1].error.status == 500
-    _, good = ask(batcher, "Hello", 4)
+    with monkeypatch.context() as patch:  # what an index out of range raises
+        patch.setattr(batcher, "_step", lambda *_: [][0])
+        _, running = ask(batcher, "Hello", 20)
+        batcher.turn()
+    assert running[-1].error.status == 500
+    _, good = ask(batcher, "Hello", 4, sampling=Sampling(1e-50))
     run_rounds(batcher)
     assert text_of(good) == expected
+
+
+def test_only_requests_whose_logits_are_not_finite_fail(host_model, monkeypatch):
+    expected, prompt_logits = host_model.generate("Hello", 4), batching.prompt_logits
+
+    def spoiled(*given):
+        logits = prompt_logits(*given).to_host().copy()
+        logits[1] = np.nan
+        return Tensor.from_host(host_model.queue, logits)
+
+    monkeypatch.setattr(batching, "prompt_logits", spoiled)
+    for temperature in (0.0, 1.0):
+        batcher = Batcher(host_model)
+        answers = [ask(batcher, "Hello", 4, sampling=Sampling(temperature, 1))[1] for _ in range(3)]
+        run_rounds(batcher)
+        assert [text_of(answers[i]) for i in (0, 2)] == [expected] * 2
+        assert answers[1][-1].error.status == 500 and "logits of a prompt must be finite" in str(answers[1][-1].error)
 
 
 def test_closing_lets_running_requests_finish_and_takes_no_more(host_model):
