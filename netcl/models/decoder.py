@@ -66,11 +66,14 @@ class CausalLM(ConfiguredModel):
         """Return an empty cache of ``capacity`` positions (``None``: it grows); ``dtype`` is ``"int8"`` or, by default, ``cache_dtype``."""
         return KVCache(self.config.layers, capacity, dtype or self.cache_dtype)
 
+    def rope_stretch(self, length: int) -> tuple[int, ...]:
+        """Return a key of the rotary frequencies of a text of ``length`` positions: equal keys mean equal frequencies."""
+        return tuple(rope.stretch(length) for rope in self.config.ropes if rope is not None)
+
     @property
     def replayable(self) -> bool:
         """Whether decoding steps can be compiled: on one device, with the same work for all lengths and values."""
-        fixed = all(rope is None or rope.stretch(1) == rope.stretch(self.context) for rope in self.config.ropes)
-        return fixed and self.config.experts is None and not self.layer_queues
+        return self.rope_stretch(1) == self.rope_stretch(self.context) and self.config.experts is None and not self.layer_queues
 
     def forward(self, ids: Tensor, cache: KVCache | None = None, positions: Tensor | None = None,
                 documents: Tensor | None = None) -> Tensor:  # fmt: skip
@@ -206,25 +209,34 @@ class CausalLM(ConfiguredModel):
             raise ValueError(message("generate", "draft and prompt_cache require one prompt", "loop over the prompts", prompts=len(prompt)))
         if stream:
             raise ValueError(message("generate", "stream=True requires one prompt", "loop over the prompts", prompts=len(prompt)))
-        return self._together(prompt, stops, write)
+        return self._together(prompt, stops, write, max_new_tokens)
 
-    def _together(self, prompts: Sequence[Any], stops: tuple[str, ...], write: Callable[..., Iterator[np.ndarray]]) -> list[Any]:
-        """Return the continuation of each prompt: text for text, ids for ids. ``write(prompts)`` yields one token per prompt."""
+    def _together(self, prompts: Sequence[Any], stops: tuple[str, ...], write: Callable[..., Iterator[np.ndarray]], most: int) -> list[Any]:
+        """Return the continuation of each prompt: text for text, ids for ids. ``write(prompts)`` yields one token per prompt.
+
+        Prompts of unlike lengths are one batch if each has room for ``most`` tokens, with the same rotary frequencies for all lengths.
+        """
         texts = [isinstance(prompt, str) for prompt in prompts]
         ids = [self.tokenizer.encode(prompt) if text else [int(i) for i in prompt] for prompt, text in zip(prompts, texts, strict=True)]
         ends = {*self.end_tokens(), *(self.tokenizer.end_tokens if any(texts) else ())}
         made: list[list[int]] = [[] for _ in ids]
-        going = set(range(len(ids)))
-        for tokens in write(ids):
-            for row in sorted(going):
-                if int(tokens[row]) in ends or len(ids[row]) + len(made[row]) > self.context:
-                    going.discard(row)
-                    continue
-                made[row].append(int(tokens[row]))
-                if stops and any(word in self.tokenizer.decode(made[row]) for word in stops if word):
-                    going.discard(row)
-            if not going:
-                break
+        batches: dict[int, list[int]] = {}
+        for row, prompt in enumerate(ids):
+            last = len(prompt) + most - 1
+            free = last <= self.context and self.rope_stretch(last) == self.rope_stretch(1)
+            batches.setdefault(0 if free else len(prompt), []).append(row)
+        for rows in batches.values():
+            going = set(rows)
+            for tokens in write([ids[row] for row in rows]):
+                for row, token in zip(rows, map(int, tokens), strict=True):
+                    if row not in going:
+                        continue
+                    if token not in ends:
+                        made[row].append(token)
+                    if token in ends or any(word in self.tokenizer.decode(made[row]) for word in stops if word):
+                        going.discard(row)
+                if not going:
+                    break
         streams = [TextStream(self.tokenizer, prompt, stops) if text else None for prompt, text in zip(ids, texts, strict=True)]
         return [row if one is None else "".join([*map(one.add, row), one.rest()]) for one, row in zip(streams, made, strict=True)]
 

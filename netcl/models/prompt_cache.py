@@ -49,6 +49,10 @@ class PromptFile:
         if not self.path.exists():
             return 0
         tokens, tensors = self._read(cache)
+        stretch = self.model.rope_stretch
+        if stretch(len(tokens)) != stretch(len(ids)):  # the stored keys are rotated by other frequencies
+            self._whole = tokens == ids[: len(tokens)]
+            return 0
         same = next((i for i, (a, b) in enumerate(zip(tokens, ids, strict=False)) if a != b), min(len(tokens), len(ids)))
         count, self._whole = min(same, len(ids) - 1), same == len(tokens) < len(ids)
         if count:

@@ -325,7 +325,7 @@ class Speculator:
             yield from self._written(prompt, most, file)
 
     def _written(self, prompt: Sequence[int], most: int, file: Any) -> Iterator[np.ndarray]:
-        ids = np.array([prompt], np.int64)
+        ids, stretch = np.array([prompt], np.int64), getattr(self._models[0], "rope_stretch", lambda _: None)
         with ag.no_grad():
             with self._quiet[0]():
                 logits = prompt_logits(self._models[0], ids, [len(prompt)], self._steps[0].cache, file).to_host()
@@ -335,7 +335,9 @@ class Speculator:
         written = [*prompt, *made]
         yield np.array(made)
         while len(written) < len(prompt) + most:
-            proposals, drafted = min(self.proposals, len(prompt) + most - len(written) - 1), []
+            proposals, drafted, now = min(self.proposals, len(prompt) + most - len(written) - 1), [], len(written)
+            while stretch(now + proposals) != stretch(now):  # the model judges proposals with the frequencies of the longest text
+                proposals -= 1
             fed = self._steps[1].cache.length
             proposed: list[int] = []
             for _ in range(proposals):

@@ -116,8 +116,9 @@ class Batcher:
         self.capacity, self.vocabulary = min(model.context, self.limits.context or 4096), model.config.vocab_size
         self.ends = {*model.end_tokens(), *model.tokenizer.end_tokens}
         # Rotary angles that depend on the longest length of a batch would mix the sequences.
-        grows = any(rope is not None and rope.stretch(1) != rope.stretch(model.context) for rope in model.config.ropes)
+        grows = model.rope_stretch(1) != model.rope_stretch(model.context)
         self.slots: list[TextRequest | None] = [None] * (1 if grows else self.limits.batch)
+        self._padded = 1 if grows else _PADDED
         self.waiting: deque[TextRequest] = deque()
         self._changed, self._thread = threading.Condition(), threading.Thread(target=self._work, name="netcl-serve", daemon=True)
         self.closing: float | None = None  # when what is left must have ended
@@ -229,7 +230,7 @@ class Batcher:
     def _join(self, requests: list[TextRequest]) -> None:
         """Compute prompts and their first tokens, and put the sequences into free slots."""
         lengths = [len(request.ids) for request in requests]
-        width = min(self.capacity, -(-max(lengths) // _PADDED) * _PADDED)
+        width = min(self.capacity, -(-max(lengths) // self._padded) * self._padded)
         ids = np.zeros((min(len(self.slots), 1 << (len(requests) - 1).bit_length()), width), np.int64)
         for i, request in enumerate(requests):
             ids[i, : len(request.ids)] = request.ids

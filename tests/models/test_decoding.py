@@ -54,6 +54,31 @@ def test_a_draft_on_a_device(folder_of, device):
     assert model.generate(PROMPT, 12, draft=other, draft_tokens=3) == model.generate(PROMPT, 12)
 
 
+DYNAMIC = {"max_position_embeddings": 16, "rope_scaling": {"rope_type": "dynamic", "factor": 4.0}}
+_FACTORS = {"short_factor": [1.0] * 4, "long_factor": [1.0, 2.0, 4.0, 8.0], "factor": 4.0}
+LONGROPE = {"max_position_embeddings": 64, "original_max_position_embeddings": 16, "rope_scaling": {"rope_type": "longrope", **_FACTORS}}
+
+
+@pytest.mark.parametrize("scaling", [DYNAMIC, LONGROPE], ids=["dynamic", "longrope"])
+def test_frequencies_that_depend_on_the_length_are_those_of_each_text(scaling, rng, tmp_path):
+    """In batches, with a draft and with a prompt on disk, texts are those of one prompt alone."""
+    sizes = {"vocab_size": 96, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
+    model, draft = (models.CausalLM(models.read_config({"model_type": "llama", **sizes, **scaling})) for _ in range(2))
+    for one in (model, draft):
+        for parameter in one.parameters():
+            parameter.write(rng.normal(0, 0.4, parameter.shape).astype(np.float32))
+    prompts = [rng.integers(0, 96, length).tolist() for length in (30, 4, 12, 4, 62, 15)]
+    alone = [model.generate(prompt, 10) for prompt in prompts]
+    assert model.generate(prompts, 10) == alone and list(map(len, alone)) == [10, 10, 10, 10, 3, 10]
+    for prompt, plain in zip(prompts, alone, strict=True):
+        assert all(model.generate(prompt, 10, draft=other, draft_tokens=4) == plain for other in (draft, model))
+    path = tmp_path / "prompt.netcl"
+    model.generate(prompts[0][:10], 1, prompt_cache=path)
+    before = path.stat().st_size
+    assert model.generate(prompts[0], 10, prompt_cache=path) == alone[0] and path.stat().st_size > before
+    assert model.generate(prompts[0][:10], 10, prompt_cache=path) == model.generate(prompts[0][:10], 10)
+
+
 def test_sampled_text_with_a_draft_follows_the_model(model, draft):
     """The first token and the second are distributed as the model's, whatever the draft proposes."""
     rng = np.random.default_rng(0)

@@ -41,6 +41,9 @@ def test_a_text_gives_a_text_and_ids_give_ids(model):
     assert model.generate(["Hello", "Hi"], 5) == [text[:5], model.generate("Hi", 5)]
     assert model.generate(np.array([[1, 2], [3, 4]]), 3) == [model.generate([1, 2], 3), model.generate([3, 4], 3)]
     assert list(model.generate([1, 2], 3, stream=True)) == model.generate([1, 2], 3)
+    prompts = [[1] * model.context, [2, 3], [4] * (model.context - 5), [5]]  # a full context ends one text, not those beside it
+    alone = [model.generate(prompt, 9) for prompt in prompts]
+    assert model.generate(prompts, 9) == alone and list(map(len, alone)) == [1, 9, 6, 9]
     assert model.generate([1], 0) == []
 
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from netcl import models
 from netcl.core.tensor import Tensor
 from netcl.nn.decoding import Sampling
 from netcl.serve import Batcher, ServeLimits, TextRequest, batching
 from netcl.serve.batching import ServeError
-from tests.serve.conftest import run_rounds
+from tests.serve.conftest import CONFIG, run_rounds
 
 PROMPTS = ["Hello", "A", "The sky is blue", "12 + 30 = ", "zz", "Why?", "one two three four five", "#"]
 
@@ -175,6 +176,17 @@ def test_only_requests_whose_logits_are_not_finite_fail(host_model, monkeypatch)
         run_rounds(batcher)
         assert [text_of(answers[i]) for i in (0, 2)] == [expected] * 2
         assert answers[1][-1].error.status == 500 and "logits of a prompt must be finite" in str(answers[1][-1].error)
+
+
+def test_prompts_are_not_padded_where_frequencies_depend_on_the_length(host_model):
+    longrope = {"rope_type": "longrope", "short_factor": [1.0] * 4, "long_factor": [1.0, 2.0, 4.0, 8.0], "factor": 4.0}
+    model = models.CausalLM(models.read_config({**CONFIG, "rope_scaling": longrope, "original_max_position_embeddings": 30}))
+    model.load_state_dict(host_model.state_dict())
+    model.make_tokenizer = host_model.make_tokenizer
+    batcher, prompts = Batcher(model.eval()), ["Hello", "x" * 28, "y" * 40]
+    answers = [ask(batcher, prompt, 8)[1] for prompt in prompts]
+    run_rounds(batcher)
+    assert [text_of(parts) for parts in answers] == [model.generate(prompt, 8) for prompt in prompts]
 
 
 def test_closing_lets_running_requests_finish_and_takes_no_more(host_model):
