@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from netcl.io.archive import refusal
-from netcl.models.config import Experts, ModelConfig, real_number, rope_of, whole_number
+from netcl.models.config import Experts, ModelConfig, end_ids, real_number, rope_of, whole_number
 from netcl.models.layers import check_activation
 
 _Names = dict[str, str]
@@ -194,6 +194,7 @@ def read_config(config: Mapping[str, Any]) -> ModelConfig:
     if layers > 10_000 or heads % kv_heads or (given.get("head_dim") is None and width % heads):
         what = "heads must divide hidden_size (unless head_dim is given), kv_heads must divide heads, and layers must be at most 10,000"
         raise refusal("config", what, hidden_size=width, heads=heads, kv_heads=kv_heads, layers=layers)
+    end_ids(config)  # raises if they are malformed
     settings = dict(row.settings)
     found = ModelConfig(
         architecture=name, source=dict(config), vocab_size=whole_number(given, "vocab_size", default=1), width=width, layers=layers,

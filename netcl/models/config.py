@@ -195,4 +195,7 @@ class ModelConfig:
 def end_ids(settings: Mapping[str, Any]) -> set[int]:
     """Return the ``eos_token_id`` of ``config.json`` or ``generation_config.json`` as a set, which may be empty."""
     found = settings.get("eos_token_id")
-    return {token for token in (found if isinstance(found, list) else [found]) if isinstance(token, int)}
+    tokens = [] if found is None else found if isinstance(found, list) else [found]
+    if any(not isinstance(token, int) or isinstance(token, bool) for token in tokens):
+        raise refusal("config", "eos_token_id must be an integer or a list of integers", given=repr(found))
+    return set(tokens)

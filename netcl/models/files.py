@@ -21,7 +21,7 @@ from netcl.models.decoder import CausalLM
 from netcl.models.encoder import DualEncoder, Encoder
 from netcl.models.folder import HubFolder, write_json, write_tensors
 from netcl.models.gguf import GGUFFile, NewTensor, storage_kind, write_gguf
-from netcl.models.gguf_config import config_from_gguf, metadata_of
+from netcl.models.gguf_config import END_KEYS, check_described, config_from_gguf, metadata_of
 from netcl.models.seq2seq import Seq2SeqLM
 from netcl.models.tokenizer import Tokenizer, folder_tokenizer, gguf_tokenizer, gguf_vocabulary
 from netcl.models.weights import fill, push
@@ -155,7 +155,10 @@ def save(model: Model, path: str | os.PathLike[str], format: str = "hf", kind: s
         wanted = kind_of(kind or {"float16": "F16", "bfloat16": "BF16"}.get(dtype, "F32"), "save").name
         metadata, extra = metadata_of(config)
         metadata |= {"tokenizer.ggml.model": "no_vocab"} if tokenizer is None else gguf_vocabulary(tokenizer)
-        made = {name: (tuple(n for n in shape if n != 1), make_array) for name, (shape, make_array) in push(model, row.gguf_names).items()}
+        _add_end_tokens(metadata, model.end_tokens())  # type: ignore[union-attr]
+        pushed = push(model, row.gguf_names)
+        check_described(config, metadata, {**{name: shape for name, (shape, _) in pushed.items()}, **dict.fromkeys(extra, ())}, extra)
+        made = {name: (tuple(n for n in shape if n != 1), make_array) for name, (shape, make_array) in pushed.items()}
         tensors = {name: NewTensor(shape, storage_kind(name, shape, wanted), make_array) for name, (shape, make_array) in made.items()}
         tensors |= {name: NewTensor(array.shape, kind_of("F32"), lambda array=array: array) for name, array in extra.items()}  # type: ignore[misc]
         write_gguf(path, metadata, tensors)
@@ -172,6 +175,16 @@ def save(model: Model, path: str | os.PathLike[str], format: str = "hf", kind: s
         write_json(folder / "generation_config.json", model.generation)  # type: ignore[union-attr]
     if tokenizer is not None:
         tokenizer.save(folder)
+
+
+def _add_end_tokens(metadata: dict[str, Any], ends: set[int]) -> None:
+    """Add the end tokens of a model that the metadata of its GGUF file lacks; raises if there is no key left."""
+    missing = sorted(ends - {metadata.get(key) for key in END_KEYS})
+    free = [key for key in END_KEYS if metadata.get(key) is None]
+    if len(missing) > len(free):
+        what, remedy = f"a GGUF file must have at most {len(END_KEYS)} end tokens", "use format='hf', or set fewer in model.generation"
+        raise refusal("save", what, remedy, end_tokens=sorted(ends))
+    metadata |= dict(zip(free, missing, strict=False))
 
 
 def describe_model(path: str | os.PathLike[str]) -> dict[str, str]:

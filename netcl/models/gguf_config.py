@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
+from dataclasses import fields
 from typing import Any
 
 import numpy as np
 
 from netcl.io.archive import refusal
-from netcl.models.architectures import ARCHITECTURES, architecture_of
-from netcl.models.config import ModelConfig
+from netcl.models.architectures import ARCHITECTURES, architecture_of, read_config
+from netcl.models.config import ModelConfig, Rope
 
 #: Key of config.json: key of the metadata, behind the name of the architecture.
 KEYS = {
@@ -22,6 +24,9 @@ KEYS = {
     "moe_intermediate_size": "expert_feed_forward_length", "shared_expert_intermediate_size": "expert_shared_feed_forward_length",
 }  # fmt: skip
 _TOKEN_IDS = {"bos_token_id": "bos_token_id", "eos_token_id": "eos_token_id", "pad_token_id": "padding_token_id"}
+#: Keys of the tokens that end a text; more than these do not fit into a file.
+END_KEYS = tuple(f"tokenizer.ggml.{name}_token_id" for name in ("eos", "eot", "eom"))
+_SAME_ACTIVATIONS = dict.fromkeys(("gelu_new", "gelu_fast"), "gelu_pytorch_tanh")
 #: Layers of the models whose attention scale is that of width / heads, as llama.cpp has it: the largest Gemmas.
 _WIDE_SCALE = {"gemma2": 46, "gemma3": 62}
 
@@ -44,6 +49,8 @@ def config_from_gguf(metadata: Mapping[str, Any], shapes: Mapping[str, tuple[int
     if wrong := [name for name, value in settings.items() if not isinstance(value, int | float)]:
         raise refusal("gguf", "settings must be numbers, the same for all layers", architecture=arch, settings=wrong)
     tokens = {ours: metadata.get(f"tokenizer.ggml.{theirs}") for ours, theirs in _TOKEN_IDS.items()}
+    ends = [metadata[key] for key in END_KEYS if isinstance(metadata.get(key), int)]
+    tokens["eos_token_id"] = ends if len(ends) > 1 else ends[0] if ends else None
     row, embedding = ARCHITECTURES[types[0]], shapes.get("token_embd.weight", (1, 1))
     found |= {
         "model_type": types[0], "architectures": [row.hf_class], **tokens, "vocab_size": embedding[0],
@@ -65,6 +72,8 @@ def config_from_gguf(metadata: Mapping[str, Any], shapes: Mapping[str, tuple[int
             pattern = metadata.get("gemma3.attention.sliding_window_pattern")
             if isinstance(pattern, np.ndarray):
                 found["layer_types"] = ["sliding_attention" if slides else "full_attention" for slides in pattern]
+    if arch == "qwen2moe":
+        found["qkv_bias"] = "blk.0.attn_q.bias" in shapes
     if arch == "qwen3moe" or types[0] == "mixtral":
         found["norm_topk_prob"] = True
     return {row.keys.get(key, key): value for key, value in found.items()}
@@ -77,6 +86,8 @@ def _rope_parameters(metadata: Mapping[str, Any], arch: str, shapes: Mapping[str
     )}  # fmt: skip
     found = {key: value for key, value in given.items() if value is not None}
     found.setdefault("rope_theta", 10000.0)
+    if found.get("rope_type") == "yarn" and "attention_factor" in found:
+        found["attention_factor"] *= _yarn_factor(found.get("factor", 1.0))
     if found.get("rope_type", "none") == "none":
         found |= {"rope_type": "default"}
     size, head = metadata.get(f"{arch}.rope.dimension_count"), metadata.get(f"{arch}.attention.key_length")
@@ -92,6 +103,39 @@ def _rope_parameters(metadata: Mapping[str, Any], arch: str, shapes: Mapping[str
         both = {f"{name}_factor": factors(f"rope_factors_{name}.weight").tolist() for name in ("long", "short")}
         found |= {"rope_type": "longrope", **both}
     return found
+
+
+def _yarn_factor(factor: float) -> float:
+    """Return the attention factor of YaRN, which llama.cpp multiplies with that of the file."""
+    return 1 + 0.1 * math.log(factor) if factor > 1 else 1.0
+
+
+def check_described(
+    config: ModelConfig, metadata: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]], extra: Mapping[str, Any]
+) -> None:
+    """Raise unless metadata and tensors of a GGUF file describe a configuration: the format fixes some settings of each architecture."""
+    again = read_config(config_from_gguf(metadata, shapes, lambda name: extra[name]))
+    pairs = {f.name: (getattr(config, f.name), getattr(again, f.name)) for f in fields(config) if f.compare and f.name != "architecture"}
+    pairs["activation"] = tuple(_SAME_ACTIVATIONS.get(name, name) for name in pairs["activation"])
+    lost = [name for name, (one, two) in pairs.items() if name != "ropes" and not _alike(one, two)]
+    if not all(_same_angles(one, two, config.context) for one, two in zip(*pairs["ropes"], strict=True)):
+        lost.append("ropes")
+    if lost:
+        given = {name: pairs[name][0] for name in lost}
+        raise refusal("save", "GGUF must be able to describe the settings of the model", "use format='hf'", **given)
+
+
+def _alike(one: Any, two: Any) -> bool:
+    return math.isclose(one, two, rel_tol=1e-6) if isinstance(one, float) and isinstance(two, float) else one == two
+
+
+def _same_angles(one: Rope | None, two: Rope | None, context: int) -> bool:
+    """Whether rotary positions have the same frequencies and attention factor in texts of all lengths."""
+    if one is None or two is None:
+        return one is two
+    lengths = (1, int(one.original), int(one.original) + 1, context)
+    same = one.size == two.size and all(np.allclose(one.frequencies(n), two.frequencies(n), 1e-5, 0) for n in lengths)
+    return same and math.isclose(one.attention_factor, two.attention_factor, rel_tol=1e-6)
 
 
 def metadata_of(config: ModelConfig) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
@@ -124,7 +168,11 @@ def metadata_of(config: ModelConfig) -> tuple[dict[str, Any], dict[str, np.ndarr
         if full.kind in ("linear", "yarn"):
             values |= {f"{arch}.rope.scaling.type": full.kind, f"{arch}.rope.scaling.factor": full.factor,
                        f"{arch}.rope.scaling.original_context_length": int(full.original)}  # fmt: skip
-        elif full.kind == "llama3" or (full.kind == "longrope" and full.options["short_factor"] == full.options["long_factor"]):
+            if full.kind == "yarn" and not math.isclose(full.attention_factor, _yarn_factor(full.factor)):
+                values[f"{arch}.rope.scaling.attn_factor"] = full.attention_factor / _yarn_factor(full.factor)
+        elif full.attention_factor == 1 and (
+            full.kind == "llama3" or (full.kind == "longrope" and full.options["short_factor"] == full.options["long_factor"])
+        ):
             plain = full.base ** (-np.arange(0, full.size, 2) / full.size)
             tensors["rope_freqs.weight"] = (plain / full.frequencies(1)).astype(np.float32)
         elif full.kind == "longrope":

@@ -35,6 +35,65 @@ def test_a_model_is_the_same_through_gguf(case, folder_of, tmp_path):
     np.testing.assert_allclose(logits(models.load(tmp_path / "folder", "cpu")), logits(model), atol=2e-5)
 
 
+_YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
+_EXPERTS = {"num_experts": 3, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "shared_expert_intermediate_size": 16}
+_MIXED = {"layer_types": ["full_attention", "sliding_attention"], "sliding_window": 3}
+_ROPES = {"full_attention": {"rope_theta": 1e5}, "sliding_attention": {"rope_theta": 1e3, "rope_type": "linear", "factor": 4.0}}
+
+
+def random_model(**config):
+    sizes = {"vocab_size": 96, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
+    netcl.manual_seed(1)
+    return models.CausalLM(models.read_config({"model_type": "llama", "max_position_embeddings": 64, **sizes, **config})).eval()
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"rope_scaling": {**_YARN, "attention_factor": 2.0}},
+        {"rope_scaling": {**_YARN, "mscale": 2.0, "mscale_all_dim": 1.0}},
+        {"rope_scaling": {"rope_type": "longrope", "short_factor": [2.0] * 4, "long_factor": [2.0] * 4, "factor": 4.0}},
+        {"model_type": "qwen2_moe", "qkv_bias": False, **_EXPERTS},
+        {"model_type": "gpt2", "activation_function": "gelu_fast"},
+    ],
+)
+def test_settings_that_gguf_has_are_kept(config, tmp_path):
+    model = random_model(**config)
+    models.save(model, tmp_path / "model.gguf", "gguf")
+    np.testing.assert_allclose(logits(models.load(tmp_path / "model.gguf", "cpu")), logits(model), atol=2e-5)
+
+
+@pytest.mark.parametrize(
+    ("name", "config"),
+    [
+        ("activation", {"hidden_act": "gelu"}), ("activation", {"model_type": "gpt2", "activation_function": "relu"}),
+        ("windows", {"model_type": "gemma2", **_MIXED}), ("windows", {"model_type": "phi3", **_MIXED}),
+        ("windows", {"model_type": "qwen3_moe", "norm_topk_prob": True, **_EXPERTS, **_MIXED}),
+        ("experts", {"model_type": "qwen3_moe", "norm_topk_prob": False, **_EXPERTS}),
+        ("experts", {"model_type": "qwen2_moe", "norm_topk_prob": True, **_EXPERTS}),
+        ("ropes", {"model_type": "gemma3_text", "rope_parameters": _ROPES, **_MIXED}),
+        ("ropes", {"head_dim": 64, "rope_scaling": {**_YARN, "original_max_position_embeddings": 4096, "beta_fast": 4.0}}),
+    ],
+)  # fmt: skip
+def test_settings_that_gguf_lacks_are_refused(name, config, tmp_path):
+    with pytest.raises(FileError, match=rf"\[save\] GGUF must be able to describe the settings of the model; {name}=.*format='hf'"):
+        models.save(random_model(**config), tmp_path / "model.gguf", "gguf")
+    assert not (tmp_path / "model.gguf").exists()
+
+
+def test_all_end_tokens_are_kept(tmp_path):
+    model = random_model(eos_token_id=[7, 5])
+    model.generation = {"eos_token_id": [5, 9]}
+    models.save(model, tmp_path / "model.gguf", "gguf")
+    again = models.load(tmp_path / "model.gguf", "cpu")
+    assert again.end_tokens() == {5, 7, 9}
+    models.save(again, tmp_path / "folder")
+    assert models.load(tmp_path / "folder", "cpu").end_tokens() == {5, 7, 9}
+    model.generation = {"eos_token_id": [1, 2]}
+    with pytest.raises(FileError, match=r"\[save\] a GGUF file must have at most 3 end tokens.*end_tokens=\[1, 2, 5, 7\]"):
+        models.save(model, tmp_path / "more.gguf", "gguf")
+
+
 @pytest.mark.parametrize("case", ["gpt2", "gemma3", "phi3", "mixtral", "qwen2_moe", "bert", "clip"])
 def test_a_saved_folder_has_the_tensors_it_was_read_from(case, folder_of, tmp_path):
     from netcl.io import load_safetensors
@@ -76,6 +135,7 @@ def test_shards_are_read_by_their_index(folder_of, tmp_path):
         ({"hidden_act": "nonsense"}, r"\[config\] the activation must be one of silu"),
         ({"rope_parameters": {"rope_type": "nonsense"}}, r"\[config\] rope_type must be one of default"),
         ({"rope_parameters": {"rope_type": "longrope"}}, r"\[config\] settings of rope_type 'longrope' must be complete and valid"),
+        ({"eos_token_id": ["2"]}, r"\[config\] eos_token_id must be an integer or a list of integers; given=\['2'\]"),
         ({"rms_norm_eps": "a"}, r"\[config\] rms_norm_eps must be a finite number"),
         ({"rms_norm_eps": None, "layer_norm_eps": "a"}, r"\[config\] layer_norm_eps must be a finite number"),
     ],
