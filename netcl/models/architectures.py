@@ -122,7 +122,10 @@ T5: _Names = {"shared": "shared", "lm_head": "lm_head", **_t5_side("encoder"), *
 
 @dataclass(frozen=True)
 class Architecture:
-    """A model type: names, default sliding-window layers (``windows``), config keys by common name (``keys``), other ``settings``."""
+    """A model type: names, default sliding-window layers (``windows``), config keys by common name (``keys``), other ``settings``.
+
+    ``fixed`` has keys of ``config.json`` that change what is computed, with the only value that is supported.
+    """
 
     hf_class: str
     names: _Names
@@ -133,17 +136,20 @@ class Architecture:
     keys: Mapping[str, str] = field(default_factory=dict)
     settings: Mapping[str, Any] = field(default_factory=dict)
     ignored: tuple[str, ...] = ()
+    fixed: Mapping[str, Any] = field(default_factory=dict)
 
 
 _ALL_BIASES = {"query_bias": True, "output_bias": True, "mlp_bias": True}
 _CLASSIC = {"norm": "layer", "gated": False, "learned_positions": True, **_ALL_BIASES}
 _ENCODER = {**_CLASSIC, "causal": False}
 _BERT = {**_ENCODER, "norm_first": False, "embedding_norm": True, "final_norm": False, "pooling": "tanh"}
+_BERT_FIXED = {"is_decoder": False, "position_embedding_type": "absolute"}
 _GPT2_KEYS = {"hidden_size": "n_embd", "num_hidden_layers": "n_layer", "num_attention_heads": "n_head",
               "max_position_embeddings": "n_positions", "intermediate_size": "n_inner", "hidden_act": "activation_function"}  # fmt: skip
 ARCHITECTURES: dict[str, Architecture] = {
     "gpt2": Architecture("GPT2LMHeadModel", GPT2, "gpt2", _GGUF_FUSED, keys=_GPT2_KEYS, settings={**_CLASSIC, "activation": "gelu_new"},
-                         ignored=(".attn.bias", ".attn.masked_bias")),
+                         ignored=(".attn.bias", ".attn.masked_bias"),
+                         fixed={"scale_attn_weights": True, "scale_attn_by_inverse_layer_idx": False, "add_cross_attention": False}),
     "llama": Architecture("LlamaForCausalLM", LLAMA, "llama", _GGUF_LLAMA),
     "mistral": Architecture("MistralForCausalLM", LLAMA, "llama", _GGUF_LLAMA, windows="all"),
     "mixtral": Architecture("MixtralForCausalLM", MIXTRAL, "llama", _GGUF_LLAMA, windows="all", keys={"num_experts": "num_local_experts"}),
@@ -154,10 +160,11 @@ ARCHITECTURES: dict[str, Architecture] = {
     "gemma2": Architecture("Gemma2ForCausalLM", GEMMA, "gemma2", GGUF, windows="even", keys={"hidden_act": "hidden_activation"},
                            settings={"post_norms": True, "activation": "gelu_pytorch_tanh", "tied": True}),
     "gemma3_text": Architecture("Gemma3ForCausalLM", GEMMA, "gemma3", GGUF, windows="most", keys={"hidden_act": "hidden_activation"},
-                                settings={"post_norms": True, "qk_norm": True, "activation": "gelu_pytorch_tanh", "tied": True}),
+                                settings={"post_norms": True, "qk_norm": True, "activation": "gelu_pytorch_tanh", "tied": True},
+                                fixed={"use_bidirectional_attention": False}),
     "phi3": Architecture("Phi3ForCausalLM", PHI3, "phi3", _GGUF_PHI3, windows="all"),
-    "bert": Architecture("BertModel", BERT, kind="encoder", settings=_BERT, ignored=("cls.", "position_ids")),
-    "roberta": Architecture("RobertaModel", BERT, kind="encoder", settings=_BERT, ignored=("lm_head.", "position_ids")),
+    "bert": Architecture("BertModel", BERT, kind="encoder", settings=_BERT, ignored=("cls.", "position_ids"), fixed=_BERT_FIXED),
+    "roberta": Architecture("RobertaModel", BERT, kind="encoder", settings=_BERT, ignored=("lm_head.", "position_ids"), fixed=_BERT_FIXED),
     "vit": Architecture("ViTModel", VIT, kind="encoder", settings={**_ENCODER, "pooling": "tanh"}, ignored=("classifier.",)),
     "clip_text_model": Architecture("CLIPTextModel", CLIP_TEXT, kind="encoder", settings={**_CLASSIC, "activation": "quick_gelu",
                                     "pooling": "end"}, ignored=("position_ids",)),
@@ -195,6 +202,8 @@ def read_config(config: Mapping[str, Any]) -> ModelConfig:
         what = "heads must divide hidden_size (unless head_dim is given), kv_heads must divide heads, and layers must be at most 10,000"
         raise refusal("config", what, hidden_size=width, heads=heads, kv_heads=kv_heads, layers=layers)
     end_ids(config)  # raises if they are malformed
+    if wrong := {key: config[key] for key, value in row.fixed.items() if config.get(key, value) not in (None, value)}:
+        raise refusal("config", f"the model must have {', '.join(f'{key}={row.fixed[key]!r}' for key in wrong)}", **wrong)
     settings = dict(row.settings)
     found = ModelConfig(
         architecture=name, source=dict(config), vocab_size=whole_number(given, "vocab_size", default=1), width=width, layers=layers,
@@ -205,6 +214,8 @@ def read_config(config: Mapping[str, Any]) -> ModelConfig:
         activation=check_activation(given.get("hidden_act") or settings.pop("activation", "silu")),
         **{key: value for key, value in settings.items() if key != "activation"},
     )  # fmt: skip
+    if found.eps <= 0:
+        raise refusal("config", "the epsilon of norms must be above 0", given=found.eps)
     if row.kind == "seq2seq":
         gate, _, act = str(given.get("feed_forward_proj", "relu")).rpartition("-")
         act = "gelu_new" if (gate, act) == ("gated", "gelu") else act
@@ -226,6 +237,9 @@ def _decoder_details(given: Mapping[str, Any], row: Architecture, found: ModelCo
         name: None if given.get(key) is None or not gemma else real_number(given, key)
         for name, key in (("attention_cap", "attn_logit_softcapping"), ("final_cap", "final_logit_softcapping"))
     }
+    divisor = real_number(given, "query_pre_attn_scalar", default=256.0) if gemma else 1.0
+    if divisor <= 0:
+        raise refusal("config", "query_pre_attn_scalar must be above 0", given=divisor)
     if any(cap is not None and cap <= 0 for cap in caps.values()):
         raise refusal("config", "attn_logit_softcapping and final_logit_softcapping must be above 0 or null", **caps)
     stretched = max((rope.factor for rope in ropes.values() if rope is not None and rope.kind == "dynamic"), default=1.0)
@@ -235,7 +249,7 @@ def _decoder_details(given: Mapping[str, Any], row: Architecture, found: ModelCo
         "mlp_bias": row.settings.get("mlp_bias", bool(given.get("mlp_bias", False))),
         "tied": bool(given.get("tie_word_embeddings", row.settings.get("tied", row.gguf == "gpt2"))),
         "ropes": tuple(ropes[kind] for kind in types), "windows": tuple(window if kind == "sliding_attention" else None for kind in types),
-        "scale": real_number(given, "query_pre_attn_scalar", default=256.0) ** -0.5 if gemma else None,
+        "scale": divisor**-0.5 if gemma else None,
         "embedding_scale": math.sqrt(found.width) if gemma else 1.0, "experts": _experts(given, row, found), **caps,
     }  # fmt: skip
 
@@ -260,6 +274,8 @@ def _experts(given: Mapping[str, Any], row: Architecture, found: ModelConfig) ->
     count = whole_number(given, "num_experts", "num_local_experts")
     chosen = whole_number(given, "num_experts_per_tok")
     step, dense = whole_number(given, "decoder_sparse_step", default=1), given.get("mlp_only_layers") or []
+    if not isinstance(dense, list):
+        raise refusal("config", "mlp_only_layers must be a list of numbers of layers", given=repr(dense))
     if chosen > count:
         raise refusal("config", "num_experts_per_tok must be at most the number of experts", given=chosen, experts=count)
     return Experts(

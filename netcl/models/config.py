@@ -108,12 +108,19 @@ def rope_of(config: Mapping[str, Any], head: int, layer_type: str) -> Rope:
     if not isinstance(given, Mapping):
         local = layer_type == "sliding_attention" and config.get("rope_local_base_freq") is not None
         scaling = None if local else config.get("rope_scaling")
+        if scaling is not None and not isinstance(scaling, Mapping):
+            raise refusal("config", "rope_scaling must be an object or null", given=f"{scaling!r:.80}")
         given = {"rope_theta": config.get("rope_local_base_freq" if local else "rope_theta"), **(scaling or {})}
     kind = given.get("rope_type") or given.get("type") or "default"
     kind = "longrope" if kind == "su" else kind
     known = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
     if kind not in known:
         raise refusal("config", f"rope_type must be one of {', '.join(known)}", given=repr(kind))
+    needed = {"linear": ("factor",), "dynamic": ("factor",), "llama3": ("factor", "original_max_position_embeddings")}.get(kind, ())
+    if missing := [name for name in needed if given.get(name, config.get(name) if name != "factor" else None) is None]:
+        raise refusal("config", f"rope_type {kind!r} must have {' and '.join(missing)}")
+    if given.get("factor") is not None and real_number(given, "factor") <= 0:
+        raise refusal("config", "factor must be above 0", rope_type=kind, factor=given["factor"])
     share = real_number(given, "partial_rotary_factor", default=real_number(config, "partial_rotary_factor", default=1.0))
     context = whole_number(config, "max_position_embeddings", default=2048)
     options = {"original_max_position_embeddings": config.get("original_max_position_embeddings"), **given}

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, cast
 
 import numpy as np
 
 from netcl.core.errors import message, some
 from netcl.io import tree
 from netcl.io.archive import refusal
-from netcl.models.config import ModelConfig
+from netcl.models.config import Experts, ModelConfig
 from netcl.nn.embedding import Embedding
 from netcl.nn.linear import Linear
 from netcl.nn.quantized import QuantizedEmbedding, QuantizedLinear
@@ -55,13 +55,13 @@ def origin_of(parameter: str, names: Mapping[str, str]) -> Origin | None:
     return Origin(name.format(i=numbers.get("layers"), e=numbers.get("experts")), tuple(ops), int(numbers.get("experts", 0)))
 
 
-def _fused_rows(config: ModelConfig, part: str) -> slice:
-    """Return the rows of one part of a fused tensor, as a slice."""
+def _fused_rows(config: ModelConfig, part: str) -> tuple[slice, int]:
+    """Return the rows of one part of a fused tensor, as a slice, and the number of all rows."""
     if part in ("gate", "up"):
-        return slice(0, config.inner) if part == "gate" else slice(config.inner, 2 * config.inner)
+        return slice(0, config.inner) if part == "gate" else slice(config.inner, 2 * config.inner), 2 * config.inner
     queries, keys = config.heads * config.head_size, config.kv_heads * config.head_size
     begin, end = {"q": (0, queries), "k": (queries, queries + keys), "v": (queries + keys, queries + 2 * keys)}[part]
-    return slice(begin, end)
+    return slice(begin, end), queries + 2 * keys
 
 
 def _rotary_order(array: np.ndarray, op: str, config: ModelConfig, inverse: bool = False) -> np.ndarray:
@@ -73,23 +73,33 @@ def _rotary_order(array: np.ndarray, op: str, config: ModelConfig, inverse: bool
     return array.reshape(*shape, *array.shape[1:]).swapaxes(1, 2).reshape(array.shape)
 
 
-def _rows_taken(array: np.ndarray, op: str, origin: Origin, config: ModelConfig) -> np.ndarray:
-    """Apply an op that selects or permutes rows; the array may hold the bytes of packed rows."""
-    if op == "e":
-        return array[origin.expert : origin.expert + 1].reshape(array.shape[1:])
-    return _rotary_order(array, op, config) if op in ("rq", "rk") else array[_fused_rows(config, op)]
+def _rows_taken(array: np.ndarray, op: str, origin: Origin, config: ModelConfig, source: Any) -> np.ndarray:
+    """Apply an op that selects or permutes rows; the array may hold the bytes of packed rows. Raises if there are more or fewer."""
+    if op in ("rq", "rk"):
+        return _rotary_order(array, op, config)
+    experts = op == "e"
+    rows, count = (slice(origin.expert, origin.expert + 1), cast(Experts, config.experts).count) if experts else _fused_rows(config, op)
+    if experts and count == 1 and array.ndim < 3:
+        array = array[None]  # GGUF drops axes of length 1
+    if not array.shape or array.shape[0] != count:
+        what = f"a tensor must have the {'experts' if experts else 'rows'} that the configuration gives it"
+        raise refusal("models", what, file=source.path, tensor=origin.name, given=array.shape[:1], expected=count)
+    return array[rows][0] if experts else array[rows]
 
 
 def pull(source: WeightSource, origin: Origin, config: ModelConfig, shape: tuple[int, ...]) -> np.ndarray:
     """Read a parameter from a file, with the ops of its origin applied; raises unless it has ``shape``."""
     array = source.read(origin.name)
+    if array.dtype.kind in "biuc":
+        what, remedy = "weights must be floating-point numbers", "load a model whose weights are not quantized, or a GGUF file"
+        raise refusal("models", what, remedy, file=source.path, tensor=origin.name, dtype=array.dtype)
     for op in origin.ops:
         if op == "T":
             array = array.T
         elif op == "+1":
             array = array.astype(np.float32) + np.float32(1)
         else:
-            array = _rows_taken(array, op, origin, config)
+            array = _rows_taken(array, op, origin, config, source)
     squeezed = tuple(n for n in shape if n != 1)
     if array.shape != shape and tuple(n for n in array.shape if n != 1) == squeezed:
         array = array.reshape(shape)  # GGUF drops axes of length 1
@@ -114,6 +124,11 @@ def fill(model: Any, source: WeightSource, names: Mapping[str, str], ignored: It
     if missing or left:
         parts = {key: f"[{some(sorted(found))}]" for key, found in (("missing", missing), ("unexpected", left)) if found}
         raise refusal("models", "the file must have exactly the tensors of its configuration", file=source.path, **parts)
+    for head in set(tied) & set(shapes):
+        table = origins["embed_tokens.weight"].name
+        if shapes[head] != shapes[table] or not np.array_equal(source.read(head), source.read(table)):
+            what, remedy = "a head tied to the embedding must equal it", "set tie_word_embeddings to false in config.json"
+            raise refusal("models", what, remedy, file=source.path, head=head, embedding=table)
     for name, parameter in parameters.items():
         if not (pack and _put_packed(model, name, source, origins[name])):
             parameter.write(pull(source, origins[name], model.part_config(name), parameter.shape))
@@ -133,7 +148,7 @@ def _put_packed(model: Any, name: str, source: Any, origin: Origin) -> bool:
         return False
     blocks = source.packed(origin.name).reshape(*source.shapes[origin.name][:-1], -1)
     for op in origin.ops:
-        blocks = _rows_taken(blocks, op, origin, config)
+        blocks = _rows_taken(blocks, op, origin, config, source)
     if blocks.shape[0] != rows:
         what = "a tensor must have the shape that the configuration gives it"
         raise refusal("models", what, file=source.path, tensor=origin.name, rows=blocks.shape[0], expected=rows)
@@ -203,7 +218,7 @@ def _assembled(model: Any, parts: list[tuple[Origin, str, Any]]) -> np.ndarray:
             elif op == "e":
                 begin, array = origin.expert, array[None]
             elif op != "T":
-                begin = _fused_rows(config, op).start
+                begin = _fused_rows(config, op)[0].start
         made.append((begin, array))
     whole = np.concatenate([array for _, array in sorted(made, key=lambda part: part[0])]) if len(made) > 1 else made[0][1]
     return np.ascontiguousarray(whole.T if "T" in parts[0][0].ops else whole)

@@ -15,6 +15,8 @@ from netcl import models, nn
 from netcl.autograd import no_grad
 from netcl.core.tensor import Tensor
 from netcl.io import FileError
+from netcl.models.gguf import GGUFFile, NewTensor, write_gguf
+from netcl.ops.quantized.formats import kind_of
 
 GGUF_CASES = ["gpt2", "llama", "llama-linear", "llama-yarn", "qwen3", "gemma2", "gemma3", "phi3-long", "mixtral", "qwen3_moe"]
 
@@ -136,6 +138,11 @@ def test_shards_are_read_by_their_index(folder_of, tmp_path):
         ({"rope_parameters": {"rope_type": "nonsense"}}, r"\[config\] rope_type must be one of default"),
         ({"rope_parameters": {"rope_type": "longrope"}}, r"\[config\] settings of rope_type 'longrope' must be complete and valid"),
         ({"eos_token_id": ["2"]}, r"\[config\] eos_token_id must be an integer or a list of integers; given=\['2'\]"),
+        ({"rms_norm_eps": -1.0}, r"\[config\] the epsilon of norms must be above 0"),
+        ({"rope_scaling": [1], "rope_parameters": None}, r"\[config\] rope_scaling must be an object or null"),
+        ({"rope_parameters": {"rope_type": "linear"}}, r"\[config\] rope_type 'linear' must have factor"),
+        ({"rope_parameters": {"rope_type": "linear", "factor": -2.0}}, r"\[config\] factor must be above 0"),
+        ({"tie_word_embeddings": True}, r"\[models\] a head tied to the embedding must equal it; .*tie_word_embeddings"),
         ({"rms_norm_eps": "a"}, r"\[config\] rms_norm_eps must be a finite number"),
         ({"rms_norm_eps": None, "layer_norm_eps": "a"}, r"\[config\] layer_norm_eps must be a finite number"),
     ],
@@ -147,6 +154,62 @@ def test_a_configuration_that_does_not_fit_is_refused(change, expected, folder_o
     (tmp_path / "config.json").write_text(json.dumps({**config, **change}))
     with pytest.raises((FileError, ValueError), match=expected):
         models.load(tmp_path, "cpu")
+
+
+@pytest.mark.parametrize(
+    ("config", "change", "expected"),
+    [
+        ({"model_type": "gpt2"}, {"scale_attn_by_inverse_layer_idx": True}, r"the model must have scale_attn_by_inverse_layer_idx=False"),
+        ({"model_type": "gemma3_text"}, {"use_bidirectional_attention": True}, r"the model must have use_bidirectional_attention=False"),
+        ({"model_type": "gemma2"}, {"query_pre_attn_scalar": 0}, r"query_pre_attn_scalar must be above 0"),
+        ({"model_type": "qwen3_moe", **_EXPERTS}, {"mlp_only_layers": "0"}, r"mlp_only_layers must be a list"),
+    ],
+)
+def test_configurations_that_are_not_supported_are_refused(config, change, expected):
+    random_model(**config)
+    with pytest.raises(FileError, match=rf"\[config\] {expected}"):
+        random_model(**config, **change)
+
+
+@pytest.mark.parametrize(
+    ("config", "name", "change", "expected"),
+    [
+        (
+            {"model_type": "phi3"},
+            "model.layers.0.self_attn.qkv_proj.weight",
+            lambda w: np.concatenate([w, w[:8]]),
+            r"must have the rows.*104",
+        ),
+        ({"model_type": "gpt2"}, "transformer.h.1.attn.c_attn.weight", lambda w: w[:, :-1], r"must have the rows .* expected=96"),
+        ({}, "model.layers.0.mlp.up_proj.weight", lambda w: w.astype(np.int8), r"weights must be floating-point numbers; .*dtype=int8"),
+    ],
+)
+def test_tensors_that_contradict_the_configuration_are_refused(config, name, change, expected, tmp_path):
+    from netcl.io import load_safetensors
+    from netcl.io.state import save_safetensors
+
+    models.save(random_model(**config), tmp_path)
+    tensors = load_safetensors(tmp_path / "model.safetensors")
+    save_safetensors({**tensors, name: np.ascontiguousarray(change(tensors[name]))}, tmp_path / "model.safetensors")
+    with pytest.raises(FileError, match=rf"\[models\] .*{expected}"):
+        models.load(tmp_path, "cpu")
+
+
+@pytest.mark.parametrize("kind", ["F32", "Q8_0"])
+def test_the_number_of_experts_is_that_of_the_configuration(kind, tmp_path):
+    options = {"model_type": "mixtral", "intermediate_size": 32, "num_experts_per_tok": 1}
+    for count in (1, 3):
+        path = tmp_path / f"{count}.gguf"
+        models.save(random_model(num_local_experts=count, **options), path, "gguf", kind=kind)
+        models.load(path, "cpu")
+    file = GGUFFile(path)
+    tensors = {name: NewTensor(shape, kind_of(file.kinds[name]), lambda name=name: file.read(name)) for name, shape in file.shapes.items()}
+    for layer in range(2):
+        name = f"blk.{layer}.ffn_gate_inp.weight"
+        tensors[name] = NewTensor((2, 32), kind_of("F32"), lambda name=name: file.read(name)[:2])
+    write_gguf(path.with_name("2.gguf"), {**file.metadata, "llama.expert_count": 2}, tensors)
+    with pytest.raises(FileError, match=r"\[models\] a tensor must have the experts that the configuration gives it; .*expected=2"):
+        models.load(path.with_name("2.gguf"), "cpu")
 
 
 @pytest.mark.fault("configuration that claims gigabytes", "2^30 tokens over a small file", "`MemoryError`, nothing is allocated")
