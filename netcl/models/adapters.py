@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -31,6 +32,8 @@ _CONFIG, _TENSORS, _PREFIX = "adapter_config.json", "adapter_model.safetensors",
 #: Settings of PEFT that change what an adapter computes and are not supported.
 _UNSUPPORTED = ("modules_to_save", "lora_bias", "layer_replication", "alora_invocation_tokens", "target_parameters", "use_qalora",
                 "trainable_token_indices", "use_bdlora", "arrow_config", "kasa_config", "monteclora_config", "velora_config")  # fmt: skip
+
+_SAFE_STARTS = (None, True, False, "gaussian", "eva", "orthogonal")  # of init_lora_weights; others change the base model, too
 
 
 class LoRALinear(Module):
@@ -209,6 +212,14 @@ def load_adapter(model: ModelT, folder: str | os.PathLike[str]) -> ModelT:
     for name, plain in {"peft_type": "LORA", "bias": "none", **dict.fromkeys(_UNSUPPORTED)}.items():
         if (config.get(name) or plain) != plain:
             raise refusal("load_adapter", f"{name} must be {plain!r}", file=place / _CONFIG, given=repr(config[name]))
+    if (start := config.get("init_lora_weights")) not in _SAFE_STARTS:
+        remedy = "if the base model has the residual weights, write true there; else convert the adapter with PEFT"
+        raise refusal("load_adapter", "init_lora_weights must not change the base model", remedy, file=place / _CONFIG, given=repr(start))
+    try:
+        alphas = [(re.compile(rf"(.*\.)?({key})$"), value) for key, value in (config.get("alpha_pattern") or {}).items()]
+    except (re.error, AttributeError) as fault:
+        what = "alpha_pattern must be an object of regular expressions and numbers"
+        raise refusal("load_adapter", what, file=place / _CONFIG, given=repr(config["alpha_pattern"]), reason=fault) from fault
     files: dict[str, dict[str, np.ndarray]] = {}
     for key, array in tensors.items():
         name, _, kind = key.removeprefix(_PREFIX).rpartition(".lora_")
@@ -225,7 +236,7 @@ def load_adapter(model: ModelT, folder: str | os.PathLike[str]) -> ModelT:
     for path, (name, rows) in layers.items():
         if name in files:  # parts of a fused layer share A and have their own rows of everything else
             parts = {f"lora_{kind}": array if kind == "A" else array[rows] for kind, array in files[name].items()}
-            own = [value for key, value in (config.get("alpha_pattern") or {}).items() if f".{name}".endswith(f".{key}")]
+            own = [value for pattern, value in alphas if pattern.match(name)]
             rank, alpha = len(parts["lora_A"]), own[0] if own else config.get("lora_alpha")
             if isinstance(alpha, bool) or not isinstance(alpha, int | float):
                 raise refusal("load_adapter", "alpha must be a number (lora_alpha, alpha_pattern)", file=place / _CONFIG, given=repr(alpha))

@@ -10,6 +10,7 @@ import pytest
 import netcl
 from netcl import models, nn, optim
 from netcl.io import FileError
+from netcl.models.adapters import adapters_of
 from tests.models.conftest import GOLDEN, cases
 
 safetensors = pytest.importorskip("safetensors.numpy")
@@ -150,6 +151,17 @@ def test_packed_base():
     np.testing.assert_allclose(models.merge(model)(ids).to_host(), changed, atol=1e-4)
 
 
+def test_patterns_of_alpha_are_regular_expressions(tmp_path):
+    written("llama-lora", tmp_path)
+    file = tmp_path / "adapter_config.json"
+    config = {**ROWS["llama-lora"]["config"], "alpha_pattern": {r"^model\.layers\.1\..*": 64, "v_proj": 2}}
+    file.write_text(json.dumps(config), encoding="utf-8")
+    layers = adapters_of(models.load_adapter(small(), tmp_path))
+    found = {path: layer.scale * layer.rank for path, layer in layers.items()}
+    assert found == {path: 64 if "layers.1" in path else 2 if "v_proj" in path else config["lora_alpha"] for path in found}
+    assert len(set(found.values())) == 3
+
+
 def test_refusals(tmp_path):
     with pytest.raises(ValueError, match=r"\[lora\] targets must be one or more of .*q_proj.*; targets="):
         models.lora(small(), targets=["query"])
@@ -169,7 +181,8 @@ def test_refusals(tmp_path):
     with pytest.raises(FileError, match=r"\[load_adapter\].*(each adapter must have A, B|must have the shapes)"):
         models.load_adapter(small(hidden_size=16), tmp_path)
     config = ROWS["llama-lora"]["config"]
-    for name, value in {"peft_type": "IA3", "bias": "all", "modules_to_save": ["lm_head"], "lora_alpha": "x", "use_qalora": True}.items():
+    for name, value in {"peft_type": "IA3", "bias": "all", "modules_to_save": ["lm_head"], "lora_alpha": "x", "use_qalora": True,
+                        "init_lora_weights": "pissa_niter_4", "alpha_pattern": {"(": 2}}.items():  # fmt: skip
         (tmp_path / "adapter_config.json").write_text(json.dumps({**config, name: value}), encoding="utf-8")
         with pytest.raises(FileError, match=name):
             models.load_adapter(small(), tmp_path)
