@@ -28,6 +28,7 @@ from netcl.nn.pickling import Recomputed
 from netcl.nn.quantized import QuantizedLinear, decodable, decoded_linear, pack_halves
 
 _CONTEXT_TOKENS = 4  # of a prompt that the text behind it is decoded with: a word's first token decodes differently at the start of a text
+_REPLACED, _CHARACTER_BYTES = "\N{REPLACEMENT CHARACTER}", 4  # what incomplete characters decode to; bytes of a character at most
 _DECODED_TOGETHER = 64  # tokens of a text; more are decoded in parts, or long texts would take quadratic time
 
 
@@ -298,8 +299,8 @@ class TextStream:
         self._begin(prompt)
 
     def _begin(self, before: Sequence[int]) -> None:
-        self._context, self._made, self._given = list(before[-_CONTEXT_TOKENS:]), list[int](), 0
-        self._skipped = len(self._tokenizer.decode(self._context))
+        self._made, self._given = list[int](), 0
+        self._context, self._skipped = _context_of(self._tokenizer, before)
 
     def _text(self) -> str:
         return self._tokenizer.decode([*self._context, *self._made])[self._skipped :] if self._made else ""
@@ -321,8 +322,23 @@ class TextStream:
         return "" if self.stopped else self._text()[self._given :]
 
 
+def _context_of(tokenizer: Tokenizer, before: Sequence[int]) -> tuple[list[int], int]:
+    """Return the last tokens before a text, and how many characters of them precede it.
+
+    They begin with a whole character: decoders that replace all bytes beside an incomplete one would replace the text's. A character
+    that ends in the text belongs to the text.
+    """
+    ids, found = list(before), range(_CHARACTER_BYTES)
+    for behind, more in ((behind, more) for behind in found for more in found):  # tokens of a character that ends, and that begins
+        begin = max(0, len(ids) - behind - more - _CONTEXT_TOKENS)
+        text = tokenizer.decode(ids[begin : len(ids) - behind])
+        if not text.startswith(_REPLACED) and not text.endswith(_REPLACED):
+            return ids[begin:], len(text)
+    return ids[-_CONTEXT_TOKENS:], len(tokenizer.decode(ids[-_CONTEXT_TOKENS:]))
+
+
 def _held_back(text: str, stops: Sequence[str]) -> int:
     """Return how many characters at the end of ``text`` to hold back: incomplete characters, and the beginning of a stop string before."""
-    whole = text.rstrip("\N{REPLACEMENT CHARACTER}")  # of a character whose bytes are not all there
+    whole = text.rstrip(_REPLACED)  # of a character whose bytes are not all there
     beginnings = (n for word in stops for n in range(1, len(word)) if whole.endswith(word[:n]))
     return len(text) - len(whole) + max(beginnings, default=0)

@@ -11,7 +11,8 @@ import pytest
 import netcl
 from netcl import models
 from netcl.cli import main
-from netcl.models.decoder import _held_back
+from netcl.models.decoder import TextStream, _held_back
+from netcl.models.tokenizer import Tokenizer
 
 tokenizers = pytest.importorskip("tokenizers")
 
@@ -73,6 +74,28 @@ def test_stop_strings_with_characters_of_several_tokens_are_not_streamed(stop):
         if not stream.stopped:
             pieces.append(stream.add(token))
     assert stream.stopped and "".join(pieces) + stream.rest() == "xa"
+
+
+def fallback_tokenizer():
+    """SentencePiece's tokens for bytes: a byte of an incomplete character spoils the whole characters beside it."""
+    vocabulary = {"<unk>": 0, **{f"<0x{i:02X}>": 1 + i for i in range(256)}, "a": 257, "b": 258, "\u2581": 259}
+    backend = tokenizers.Tokenizer(tokenizers.models.BPE(vocabulary, [], unk_token="<unk>", fuse_unk=True, byte_fallback=True))
+    backend.normalizer = tokenizers.normalizers.Replace(" ", "\u2581")
+    steps = tokenizers.decoders
+    backend.decoder = steps.Sequence([steps.Replace("\u2581", " "), steps.ByteFallback(), steps.Fuse()])
+    return Tokenizer(backend)
+
+
+def test_streams_keep_characters_of_several_tokens(rng):
+    tokenizer = fallback_tokenizer()
+    for length in (1, 5, 80, 200):
+        for before in ("a b", "\u6f22", "a\U0001f600\xe9"):
+            prompt, text = tokenizer.encode(before), "".join(rng.choice(list("ab \xe9\u6f22\U0001f600"), length))
+            stream = TextStream(tokenizer, prompt)
+            assert "".join(stream.add(token) for token in tokenizer.encode(text)) + stream.rest() == text
+    euro = tokenizer.encode("\u20acab")  # the prompt ends inside a character, which belongs to the text
+    stream = TextStream(tokenizer, [*tokenizer.encode("\u6f22"), *euro[:2]])
+    assert "".join(map(stream.add, euro[2:])) + stream.rest() == "\u20acab"
 
 
 def test_beginnings_of_stop_strings_before_other_characters_are_streamed():
