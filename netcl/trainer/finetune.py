@@ -32,6 +32,7 @@ from netcl.models.tuning_data import (
 )
 from netcl.nn.module import Module
 from netcl.nn.quantized import quantize_model
+from netcl.ops.quantized.formats import kind_of
 from netcl.ops.random import manual_seed
 from netcl.trainer.callbacks import Callback, LRMonitor, ModelCheckpoint, NaNGuard
 from netcl.trainer.metrics import Metric
@@ -80,8 +81,13 @@ class TuningSettings:
         for wrong, bounds in ((counts, "at least 1"), (shares, "at least 0 and below 1")):
             if wrong:
                 raise ValueError(message("finetune", f"{' and '.join(wrong)} must be {bounds}", **wrong))
-        if not self.beta > 0:
-            raise ValueError(message("finetune", "beta must be above 0", beta=self.beta))
+        least = {"length": 2, **dict.fromkeys(("seed", "save_every", "lr", "weight_decay", "grad_clip"), 0)}
+        for name in ("alpha", "beta", *least):
+            value = getattr(self, name)
+            fits = value >= least[name] if name in least else value > 0
+            if not fits or value == math.inf:
+                bound = f"at least {least[name]}" if name in least else "above 0"
+                raise ValueError(message("finetune", f"{name} must be {bound} and finite", **{name: value}))
         return self
 
 
@@ -152,6 +158,8 @@ def finetune(path: str | os.PathLike[str], data: str | os.PathLike[str], out: st
     the model with its adapters merged: ``hf``, ``gguf``, or a GGUF type such as ``Q8_0``.
     """
     chosen, place = (settings or TuningSettings()).check(), Path(out)
+    if merged not in ("", "hf", "gguf"):
+        kind_of(merged, "finetune")  # raises before the training
     manual_seed(chosen.seed)
     model = models.load(path, device_name, None if chosen.method == "qlora" else "float32")
     if not isinstance(model, models.CausalLM):

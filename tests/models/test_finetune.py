@@ -10,6 +10,7 @@ import pytest
 import netcl
 from netcl import models
 from netcl.cli import main
+from netcl.core.errors import DtypeError
 from netcl.io import FileError
 from netcl.models.tokenizer import Tokenizer
 from netcl.models.tuning_data import IGNORED_TARGET, Document, documents_of, pack_documents, preference_blocks, preference_of, read_rows
@@ -237,7 +238,7 @@ def test_pairs_of_answers_are_checked(folder, data, tmp_path):
     (tmp_path / "wrong.jsonl").write_text('{"prompt": "1", "chosen": "2", "rejected": 3}\n', encoding="utf-8")
     with pytest.raises(FileError, match="a row must be"):
         finetune(folder, tmp_path / "wrong.jsonl", tmp_path / "run")
-    with pytest.raises(ValueError, match="beta must be above 0"):
+    with pytest.raises(ValueError, match="beta must be above 0 and finite"):
         TuningSettings(beta=0.0).check()
 
 
@@ -247,5 +248,11 @@ def test_settings_are_checked(folder, data, tmp_path):
     for wrong in ({"method": "sft"}, {"rank": 0}, {"held_out": 1.0}, {"precision": "int8"}):
         with pytest.raises(ValueError, match=rf"\[finetune\] {next(iter(wrong))} must be"):
             finetune(folder, data, tmp_path, TuningSettings(**wrong))
+    for wrong in ({"alpha": 0.0}, {"alpha": np.nan}, {"lr": np.nan}, {"lr": -1.0}, {"grad_clip": -1.0}, {"length": -5}, {"seed": -1}):
+        with pytest.raises(ValueError, match=rf"\[finetune\] {next(iter(wrong))} must be (above 0|at least [02]) and finite"):
+            TuningSettings(**wrong).check()
+    with pytest.raises(DtypeError, match=r"\[finetune\] kind must be one of F32"):  # before the training
+        finetune(folder, data, tmp_path / "kind", merged="Q9")
+    assert not (tmp_path / "kind").exists()
     with pytest.raises(ValueError, match="held_out must leave at least one row to train on"):
         finetune(folder, data, tmp_path, TuningSettings(held_out=0.99))
