@@ -84,6 +84,7 @@ class Contract:
         self.problem = ""
         self.own: list[Any] = []  # objects of netcl, which report to the recorder
         self._layers: dict[int, Any] = {}
+        self._by_method: dict[int, Any] = {}  # layers of which the function names a method that is netcl's
         self._calls_forward = False
         self.loose: set[str] = set()
         self._optional: set[str] = set()
@@ -237,6 +238,10 @@ class Contract:
         if is_a(value, ModuleType):
             return self._of_module(value, name, label)
         own, found, of_class = instance_dict(value), _COMPUTED, is_a(value, type)
+        if is_layer(value) and name not in own:
+            kind = next((kind for kind in type(value).__mro__ if name in vars(kind)), None)
+            if kind is not None and not self._is_users(kind) and is_a(vars(kind)[name], FunctionType):
+                self._by_method[id(value)] = value  # what a method of netcl reads is not walked
         if not of_class and (name in own or name in self._optional):
             found = self._guard(value, own, name, label)
             reported = (
@@ -506,8 +511,8 @@ class Contract:
         return f" except {labels}, which it sets itself" if labels else ""
 
     def report_uncalled(self) -> None:
-        """Report to the recorder the modules whose ``forward`` the function may call directly, without calling the module."""
-        for layer in self._layers.values() if self._calls_forward else ():
+        """Report to the recorder the modules of which the function may call ``forward`` or another method, without calling the module."""
+        for layer in (self._layers if self._calls_forward else self._by_method).values():
             report_layer(layer)
 
 

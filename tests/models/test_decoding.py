@@ -231,6 +231,14 @@ def test_copies_write_with_their_own_weights_and_settings(folder_of, model):
     assert fresh.generate(PROMPT, 12) == half.generate(PROMPT, 12)
 
 
+def test_text_follows_a_replaced_head(folder_of, device):
+    model = models.load(folder_of("llama"), device.queue)
+    model.generate(PROMPT, 6)
+    model.lm_head = nn.Linear(model.config.width, model.config.vocab_size, bias=False).to(device.queue)
+    text = model.generate(PROMPT, 12)
+    assert text == copy.deepcopy(model).generate(PROMPT, 12)  # without recorded steps
+
+
 def test_the_hash_follows_replaced_weights(folder_of):
     model = models.load(folder_of("llama"), "cpu")
     found, weight = set(), model.norm.weight.to_host()

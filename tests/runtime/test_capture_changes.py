@@ -124,6 +124,19 @@ def test_whatever_changes_in_a_model_is_noticed(cl_device):
     np.testing.assert_allclose(in_turn(image).to_host(), np.tanh(told[-1] - 1.0) + 3.0, rtol=1e-5)
 
 
+def test_a_layer_replaced_in_a_model_whose_methods_are_called_is_followed(cl_device):
+    """A function that calls methods of netcl's models, but not the models."""
+    model = nn.GPT(16, 8, 1, 2, 16, tie_weights=False).eval()
+    step = capture_graph(lambda ids: model.head(model.states(ids)))
+    ids = Tensor.from_host(cl_device.queue, np.array([[1, 2, 3]], np.int64))
+    with ag.no_grad():
+        for _ in range(3):
+            for _ in range(RECORDED + 1):
+                step(ids)
+            model.lm_head = nn.Linear(16, 16, bias=False)
+            np.testing.assert_allclose(step(ids).to_host(), model(ids).to_host(), atol=1e-5)
+
+
 def test_zeros_of_either_sign_around_a_function_are_told_apart(cl_device):
     below = 0.0
     divided = netcl.compile(lambda x: x / below)
