@@ -136,7 +136,7 @@ class Architecture:
     keys: Mapping[str, str] = field(default_factory=dict)
     settings: Mapping[str, Any] = field(default_factory=dict)
     ignored: tuple[str, ...] = ()
-    fixed: Mapping[str, Any] = field(default_factory=dict)
+    fixed: Mapping[str, object] = field(default_factory=dict)
 
 
 _ALL_BIASES = {"query_bias": True, "output_bias": True, "mlp_bias": True}

@@ -177,7 +177,7 @@ def save(model: Model, path: str | os.PathLike[str], format: str = "hf", kind: s
         tokenizer.save(folder)
 
 
-def _add_end_tokens(metadata: dict[str, Any], ends: set[int]) -> None:
+def _add_end_tokens(metadata: dict[str, object], ends: set[int]) -> None:
     """Add the end tokens of a model that the metadata of its GGUF file lacks; raises if there is no key left."""
     missing = sorted(ends - {metadata.get(key) for key in END_KEYS})
     free = [key for key in END_KEYS if metadata.get(key) is None]

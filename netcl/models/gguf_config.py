@@ -111,7 +111,7 @@ def _yarn_factor(factor: float) -> float:
 
 
 def check_described(
-    config: ModelConfig, metadata: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]], extra: Mapping[str, Any]
+    config: ModelConfig, metadata: Mapping[str, object], shapes: Mapping[str, tuple[int, ...]], extra: Mapping[str, np.ndarray]
 ) -> None:
     """Raise unless metadata and tensors of a GGUF file describe a configuration: the format fixes some settings of each architecture."""
     again = read_config(config_from_gguf(metadata, shapes, lambda name: extra[name]))
@@ -125,7 +125,7 @@ def check_described(
         raise refusal("save", "GGUF must be able to describe the settings of the model", "use format='hf'", **given)
 
 
-def _alike(one: Any, two: Any) -> bool:
+def _alike(one: object, two: object) -> bool:
     return math.isclose(one, two, rel_tol=1e-6) if isinstance(one, float) and isinstance(two, float) else one == two
 
 

@@ -73,7 +73,7 @@ def _rotary_order(array: np.ndarray, op: str, config: ModelConfig, inverse: bool
     return array.reshape(*shape, *array.shape[1:]).swapaxes(1, 2).reshape(array.shape)
 
 
-def _rows_taken(array: np.ndarray, op: str, origin: Origin, config: ModelConfig, source: Any) -> np.ndarray:
+def _rows_taken(array: np.ndarray, op: str, origin: Origin, config: ModelConfig, source: WeightSource) -> np.ndarray:
     """Apply an op that selects or permutes rows; the array may hold the bytes of packed rows. Raises if there are more or fewer."""
     if op in ("rq", "rk"):
         return _rotary_order(array, op, config)

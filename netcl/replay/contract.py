@@ -84,7 +84,7 @@ class Contract:
         self.problem = ""
         self.own: list[Any] = []  # objects of netcl, which report to the recorder
         self._layers: dict[int, Any] = {}
-        self._by_method: dict[int, Any] = {}  # layers of which the function names a method that is netcl's
+        self._by_method: dict[int, object] = {}  # layers of which the function names a method that is netcl's
         self._calls_forward = False
         self.loose: set[str] = set()
         self._optional: set[str] = set()
