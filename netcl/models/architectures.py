@@ -124,6 +124,7 @@ T5: _Names = {"shared": "shared", "lm_head": "lm_head", **_t5_side("encoder"), *
 class Architecture:
     """A model type: names, default sliding-window layers (``windows``), config keys by common name (``keys``), other ``settings``.
 
+    ``defaults`` are the values of keys that ``config.json`` leaves out, where they are not those of most architectures.
     ``fixed`` has keys of ``config.json`` that change what is computed, with the only value that is supported.
     """
 
@@ -136,6 +137,7 @@ class Architecture:
     keys: Mapping[str, str] = field(default_factory=dict)
     settings: Mapping[str, Any] = field(default_factory=dict)
     ignored: tuple[str, ...] = ()
+    defaults: Mapping[str, object] = field(default_factory=dict)
     fixed: Mapping[str, object] = field(default_factory=dict)
 
 
@@ -151,18 +153,23 @@ ARCHITECTURES: dict[str, Architecture] = {
                          ignored=(".attn.bias", ".attn.masked_bias"),
                          fixed={"scale_attn_weights": True, "scale_attn_by_inverse_layer_idx": False, "add_cross_attention": False}),
     "llama": Architecture("LlamaForCausalLM", LLAMA, "llama", _GGUF_LLAMA),
-    "mistral": Architecture("MistralForCausalLM", LLAMA, "llama", _GGUF_LLAMA, windows="all"),
-    "mixtral": Architecture("MixtralForCausalLM", MIXTRAL, "llama", _GGUF_LLAMA, windows="all", keys={"num_experts": "num_local_experts"}),
+    "mistral": Architecture("MistralForCausalLM", LLAMA, "llama", _GGUF_LLAMA, windows="all",
+                         defaults={"sliding_window": 4096}),
+    "mixtral": Architecture("MixtralForCausalLM", MIXTRAL, "llama", _GGUF_LLAMA, windows="all", keys={"num_experts": "num_local_experts"},
+                         defaults={"rope_theta": 1e6, "rms_norm_eps": 1e-5}),
     "qwen2": Architecture("Qwen2ForCausalLM", LLAMA, "qwen2", GGUF, windows="upper", settings={"query_bias": True}),
     "qwen2_moe": Architecture("Qwen2MoeForCausalLM", LLAMA, "qwen2moe", GGUF, windows="upper", settings={"query_bias": True}),
     "qwen3": Architecture("Qwen3ForCausalLM", LLAMA, "qwen3", GGUF, windows="upper", settings={"qk_norm": True}),
     "qwen3_moe": Architecture("Qwen3MoeForCausalLM", LLAMA, "qwen3moe", GGUF, settings={"qk_norm": True}),
     "gemma2": Architecture("Gemma2ForCausalLM", GEMMA, "gemma2", GGUF, windows="even", keys={"hidden_act": "hidden_activation"},
-                           settings={"post_norms": True, "activation": "gelu_pytorch_tanh", "tied": True}),
+                           settings={"post_norms": True, "activation": "gelu_pytorch_tanh", "tied": True},
+                         defaults={"sliding_window": 4096, "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0}),
     "gemma3_text": Architecture("Gemma3ForCausalLM", GEMMA, "gemma3", GGUF, windows="most", keys={"hidden_act": "hidden_activation"},
                                 settings={"post_norms": True, "qk_norm": True, "activation": "gelu_pytorch_tanh", "tied": True},
-                                fixed={"use_bidirectional_attention": False}),
-    "phi3": Architecture("Phi3ForCausalLM", PHI3, "phi3", _GGUF_PHI3, windows="all"),
+                                fixed={"use_bidirectional_attention": False},
+                         defaults={"sliding_window": 4096, "rope_theta": 1e6, "rope_local_base_freq": 10000.0}),
+    "phi3": Architecture("Phi3ForCausalLM", PHI3, "phi3", _GGUF_PHI3, windows="all",
+                         defaults={"rms_norm_eps": 1e-5}),
     "bert": Architecture("BertModel", BERT, kind="encoder", settings=_BERT, ignored=("cls.", "position_ids"), fixed=_BERT_FIXED),
     "roberta": Architecture("RobertaModel", BERT, kind="encoder", settings=_BERT, ignored=("lm_head.", "position_ids"), fixed=_BERT_FIXED),
     "vit": Architecture("ViTModel", VIT, kind="encoder", settings={**_ENCODER, "pooling": "tanh"}, ignored=("classifier.",)),
@@ -194,7 +201,7 @@ def read_config(config: Mapping[str, Any]) -> ModelConfig:
     """Convert a ``config.json`` to a :class:`ModelConfig`."""
     name, row = architecture_of(config)
     common = {ours: config.get(theirs, config.get(ours)) for ours, theirs in row.keys.items()}
-    given = {**config, **{key: value for key, value in common.items() if value is not None}}
+    given = {**row.defaults, **config, **{key: value for key, value in common.items() if value is not None}}
     width, heads = whole_number(given, "hidden_size"), whole_number(given, "num_attention_heads")
     layers = whole_number(given, "num_hidden_layers", least=0)
     kv_heads = whole_number(given, "num_key_value_heads", default=heads)

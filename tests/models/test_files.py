@@ -172,6 +172,21 @@ def test_configurations_that_are_not_supported_are_refused(config, change, expec
 
 
 @pytest.mark.parametrize(
+    "config",
+    [
+        {"model_type": "mixtral", "num_local_experts": 2, "num_experts_per_tok": 1, "rope_theta": 1e6, "rms_norm_eps": 1e-5},
+        {"model_type": "gemma2", "sliding_window": 4096, "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0},
+        {"model_type": "gemma3_text", "sliding_window": 4096, "rope_theta": 1e6, "rope_local_base_freq": 1e4},
+        {"model_type": "mistral", "sliding_window": 4096}, {"model_type": "phi3", "rms_norm_eps": 1e-5},
+    ],
+)  # fmt: skip
+def test_settings_left_out_are_those_of_transformers(config):
+    left_out = {key: value for key, value in config.items() if "type" in key or "expert" in key}
+    whole, short = random_model(**config).config, random_model(**left_out).config
+    assert whole == short and [rope.base for rope in whole.ropes] == [rope.base for rope in short.ropes]
+
+
+@pytest.mark.parametrize(
     ("config", "name", "change", "expected"),
     [
         (
