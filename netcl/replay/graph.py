@@ -230,8 +230,8 @@ class Graph:
                 t.wait()
         for where, function in self._checks:
             function(inputs[where] if isinstance(where, int) else where)
-        for waiting, settler in hooks.settlers:
-            if waiting:
+        for deferred, settler in hooks.settlers:
+            if deferred:
                 settler()
         if hooks.readers:
             self._compute_readers(inputs)
