@@ -58,14 +58,14 @@ class _Tile(NamedTuple):
         return {"MR": self.rows, "NV": self.vectors, "VW": self.lanes, "STRIPS": self.strips}
 
 
-def _lanes(p: Matmul, profile: DeviceProfile) -> int:
+def _register_lanes(p: Matmul, profile: DeviceProfile) -> int:
     """Return the elements of a vector register."""
     return profile.lanes * 4 // p.itemsize
 
 
 def _register_tile(p: Matmul, profile: DeviceProfile, extra: Mapping[str, Any] = _NOTHING) -> _Tile:
     """Return the tile for the device's registers (32 of 4 or 16 lanes, or 16 of 8 lanes); ``extra`` may set its rows and vectors."""
-    lanes, speeds = _lanes(p, profile), _TILE_SPEEDS[profile.vector_registers]
+    lanes, speeds = _register_lanes(p, profile), _TILE_SPEEDS[profile.vector_registers]
     rows, vectors = min(speeds, key=lambda tile: -(-p.n // (tile[1] * lanes)) * tile[1] / speeds[tile])
     rows, vectors = extra.get("MR", rows), extra.get("NV", vectors)
     return _Tile(rows, vectors, lanes, max(1, min(_COLUMNS // (vectors * lanes), -(-p.n // (vectors * lanes)))))
@@ -171,7 +171,7 @@ def _dot_tile(rows: int, profile: DeviceProfile) -> tuple[int, int]:
 
 def _dot(queue: Any, p: Matmul, config: KernelConfig, profile: DeviceProfile, t: Operands) -> None:
     """Compute dot products along k; both operands are read in place."""
-    lanes = _lanes(p, profile)
+    lanes = _register_lanes(p, profile)
     height, width = _dot_tile(p.m, profile)
     blocks = max(1, 4 * profile.max_compute_units // p.batches)
     columns = max(width, -(-p.n // blocks // width) * width)
@@ -182,7 +182,7 @@ def _dot(queue: Any, p: Matmul, config: KernelConfig, profile: DeviceProfile, t:
 
 def _multiply_unpacked(queue: Any, p: Matmul, config: KernelConfig, profile: DeviceProfile, t: Operands) -> None:
     """Multiply with B read in place, in register tiles of up to 12 rows."""
-    lanes = _lanes(p, profile)
+    lanes = _register_lanes(p, profile)
     height = next(rows for rows in (1, 4, 12) if rows >= min(p.m, 12))
     if p.m > 12 and -(-p.m // 8) * 8 < -(-p.m // 12) * 12:
         height = 8
@@ -215,13 +215,13 @@ def _suits_kept(p: Matmul, config: KernelConfig, profile: DeviceProfile) -> bool
 
 
 def _suits_dot(p: Matmul, config: KernelConfig, profile: DeviceProfile) -> bool:
-    form, lanes = config.extra.get("form"), _lanes(p, profile)
+    form, lanes = config.extra.get("form"), _register_lanes(p, profile)
     can = p.plain(p.a) and p.plain(p.b) and p.trans_b and not p.trans_a
     return bool(can) and (form == "dot" or (not form and p.m <= _DOT_ROWS and p.k >= _DOT_DEPTH * lanes))
 
 
 def _suits_unpacked(p: Matmul, config: KernelConfig, profile: DeviceProfile) -> bool:
-    form, lanes = config.extra.get("form"), _lanes(p, profile)
+    form, lanes = config.extra.get("form"), _register_lanes(p, profile)
     can = p.plain(p.b) and not p.trans_b and p.n >= (2 if lanes == 16 else 4) * lanes
     small = lanes == 16 and p.n % (2 * lanes) == 0 and p.k * p.n <= _UNPACKED_VALUES and p.m <= _UNPACKED_MOST
     return bool(can) and (form == "unpacked" or (not form and (small or p.m <= _UNPACKED_ROWS.get(lanes, 24))))
