@@ -373,3 +373,23 @@ def test_operators_can_be_trained(rng):
                 sums.append(loss().item())
         assert abs(gradient[at]) > 0.1
         np.testing.assert_allclose((sums[1] - sums[0]) / 8e-3, gradient[at], rtol=0.05)
+
+
+# ---- unusual attributes
+
+
+def as_onnxruntime(node, x, weights=None, opset=18, kind=TensorProto.FLOAT) -> None:
+    inputs = {"x": x}
+    arrays = {name: np.asarray(value) for name, value in (weights or {}).items()}
+    compare(model([node], inputs, dict.fromkeys(node.output, kind), arrays, opset), inputs)
+
+
+@pytest.mark.parametrize("kind", ["Sum", "Mean", "Max", "Min", "Prod", "L1", "L2", "LogSumExp"])
+@pytest.mark.parametrize("noop", [0, 1])
+def test_reductions_without_axes(rng, kind, noop):
+    """Without axes a reduction is over all of them, or over none if ``noop_with_empty_axes`` is set."""
+    x = rng.standard_normal((2, 3)).astype(np.float32)
+    as_onnxruntime(make(f"Reduce{kind}", ["x"], ["y"], noop_with_empty_axes=noop), x)
+    if kind in ("Max", "Min"):
+        out = import_onnx(model([make(f"Reduce{kind}", ["x"], ["y"], noop_with_empty_axes=noop)], {"x": x[:0]}, {"y": 1}))(x[:0])
+        assert out.shape == ((0, 3) if noop else (1, 1))

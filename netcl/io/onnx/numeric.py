@@ -48,7 +48,7 @@ def _local_response(node: OnnxNode, x: Tensor) -> Tensor:
 
 def _reduced_extreme(node: OnnxNode, x: Tensor, axes: Any = None) -> Any:
     """Reduce an empty tensor to the dtype's lowest (``ReduceMax``) or highest value; ``NotImplemented`` for other tensors."""
-    if x.size:
+    if x.size or (not axes and node["noop_with_empty_axes"]):
         return NotImplemented
     values, largest = x.to_host(), node.kind == "ReduceMax"
     limits = None if values.dtype.kind in "fb" else np.iinfo(values.dtype)

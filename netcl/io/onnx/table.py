@@ -218,6 +218,7 @@ class OperatorEntry:
         if getattr(row, "accepts", "") == "float" and not dtypes.DTYPES[x.dtype].is_float:
             x = ag.cast(x, "float32")
         pairs = [*zip(self.inputs, (x, *given[1:]), strict=False), *((slot, node[name]) for name, slot in self.attributes.items())]
+        pairs += [(slot, None) for slot in self.inputs[len(given) :] if slot.convert == "axes"]  # all axes, or none: the node says which
         options = {slot.name: slot.read(value, x, node) for slot, value in pairs if slot.name}
         options |= {name: value for name, value in self.fixed.items() if value is not ...}
         if self.inputs[0].convert == "*":
