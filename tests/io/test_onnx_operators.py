@@ -393,3 +393,9 @@ def test_reductions_without_axes(rng, kind, noop):
     if kind in ("Max", "Min"):
         out = import_onnx(model([make(f"Reduce{kind}", ["x"], ["y"], noop_with_empty_axes=noop)], {"x": x[:0]}, {"y": 1}))(x[:0])
         assert out.shape == ((0, 3) if noop else (1, 1))
+
+
+@pytest.mark.parametrize("start, end, step", [(-9, -(2**63), -1), (-4, 9, -2), (-(2**63), -(2**63), -3), (9, -9, -1), (-9, 9, 2)])
+def test_slices_beyond_both_ends(rng, start, end, step):
+    weights = {"starts": [start], "ends": [end], "axes": [-1], "steps": [step]}
+    as_onnxruntime(make("Slice", ["x", *weights], ["y"]), rng.standard_normal((2, 3)).astype(np.float32), weights)

@@ -96,6 +96,7 @@ def _read_split(node: OnnxNode, x: Tensor, lengths: list[int] | None = None) -> 
 def _slice(node: OnnxNode, x: Tensor, starts: list[int], ends: list[int], axes: Any = None, steps: Any = None) -> Tensor:
     first, sizes, by = [0] * x.ndim, list(x.shape), [1] * x.ndim
     for axis, start, end, step in zip(axes or range(len(starts)), starts, ends, steps or [1] * len(starts), strict=True):
+        start = max(start, -x.shape[axis])  # Python leaves a start beyond the first element out of a range that runs backwards
         bounds = slice(start, None if step < 0 and end < -x.shape[axis] else end, step).indices(x.shape[axis])
         if places := range(*bounds):
             first[axis], sizes[axis], by[axis] = places.start, len(places), step
