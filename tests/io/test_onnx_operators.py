@@ -399,3 +399,13 @@ def test_reductions_without_axes(rng, kind, noop):
 def test_slices_beyond_both_ends(rng, start, end, step):
     weights = {"starts": [start], "ends": [end], "axes": [-1], "steps": [step]}
     as_onnxruntime(make("Slice", ["x", *weights], ["y"]), rng.standard_normal((2, 3)).astype(np.float32), weights)
+
+
+@pytest.mark.parametrize("reverse", [0, 1])
+@pytest.mark.parametrize("values", [[1, 1e8, 3, 4], [2, np.inf, 1, 5], [1, np.nan, 2, 3]])
+def test_exclusive_sums_keep_small_elements(values, reverse):
+    x = np.array([values], np.float32)
+    node = make("CumSum", ["x", "axis"], ["y"], exclusive=1, reverse=reverse)
+    as_onnxruntime(node, x, {"axis": np.int64(-1)}, 14)
+    empty = model([node], {"x": x[:, :0]}, {"y": 1}, {"axis": np.array(1)}, 14)
+    assert import_onnx(empty)(x[:, :0]).shape == (1, 0)

@@ -195,9 +195,6 @@ IMPORTS: dict[str, Import] = {
     "ReduceLogSum": lambda node, x, axes=None: ag.log(_READ_SUM(node, x, axes)),
     "ArgMax": _last_best,
     "ArgMin": _last_best,
-    "CumSum": lambda node, x, axis: (
-        ag.cast(ag.sub(STRUCTURED["cumsum"][0].read(node, x, axis), x), x.dtype) if node["exclusive"] else NotImplemented
-    ),
     "Softmax": _flat_softmax,
     "LogSoftmax": _flat_softmax,
     "GroupNormalization": _read_group_norm,

@@ -24,13 +24,14 @@ def _hardmax(node: OnnxNode, x: Tensor) -> Tensor:
     return ag.reshape(ag.cast(ag.eq(best, Tensor.from_host(x.queue, places)), x.dtype), x.shape)
 
 
-def _cumulative_product(node: OnnxNode, x: Tensor, axis: Any) -> Tensor:
-    axis = int(np.asarray(axis).item())
+def _cumulative(node: OnnxNode, x: Tensor, axis: Any) -> Tensor:
+    """Run ``CumSum`` or ``CumProd``. For ``exclusive``, elements are shifted: subtracting each from its sum would cancel small ones."""
+    axis, (op, first) = int(np.asarray(axis).item()), (ag.cumsum, 0) if node.kind == "CumSum" else (ag.cumprod, 1)
     values = ag.flip(x, axis) if node["reverse"] else x
     if node["exclusive"]:
-        ones = Tensor.ones([1 if i == axis % x.ndim else n for i, n in enumerate(x.shape)], x.dtype, queue=x.queue)
-        values = ag.cat([ones, ag.narrow(values, axis, 0, x.shape[axis] - 1)], axis)
-    made = ag.cast(ag.cumprod(values, axis), x.dtype)
+        start = Tensor.full([1 if i == axis % x.ndim else n for i, n in enumerate(x.shape)], first, x.dtype, queue=x.queue)
+        values = ag.narrow(ag.cat([start, values], axis), axis, 0, x.shape[axis])
+    made = ag.cast(op(values, axis), x.dtype)
     return ag.flip(made, axis) if node["reverse"] else made
 
 
@@ -168,7 +169,8 @@ IMPORTS |= {
     "Attention": _attention_node,
     "BitShift": lambda node, a, b: (ag.bitwise_left_shift if node["direction"] == "LEFT" else ag.bitwise_right_shift)(a, b),
     "Hardmax": _hardmax,
-    "CumProd": _cumulative_product,
+    "CumSum": _cumulative,
+    "CumProd": _cumulative,
     "LpNormalization": _lp_normalization,
     "LRN": _local_response,
     "Det": lambda node, x: ag.linalg_det(x),
