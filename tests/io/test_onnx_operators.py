@@ -409,3 +409,9 @@ def test_exclusive_sums_keep_small_elements(values, reverse):
     as_onnxruntime(node, x, {"axis": np.int64(-1)}, 14)
     empty = model([node], {"x": x[:, :0]}, {"y": 1}, {"axis": np.array(1)}, 14)
     assert import_onnx(empty)(x[:, :0]).shape == (1, 0)
+
+
+def test_thresholds_of_infinity():
+    x = np.array([-np.inf, -1, 0.5, 2, np.inf, np.nan], np.float32)
+    as_onnxruntime(make("ThresholdedRelu", ["x"], ["y"], alpha=0.5), x)
+    as_onnxruntime(make("Shrink", ["x"], ["y"], lambd=0.7, bias=0.2), x)

@@ -86,8 +86,8 @@ FORMULAS = {
     "Celu": "MAX(v0, 0) + MIN(alpha * EXPM1(MIN(v0, 0) / alpha), 0)",
     "HardSigmoid": "MIN(MAX(alpha * v0 + beta, 0), 1)",
     "Selu": "gamma * WHERE(v0 > 0, v0, alpha * EXPM1(MIN(v0, 0)))",
-    "Shrink": "WHERE(v0 < -lambd, v0 + bias, WHERE(v0 > lambd, v0 - bias, v0 * 0))",
-    "ThresholdedRelu": "WHERE(v0 > alpha, v0, v0 * 0)",
+    "Shrink": "WHERE(v0 < -lambd, v0 + bias, WHERE(v0 > lambd, v0 - bias, 0))",
+    "ThresholdedRelu": "WHERE(v0 > alpha, v0, 0)",
 }
 #: Attributes that change nothing, or that are handled where the entry is used.
 IGNORED = {"consumed_inputs", "momentum", "noop_with_empty_axes", "sorted", "spatial", "stash_type"}
