@@ -415,3 +415,9 @@ def test_thresholds_of_infinity():
     x = np.array([-np.inf, -1, 0.5, 2, np.inf, np.nan], np.float32)
     as_onnxruntime(make("ThresholdedRelu", ["x"], ["y"], alpha=0.5), x)
     as_onnxruntime(make("Shrink", ["x"], ["y"], lambd=0.7, bias=0.2), x)
+
+
+@pytest.mark.parametrize("kind", ["Softmax", "LogSoftmax", "Hardmax"])
+@pytest.mark.parametrize("opset", [11, 13])
+def test_softmax_of_no_rows(kind, opset):
+    as_onnxruntime(make(kind, ["x"], ["y"], axis=1), np.zeros((0, 3, 2), np.float32), opset=opset)

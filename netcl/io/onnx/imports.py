@@ -149,7 +149,7 @@ def _flat_softmax(node: OnnxNode, x: Tensor) -> Any:
     if node.opset >= 13:
         return NotImplemented
     op, axis = ag.softmax if node.kind == "Softmax" else ag.log_softmax, node["axis"] % x.ndim
-    return ag.reshape(op(ag.reshape(x, (math.prod(x.shape[:axis]), -1)), axis=-1), x.shape)
+    return ag.reshape(op(ag.reshape(x, [math.prod(part) for part in (x.shape[:axis], x.shape[axis:])]), axis=-1), x.shape)
 
 
 def _read_group_norm(node: OnnxNode, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:

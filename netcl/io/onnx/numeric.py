@@ -16,8 +16,10 @@ from netcl.io.onnx.table import OnnxNode
 
 
 def _hardmax(node: OnnxNode, x: Tensor) -> Tensor:
+    if not x.size:
+        return x
     axis = node["axis"] % x.ndim
-    flat = x if node.opset >= 13 else ag.reshape(x, (math.prod(x.shape[:axis]), -1))
+    flat = x if node.opset >= 13 else ag.reshape(x, [math.prod(part) for part in (x.shape[:axis], x.shape[axis:])])
     axis = axis if node.opset >= 13 else 1
     best = ag.argmax(flat, axis, keepdims=True)
     places = np.arange(flat.shape[axis]).reshape([-1 if i == axis else 1 for i in range(flat.ndim)])
