@@ -421,3 +421,9 @@ def test_thresholds_of_infinity():
 @pytest.mark.parametrize("opset", [11, 13])
 def test_softmax_of_no_rows(kind, opset):
     as_onnxruntime(make(kind, ["x"], ["y"], axis=1), np.zeros((0, 3, 2), np.float32), opset=opset)
+
+
+def test_gather_nd_of_one_element(rng):
+    x = rng.standard_normal((3, 2)).astype(np.float32)
+    as_onnxruntime(make("GatherND", ["x", "i"], ["y"]), x, {"i": [-1, 1]}, kind=(TensorProto.FLOAT, ()))
+    as_onnxruntime(make("GatherND", ["x", "i"], ["y"]), x, {"i": [2]}, kind=(TensorProto.FLOAT, (2,)))

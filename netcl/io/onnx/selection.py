@@ -48,8 +48,8 @@ def _gather_nd(node: OnnxNode, x: Tensor, index: Tensor) -> Tensor:
     batch, depth = node["batch_dims"] or 0, index.shape[-1]
     rows, sizes, rest = x.shape[:batch], x.shape[batch : batch + depth], x.shape[batch + depth :]
     places = _flat_places(sizes, index)
-    first = np.arange(math.prod(rows)).reshape(*rows, *[1] * (places.ndim - batch)) * math.prod(sizes)
-    flat = ag.reshape(ag.add(places, Tensor.from_host(x.queue, first)), -1)
+    first = np.arange(math.prod(rows)).reshape([*rows, *[1] * (places.ndim - batch)]) * math.prod(sizes)
+    flat = ag.reshape(ag.add(places, Tensor.from_host(x.queue, first)), (-1,))
     return ag.reshape(ag.index_select(ag.reshape(x, (math.prod(rows) * math.prod(sizes), *rest)), 0, flat), (*places.shape, *rest))
 
 
