@@ -427,3 +427,10 @@ def test_gather_nd_of_one_element(rng):
     x = rng.standard_normal((3, 2)).astype(np.float32)
     as_onnxruntime(make("GatherND", ["x", "i"], ["y"]), x, {"i": [-1, 1]}, kind=(TensorProto.FLOAT, ()))
     as_onnxruntime(make("GatherND", ["x", "i"], ["y"]), x, {"i": [2]}, kind=(TensorProto.FLOAT, (2,)))
+
+
+@pytest.mark.parametrize("axis, bias", [(-2, True), (1, False)])
+def test_layer_norms_broadcast_their_weight(rng, axis, bias):
+    x = rng.standard_normal((2, 3, 4, 5)).astype(np.float32)
+    weights = {name: rng.standard_normal(5).astype(np.float32) for name in ("w", "b")[: 1 + bias]}
+    as_onnxruntime(make("LayerNormalization", ["x", *weights], ["y"], axis=axis), x, weights)

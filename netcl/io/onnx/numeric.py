@@ -12,7 +12,7 @@ from netcl.core.device import require
 from netcl.core.tensor import Tensor
 from netcl.io.onnx.imports import IMPORTS
 from netcl.io.onnx.library import dtype_of
-from netcl.io.onnx.table import OnnxNode
+from netcl.io.onnx.table import STRUCTURED, OnnxNode
 
 
 def _hardmax(node: OnnxNode, x: Tensor) -> Tensor:
@@ -40,6 +40,12 @@ def _cumulative(node: OnnxNode, x: Tensor, axis: Any) -> Tensor:
 def _lp_normalization(node: OnnxNode, x: Tensor) -> Tensor:
     size = ag.norm(x, p=node["p"], axis=node["axis"], keepdims=True)
     return ag.where(ag.eq(size, 0), 0.0, ag.div(x, size))
+
+
+def _layer_norm(node: OnnxNode, x: Tensor, *scales: Tensor | None) -> Any:
+    """Run ``LayerNormalization`` with its weight and bias expanded to the normalized axes: exporters may leave out leading ones."""
+    shape = x.shape[node["axis"] % x.ndim :]
+    return STRUCTURED["layer_norm"][0].read(node, x, *(t if t is None or t.shape == shape else ag.expand(t, shape) for t in scales))
 
 
 def _local_response(node: OnnxNode, x: Tensor) -> Tensor:
@@ -175,6 +181,7 @@ IMPORTS |= {
     "CumProd": _cumulative,
     "LpNormalization": _lp_normalization,
     "LRN": _local_response,
+    "LayerNormalization": _layer_norm,
     "Det": lambda node, x: ag.linalg_det(x),
     "EyeLike": lambda node, x: Tensor.from_host(
         x.queue, np.eye(x.shape[0], x.shape[1], node["k"]), dtype_of(node["dtype"]) if node["dtype"] else x.dtype
