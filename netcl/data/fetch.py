@@ -210,10 +210,20 @@ def _check_alike(sample: tuple[np.ndarray, ...], first: tuple[np.ndarray, ...], 
         if not np.can_cast(field.dtype, before.dtype, "same_kind"):
             what = f"the dtype of sample {index} must be castable to that of the first sample of its batch"
             raise SampleError(message("DataLoader", what, "cast the samples in transforms", dtype=field.dtype, first=before.dtype))
+        if field.dtype != before.dtype and not _fits(field, before.dtype):
+            what = f"the values of sample {index} must fit the dtype of the first sample of its batch"
+            raise SampleError(message("DataLoader", what, "cast the samples in transforms", dtype=field.dtype, first=before.dtype))
     shapes = [[field.shape for field in fields] for fields in (sample, first)]
     if shapes[0] != shapes[1]:
         what, remedy = f"sample {index} must have the shape of the first sample of its batch", "pad or crop the samples in transforms"
         raise SampleError(message("DataLoader", what, remedy, shapes=shapes[0], first=shapes[1]))
+
+
+def _fits(array: np.ndarray, dtype: np.dtype) -> bool:
+    """Whether integers keep their values in ``dtype``, and finite numbers stay finite."""
+    with np.errstate(over="ignore"):
+        cast = array.astype(dtype)
+    return bool((cast == array).all() if dtype.kind in "iu" else (np.isfinite(cast) | ~np.isfinite(array)).all())
 
 
 def check_batch(arrays: tuple[np.ndarray, ...], fields: Sequence[Field], count: int) -> None:

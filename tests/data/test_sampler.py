@@ -13,7 +13,7 @@ import netcl
 from netcl import data
 from netcl.core.device import device as use_device
 from netcl.core.tensor import Tensor
-from netcl.data import DataLoader, IterableDataset, SampleError, WorkerError, get_worker_info
+from netcl.data import DataLoader, IterableDataset, SampleError, TensorDataset, WorkerError, get_worker_info
 from netcl.utils import data as torch_data
 
 Pair = namedtuple("Pair", ["x", "y"])
@@ -252,3 +252,18 @@ def test_torchs_loader_follows_the_seed():
         orders.append([batch[0].tolist() for batch in loader])
     netcl.manual_seed(0)
     assert orders[0] == orders[1] != orders[2]
+
+
+# ---- samples that differ in type
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_values_that_do_not_fit_the_first_dtype_are_refused(workers):
+    """A 16-bit image after an 8-bit one would wrap around, and a large number after a half become infinity."""
+    for first, later in ((np.uint8(1), np.uint16(300)), (np.int8(0), np.int64(-200)), (np.float16(1), np.float32(1e6))):
+        pair = Records(lambda i, samples=(first, later): np.array([samples[i % 2]]))
+        loader = DataLoader(pair, 2, num_workers=workers, use_shared_mem=False)
+        with loader, pytest.raises((SampleError, WorkerError), match="the values of sample 1 must fit the dtype of the first sample"):
+            list(loader)
+    fitting = Records(lambda i: np.uint16(2 * i) if i % 2 else np.uint8(i))
+    assert next(iter(DataLoader(fitting, 4))).tolist() == [0, 2, 2, 6]
