@@ -46,18 +46,35 @@ def default_collate(batch: Sequence[Any]) -> Any:
         if len({array.shape for array in arrays}) > 1:
             what, remedy = "samples of one batch must have equal shapes", "pad them, or pass a collate_fn"
             raise SampleError(message("default_collate", what, remedy, shapes=sorted({array.shape for array in arrays})))
-        return np.stack(arrays)
+        stacked = np.stack(arrays)
+        if stacked.dtype.hasobject or (stacked.dtype.kind in "SU" and any(array.dtype.kind != stacked.dtype.kind for array in arrays)):
+            raise _unlike(batch)
+        return stacked
     if isinstance(first, str | bytes):
+        if not all(isinstance(sample, type(first)) for sample in batch):
+            raise _unlike(batch)
         return list(batch)
     if isinstance(first, Mapping):
+        other = next((sample for sample in batch if not isinstance(sample, Mapping) or sample.keys() != first.keys()), None)
+        if other is not None:
+            keys = list(other) if isinstance(other, Mapping) else type(other).__name__
+            what, remedy = "samples of one batch must have equal keys", "fill in the missing ones, or pass a collate_fn"
+            raise SampleError(message("default_collate", what, remedy, keys=keys, first=list(first)))
         return {key: default_collate([sample[key] for sample in batch]) for key in first}
     if not isinstance(first, tuple | list):
         what = f"a sample must be arrays, numbers, strings, or dicts, tuples and lists of them, got {type(first).__name__}"
         raise SampleError(message("default_collate", what, "pass a collate_fn"))
+    if not all(isinstance(sample, tuple | list) for sample in batch):
+        raise _unlike(batch)
     if len({len(sample) for sample in batch}) > 1:
         raise SampleError(message("default_collate", "samples of one batch must have equal lengths", lengths=[len(s) for s in batch]))
     parts = [default_collate(part) for part in zip(*batch, strict=True)]
     return type(first)(*parts) if hasattr(first, "_fields") else parts
+
+
+def _unlike(batch: Sequence[Any]) -> SampleError:
+    types = sorted({type(sample).__name__ for sample in batch})
+    return SampleError(message("default_collate", "samples of one batch must have equal types", "pass a collate_fn", types=types))
 
 
 def map_arrays(function: Callable[[np.ndarray], Any], value: Any) -> Any:

@@ -267,3 +267,20 @@ def test_values_that_do_not_fit_the_first_dtype_are_refused(workers):
             list(loader)
     fitting = Records(lambda i: np.uint16(2 * i) if i % 2 else np.uint8(i))
     assert next(iter(DataLoader(fitting, 4))).tolist() == [0, 2, 2, 6]
+
+
+@pytest.mark.parametrize(
+    "samples, reason",
+    [
+        (({"a": 1, "b": 2}, {"a": 1}), r"equal keys; keys=\['a'\], first=\['a', 'b'\]"),
+        (({"a": 1}, {"a": 1, "b": 2}), r"equal keys; keys=\['a', 'b'\], first=\['a'\]"),
+        (({"a": 1}, {"a": "x"}), r"equal types; types=\['int', 'str'\]"),
+        (({"a": "x"}, {"a": 1}), r"equal types; types=\['int', 'str'\]"),
+        (({"a": 1}, {"a": None}), r"equal types; types=\['NoneType', 'int'\]"),
+        (({"a": (1, 2)}, {"a": 3}), r"equal types; types=\['int', 'tuple'\]"),
+        (({"a": 1}, ("a", 1)), r"equal keys; keys=tuple, first=\['a'\]"),
+    ],
+)
+def test_samples_of_unequal_structure_are_refused(samples, reason):
+    with pytest.raises(SampleError, match=reason):
+        next(iter(DataLoader(Records(lambda i: samples[i % 2]), 2)))
