@@ -172,7 +172,7 @@ class DataLoader:
         if self.batch_sampler is not None:
             for batch, indices in enumerate(self.batch_sampler):
                 if batch >= start:
-                    yield Task(batch, np.asarray(indices, np.int64), self._key(epoch, batch))
+                    yield Task(batch, _whole_numbers(indices), self._key(epoch, batch))
             return
         order = np.arange(len(self.dataset))
         if self.shuffle:
@@ -282,6 +282,15 @@ class DataLoader:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _whole_numbers(indices: Any) -> np.ndarray:
+    """Return the indices of a batch as int64; raises unless they are whole numbers."""
+    found = np.asarray(indices)
+    if found.ndim != 1 or (found.size and found.dtype.kind not in "iu"):
+        what = "a sampler must yield whole numbers, and a batch_sampler sequences of them"
+        raise TypeError(message("DataLoader", what, indices=f"{indices!r:.80}"))
+    return found.astype(np.int64)
 
 
 def _check_samplers(sampler: Any, batch_sampler: Any, shuffle: Any, drop_last: Any, batch_size: int, streams: bool) -> None:

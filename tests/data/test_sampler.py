@@ -284,3 +284,15 @@ def test_values_that_do_not_fit_the_first_dtype_are_refused(workers):
 def test_samples_of_unequal_structure_are_refused(samples, reason):
     with pytest.raises(SampleError, match=reason):
         next(iter(DataLoader(Records(lambda i: samples[i % 2]), 2)))
+
+
+@pytest.mark.parametrize("indices", [[0.9, 1.2], [True, False], ["a"], [None]])
+def test_indices_must_be_whole_numbers(indices):
+    for given in ({"sampler": indices}, {"batch_sampler": [indices]}):
+        with pytest.raises(TypeError, match=r"a sampler must yield whole numbers.*; indices=\["):
+            list(DataLoader(Records(), **given))
+    assert [len(batch) for batch in DataLoader(TensorDataset(np.arange(3)), batch_sampler=[[0], [], np.array([1, 2], np.int32)])] == [
+        1,
+        0,
+        2,
+    ]
