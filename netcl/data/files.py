@@ -18,7 +18,7 @@ import numpy as np
 from netcl.data.dataset import Subset, TensorDataset
 from netcl.data.errors import FormatError, message
 from netcl.data.formats import read_idx, regular
-from netcl.data.tables import read_csv_rows, read_numpy_arrays
+from netcl.data.tables import number, read_csv_rows, read_numpy_arrays, whole_numbers
 
 FilePath = str | os.PathLike[str]
 CLASSIFICATION, REGRESSION = "classification", "regression"
@@ -98,13 +98,13 @@ def _task(op: str, values: np.ndarray, given: str) -> str:
 
 def _targets(op: str, values: np.ndarray, plan: SplitPlan, train: np.ndarray) -> tuple[np.ndarray, dict[str, Any]]:
     """Return labels and their ``classes`` or, for a regression, scaled targets and the ``mean`` and ``scale`` of the training part."""
+    if values.dtype.kind == "f" and not (found := np.isfinite(values.reshape(len(values), -1)).all(axis=1)).all():
+        raise FormatError(message(op, "every target must be finite", row=int(np.flatnonzero(~found)[0])))
     if _task(op, values, plan.task) == CLASSIFICATION:
         names, labels = np.unique(values, return_inverse=True)
         whole = values.dtype.kind == "f"
         return labels.reshape(-1).astype(np.int64), {"classes": [str(int(name) if whole and name == int(name) else name) for name in names]}
     columns = values.reshape(len(values), -1).astype(np.float64)
-    if not np.isfinite(columns).all():
-        raise FormatError(message(op, "every target must be finite", row=int(np.flatnonzero(~np.isfinite(columns).all(axis=1))[0])))
     own = columns[train]
     mean, scale = own.mean(axis=0), own.std(axis=0)
     scale = np.where(scale > 0, scale, 1.0)
@@ -133,7 +133,7 @@ def read_table(path: FilePath) -> tuple[list[str], list[list[str]]]:
 def _numbers(cells: Sequence[str]) -> np.ndarray | None:
     """Convert cells to float64, empty ones to NaN; ``None`` if one of them is not a number."""
     try:
-        return np.array([float(cell) if cell else math.nan for cell in cells])
+        return np.array([number(cell) if cell else math.nan for cell in cells])
     except ValueError:
         return None
 
@@ -164,6 +164,9 @@ def _encoded(columns: Sequence[Mapping[str, Any]], header: Sequence[str], rows: 
         if (numbers := _numbers(cells)) is None:
             text = next(cell for cell in cells if _numbers([cell]) is None)
             raise FormatError(message("csv", f"a column of numbers must not contain text, got {text!r}", column=column["name"], file=path))
+        if (infinite := np.flatnonzero(np.isinf(numbers))).size:
+            what, remedy = "a column of numbers must be finite", "leave the cell empty if the value is missing"
+            raise FormatError(message("csv", what, remedy, column=column["name"], row=int(infinite[0]) + 1, file=path))
         scaled = (numbers - column["mean"]) / column["scale"]
         found.append(np.where(np.isfinite(scaled), scaled, 0.0))  # an empty cell is the mean
     return np.stack(found, axis=1).astype(np.float32)
@@ -181,7 +184,8 @@ def _csv(path: Path, plan: SplitPlan, drop: Sequence[str] = ()) -> Samples:
         remedy = "fill it in, or remove the line"
         raise FormatError(message("csv", "every target must be given", remedy, row=cells.index("") + 1, column=plan.target))
     numbers = _numbers(cells)
-    values = np.array(cells) if numbers is None else numbers
+    integers = whole_numbers(cells)  # exact: floats beyond 2**53 would join different ones
+    values = integers if integers is not None else np.array(cells) if numbers is None else numbers
     stratified = values if _task("csv", values, plan.task) == CLASSIFICATION else None
     val, test, train = parts(stratified, len(rows), [plan.val, plan.test], plan.seed)
     y, told = _targets("csv", values, plan, train)

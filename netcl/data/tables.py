@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import csv
 import os
+import re
+import sys
 import zipfile
 import zlib
 from collections.abc import Sequence
@@ -16,6 +18,7 @@ from netcl.data.dataset import TensorDataset
 from netcl.data.errors import FormatError, message
 from netcl.data.formats import limit_for, npy_array, refused, regular
 
+_FLOAT32_MAX = float(np.finfo(np.float32).max)
 _FIELD = 1 << 16  # maximum characters of a field: numbers and labels are far shorter
 
 
@@ -45,6 +48,9 @@ def from_csv(
     x = np.array([_table_numbers(row, chosen, line, path) for line, row in rows], np.float32)
     if at is None:
         return TensorDataset(x, name=Path(path).name)
+    missing = next((line for line, row in rows if not row[at].strip()), None)
+    if missing is not None:
+        raise refused("from_csv", f"line {missing} must have a target", path, "fill it in, or remove the line", column=names[at])
     y, classes = _labels([row[at].strip() for _, row in rows])
     return TensorDataset(x, y, name=Path(path).name, classes=classes)
 
@@ -66,6 +72,8 @@ def read_csv_rows(path: str | os.PathLike[str], op: str, delimiter: str = "") ->
 
 
 def _column_index(names: Sequence[str], wanted: str | int, path: Any) -> int:
+    if isinstance(wanted, str) and names.count(wanted) > 1:
+        raise refused("from_csv", "a column that is named must not be there twice", path, "name it by its number", column=wanted)
     if isinstance(wanted, int) and -len(names) <= wanted < len(names):
         return wanted % len(names)
     if wanted not in names:
@@ -75,19 +83,37 @@ def _column_index(names: Sequence[str], wanted: str | int, path: Any) -> int:
 
 def _table_numbers(row: Sequence[str], chosen: Sequence[int], line: int, path: Any) -> list[float]:
     try:
-        return [float(row[i]) for i in chosen]
+        return [number(row[i], _FLOAT32_MAX) for i in chosen]
     except ValueError as error:
         remedy = "name the columns of numbers: columns=[...]"
         raise FormatError(message("from_csv", f"every field of line {line} must be a number", remedy, reason=error, file=path)) from None
 
 
+def number(text: str, largest: float = sys.float_info.max) -> float:
+    """Convert a cell to a float. Raises ``ValueError`` for numbers beyond ``largest``, and for ``1_0``, which only Python reads as 10."""
+    value = float(text)
+    if "_" in text or (abs(value) > largest and any(map(str.isdigit, text))):
+        raise ValueError(f"could not convert string to float of at most {largest:.3g}: {text!r}")
+    return value
+
+
+def whole_numbers(texts: Sequence[str]) -> np.ndarray | None:
+    """Convert cells to int64, exactly; ``None`` if one of them is not written as an integer, or does not fit."""
+    if not all(re.fullmatch(r"\s*[+-]?[0-9]+\s*", text) for text in texts):
+        return None
+    found = [int(text) for text in texts]
+    return np.array(found, np.int64) if not found or (min(found) >= -(2**63) and max(found) < 2**63) else None
+
+
 def _labels(texts: Sequence[str]) -> tuple[np.ndarray, tuple[str, ...]]:
+    if (integers := whole_numbers(texts)) is not None:
+        return integers, ()
     try:
-        values = np.array([float(text) for text in texts])
+        values = np.array([number(text) for text in texts])
     except ValueError:
         classes = sorted(set(texts))
-        number = {name: i for i, name in enumerate(classes)}
-        return np.array([number[text] for text in texts], np.int64), tuple(classes)
+        place = {name: i for i, name in enumerate(classes)}
+        return np.array([place[text] for text in texts], np.int64), tuple(classes)
     whole = (values == np.rint(values)).all() and (np.abs(values) < 2**53).all()  # infinity is no integer, nor is a float beyond
     return values.astype(np.int64 if whole else np.float32), ()
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from netcl.data.files import READERS, SplitPlan
 from netcl.data.formats import FormatError
-from netcl.data.tables import read_numpy_arrays
+from netcl.data.tables import from_csv, read_numpy_arrays
 
 
 @pytest.mark.parametrize(("field", "value"), [(6, 0xFF), (8, 0x01)], ids=["later version", "encrypted"])
@@ -20,3 +21,47 @@ def test_an_archive_that_python_cannot_open_is_refused(tmp_path, field, value):
     path.write_bytes(bytes(data))
     with pytest.raises(FormatError, match="the file must be a complete NPY or NPZ file"):
         read_numpy_arrays(path, "from_npz")
+
+
+def table(tmp_path, text: str):
+    path = tmp_path / "t.csv"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def test_whole_targets_are_exact(tmp_path):
+    large = [9007199254740993, 9007199254740992, -(2**63), 2**63 - 1]
+    rows = "".join(f"{i},{value}\n" for i, value in enumerate(large))
+    assert from_csv(table(tmp_path, f"a,b\n{rows}")).arrays[1].tolist() == large
+    found = READERS["csv"](table(tmp_path, "a,b\n" + rows * 4), SplitPlan(target="b", val=0, test=0.25))
+    assert found.classes == tuple(map(str, sorted(large)))
+
+
+@pytest.mark.parametrize(
+    "text, reason",
+    [
+        ("a,b\n1,10\n2,\n", "line 3 must have a target; column=b"),
+        ("a,b\n1_0,1\n", "every field of line 2 must be a number; reason=could not convert string to float .*: '1_0'"),
+        ("a,b\n1e39,1\n", "every field of line 2 must be a number; reason=could not convert string to float .*: '1e39'"),
+        ("a,b,b\n1,2,3\n", "a column that is named must not be there twice; column=b"),
+    ],
+)
+def test_cells_that_would_change_are_refused(tmp_path, text, reason):
+    with pytest.raises(FormatError, match=reason):
+        from_csv(table(tmp_path, text), target="b")
+
+
+def test_numerals_of_python_are_text(tmp_path):
+    read = from_csv(table(tmp_path, "a,b\n1,1_0\n2,10\n"))
+    assert (read.arrays[1].tolist(), read.classes) == ([1, 0], ("10", "1_0"))
+
+
+@pytest.mark.parametrize("cell, options", [("nan", {"task": "classification"}), ("inf", {"task": "classification"}), ("-inf", {})])
+def test_targets_must_be_finite(tmp_path, cell, options):
+    with pytest.raises(FormatError, match="every target must be finite; row=1"):
+        READERS["csv"](table(tmp_path, "a,b\n" + f"1,0\n2,{cell}\n" * 8), SplitPlan(target="b", **options))
+
+
+def test_infinite_inputs_are_refused(tmp_path):
+    with pytest.raises(FormatError, match="a column of numbers must be finite; column=a, row=2"):
+        READERS["csv"](table(tmp_path, "a,b\n" + "1,0\ninf,1\n,1\n" * 8), SplitPlan(target="b"))
