@@ -15,7 +15,7 @@ from netcl.data.collate import Single, WholeBatch, map_arrays
 from netcl.data.dataset import IterableDataset
 from netcl.data.errors import check_count, message
 from netcl.data.fetch import Fetch, Task, steps
-from netcl.data.sampler import BatchSampler, rng_of
+from netcl.data.sampler import BatchSampler, generators_of, rng_of
 from netcl.data.workers import ProcessPool, ThreadPool
 
 _ORDER, _DRAWS = 0, 1  # uses of random numbers: the order of an epoch, the transforms of a batch
@@ -112,6 +112,8 @@ class DataLoader:
         self._others: weakref.WeakSet[Any] = weakref.WeakSet()
         self._pool: ProcessPool | ThreadPool | None = None
         self._epoch, self._batch, self._at_position = 0, 0, True
+        self._generators = generators_of(self.batch_sampler)
+        self._drawn_from: list[Any] = []  # the states of the generators when the epoch began
         self._iterations = 0
 
     def __repr__(self) -> str:
@@ -140,6 +142,8 @@ class DataLoader:
         return self._epoch_from(self._epoch, self._batch, self._iterations)
 
     def _epoch_from(self, epoch: int, start: int, iteration: int) -> Iterator[Any]:
+        if iteration == self._iterations:
+            self._drawn_from = self._generator_states()
         batches = self._live(self._arrays(epoch, start))
         for batch in _timed(batches if self.device_queue is None else self._tensors(batches, epoch, start)):
             if iteration == self._iterations:  # of several iterations, the one started last is the loader's position
@@ -245,19 +249,27 @@ class DataLoader:
 
     # ---- position and end
 
-    def state_dict(self) -> dict[str, int]:
-        """Return the position after the last delivered batch; :meth:`load_state_dict` continues there."""
+    def _generator_states(self) -> list[Any]:
+        return [generator.bit_generator.state for generator in self._generators]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the position after the last delivered batch; :meth:`load_state_dict` continues there.
+
+        It includes the generators of netcl's random samplers. Any other sampler must yield the same order again.
+        """
         if self._fetch.streams:
             raise ValueError(message("DataLoader", "an iterable dataset has no position to resume from", "save its own state"))
-        return {"seed": self.seed, "epoch": self._epoch, "batch": self._batch, "batch_size": self.batch_size, "samples": len(self.dataset)}
+        state = {"seed": self.seed, "epoch": self._epoch, "batch": self._batch, "batch_size": self.batch_size, "samples": len(self.dataset)}
+        if not self._generators:
+            return state
+        return {**state, "generators": self._generator_states() if self._at_position else self._drawn_from}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a position; dataset and batch size must be those of the saved loader."""
         names = self.state_dict().keys()
-        if state.keys() != names or any(
-            isinstance(state[name], bool) or not isinstance(state[name], int) or state[name] < 0 for name in names
-        ):
-            what = "the state must have the keys of state_dict(), each a whole number of at least 0"
+        numbers = [state[name] for name in names & state.keys() if name != "generators"]
+        if state.keys() != names or any(isinstance(number, bool) or not isinstance(number, int) or number < 0 for number in numbers):
+            what = "the state must have the keys of state_dict(), each a whole number of at least 0 except generators"
             raise ValueError(message("DataLoader", what, state=dict(state), names=list(names)))
         for name, own in (("batch_size", self.batch_size), ("samples", len(self.dataset))):
             if state[name] != own:
@@ -265,7 +277,19 @@ class DataLoader:
         if state["batch"] > len(self):
             what = "the batch of the state must be at most the number of batches"
             raise ValueError(message("DataLoader", what, batch=state["batch"], batches=len(self)))
+        self._set_generators(state.get("generators", []))
         self.seed, self._epoch, self._batch, self._at_position = state["seed"], state["epoch"], state["batch"], True
+
+    def _set_generators(self, states: Any) -> None:
+        before = self._generator_states()
+        try:
+            for generator, state in zip(self._generators, states, strict=True):
+                generator.bit_generator.state = state
+        except (ValueError, TypeError, KeyError, OverflowError) as fault:
+            for generator, state in zip(self._generators, before, strict=True):
+                generator.bit_generator.state = state
+            what = "the state must have generators of the kinds that the samplers draw from"
+            raise ValueError(message("DataLoader", what, "use the samplers of the saved loader", reason=fault)) from None
 
     def worker_pids(self) -> list[int]:
         """Return the process ids of the workers; empty for threads or without workers."""

@@ -22,6 +22,12 @@ def rng_of(generator: Any) -> np.random.Generator:
     return np.random.default_rng(generator.initial_seed() if hasattr(generator, "initial_seed") else generator)
 
 
+def generators_of(sampler: Any) -> list[np.random.Generator]:
+    """Return the generators that a sampler, and the samplers inside it, draw from."""
+    found = [sampler._rng] if isinstance(getattr(sampler, "_rng", None), np.random.Generator) else []
+    return found + (generators_of(sampler.sampler) if hasattr(sampler, "sampler") else [])
+
+
 class Sampler:
     """Base class of samplers, which yield sample indices. Define ``__iter__``, and ``__len__`` if their number is known."""
 

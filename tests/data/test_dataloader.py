@@ -2,10 +2,12 @@
 
 import sys
 import time
+from itertools import islice
 
 import numpy as np
 import pytest
 
+from netcl import data
 from netcl.core.backend.opencl import backend_of
 from netcl.data import DataLoader, Dataset, SharedBatchRingBuffer, TensorDataset, WorkerError, augment, augment_gpu
 from netcl.data.fetch import Field
@@ -108,6 +110,46 @@ def test_a_position_is_taken_up_in_the_middle_of_an_epoch(tmp_path):
     same(list(resumed), wanted[3:])
     same(list(resumed), list(straight))
     assert resumed.state_dict() == {"seed": 5, "epoch": 3, "batch": 0, "batch_size": 4, "samples": 23}
+
+
+def weighted(generator):
+    return data.WeightedRandomSampler(np.arange(23) + 1.0, 23, generator=generator)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize(
+    "options",
+    [
+        lambda: {"batch_size": 4, "sampler": data.RandomSampler(range(23))},
+        lambda: {"batch_size": 4, "sampler": data.RandomSampler(range(23), replacement=True, num_samples=2000)},
+        lambda: {"batch_size": 4, "sampler": data.SubsetRandomSampler(range(23), generator=np.random.Generator(np.random.MT19937()))},
+        lambda: {"batch_sampler": data.BatchSampler(weighted(None), 4, drop_last=True)},
+    ],
+    ids=["random", "replacement", "subset", "weighted"],
+)
+def test_a_position_of_a_random_sampler_is_taken_up(tmp_path, options, workers):
+    """The order of the epoch goes on, and so do those of later epochs, also where the epoch has ended."""
+    for stop in (1, 3, None):
+        with DataLoader(Numbered(), **options(), num_workers=workers, use_shared_mem=False) as loader:
+            list(loader)
+            batches = iter(loader)
+            list(islice(batches, stop))
+            path = save_checkpoint(tmp_path / "c.netcl", loader=loader)
+            wanted = [list(loader) if stop is None else list(batches), list(loader)]
+        resumed = DataLoader(Numbered(), **options())
+        load_checkpoint(path, loader=resumed)
+        for rest in wanted:
+            same(list(resumed), rest)
+
+
+def test_a_position_of_another_sampler_is_refused():
+    loader = DataLoader(Numbered(), 4, sampler=weighted(np.random.Generator(np.random.MT19937(3))))
+    before = next(iter(DataLoader(Numbered(), 23, sampler=weighted(np.random.Generator(np.random.MT19937(3))))))
+    with pytest.raises(ValueError, match="generators of the kinds that the samplers draw from"):
+        loader.load_state_dict(DataLoader(Numbered(), 4, sampler=weighted(0)).state_dict())
+    with pytest.raises(ValueError, match="must have the keys of state_dict"):
+        loader.load_state_dict(DataLoader(Numbered(), 4, seed=0).state_dict())
+    same([tuple(map(np.concatenate, zip(*loader, strict=True)))], [before])
 
 
 @pytest.mark.parametrize(
