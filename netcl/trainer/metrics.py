@@ -146,10 +146,11 @@ class ConfusionMatrix(Metric):
         if scores.shape[1] != self.classes:
             raise ShapeError(message(self.name, f"outputs must have {self.classes} classes", outputs=outputs.shape))
         right, chosen = (ops.one_hot(index, self.classes) for index in (labels, ops.argmax(scores, axis=1)))
-        return [ops.matmul(ops.transpose(ops.cast(right, "float32"), 0, 1), ops.cast(chosen, "float32"))]  # type: ignore[operator]
+        matrix = ops.matmul(ops.transpose(ops.cast(right, "float32"), 0, 1), ops.cast(chosen, "float32"))  # type: ignore[operator]
+        return [ops.cast(matrix, "int64")]  # over many batches, float32 would stop counting at 2**24
 
     def value(self, sums: Sequence[np.ndarray], samples: int) -> np.ndarray:
-        return np.rint(sums[0]).astype(np.int64)
+        return sums[0]
 
 
 class F1(Metric):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from netcl import ops
 from netcl.core.errors import ShapeError
 from netcl.core.tensor import Tensor
 from netcl.trainer import AUC, F1, MAE, R2, Accuracy, ConfusionMatrix, TopK
@@ -107,3 +108,15 @@ def test_a_metric_continues_from_its_state(name, device, rng):
     of(half, outputs[:10], targets[:10], device, pieces=1)
     rest.load_state_dict(half.state_dict())
     assert of(rest, outputs[10:], targets[10:], device, pieces=1) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("kind", [lambda: ConfusionMatrix(2), F1, Accuracy], ids=["confusion", "f1", "accuracy"])
+def test_counts_go_on_beyond_what_float32_counts(device, kind):
+    """Dense predictions have more than 2**24 targets after a few batches."""
+    metric = kind()
+    scores, labels = Tensor.from_host(device.queue, np.eye(2, dtype=np.float32)), Tensor.from_host(device.queue, np.array([0, 1]))
+    metric.update(scores, labels)
+    metric.load_state_dict({"samples": 2**25, "sums": [ops.mul(metric.sums[0], 2**24)]})
+    metric.update(scores, labels)
+    counted = metric.sums[0].to_host()
+    assert counted.sum() == 2**25 + 2 and counted.dtype == np.int64
