@@ -434,3 +434,18 @@ def test_layer_norms_broadcast_their_weight(rng, axis, bias):
     x = rng.standard_normal((2, 3, 4, 5)).astype(np.float32)
     weights = {name: rng.standard_normal(5).astype(np.float32) for name in ("w", "b")[: 1 + bias]}
     as_onnxruntime(make("LayerNormalization", ["x", *weights], ["y"], axis=axis), x, weights)
+
+
+@pytest.mark.parametrize("index", [[0, 4], [0, -4], [2, 0], [-3, 2]])
+@pytest.mark.parametrize("kind", ["GatherND", "ScatterND"])
+def test_multi_indices_are_checked_per_axis(device, kind, index):
+    """A flat index alone would read, or overwrite, an element of another row."""
+    x, weights = np.arange(6, dtype=np.float32).reshape(2, 3), {"i": np.array([index])}
+    weights |= {"u": np.ones(1, np.float32)} if kind == "ScatterND" else {}
+    shape = (1,) if kind == "GatherND" else (2, 3)
+    node = make(kind, ["x", *weights], ["y"])
+    with activate(device), pytest.raises(IndexError, match="out of range"):
+        import_onnx(model([node], {"x": x}, {"y": (TensorProto.FLOAT, shape)}, weights))(x).to_host()
+    with activate(device), pytest.raises(IndexError, match="out of range"):  # the row of another batch
+        node = make("GatherND", ["x", "i"], ["y"], batch_dims=1)
+        import_onnx(model([node], {"x": x}, {"y": (TensorProto.FLOAT, (2,))}, {"i": np.array([[3], [0]])}))(x).to_host()

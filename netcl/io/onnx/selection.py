@@ -28,11 +28,17 @@ def _scatter_elements(node: OnnxNode, x: Tensor, index: Tensor, values: Tensor) 
     return _placed(x, node["axis"], positive(index, x.shape[node["axis"]]), values, node["reduction"])
 
 
-def _flat_places(sizes: tuple[int, ...], index: Tensor) -> Tensor:
-    """Return ``index`` with its last axis, a multi-index, replaced by one flat index into ``sizes``."""
+def _flat_places(sizes: tuple[int, ...], index: Tensor, rows: int = 1) -> Tensor:
+    """Return ``index`` with its last axis, a multi-index, replaced by one flat index into ``sizes``.
+
+    A multi-index that is out of range on any axis becomes one beyond ``rows`` times ``sizes``, which raises where it is used.
+    """
     total: Any = Tensor.zeros(index.shape[:-1], "int64", queue=index.queue)
     for i, n in enumerate(sizes):
-        total = ag.add(ag.mul(total, n), positive(ag.select(index, index.ndim - 1, i), n))
+        place = positive(ag.select(index, index.ndim - 1, i), n)
+        if len(sizes) > 1 or rows > 1:  # a flat index alone is checked by the op
+            place = ag.where(ag.logical_and(ag.ge(place, 0), ag.lt(place, n)), place, rows * math.prod(sizes))
+        total = ag.add(ag.mul(total, n), place)
     return ag.cast(total, "int64")
 
 
@@ -47,7 +53,7 @@ def _scatter_nd(node: OnnxNode, x: Tensor, index: Tensor, values: Tensor) -> Ten
 def _gather_nd(node: OnnxNode, x: Tensor, index: Tensor) -> Tensor:
     batch, depth = node["batch_dims"] or 0, index.shape[-1]
     rows, sizes, rest = x.shape[:batch], x.shape[batch : batch + depth], x.shape[batch + depth :]
-    places = _flat_places(sizes, index)
+    places = _flat_places(sizes, index, math.prod(rows))
     first = np.arange(math.prod(rows)).reshape([*rows, *[1] * (places.ndim - batch)]) * math.prod(sizes)
     flat = ag.reshape(ag.add(places, Tensor.from_host(x.queue, first)), (-1,))
     return ag.reshape(ag.index_select(ag.reshape(x, (math.prod(rows) * math.prod(sizes), *rest)), 0, flat), (*places.shape, *rest))
