@@ -449,3 +449,15 @@ def test_multi_indices_are_checked_per_axis(device, kind, index):
     with activate(device), pytest.raises(IndexError, match="out of range"):  # the row of another batch
         node = make("GatherND", ["x", "i"], ["y"], batch_dims=1)
         import_onnx(model([node], {"x": x}, {"y": (TensorProto.FLOAT, (2,))}, {"i": np.array([[3], [0]])}))(x).to_host()
+
+
+@pytest.mark.parametrize("kind, place, bounds", [("SequenceAt", 2, "-2 to 1"), ("SequenceErase", 5, "-2 to 1"),
+                                                 ("SequenceInsert", 3, "-2 to 2"), ("SequenceInsert", -3, "-2 to 2")])  # fmt: skip
+def test_positions_in_sequences_are_checked(kind, place, bounds):
+    x = np.ones(2, np.float32)
+    inputs = ["q", "x", "i"] if kind == "SequenceInsert" else ["q", "i"]
+    nodes = [make("SequenceConstruct", ["x", "x"], ["q"]), make(kind, inputs, ["r"])]
+    nodes += [] if kind == "SequenceAt" else [make("ConcatFromSequence", ["r"], ["y"], axis=0)]
+    made = model(nodes, {"x": x}, {"r" if kind == "SequenceAt" else "y": (TensorProto.FLOAT, (None,))}, {"i": np.array(place)})
+    with pytest.raises(ValueError, match=rf"\[{kind}\] position must be from {bounds}; position={place}"):
+        import_onnx(made)(x)

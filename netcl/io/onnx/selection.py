@@ -160,14 +160,21 @@ def _split_to_sequence(node: OnnxNode, x: Tensor, sizes: Any = None) -> TensorSe
     return TensorSequence(ag.squeeze(part, axis) if dropped else part for part in parts)
 
 
+def _position(node: OnnxNode, place: Tensor, length: int, last: int) -> int:
+    """Return a position in a sequence, counted from its start; raises unless it is at most ``last``."""
+    at = int(place.to_host().item())
+    if not -length <= at <= last:
+        raise node.fault(f"position must be from {-length} to {last}", position=at, length=length)
+    return at if at >= 0 else at + length
+
+
 def _inserted(node: OnnxNode, parts: TensorSequence, x: Tensor, place: Tensor | None = None) -> TensorSequence:
-    at = len(parts) if place is None else int(place.to_host().item())
-    at = at if at >= 0 else at + len(parts)
+    at = len(parts) if place is None else _position(node, place, len(parts), len(parts))
     return TensorSequence([*parts[:at], x, *parts[at:]])
 
 
 def _erased(node: OnnxNode, parts: TensorSequence, place: Tensor | None = None) -> TensorSequence:
-    at = len(parts) - 1 if place is None else int(place.to_host().item()) % len(parts)
+    at = len(parts) - 1 if place is None else _position(node, place, len(parts), len(parts) - 1)
     return TensorSequence([*parts[:at], *parts[at + 1 :]])
 
 
@@ -177,7 +184,7 @@ IMPORTS |= {
     "SequenceEmpty": lambda node: TensorSequence(),
     "SequenceInsert": _inserted,
     "SequenceErase": _erased,
-    "SequenceAt": lambda node, parts, place: parts[int(place.to_host().item())],
+    "SequenceAt": lambda node, parts, place: parts[_position(node, place, len(parts), len(parts) - 1)],
     "SequenceLength": lambda node, parts: np.array(len(parts), np.int64),
     "ConcatFromSequence": lambda node, parts: (ag.stack if node["new_axis"] else ag.cat)(list(parts), node["axis"]),
     "ScatterElements": _scatter_elements,
