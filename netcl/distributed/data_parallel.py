@@ -209,6 +209,7 @@ class DataParallel(Module):
                 convert_sync_batchnorm(replica, world)
         self.replicas = replicas  # a list is not registered: the state dict is that of one model
         self._known: list[int] | None = None  # parameter versions after the last step that all replicas took
+        self._known_buffers: list[int] = []  # buffer versions of all replicas when all were equal
 
     @property
     def queues(self) -> list[Any]:
@@ -225,6 +226,8 @@ class DataParallel(Module):
         """Run every replica on its part of the batch and join the results on the first device."""
         if self._known != self._written():
             self.refresh()
+        elif not self.training and self._known_buffers != self._written_buffers():
+            self._share_buffers()
         given = tuple(x if isinstance(x, Tensor) else Tensor.from_host(self.queues[0], x) for x in inputs)
         if self.training and self.weights is None:
             self.measure(*given)
@@ -232,12 +235,21 @@ class DataParallel(Module):
 
     def refresh(self) -> None:
         """Overwrite the parameters and buffers of all replicas with those of the first."""
-        collectives.broadcast_each(zip(*([*replica.parameters(), *replica.buffers()] for replica in self.replicas), strict=True))
+        collectives.broadcast_each(zip(*(replica.parameters() for replica in self.replicas), strict=True))
+        self._share_buffers()
         if self._known is not None:
             self._replicas_are_equal()
 
     def _written(self) -> list[int]:
         return [writes_of(p).last for p in self.module.parameters()]
+
+    def _share_buffers(self) -> None:
+        """Overwrite the buffers of all replicas: in training, each takes the running statistics of its own part of the batch."""
+        collectives.broadcast_each(zip(*(replica.buffers() for replica in self.replicas), strict=True))
+        self._known_buffers = self._written_buffers()
+
+    def _written_buffers(self) -> list[int]:
+        return [writes_of(buffer).last for replica in self.replicas for buffer in replica.buffers()]
 
     def _replicas_are_equal(self) -> None:
         self._known = self._written()

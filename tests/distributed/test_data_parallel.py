@@ -63,6 +63,28 @@ def test_batch_norm_over_all_devices():
     assert_same([np.array(losses), *(p.to_host() for p in parallel.parameters())], single("resnet", 3))
 
 
+@pytest.mark.parametrize("own", [False, True], ids=["ordinary", "per replica"])
+def test_evaluation_uses_the_running_statistics_of_the_model(device, own):
+    """In training, the statistics of each replica are those of its part of the batch."""
+    rng = np.random.default_rng(0)
+    with use("cpu"):
+        model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
+    parallel = DataParallel(model, ["cpu", device], weights=[1, 1])
+    opt = parallel.optimizer(job.optimizer_of) if own else job.optimizer_of(parallel.parameters())
+    x = rng.standard_normal((10, 3)).astype(np.float32) + np.arange(10, dtype=np.float32)[:, None]
+    for _ in range(2):
+        for _ in range(2):
+            ag.sum(ag.square(parallel(x))).backward()
+            opt.step()
+            opt.zero_grad()
+        parallel.eval()
+        np.testing.assert_allclose(parallel(x).to_host(), model(Tensor.from_host(model.queue, x)).to_host(), rtol=1e-4, atol=1e-5)
+        parallel.train()
+    model[1].running_mean.fill_(3.0)
+    parallel.eval()
+    np.testing.assert_allclose(parallel(x).to_host(), model(Tensor.from_host(model.queue, x)).to_host(), rtol=1e-4, atol=1e-5)
+
+
 def on_two(devices: str, out: Path) -> None:
     """The job on two devices of PoCL, in a process of its own: asked for two, it must be before it starts, and 3.1 aborts now and then."""
     env = {**os.environ, "POCL_DEVICES": "pthread pthread", "NETCL_VISIBLE_DEVICES": "portable", "NETCL_DEVICE": "cpu"}
