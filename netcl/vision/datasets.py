@@ -27,20 +27,36 @@ _KANA = ("o", "ki", "su", "tsu", "na", "ha", "ma", "ya", "re", "wo")
 def default_loader(path: Any, mode: str = "RGB") -> Any:
     """Read an image file as a PIL image in ``mode``.
 
-    Raises ``FormatError`` for files that are damaged, of another format than :data:`IMG_EXTENSIONS` names, or larger than
-    ``PIL.Image.MAX_IMAGE_PIXELS``.
+    Gray values of 16 bits become their upper 8 bits unless ``mode`` holds more. Raises ``FormatError`` for files that are damaged, of
+    another format than :data:`IMG_EXTENSIONS` names, of gray values of 32 bits, or larger than ``PIL.Image.MAX_IMAGE_PIXELS``.
     """
     image, op = pillow(), "default_loader"
     bomb = (image.DecompressionBombError, image.DecompressionBombWarning)
     with warnings.catch_warnings(), regular(path, op).open("rb") as file:
         warnings.simplefilter("error", image.DecompressionBombWarning)
         try:
-            return image.open(file, formats=_FORMATS).convert(mode)
+            found = image.open(file, formats=_FORMATS)
+            if found.mode[0] in "IF" and mode[0] not in "IF":
+                found = _eight_bits(found, path)
+            return found.convert(mode)
         except bomb as error:
             remedy = "if you trust the file, raise PIL.Image.MAX_IMAGE_PIXELS"
             raise FormatError(message(op, "the image must not have more pixels than the limit", remedy, reason=error, file=path)) from None
+        except FormatError:
+            raise
         except (OSError, SyntaxError, ValueError, EOFError, IndexError) as error:
             raise FormatError(message(op, "the file must be a complete image", reason=error, file=path)) from None
+
+
+def _eight_bits(found: Any, path: Any) -> Any:
+    """Return a gray image of 16 or 32 bits in 8 bits. Pillow itself cuts every value at 255, which makes most pictures white."""
+    values = np.asarray(found)
+    if found.mode.startswith("I;16") or (found.mode == "I" and found.format in ("PNG", "PPM")):  # which older Pillows hold in 32 bits
+        values = values.astype(np.int64) >> 8
+    elif not ((values >= 0) & (values <= 255) & (values == np.rint(values))).all():
+        what, remedy = "gray values must have 8 or 16 bits", "scale them to 0..255, or pass a loader"
+        raise FormatError(message("default_loader", what, remedy, mode=found.mode, low=values.min(), high=values.max(), file=path))
+    return pillow().fromarray(values.astype(np.uint8))
 
 
 pil_loader = default_loader

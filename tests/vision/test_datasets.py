@@ -246,3 +246,23 @@ def test_npz(tmp_path):
         bomb.writestr("x.npy", bytes(100 << 20))
     with pytest.raises(FormatError, match="the arrays must not be larger than max_bytes"):
         tables.from_npz(path)
+
+
+@pytest.mark.parametrize("name", ["a.png", "a.tif"])
+def test_gray_values_of_16_bits_keep_their_upper_8(tmp_path, name):
+    values = (np.arange(64, dtype=np.uint16) * 1040).reshape(8, 8)
+    Image.fromarray(values).save(tmp_path / name)
+    for mode, shape in (("L", (8, 8)), ("RGB", (8, 8, 3))):
+        found = np.asarray(datasets.default_loader(tmp_path / name, mode))
+        np.testing.assert_array_equal(found, np.broadcast_to((values >> 8).reshape(8, 8, *[1] * (len(shape) - 2)), shape))
+    np.testing.assert_array_equal(np.asarray(datasets.default_loader(tmp_path / name, "I")), values)
+
+
+@pytest.mark.parametrize("values", [np.arange(4, dtype=np.int32) * 100, np.linspace(0, 1, 4, dtype=np.float32)], ids=["integers", "floats"])
+def test_gray_values_of_32_bits_have_no_known_range(tmp_path, values):
+    Image.fromarray(values.reshape(2, 2)).save(tmp_path / "a.tif")
+    with pytest.raises(FormatError, match=r"gray values must have 8 or 16 bits; mode=[IF], low=0"):
+        datasets.default_loader(tmp_path / "a.tif", "L")
+    whole = np.array([[0, 255], [7, 9]], values.dtype)
+    Image.fromarray(whole).save(tmp_path / "b.tif")
+    np.testing.assert_array_equal(np.asarray(datasets.default_loader(tmp_path / "b.tif", "L")), whole)
