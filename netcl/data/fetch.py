@@ -194,7 +194,11 @@ class Fetch:
 
 
 def _array(field: Any, index: int) -> np.ndarray:
-    array = np.asarray(field)
+    try:
+        array = np.asarray(field)
+    except ValueError as fault:
+        what, remedy = f"sample {index} must consist of numbers, arrays, or sequences of equal shapes", "pass collate_fn=default_collate"
+        raise SampleError(message("DataLoader", what, remedy, reason=fault)) from None
     if array.dtype.hasobject:
         what = f"sample {index} must consist of numbers or arrays, got a {type(field).__name__}"
         raise SampleError(message("DataLoader", what, "return arrays, numbers, or tuples of them: (x, y)"))

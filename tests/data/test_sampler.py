@@ -296,3 +296,13 @@ def test_indices_must_be_whole_numbers(indices):
         0,
         2,
     ]
+
+
+def test_sequences_of_unequal_shapes_name_the_remedy():
+    pairs = Records(lambda i: (np.zeros(3), (np.zeros(2), i)))
+    with pytest.raises(
+        SampleError, match=r"sample 0 must consist of numbers, arrays, or sequences of equal shapes.*collate_fn=default_collate"
+    ):
+        next(iter(DataLoader(pairs, 2)))
+    x, (y, number) = next(iter(DataLoader(pairs, 2, collate_fn=data.default_collate)))
+    assert x.shape == (2, 3) and y.shape == (2, 2) and number.tolist() == [0, 1]
