@@ -225,7 +225,7 @@ def _arrays(op: str, path: Path, plan: SplitPlan, x: np.ndarray, y: np.ndarray, 
     test, train = (np.arange(len(y), len(y) + len(tested[1])), rest[0]) if tested else (rest[0], rest[1])
     x, y = (np.concatenate(pair) for pair in zip((x, y), tested, strict=True)) if tested else (x, y)
     targets, told = _targets(op, y, plan, train)
-    reading = {"kind": "image" if x.ndim > 2 else "array", **told}
+    reading = {"kind": "image" if x.ndim > 2 else "array", **({"dtype": str(x.dtype)} if x.dtype.kind in "iu" else {}), **told}
     return _split(_pictures(x), targets, (train, val, test), reading, path, plan.val > 0)
 
 
@@ -273,11 +273,19 @@ def read_inputs(path: FilePath, reading: Mapping[str, Any]) -> np.ndarray:
         return _encoded(reading["columns"], header, rows, file)
     if file.suffix in (".npz", ".npy"):
         found = read_numpy_arrays(file, "npz")
-        x = _pictures(found[next((pair[0] for pair in _ARRAY_NAMES if pair[0] in found), next(iter(found)))])
+        if not found:
+            raise FormatError(message("predict", "the file must have at least one array", file=file))
+        given = found[next((pair[0] for pair in _ARRAY_NAMES if pair[0] in found), next(iter(found)))]
     elif "idx" in file.name or "ubyte" in file.name:
-        x = _pictures(read_idx(file))
+        given = read_idx(file)
     else:
         raise FormatError(message("predict", "the file must be .npz, .npy or IDX, or a picture for a model of images", file=file))
+    trained, integers = reading.get("dtype", ""), given.dtype.kind in "iu"
+    if given.dtype.kind not in "iufb" or (trained and integers and (given.dtype == np.uint8) != (trained == "uint8")):
+        # Only bytes are divided by 255. Floats may have been scaled by whoever wrote them.
+        what, remedy = "inputs must be numbers, and bytes where the model was trained on bytes", "cast the array: x.astype(...)"
+        raise FormatError(message("predict", what, remedy, dtype=given.dtype, trained=trained, file=file))
+    x = _pictures(given)
     if list(x.shape[1:]) != list(reading["shape"]):
         what = "an input must have the shape that the model was trained on"
         raise FormatError(message("predict", what, shape=x.shape[1:], expected=tuple(reading["shape"]), file=file))

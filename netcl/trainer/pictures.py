@@ -56,7 +56,7 @@ def read_folder(path: Path, plan: SplitPlan, size: int = 64, channels: int = 3) 
         names = {part: list(data.classes) for part, data in found.items()}
         raise ValueError(message("folder", "train, val and test must have folders for the same classes", **names))
     train, val, test = (Pictures(found[part].samples, shape) if part in found else None for part in ("train", "val", "test"))
-    reading = {"kind": "image", "classes": list(classes), "shape": list(shape)}
+    reading = {"kind": "image", "dtype": "uint8", "classes": list(classes), "shape": list(shape)}
     assert train is not None
     if test is None:
         indices = parts(train.labels, len(train), [plan.val, plan.test], plan.seed)

@@ -287,3 +287,23 @@ def test_files_that_are_not_what_they_say_are_refused(tmp_path):
     (tmp_path / "short.npy").write_bytes((tmp_path / "short.npy").read_bytes()[:-8])
     with pytest.raises(FormatError, match="an entry must have as many bytes as its shape says"):
         files.read_inputs(tmp_path / "short.npy", {"kind": "array", "shape": []})
+
+
+@pytest.mark.parametrize("trained, given", [("uint8", "int64"), ("int64", "uint8"), ("uint8", "<U1")])
+def test_inputs_of_another_scale_are_refused(tmp_path, trained, given):
+    """Bytes are divided by 255 and other integers are not: a model of one must not be given the other."""
+    x, y = np.arange(80 * 4).reshape(80, 2, 2) % 9, np.arange(80) % 2
+    np.savez(tmp_path / "a.npz", x=x.astype(trained), y=y)
+    reading = READERS["npz"](tmp_path / "a.npz", SplitPlan()).reading
+    np.save(tmp_path / "new.npy", x.astype(given))
+    with pytest.raises(files.FormatError, match=f"inputs must be numbers, and bytes where .* bytes; dtype={given}, trained={trained}"):
+        read_inputs(tmp_path / "new.npy", reading)
+    for same in (trained, "float32"):
+        np.save(tmp_path / "new.npy", x.astype(same))
+        assert read_inputs(tmp_path / "new.npy", reading).max() == np.float32(8) / np.float32(255 if same == "uint8" else 1)
+
+
+def test_inputs_without_arrays_are_refused(tmp_path):
+    np.savez(tmp_path / "a.npz")
+    with pytest.raises(files.FormatError, match="the file must have at least one array"):
+        read_inputs(tmp_path / "a.npz", {"kind": "array", "shape": [2]})
