@@ -525,7 +525,7 @@ def _check_batches(op: str, count: int) -> None:
 
 
 def _inputs_and_targets(batch: Any) -> tuple[Any, Any]:
-    """Return the inputs and the targets of a batch; raises unless it is a pair."""
+    """Return the inputs and the targets of a batch; raises unless it is a pair, of at least one sample."""
     if not isinstance(batch, tuple | list) or len(batch) != 2:
         parts = len(batch) if isinstance(batch, tuple | list) else "none"
         what, remedy = "a batch must be a pair (x, y)", "pass batches of inputs and targets"
@@ -534,6 +534,8 @@ def _inputs_and_targets(batch: Any) -> tuple[Any, Any]:
 
 
 def _precision_of(mixed: bool | str) -> tuple[Callable[[], AbstractContextManager[Any]], Any]:
+    if getattr(batch[1], "shape", ())[:1] == (0,):  # its mean loss is NaN, and so would be the weights
+        raise ValueError(message("Trainer", "a batch must have at least one sample", "leave out empty batches", shape=batch[1].shape))
     """Return a function that makes the autocast context of forward passes, and the loss scaler (``None`` except for float16)."""
     if not mixed:
         return nullcontext, None

@@ -445,3 +445,14 @@ def test_a_range_test_needs_a_batch_and_ends_with_a_generator():
         find_lr(trainer, [])
     batch = np.eye(4, dtype=np.float32), np.arange(4) % 2
     assert len(find_lr(trainer, (batch for _ in range(12))).losses) == 12 and trainer.step == 0
+
+
+def test_empty_batches_are_refused():
+    """The mean loss of no samples is NaN, and one step with it would make every weight NaN."""
+    data = batches(2)
+    empty = [*data, tuple(part[:0] for part in data[0])]
+    trainer = make(CPU)
+    for call in (trainer.fit, trainer.evaluate):
+        with pytest.raises(ValueError, match=r"a batch must have at least one sample; shape=\(0,\); leave out empty batches"):
+            call(empty)
+    assert all(np.isfinite(p.to_host()).all() for p in trainer.model.parameters())
