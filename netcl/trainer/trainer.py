@@ -428,7 +428,11 @@ class Trainer:
             raise ValueError(message("fit", what, validation_split=split, validation_data=type(given).__name__))
         val: Any = None if given is None else self._pair("fit", *given)
         if split:
+            samples = len(data)
             data, val = random_split(data, [1.0 - split, split], seed=seed)
+            if not len(data) or not len(val):
+                what, remedy = "validation_split must leave samples for both parts", "change it, or pass validation_data"
+                raise ValueError(message("fit", what, remedy, validation_split=split, samples=samples))
         made = None if val is None else DataLoader(val, batch_size, shuffle=False)
         return DataLoader(data, batch_size, shuffle=True, seed=seed), made
 
@@ -530,12 +534,12 @@ def _inputs_and_targets(batch: Any) -> tuple[Any, Any]:
         parts = len(batch) if isinstance(batch, tuple | list) else "none"
         what, remedy = "a batch must be a pair (x, y)", "pass batches of inputs and targets"
         raise ValueError(message("Trainer", what, remedy, type=type(batch).__name__, parts=parts))
+    if getattr(batch[1], "shape", ())[:1] == (0,):  # its mean loss is NaN, and so would be the weights
+        raise ValueError(message("Trainer", "a batch must have at least one sample", "leave out empty batches", shape=batch[1].shape))
     return batch[0], batch[1]
 
 
 def _precision_of(mixed: bool | str) -> tuple[Callable[[], AbstractContextManager[Any]], Any]:
-    if getattr(batch[1], "shape", ())[:1] == (0,):  # its mean loss is NaN, and so would be the weights
-        raise ValueError(message("Trainer", "a batch must have at least one sample", "leave out empty batches", shape=batch[1].shape))
     """Return a function that makes the autocast context of forward passes, and the loss scaler (``None`` except for float16)."""
     if not mixed:
         return nullcontext, None

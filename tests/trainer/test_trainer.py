@@ -456,3 +456,11 @@ def test_empty_batches_are_refused():
         with pytest.raises(ValueError, match=r"a batch must have at least one sample; shape=\(0,\); leave out empty batches"):
             call(empty)
     assert all(np.isfinite(p.to_host()).all() for p in trainer.model.parameters())
+
+
+@pytest.mark.parametrize("split", [0.001, 0.1])
+def test_both_parts_of_a_split_have_samples(split):
+    (x, y), trainer = batches(1)[0], make(CPU)
+    with pytest.raises(ValueError, match=f"validation_split must leave samples for both parts; validation_split={split}, samples=8"):
+        trainer.fit(x, y, validation_split=split)
+    assert trainer.step == 0
