@@ -214,7 +214,7 @@ def _check_alike(sample: tuple[np.ndarray, ...], first: tuple[np.ndarray, ...], 
         if not np.can_cast(field.dtype, before.dtype, "same_kind"):
             what = f"the dtype of sample {index} must be castable to that of the first sample of its batch"
             raise SampleError(message("DataLoader", what, "cast the samples in transforms", dtype=field.dtype, first=before.dtype))
-        if field.dtype != before.dtype and not _fits(field, before.dtype):
+        if field.dtype != before.dtype and not _keeps_values(field, before.dtype):
             what = f"the values of sample {index} must fit the dtype of the first sample of its batch"
             raise SampleError(message("DataLoader", what, "cast the samples in transforms", dtype=field.dtype, first=before.dtype))
     shapes = [[field.shape for field in fields] for fields in (sample, first)]
@@ -223,7 +223,7 @@ def _check_alike(sample: tuple[np.ndarray, ...], first: tuple[np.ndarray, ...], 
         raise SampleError(message("DataLoader", what, remedy, shapes=shapes[0], first=shapes[1]))
 
 
-def _fits(array: np.ndarray, dtype: np.dtype) -> bool:
+def _keeps_values(array: np.ndarray, dtype: np.dtype) -> bool:
     """Whether integers keep their values in ``dtype``, and finite numbers stay finite."""
     with np.errstate(over="ignore"):
         cast = array.astype(dtype)

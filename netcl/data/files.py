@@ -18,7 +18,7 @@ import numpy as np
 from netcl.data.dataset import Subset, TensorDataset
 from netcl.data.errors import FormatError, message
 from netcl.data.formats import read_idx, regular
-from netcl.data.tables import number, read_csv_rows, read_numpy_arrays, whole_numbers
+from netcl.data.tables import number_of, read_csv_rows, read_numpy_arrays, whole_numbers
 
 FilePath = str | os.PathLike[str]
 CLASSIFICATION, REGRESSION = "classification", "regression"
@@ -133,7 +133,7 @@ def read_table(path: FilePath) -> tuple[list[str], list[list[str]]]:
 def _numbers(cells: Sequence[str]) -> np.ndarray | None:
     """Convert cells to float64, empty ones to NaN; ``None`` if one of them is not a number."""
     try:
-        return np.array([number(cell) if cell else math.nan for cell in cells])
+        return np.array([number_of(cell) if cell else math.nan for cell in cells])
     except ValueError:
         return None
 

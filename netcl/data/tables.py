@@ -83,13 +83,13 @@ def _column_index(names: Sequence[str], wanted: str | int, path: Any) -> int:
 
 def _table_numbers(row: Sequence[str], chosen: Sequence[int], line: int, path: Any) -> list[float]:
     try:
-        return [number(row[i], _FLOAT32_MAX) for i in chosen]
+        return [number_of(row[i], _FLOAT32_MAX) for i in chosen]
     except ValueError as error:
         remedy = "name the columns of numbers: columns=[...]"
         raise FormatError(message("from_csv", f"every field of line {line} must be a number", remedy, reason=error, file=path)) from None
 
 
-def number(text: str, largest: float = sys.float_info.max) -> float:
+def number_of(text: str, largest: float = sys.float_info.max) -> float:
     """Convert a cell to a float. Raises ``ValueError`` for numbers beyond ``largest``, and for ``1_0``, which only Python reads as 10."""
     value = float(text)
     if "_" in text or (abs(value) > largest and any(map(str.isdigit, text))):
@@ -109,7 +109,7 @@ def _labels(texts: Sequence[str]) -> tuple[np.ndarray, tuple[str, ...]]:
     if (integers := whole_numbers(texts)) is not None:
         return integers, ()
     try:
-        values = np.array([number(text) for text in texts])
+        values = np.array([number_of(text) for text in texts])
     except ValueError:
         classes = sorted(set(texts))
         place = {name: i for i, name in enumerate(classes)}

@@ -26,7 +26,7 @@ def _hardmax(node: OnnxNode, x: Tensor) -> Tensor:
     return ag.reshape(ag.cast(ag.eq(best, Tensor.from_host(x.queue, places)), x.dtype), x.shape)
 
 
-def _cumulative(node: OnnxNode, x: Tensor, axis: Any) -> Tensor:
+def _cumulative_node(node: OnnxNode, x: Tensor, axis: Any) -> Tensor:
     """Run ``CumSum`` or ``CumProd``. For ``exclusive``, elements are shifted: subtracting each from its sum would cancel small ones."""
     axis, (op, first) = int(np.asarray(axis).item()), (ag.cumsum, 0) if node.kind == "CumSum" else (ag.cumprod, 1)
     values = ag.flip(x, axis) if node["reverse"] else x
@@ -177,8 +177,8 @@ IMPORTS |= {
     "Attention": _attention_node,
     "BitShift": lambda node, a, b: (ag.bitwise_left_shift if node["direction"] == "LEFT" else ag.bitwise_right_shift)(a, b),
     "Hardmax": _hardmax,
-    "CumSum": _cumulative,
-    "CumProd": _cumulative,
+    "CumSum": _cumulative_node,
+    "CumProd": _cumulative_node,
     "LpNormalization": _lp_normalization,
     "LRN": _local_response,
     "LayerNormalization": _layer_norm,
