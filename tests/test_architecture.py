@@ -212,10 +212,10 @@ LINES = {
     "bench": 328,
     "cli": 1782,
     "core": 7668,
-    "data": 3059,
-    "distributed": 1962,
+    "data": 3167,
+    "distributed": 1974,
     "engine": 6228,
-    "io": 5076,
+    "io": 5099,
     "models": 3422,
     "nn": 6882,
     "onnx": 734,
@@ -226,9 +226,9 @@ LINES = {
     "runtime": 774,
     "serve": 658,
     "torch": 804,
-    "trainer": 3072,
+    "trainer": 3079,
     "utils": 113,
-    "vision": 2369,
+    "vision": 2385,
 }
 SLACK = 60  # a package that is further below its figure must lower it
 # Public names of the standard library that begin with an underscore: of named tuples, and os._exit.
