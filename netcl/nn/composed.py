@@ -131,7 +131,7 @@ def threshold(input: Tensor, threshold: float, value: float, inplace: bool = Fal
 
 def hardshrink(input: Tensor, lambd: float = 0.5) -> Tensor:
     """``x`` where ``|x| > lambd``, else 0."""
-    return ag.where(ag.gt(ag.abs(input), lambd), input, 0.0)
+    return ag.where(ag.le(ag.abs(input), lambd), 0.0, input)
 
 
 def softshrink(input: Tensor, lambd: float = 0.5) -> Tensor:

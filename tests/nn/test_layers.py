@@ -361,6 +361,7 @@ def test_weights_of_composed_losses(device):
 
 def test_composed_functions_have_torchs_names():
     assert F.hardshrink([0.2, 1.0]).tolist() == [0.0, 1.0] and F.softmin([[1.0, 1.0]], dim=1).tolist() == [[0.5, 0.5]]
+    np.testing.assert_array_equal(F.hardshrink([np.nan, -np.inf, 0.5]).to_host(), [np.nan, -np.inf, 0.0])
     assert {"softshrink", "unfold", "poisson_nll_loss", "local_response_norm"} <= set(dir(F))
 
 
