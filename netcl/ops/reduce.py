@@ -33,14 +33,22 @@ def _mean_vjp(F: Any, g: Any, x_shape: tuple[int, ...], axis: Axis) -> Any:
 
 
 def _prod_vjp(F: Any, g: Any, x: Any, axis: Axis) -> Any:
-    """Multiply ``g`` by the product of the other elements: ``prod / x``, with separate formulas for one and for several zeros in ``x``."""
-    zero = F.eq(x, 0)
-    others = F.where(zero, 1.0, x)
-    rest = F.prod(others, axis=axis, keepdims=True)
-    zeros = F.sum(zero, axis=axis, keepdims=True)
-    none = F.where(F.eq(zeros, 0), F.div(rest, others), 0.0)
-    one = F.where(F.logical_and(zero, F.eq(zeros, 1)), rest, none)
-    return F.mul(_with_folded_axes(F, g, x.shape, axis), one)
+    """Multiply ``g`` by the products of the elements before and after each: no quotient, so that zeros are right in every derivative."""
+    axes = axes_of("backward", axis, x.shape)
+    order = (*(a for a in range(x.ndim) if a not in axes), *axes)
+    shape = tuple(x.shape[a] for a in order)
+    kept = x.ndim - len(axes)
+    rows = F.reshape(F.reorder(x, order), (*shape[:kept], math.prod(shape[kept:])))
+    if not rows.size:
+        return F.mul(x, _with_folded_axes(F, g, x.shape, axis))
+
+    def before(rows: Any) -> Any:
+        one = type(x).full((*shape[:kept], 1), 1, x.dtype, queue=x.queue)
+        return F.cumprod(F.cat([one, F.narrow(rows, -1, 0, rows.shape[-1] - 1)], -1), -1)
+
+    others = F.mul(before(rows), F.flip(before(F.flip(rows, -1)), -1))
+    back = tuple(order.index(a) for a in range(x.ndim))
+    return F.mul(_with_folded_axes(F, g, x.shape, axis), F.reorder(F.reshape(others, shape), back))
 
 
 def _extreme_vjp(F: Any, g: Any, out: Any, x: Any, axis: Axis) -> Any:

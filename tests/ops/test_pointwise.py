@@ -3,8 +3,10 @@
 import numpy as np
 import pytest
 
+import netcl
 import netcl.autograd as ag
 from netcl.core.kernels.primitives import build_elementwise_kernel
+from netcl.core.tensor import Tensor
 from netcl.engine import lazy_graph
 
 
@@ -111,3 +113,22 @@ def test_relu_of_the_primitive_preamble_is_that_of_the_op(cl_device):
     kernel(cl_device.queue, (6,), None, x.buffer, y.buffer, np.int32(6))
     np.testing.assert_array_equal(y.to_host(), [0.0, 0.0, 0.0, 2.0, np.inf, np.nan])
     assert not np.signbit(y.to_host()[:3]).any()
+
+
+@pytest.mark.parametrize("zeros", [0, 1, 2, 4])
+def test_second_derivatives_of_a_product_with_zeros(device, zeros):
+    values = np.float32([2.0, -3.0, 0.5, 5.0])
+    values[:zeros] = 0
+    x = ag.tensor(values, requires_grad=True, queue=device.queue)
+    (first,) = ag.grad(ag.prod(x), x, create_graph=True)
+    (second,) = ag.grad(first.sum(), x)
+    rest = lambda *left_out: np.prod(np.delete(values, left_out))  # noqa: E731
+    np.testing.assert_allclose(first.to_host(), [rest(i) for i in range(4)], rtol=1e-6)
+    np.testing.assert_allclose(second.to_host(), [sum(rest(i, j) for j in range(4) if j != i) for i in range(4)], rtol=1e-6)
+
+
+def test_gradient_of_a_product_over_two_axes(device, rng):
+    values = rng.uniform(0.5, 1.5, (2, 3, 4)).astype(np.float32)
+    x = ag.tensor(values, requires_grad=True, queue=device.queue)
+    ag.prod(x, axis=(0, 2)).sum().backward()
+    np.testing.assert_allclose(x.grad.to_host(), values.prod((0, 2), keepdims=True) / values, rtol=1e-5)
