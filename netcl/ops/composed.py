@@ -261,7 +261,7 @@ def kron(F: Any, a: Tensor, b: Tensor) -> Tensor:
 
 def _logit(F: Any, x: Tensor, eps: float | None = None) -> Tensor:
     x = x if eps is None else F.clamp(x, float(eps), 1.0 - eps)
-    return F.log(F.div(x, F.rsub(x, 1.0)))
+    return F.sub(F.log(x), F.log1p(F.neg(x)))
 
 
 def largest(dtype: str) -> float:

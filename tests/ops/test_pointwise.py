@@ -132,3 +132,7 @@ def test_gradient_of_a_product_over_two_axes(device, rng):
     x = ag.tensor(values, requires_grad=True, queue=device.queue)
     ag.prod(x, axis=(0, 2)).sum().backward()
     np.testing.assert_allclose(x.grad.to_host(), values.prod((0, 2), keepdims=True) / values, rtol=1e-5)
+
+
+def test_gradient_of_logit_at_the_ends(device):
+    assert gradients(device, ag.logit, [0.0, 0.5, 1.0]) == [[np.inf, 4.0, np.inf]]
