@@ -249,8 +249,11 @@ unary("softplus", "WHERE(z > threshold, v0, (MAX(z, 0) + LOG1P(e)) / beta)", "g 
 unary("softsign", "v0 / (1 + ABS(v0))", "g / ((1 + ABS(v0)) * (1 + ABS(v0)))", lambda x: x / (1 + np.abs(x)), onnx="Softsign",
       doc="x / (1 + |x|).")  # fmt: skip
 unary("silu", "v0 * s", "g * s * (1 + v0 * (1 - s))", lambda x: x / (1 + np.exp(-x)), let=_SIGMOID, doc="x * sigmoid(x), or swish.")
-unary("mish", "v0 * t", "g * (t + v0 * (1 - t * t) * s)", lambda x: x * np.tanh(np.logaddexp(0, x)),
-      let={**_SIGMOID, "t": "TANH(MAX(v0, 0) + LOG1P(e))"}, amp="float", tol=2, onnx="Mish", doc="x * tanh(softplus(x)).")  # fmt: skip
+# t = tanh(softplus(x)) = p / (p + q) in exp(-|x|): drivers' tanh may stop one ulp short of 1, and x * (1 - t * t) would show it.
+unary("mish", "v0 * (p / (p + q))", "g * (p / (p + q) + v0 * s * (q * (2 * p + q) / ((p + q) * (p + q))))",
+      lambda x: x * np.tanh(np.logaddexp(0, x)),
+      let={**_SIGMOID, "p": "WHERE(v0 >= 0, 1 + 2 * e, e * (e + 2))", "q": "WHERE(v0 >= 0, 2 * e * e, 2)"},
+      amp="float", tol=2, onnx="Mish", doc="x * tanh(softplus(x)).")  # fmt: skip
 _GELU = unary("gelu_erf", "0.5 * v0 * (1 + ERF(v0 * 0.7071067811865476))",
               "g * (0.5 * (1 + ERF(v0 * 0.7071067811865476)) + v0 * 0.3989422804014327 * EXP_BELOW(-0.5 * v0 * v0))",
               lambda x: 0.5 * x * (1 + erf(x / math.sqrt(2))), tol=2, doc="GELU by the error function.")  # fmt: skip

@@ -136,3 +136,7 @@ def test_gradient_of_a_product_over_two_axes(device, rng):
 
 def test_gradient_of_logit_at_the_ends(device):
     assert gradients(device, ag.logit, [0.0, 0.5, 1.0]) == [[np.inf, 4.0, np.inf]]
+
+
+def test_gradient_of_mish_far_from_0(device):
+    assert gradients(device, ag.mish, [1e5, 1e30, -1e5, -1e30]) == [[1.0, 1.0, 0.0, 0.0]]
