@@ -171,8 +171,9 @@ def nll(F: Any, x: Tensor, target: Tensor, weight: Tensor | None = None, *, igno
 
 
 def _smooth_l1(F: Any, x: Any, target: Any, *, beta: float = 1.0) -> Any:
-    d = F.abs(F.sub(x, target))
-    return F.where(F.lt(d, beta), F.mul(F.square(d), 0.5 / beta), F.sub(d, beta / 2)) if beta else d
+    d = F.sub(x, target)
+    size = F.abs(d)
+    return F.where(F.lt(size, beta), F.mul(F.square(d), 0.5 / beta), F.sub(size, beta / 2)) if beta else size
 
 
 _loss("mse", lambda F, x, target: F.square(F.sub(x, target)), *_PAIRS, errors=[_BAD_REDUCTION],

@@ -151,8 +151,9 @@ unary("sinc", "WHERE(v0 == 0, 1, SIN(t) / t)", "g * WHERE(v0 == 0, 0, (COS(t) - 
       let={"z": "WHERE(v0 == 0, 1, v0)", "t": "3.141592653589793 * z"}, kinks=(0.0,), doc="sin(pi x) / (pi x), 1 at 0.")  # fmt: skip
 binary("hypot", "HYPOT(v0, v1)", "g * v0 / r", "g * v1 / r", np.hypot, amp="float", domain=(0.3, 3.0),
        let={"d": "HYPOT(v0, v1)", "r": "WHERE(d == 0, 1, d)"}, doc="Length of the vector (a, b).")  # fmt: skip
+_DIFFERENCE = {"d": "WHERE(AND(v0 == v1, ABS(v0) > 3e38), 0, v0 - v1)"}  # of equal infinities 0
 binary("logaddexp", "MAX(v0, v1) + LOG1P(e)", "g * WHERE(d >= 0, 1, e) / (1 + e)", "g * WHERE(d >= 0, e, 1) / (1 + e)", np.logaddexp,
-       let={"d": "WHERE(v0 == v1, 0, v0 - v1)", "e": "EXP(-ABS(d))"}, amp="float",
+       let={**_DIFFERENCE, "e": "EXP(WHERE(d >= 0, -d, d))"}, amp="float",
        doc="log(exp(a) + exp(b)) without overflow.")  # fmt: skip
 binary("xlogy", "WHERE(AND(v0 == 0, v1 == v1), 0, v0 * LOG(v1))", "g * WHERE(AND(v0 == 0, v1 <= 0), 0, LOG(v1))", "g * v0 / v1",
        lambda a, b: np.where((a == 0) & ~np.isnan(b), 0, a * np.log(b)), amp="float", domain=(0.3, 3.0),
@@ -223,7 +224,8 @@ register(Pointwise("addcdiv", "v0 + value * v1 / v2", ("g", "g * value / v2", "-
                    doc="a + value * b / c."))  # fmt: skip
 
 # ---- activations
-_E = {"e": "EXP(-ABS(v0))"}
+# exp(-|x|), smooth where e is used. Not by ABS: its derivative at 0 is 0, and second derivatives at 0 would be those of another function.
+_E = {"e": "EXP(WHERE(v0 >= 0, -v0, v0))"}
 _SIGMOID = {**_E, "s": "WHERE(v0 >= 0, 1, e) / (1 + e)"}
 unary("relu", "MAX(v0, 0)", "WHERE(out <= 0, 0, g)", lambda x: np.maximum(x, 0), kinks=(0.0,), onnx="Relu",
       doc="The positive part: max(x, 0).")  # fmt: skip
@@ -244,7 +246,7 @@ unary("log_sigmoid", "MIN(v0, 0) - LOG1P(e)", "g * WHERE(v0 >= 0, e, 1) / (1 + e
       doc="log(sigmoid(x)) without overflow.")  # fmt: skip
 unary("softplus", "WHERE(z > threshold, v0, (MAX(z, 0) + LOG1P(e)) / beta)", "g * WHERE(z > threshold, 1, WHERE(z >= 0, 1, e) / (1 + e))",
       lambda x, beta, threshold: np.where(beta * x > threshold, x, np.logaddexp(0, beta * x) / beta),
-      let={"z": "beta * v0", "e": "EXP(-ABS(z))"}, params={"beta": 1.0, "threshold": 20.0},
+      let={"z": "beta * v0", "e": "EXP(WHERE(z >= 0, -z, z))"}, params={"beta": 1.0, "threshold": 20.0},
       amp="float", onnx="Softplus", doc="A smooth ReLU: log(1 + exp(beta x)) / beta; linear where beta x is above threshold.")  # fmt: skip
 unary("softsign", "v0 / (1 + ABS(v0))", "g / ((1 + ABS(v0)) * (1 + ABS(v0)))", lambda x: x / (1 + np.abs(x)), onnx="Softsign",
       doc="x / (1 + |x|).")  # fmt: skip
@@ -260,7 +262,7 @@ _GELU = unary("gelu_erf", "0.5 * v0 * (1 + ERF(v0 * 0.7071067811865476))",
 # By the sigmoid, 0.5 * (1 + tanh(u)) = sigmoid(2 u): drivers' tanh may stop one ulp short of 1, and infinities would show it.
 _GELU_TANH = unary("gelu_tanh", "v0 * s", "g * (s + v0 * s * (1 - s) * 1.5957691216057308 * (1 + 0.134145 * v0 * v0))",
                    lambda x: 0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))),
-                   let={"u": "1.5957691216057308 * (v0 + 0.044715 * v0 * v0 * v0)", "e": "EXP(-ABS(u))",
+                   let={"u": "1.5957691216057308 * (v0 + 0.044715 * v0 * v0 * v0)", "e": "EXP(WHERE(u >= 0, -u, u))",
                         "s": "WHERE(u >= 0, 1, e) / (1 + e)"}, tol=2, doc="GELU, tanh form.")  # fmt: skip
 unary("hard_sigmoid", "MIN(MAX(v0 / 6 + 0.5, 0), 1)", "WHERE(AND(v0 > -3, v0 < 3), g / 6, 0)", lambda x: np.clip(x / 6 + 0.5, 0, 1),
       kinks=(-3.0, 3.0), domain=(-5.0, 5.0), doc="A sigmoid of three straight pieces: relu6(x + 3) / 6.")  # fmt: skip

@@ -107,3 +107,11 @@ def test_contrastive_loss_by_hand(device):
     a, b = (Tensor.from_host(device.queue, np.array(rows, np.float32)) for rows in ([[0, 0], [3, 0]], [[3, 4], [3, 1]]))
     together = Tensor.from_host(device.queue, np.array([1, 0], np.float32))
     np.testing.assert_allclose(ag.contrastive_loss(a, b, together, margin=3.0, reduction="none").to_host(), [25, 4], rtol=1e-6)
+
+
+@pytest.mark.parametrize("loss", [ag.smooth_l1, ag.huber], ids=["smooth_l1", "huber"])
+def test_second_derivative_where_prediction_and_target_are_equal(device, loss):
+    x = ag.tensor(np.float32([0.0, 1.5]), requires_grad=True, queue=device.queue)
+    (first,) = ag.grad(loss(x, ag.tensor(np.float32([0.0, 1.5]), queue=device.queue), reduction="sum"), x, create_graph=True)
+    (second,) = ag.grad(first.sum(), x)
+    assert second.tolist() == [1.0, 1.0]

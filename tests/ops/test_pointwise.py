@@ -140,3 +140,29 @@ def test_gradient_of_logit_at_the_ends(device):
 
 def test_gradient_of_mish_far_from_0(device):
     assert gradients(device, ag.mish, [1e5, 1e30, -1e5, -1e30]) == [[1.0, 1.0, 0.0, 0.0]]
+
+
+SMOOTH = {"sigmoid": 0.0, "silu": 0.5, "softplus": 0.25, "log_sigmoid": -0.25, "mish": 0.64, "gelu": 0.7978846}  # second derivatives at 0
+
+
+@pytest.mark.parametrize("name", SMOOTH)
+def test_second_derivative_at_0(device, name):
+    for options in [{"approximate": "tanh"}, {}] if name == "gelu" else [{}]:
+        x = ag.tensor(np.zeros(3, np.float32), requires_grad=True, queue=device.queue)
+        (first,) = ag.grad(getattr(ag, name)(x, **options).sum(), x, create_graph=True)
+        (second,) = ag.grad(first.sum(), x)
+        np.testing.assert_allclose(second.to_host(), SMOOTH[name], rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("name", ["logaddexp", "logaddexp2"])
+def test_second_derivative_where_both_are_equal(device, name):
+    scale = np.log(2) if name == "logaddexp2" else 1.0
+    a, b = (ag.tensor(np.float32([0, 2, -9]), requires_grad=True, queue=device.queue) for _ in range(2))
+    (first,) = ag.grad(getattr(ag, name)(a, b).sum(), a, create_graph=True)
+    both = ag.grad(first.sum(), [a, b])
+    np.testing.assert_allclose([t.to_host() for t in both], scale * np.array([[0.25] * 3, [-0.25] * 3]), rtol=1e-6)
+
+
+def test_logaddexp_of_equal_infinities(device):
+    out = ag.logaddexp(*(ag.tensor(np.float32([np.inf, -np.inf, 3e38]), queue=device.queue) for _ in range(2)))
+    np.testing.assert_array_equal(out.to_host(), np.float32([np.inf, -np.inf, 3e38]))
