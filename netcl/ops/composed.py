@@ -22,8 +22,6 @@ from netcl.ops.index import joined_index
 from netcl.ops.movement import SizesArgument, sizes_of
 from netcl.ops.sort import Ordered, ordered
 
-_LN2 = math.log(2)
-
 
 class Extremes(NamedTuple):
     """The result of ``aminmax``: the smallest and the largest values."""
@@ -286,8 +284,6 @@ row("deg2rad", lambda F, x: F.mul(x, math.pi / 180), np.deg2rad, S((5,)), doc="D
 row("rad2deg", lambda F, x: F.mul(x, 180 / math.pi), np.rad2deg, S((5,)), doc="Radians to degrees.")
 row("frac", lambda F, x: F.sub(x, F.trunc(x)), lambda x: x - np.trunc(x), S((5,), low=2.1, high=2.9), doc="x - trunc(x).")
 row("ldexp", lambda F, a, b: F.mul(a, F.exp2(b)), lambda a, b: a * np.exp2(b), S((5,), (5,)), doc="a * 2**b.")
-row("logaddexp2", lambda F, a, b: F.div(F.logaddexp(F.mul(a, _LN2), F.mul(b, _LN2)), _LN2), np.logaddexp2, S((5,), (5,)),
-     doc="log2(2**a + 2**b) without overflow.")  # fmt: skip
 row("rsub", lambda F, a, b, *, alpha=1: F.sub(b, a if alpha == 1 else F.mul(a, alpha)), lambda a, b, alpha=1: b - alpha * a,
     S((3,), (3,)), S((3,), (3,), alpha=2), doc="b - alpha * a.")  # fmt: skip
 row("logit", _logit, lambda x, eps=None: np.log(x / (1 - x)), S((7,), low=0.1, high=0.9), amp="float",

@@ -155,6 +155,9 @@ _DIFFERENCE = {"d": "WHERE(AND(v0 == v1, ABS(v0) > 3e38), 0, v0 - v1)"}  # of eq
 binary("logaddexp", "MAX(v0, v1) + LOG1P(e)", "g * WHERE(d >= 0, 1, e) / (1 + e)", "g * WHERE(d >= 0, e, 1) / (1 + e)", np.logaddexp,
        let={**_DIFFERENCE, "e": "EXP(WHERE(d >= 0, -d, d))"}, amp="float",
        doc="log(exp(a) + exp(b)) without overflow.")  # fmt: skip
+binary("logaddexp2", "MAX(v0, v1) + LOG1P(e) * 1.4426950408889634", "g * WHERE(d >= 0, 1, e) / (1 + e)",
+       "g * WHERE(d >= 0, e, 1) / (1 + e)", np.logaddexp2, let={**_DIFFERENCE, "e": "EXP2(WHERE(d >= 0, -d, d))"},
+       amp="float", doc="log2(2**a + 2**b) without overflow.")  # fmt: skip
 binary("xlogy", "WHERE(AND(v0 == 0, v1 == v1), 0, v0 * LOG(v1))", "g * WHERE(AND(v0 == 0, v1 <= 0), 0, LOG(v1))", "g * v0 / v1",
        lambda a, b: np.where((a == 0) & ~np.isnan(b), 0, a * np.log(b)), amp="float", domain=(0.3, 3.0),
        doc="a * log(b), 0 where a is 0 and b is not NaN.")  # fmt: skip

@@ -115,31 +115,19 @@ def test_relu_of_the_primitive_preamble_is_that_of_the_op(cl_device):
     assert not np.signbit(y.to_host()[:3]).any()
 
 
-@pytest.mark.parametrize("zeros", [0, 1, 2, 4])
-def test_second_derivatives_of_a_product_with_zeros(device, zeros):
-    values = np.float32([2.0, -3.0, 0.5, 5.0])
-    values[:zeros] = 0
-    x = ag.tensor(values, requires_grad=True, queue=device.queue)
-    (first,) = ag.grad(ag.prod(x), x, create_graph=True)
-    (second,) = ag.grad(first.sum(), x)
-    rest = lambda *left_out: np.prod(np.delete(values, left_out))  # noqa: E731
-    np.testing.assert_allclose(first.to_host(), [rest(i) for i in range(4)], rtol=1e-6)
-    np.testing.assert_allclose(second.to_host(), [sum(rest(i, j) for j in range(4) if j != i) for i in range(4)], rtol=1e-6)
-
-
-def test_gradient_of_a_product_over_two_axes(device, rng):
-    values = rng.uniform(0.5, 1.5, (2, 3, 4)).astype(np.float32)
-    x = ag.tensor(values, requires_grad=True, queue=device.queue)
-    ag.prod(x, axis=(0, 2)).sum().backward()
-    np.testing.assert_allclose(x.grad.to_host(), values.prod((0, 2), keepdims=True) / values, rtol=1e-5)
-
-
-def test_gradient_of_logit_at_the_ends(device):
-    assert gradients(device, ag.logit, [0.0, 0.5, 1.0]) == [[np.inf, 4.0, np.inf]]
-
-
 def test_gradient_of_mish_far_from_0(device):
     assert gradients(device, ag.mish, [1e5, 1e30, -1e5, -1e30]) == [[1.0, 1.0, 0.0, 0.0]]
+
+
+@pytest.mark.parametrize("other", ["float32", "float16", "bfloat16", "int32"])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_logaddexp2_promotes_as_logaddexp_and_rounds_once(device, dtype, other):
+    a, b = (netcl.tensor(values, dtype=kind, device=device) for values, kind in (([0, 1, 3, -7], dtype), ([1, 1, 2, 1], other)))
+    out = ag.logaddexp2(a, b)
+    assert out.dtype == ag.logaddexp(a, b).dtype == netcl.promote_types(dtype, other)
+    wide = Tensor.from_host(device.queue, np.logaddexp2(np.float32([0, 1, 3, -7]), np.float32([1, 1, 2, 1])))
+    tolerance = 1e-6 if out.dtype == "float32" else 1e-7
+    np.testing.assert_allclose(out.to_host(), wide.to(out.dtype).to_host(), rtol=tolerance)
 
 
 SMOOTH = {"sigmoid": 0.0, "silu": 0.5, "softplus": 0.25, "log_sigmoid": -0.25, "mish": 0.64, "gelu": 0.7978846}  # second derivatives at 0
@@ -166,3 +154,26 @@ def test_second_derivative_where_both_are_equal(device, name):
 def test_logaddexp_of_equal_infinities(device):
     out = ag.logaddexp(*(ag.tensor(np.float32([np.inf, -np.inf, 3e38]), queue=device.queue) for _ in range(2)))
     np.testing.assert_array_equal(out.to_host(), np.float32([np.inf, -np.inf, 3e38]))
+
+
+def test_gradient_of_logit_at_the_ends(device):
+    assert gradients(device, ag.logit, [0.0, 0.5, 1.0]) == [[np.inf, 4.0, np.inf]]
+
+
+@pytest.mark.parametrize("zeros", [0, 1, 2, 4])
+def test_second_derivatives_of_a_product_with_zeros(device, zeros):
+    values = np.float32([2.0, -3.0, 0.5, 5.0])
+    values[:zeros] = 0
+    x = ag.tensor(values, requires_grad=True, queue=device.queue)
+    (first,) = ag.grad(ag.prod(x), x, create_graph=True)
+    (second,) = ag.grad(first.sum(), x)
+    rest = lambda *left_out: np.prod(np.delete(values, left_out))  # noqa: E731
+    np.testing.assert_allclose(first.to_host(), [rest(i) for i in range(4)], rtol=1e-6)
+    np.testing.assert_allclose(second.to_host(), [sum(rest(i, j) for j in range(4) if j != i) for i in range(4)], rtol=1e-6)
+
+
+def test_gradient_of_a_product_over_two_axes(device, rng):
+    values = rng.uniform(0.5, 1.5, (2, 3, 4)).astype(np.float32)
+    x = ag.tensor(values, requires_grad=True, queue=device.queue)
+    ag.prod(x, axis=(0, 2)).sum().backward()
+    np.testing.assert_allclose(x.grad.to_host(), values.prod((0, 2), keepdims=True) / values, rtol=1e-5)
