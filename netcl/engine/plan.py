@@ -359,7 +359,7 @@ def _key_operands(values: Sequence[Any], key: list[Any]) -> list[Tensor] | None:
             tensors.append(x)
         elif kind in _PLAIN_TYPES:
             key.append(kind)
-            key.append(x if kind is not float or x else math.copysign(1.0, x))
+            key.append(x if kind is not float or x else str(x))  # 0.0 == -0.0
         elif kind is tuple and all([type(part) is int for part in x]):
             key.append(x)
         elif kind is tuple or kind is list or hasattr(kind, "_fields"):

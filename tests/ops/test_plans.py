@@ -299,3 +299,19 @@ def test_an_outside_tensor_first_is_no_operand(cl_device, made):
         weight.data = given(cl_device, 4, 3)
         e = np.exp(weight.to_host() @ x.to_host())
         np.testing.assert_allclose(function(x).to_host(), e / e.sum(-1, keepdims=True), rtol=1e-4)
+
+
+def test_plans_of_0_and_1_are_two(cl_device):
+    """Zeros of both signs have plans of their own, and none of them is that of 1 or -1."""
+    x = values(4, 3)
+    for momentum in (0.0, 1.0, 0.0, 1.0):
+        mean, var = (Tensor.from_host(cl_device.queue, np.full(3, start, np.float32)) for start in (5.0, 7.0))
+        ops.batch_norm(Tensor.from_host(cl_device.queue, x), mean, var, training=True, momentum=momentum)
+        np.testing.assert_allclose(mean.to_host(), x.mean(0) if momentum else 5.0, rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(var.to_host(), x.var(0, ddof=1) if momentum else 7.0, rtol=1e-5)
+    keys = []
+    for number in (0.0, -0.0, 1.0, -1.0, 0, 1, False, True):
+        key: list = []
+        plan._key_operands((number,), key)
+        keys.append(tuple(key))
+    assert len(set(keys)) == 8
