@@ -13,7 +13,7 @@ import numpy as np
 
 from netcl import ops
 from netcl.autograd.ops import keeps_first, learns, record, twin
-from netcl.autograd.tape import grad_mode, modes, no_grad
+from netcl.autograd.tape import KeptGradient, grad_mode, keeps_gradient, modes, no_grad, retain_grad
 from netcl.core.dtype import DTYPES
 from netcl.core.errors import AutogradError, DtypeError, ShapeError, message
 from netcl.core.tensor import Tensor, duplicate
@@ -128,12 +128,17 @@ def _rebase(x: Tensor, old: Tensor, result: Tensor) -> None:
         constant = _stand_in(x.shape, x)
         record("as_strided_scatter", constant, old, result, x.shape, dense(x.shape))
         result = constant if constant.requires_grad else result
+    kept = [t for t in ((x,) if history is None else {x, *history.members()}) if keeps_gradient(t)]
+    for t in kept:
+        t.grad_fn.hooks = tuple(each for each in t.grad_fn.hooks if not (isinstance(each[1], KeptGradient) and each[1].there() is t))
     if history is None or (place.strides is None and len(history.members()) == 1):
         _with_history(x, result)
         if history is not None:
             history.comes_from(x)
     else:
         _rebase_family(x, place, history, result)
+    for t in kept:
+        retain_grad(t)
 
 
 def _rebase_family(x: Tensor, place: views.Place, history: views.SharedHistory, result: Tensor) -> None:

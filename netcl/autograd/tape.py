@@ -132,7 +132,7 @@ class Node:
     def add_hook(self, index: int, hook: Callable[[Tensor], Tensor | None]) -> Remover:
         """Call ``hook`` with the gradient of output ``index``; the returned handle removes the hook."""
         entry = (index, hook)
-        self.hooks = (*self.hooks, entry)
+        self.hooks = tuple(sorted((*self.hooks, entry), key=lambda each: isinstance(each[1], KeptGradient)))  # kept as hooks leave it
 
         def remove() -> None:
             self.hooks = tuple(kept for kept in self.hooks if kept is not entry)
@@ -663,14 +663,26 @@ def debug_tape(tape: Tape) -> str:
     return "\n".join(rows)
 
 
-def retain_grad(tensor: Tensor) -> None:
-    """Make backward keep ``.grad`` of a tensor that is not a leaf."""
-    there = weakref.ref(tensor)
+class KeptGradient:
+    """The hook of :func:`retain_grad`: adds the gradient to ``.grad`` of a tensor that is not a leaf."""
 
-    def keep(gradient: Tensor) -> None:
-        kept = there()
+    def __init__(self, tensor: Tensor):
+        self.there = weakref.ref(tensor)
+
+    def __call__(self, gradient: Tensor) -> None:
+        kept = self.there()
         if kept is not None:
             kept.grad = gradient if kept.grad is None else ops.add(kept.grad, gradient)
 
-    if tensor.grad_fn is not None:
-        tensor.register_hook(keep)
+
+def keeps_gradient(tensor: Tensor) -> bool:
+    """Whether :func:`retain_grad` was called for the values that a tensor has now."""
+    return tensor.grad_fn is not None and any(isinstance(hook, KeptGradient) and hook.there() is tensor for _, hook in tensor.grad_fn.hooks)
+
+
+def retain_grad(tensor: Tensor) -> None:
+    """Make backward keep ``.grad`` of a tensor that is not a leaf: the gradient of its values after all writes in place."""
+    if not tensor.requires_grad:
+        raise AutogradError(message("retain_grad", "the tensor must require grad", "compute it from one that does", shape=tensor.shape))
+    if tensor.grad_fn is not None and not keeps_gradient(tensor):
+        tensor.register_hook(KeptGradient(tensor))

@@ -9,7 +9,7 @@ import pytest
 import netcl.autograd as ag
 from netcl import ops
 from netcl.core import memory
-from netcl.core.errors import ShapeError
+from netcl.core.errors import AutogradError, ShapeError
 from netcl.core.tensor import Tensor
 from netcl.engine.registry import op
 
@@ -363,3 +363,24 @@ def test_an_observer_is_told_of_ops_looked_up_before(leaf):
     finally:
         ag.tape.modes.observer = None
     assert seen == ["add"]
+
+
+def test_kept_gradients_are_those_of_the_current_values(device):
+    """As torch: after all writes in place, after all hooks, and once however often retain_grad() is called."""
+    x = ag.tensor(np.float32([1, 2]), requires_grad=True, queue=device.queue)
+    y, z = x * 2, (x * 2).reshape((1, 2))
+    for t in (y, y, z):
+        t.retain_grad()
+    y.register_hook(lambda g: g * 5)
+    y.mul_(3)
+    z[:, 0] = 4.0
+    (y * y).sum().backward()
+    (z * z).sum().backward()
+    assert y.grad.tolist() == [12.0, 24.0]
+    assert z.grad.tolist() == [[8.0, 8.0]]
+    assert x.grad.tolist() == [360.0, 720.0 + 16.0]
+
+
+def test_a_tensor_that_does_not_require_grad_keeps_none():
+    with pytest.raises(AutogradError, match=r"\[retain_grad\] the tensor must require grad"):
+        ag.tensor([1.0]).retain_grad()
