@@ -273,6 +273,11 @@ def pool_average_grad(dy: Tensor, *, windows: Windows, count_pad: bool = True) -
 # ---- images
 
 
+def _maxima(F: Any, x: Tensor, windows: Windows, return_indices: bool) -> Any:
+    y, places = F.pool_max(x, windows=windows)
+    return (y, F.cast(places, "int64")) if return_indices else y
+
+
 @composite(ref="numpy",
     samples=[
         S((1, 1, 1, 1), kernel_size=1),
@@ -304,8 +309,7 @@ def max_pool2d(
     """
     x = image("max_pool2d", x, launch.NUMBERS)
     w = _pool_windows("max_pool2d", x.shape[2:], frozen(kernel_size), frozen(stride), frozen(padding), frozen(dilation), ceil_mode)
-    both = F.pool_max(x, windows=w)
-    return both if return_indices else both[0]
+    return _maxima(F, x, w, return_indices)
 
 
 @composite(ref="numpy",
@@ -361,8 +365,7 @@ def adaptive_avg_pool2d(F: Any, x: Tensor, output_size: Any) -> Tensor:
 def adaptive_max_pool2d(F: Any, x: Tensor, output_size: Any, return_indices: bool = False) -> Any:
     """Maxima over windows chosen so that the result has ``output_size`` pixels (a number, or height and width; ``None`` keeps an axis)."""
     x = image("adaptive_max_pool2d", x, launch.NUMBERS)
-    both = F.pool_max(x, windows=_adaptive_windows("adaptive_max_pool2d", x.shape[2:], frozen(output_size)))
-    return both if return_indices else both[0]
+    return _maxima(F, x, _adaptive_windows("adaptive_max_pool2d", x.shape[2:], frozen(output_size)), return_indices)
 
 
 # ---- signals, and whole planes

@@ -92,9 +92,9 @@ def test_gradients_of_many_planes(device, kernel, stride):
     """A CPU then gives a plane to each work-item; windows that overlap, touch, and leave pixels out."""
     rng = np.random.default_rng(0)
     x = rng.standard_normal((4, 9, 7, 8)).astype(np.float32)
-    y, places = F.max_pool2d(Tensor.from_host(device.queue, x), kernel, stride, return_indices=True)
+    windows = Windows(x.shape[2:], tuple((size - kernel) // stride + 1 for size in x.shape[2:]), (kernel,) * 2, (stride,) * 2)
+    y, places = F.pool_max(Tensor.from_host(device.queue, x), windows=windows)
     dy = rng.standard_normal(y.shape).astype(np.float32)
-    windows = Windows(x.shape[2:], y.shape[2:], (kernel,) * 2, (stride,) * 2)
     found = F.pool_max_grad(Tensor.from_host(device.queue, dy), places, windows=windows).to_host()
     expected = np.zeros((36, 56))
     np.add.at(expected, (np.arange(36)[:, None], places.to_host().reshape(36, -1)), dy.reshape(36, -1))
@@ -125,3 +125,9 @@ def test_whole_planes_are_reduced_on_other_devices_than_cpus(cl_queue, rng, monk
         hooks.launch_observers.pop()
     np.testing.assert_allclose(y, x.astype(np.float64).mean((2, 3), keepdims=True), rtol=1e-5, atol=1e-6)
     assert seen and "pool_average" not in seen
+
+
+@pytest.mark.parametrize("pool", [F.max_pool2d, lambda x, n, **options: F.adaptive_max_pool2d(x, 2, **options)], ids=["max", "adaptive"])
+def test_indices_are_int64(queue, pool):
+    _, places = pool(Tensor.from_host(queue, np.arange(16, dtype=np.float32).reshape(1, 1, 4, 4)), 2, return_indices=True)
+    assert (places.dtype, places.tolist()) == ("int64", [[[[5, 7], [13, 15]]]])
