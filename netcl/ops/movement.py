@@ -608,12 +608,12 @@ def bound(xs: Sequence[Tensor], *, axis: int, order: Sequence[int]) -> Tensor:
     errors=[(S((7, 3), chunks=0), r"\[chunk\] chunks must be at least 1; chunks=0")],
 )
 def chunk(F: Any, x: Tensor, chunks: int, axis: int = 0) -> tuple[Tensor, ...]:
-    """Split an axis into at most ``chunks`` parts of equal size; the last may be shorter."""
+    """Split an axis into at most ``chunks`` parts of equal size; the last may be shorter. An axis of size 0 gives ``chunks`` parts."""
     x = _as_tensor("chunk", x)
     if chunks < 1:
         raise ShapeError(message("chunk", "chunks must be at least 1", chunks=chunks))
     at = _real_axis("chunk", x, axis)
-    return F.split(x, max(1, -(-x.shape[at] // chunks)), at)
+    return F.split(x, -(-x.shape[at] // chunks) or (0,) * chunks, at)
 
 
 # ---- rolling

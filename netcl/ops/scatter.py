@@ -55,6 +55,8 @@ def _unfold(F: Any, x: Tensor, dimension: int, size: int, step: int) -> Tensor:
     starts = np.arange(0, length - size + 1, step)
     index = Tensor.from_host(x.queue, (starts[:, None] + np.arange(size)).reshape(-1))
     parts = F.index_select(x if x.shape else F.reshape(x, (1,)), at, index)
+    if not x.shape:
+        return parts  # (size,), as in torch
     return F.moveaxis(F.reshape(parts, (*x.shape[:at], len(starts), size, *x.shape[at + 1 :])), at + 1, -1)
 
 

@@ -205,3 +205,9 @@ def test_quantiles_of_infinite_values(device):
         assert x.quantile([0.0, 0.5, 0.9, 1.0], interpolation=interpolation).tolist() == values, interpolation
     assert x.quantile([0.0, 0.5, 1.0]).tolist() == [-np.inf, 2, np.inf]
     assert Tensor.full((), 3.0, queue=device.queue).quantile([0.1, 0.5], 0, keepdim=True).tolist() == [3, 3]
+
+
+def test_chunks_and_windows_of_least_size(device):
+    empty = Tensor.empty((2, 0), queue=device.queue)
+    assert [part.shape for part in ops.chunk(empty, 3, 1)] == [(2, 0)] * 3
+    assert [ops.unfold(Tensor.full((), 3, queue=device.queue), 0, size, 1).tolist() for size in (0, 1)] == [[], [3.0]]
