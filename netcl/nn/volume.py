@@ -176,7 +176,7 @@ def _lp(axes: int, of: str, mean: Callable[..., Tensor]) -> Callable[..., Tensor
     def pool(input: Tensor, norm_type: float, kernel_size: Sizes, stride: Sizes | None = None, ceil_mode: bool = False) -> Tensor:
         count = math.prod(several(kernel_size, axes, "kernel_size", "lp_pool"))
         total = ag.mul(mean(ag.pow(input, norm_type), kernel_size, stride, ceil_mode=ceil_mode), float(count))
-        return ag.pow(ag.relu(total), 1.0 / norm_type)
+        return ag.pow(ag.where(ag.eq(total, 0.0), 0.0, total), 1.0 / norm_type)  # where: a finite gradient at 0
 
     pool.__name__, pool.__doc__ = f"lp_pool{axes}d", f"Return ``max(0, sum(x^p))^(1/p)`` of each window of {of}; ``p`` is ``norm_type``."
     return pool

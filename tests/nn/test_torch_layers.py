@@ -430,3 +430,10 @@ def test_offsets_of_maxima_are_checked(offsets):
 def test_ctc_loss_refuses_an_unknown_reduction():
     with pytest.raises(ValueError, match=r"\[ctc_loss\] reduction must be mean, sum or none; reduction='most'"):
         nn.functional.ctc_loss(netcl.zeros((4, 1, 3)), netcl.tensor([[1]]), [4], [1], reduction="most")
+
+
+def test_lp_pools_of_negative_sums(device):
+    with netcl.device(device):
+        x = netcl.tensor([[[-1.0, -2.0, 3.0, 4.0]]])
+        assert F.lp_pool1d(x, 1.0, 2).tolist() == [[[-3.0, 7.0]]]
+        np.testing.assert_allclose(F.lp_pool1d(x, 3.0, 2).to_host(), [[[np.nan, 91 ** (1 / 3)]]], rtol=1e-5)
