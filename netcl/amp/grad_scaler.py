@@ -206,6 +206,9 @@ class GradScaler:
 
 
 def _check_scale(scale: float, growth: float, backoff: float, interval: int) -> None:
+    if not isinstance(scale, int | float):
+        what = "init_scale must be a number"
+        raise TypeError(message("GradScaler", what, "leave a device out: every device keeps its own scale", init_scale=repr(scale)))
     for name, value, fine, limits in (
         ("init_scale", scale, _LEAST <= scale < 2.0**128, "in [2**-100, 2**128)"), ("growth_factor", growth, growth > 1, "above 1"),
         ("backoff_factor", backoff, 0 < backoff < 1, "between 0 and 1"), ("growth_interval", interval, interval >= 1, "at least 1"),

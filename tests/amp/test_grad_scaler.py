@@ -308,3 +308,8 @@ def test_what_happened_to_a_scaler_before_a_compiled_step_counts(cl_device, chan
         return told
 
     both_ways(run)
+
+
+def test_a_device_is_refused_by_name():
+    with pytest.raises(TypeError, match=r"\[GradScaler\] init_scale must be a number; init_scale='cuda'; leave a device out"):
+        GradScaler("cuda")
