@@ -67,6 +67,14 @@ def test_parameters_under_torchs_words(device):
             netcl.div(x, 2, rounding_mode="up")
 
 
+@pytest.mark.parametrize("name", ["sum", "prod", "cumsum", "cumprod"])
+@pytest.mark.parametrize("dtype", ["int32", "uint8", "int64", "float16"])
+def test_dtype_is_that_of_the_result(device, name, dtype):
+    with netcl.device(device):
+        made = getattr(netcl, name)(netcl.tensor([1, 2, 3]), dim=0, dtype=dtype)
+    assert (made.dtype, made.tolist()) == (dtype, getattr(np, name)([1, 2, 3]).tolist())
+
+
 def test_alpha_is_differentiated():
     with netcl.device("cpu"):
         a, b = netcl.ones(2, requires_grad=True), netcl.ones(2, requires_grad=True)

@@ -86,7 +86,11 @@ def signature(name: str) -> tuple[inspect.Signature, dict[str, str]]:
 
 
 def _cast_first(call: Callable[..., Any], x: Any, *args: Any, dtype: Any, **kwargs: Any) -> Any:
-    return call(x if dtype is None else twin("cast")(x, dtype), *args, **kwargs)
+    if dtype is None:
+        return call(x, *args, **kwargs)
+    x = twin("cast")(x, dtype)
+    made = call(x, *args, **kwargs)
+    return made if made.dtype == x.dtype or kwargs.get("out") is not None else twin("cast")(made, x.dtype)  # sums of integers are int64
 
 
 def _scale_last(call: Callable[..., Any], *args: Any, alpha: Any, **kwargs: Any) -> Any:
