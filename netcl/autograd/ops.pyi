@@ -248,7 +248,7 @@ def cholesky_solve(B: Operand, L: Operand, upper: bool = False) -> Tensor:
     """X with ``L L^T X = B``, from the Cholesky factor."""
 
 def chunk(input: Operand, chunks: int, dim: int = 0, *, axis: int = ...) -> tuple[Tensor, ...]:
-    """Split an axis into at most ``chunks`` parts of equal size; the last may be shorter."""
+    """Split an axis into at most ``chunks`` parts of equal size; the last may be shorter. An axis of size 0 gives ``chunks`` parts."""
 
 def clamp(input: Operand, min: Any = None, max: Any = None, *, out: Tensor | None = None) -> Tensor:
     """x clamped between min and max: numbers, tensors or None."""
@@ -776,7 +776,7 @@ def log_softmax_grad(upstream: Operand, y: Operand, dim: int = -1, *, dtype: Any
 def logaddexp(input: Operand, other: Operand, *, out: Tensor | None = None) -> Tensor:
     """log(exp(a) + exp(b)) without overflow."""
 
-def logaddexp2(input: Operand, other: Operand) -> Tensor:
+def logaddexp2(input: Operand, other: Operand, *, out: Tensor | None = None) -> Tensor:
     """log2(2**a + 2**b) without overflow."""
 
 def logcumsumexp(input: Operand, dim: Any = ..., *, axis: Any = ...) -> Tensor:
