@@ -205,7 +205,7 @@ class GradScaler:
         return found
 
 
-def _check_scale(scale: float, growth: float, backoff: float, interval: int) -> None:
+def _check_scale(scale: Any, growth: float, backoff: float, interval: int) -> None:
     if not isinstance(scale, int | float):
         what = "init_scale must be a number"
         raise TypeError(message("GradScaler", what, "leave a device out: every device keeps its own scale", init_scale=repr(scale)))
