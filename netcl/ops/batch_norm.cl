@@ -136,7 +136,7 @@ __kernel void join_moments(__global const M_T* part_means, __global const M_T* p
   update_running(running_mean, running_var, c, mean, square, count, momentum);
 }
 
-// The vectors of a row that this work-item takes, on a GPU several at a time, all of which are loaded before one is stored.
+// The vectors of a row that this work-item takes. On a GPU it loads several of them before it stores one.
 #define ROW_FLIGHT (GROUP > 1 ? 4 : 1)
 #define FOR_ROW_FLIGHTS(i, n) for (int i = LANE * VEC; i + VEC <= (n); i += ROW_FLIGHT * GROUP * VEC)
 #define IN_ROW_FLIGHT(j) _Pragma("unroll") for (int j = 0; j < ROW_FLIGHT; ++j)

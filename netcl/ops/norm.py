@@ -124,7 +124,7 @@ def all_gradients(
 
 # ---- OpenCL
 
-_FILES = "norm.cl norm_rows.cl norm_sums.cl batch_norm.cl"  # of which a launch compiles one kernel
+_FILES = "norm.cl norm_rows.cl norm_sums.cl batch_norm.cl"  # a launch compiles one kernel of these files
 
 
 def operands_of(x: Tensor, z: Tensor, y: Tensor, weight: Any, bias: Any, stats: Tensor, running: Any = None) -> dict[str, str]:

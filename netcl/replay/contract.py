@@ -84,7 +84,7 @@ class Contract:
         self.problem = ""
         self.own: list[Any] = []  # objects of netcl, which report to the recorder
         self._layers: dict[int, Any] = {}
-        self._by_method: dict[int, object] = {}  # layers of which the function names a method that is netcl's
+        self._by_method: dict[int, object] = {}  # layers with a method of netcl that the function names
         self._calls_forward = False
         self.loose: set[str] = set()
         self._optional: set[str] = set()
@@ -511,7 +511,7 @@ class Contract:
         return f" except {labels}, which it sets itself" if labels else ""
 
     def report_uncalled(self) -> None:
-        """Report to the recorder the modules of which the function may call ``forward`` or another method, without calling the module."""
+        """Report to the recorder each module whose ``forward`` or another method the function may call without calling the module."""
         for layer in (self._layers if self._calls_forward else self._by_method).values():
             report_layer(layer)
 

@@ -22,7 +22,7 @@
   const int image = tile / (high * wide), place = tile - image * high * wide, down = place / wide; \
   const int y0 = down * 4, x0 = (place - down * wide) * 4;
 
-// The second axis of a transform to 36 values, of which `store` takes the one in row r and column s.
+// The second axis of a transform to 36 values; `store` takes the value in row r and column s.
 #define TRANSFORM_COLUMNS(TRANSFORM, store)             \
   _Pragma("unroll") for (int s = 0; s < 6; ++s) {       \
     float column[6];                                    \

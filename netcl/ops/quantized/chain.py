@@ -71,8 +71,8 @@ class Attention(NamedTuple):
 class Chain(NamedTuple):
     """The operands of :func:`netcl.ops.decode_layers`; of :func:`netcl.ops.decode_block`, with ``inside``; or of one product after a norm.
 
-    A block has two layers: its own, and the next one, of which only the norm, the projection and the bias are used. A product has only the
-    latter. ``parts``, DecodeParts of netcl.ops.decode, has the norm of the first layer and the activation.
+    A block has two layers: its own, and the norm, the projection and the bias of the next one. A product has only the second of these.
+    ``parts``, DecodeParts of netcl.ops.decode, has the norm of the first layer and the activation.
     """
 
     kind: Kind
