@@ -19,7 +19,7 @@ from netcl.core.kernel_selector import KernelConfig, KernelVariant, get_kernel_s
 from netcl.core.tensor import Tensor
 from netcl.engine import launch
 from netcl.ops.matmul import nvidia
-from netcl.ops.quantized import plans
+from netcl.ops.quantized import chain, plans
 from netcl.ops.quantized.formats import BLOCK_TYPES, dequantize, quantize
 from netcl.ops.quantized.layout import pack_strips
 
@@ -155,6 +155,19 @@ def test_models_decode_the_same_with_few_launches(name, kind, gpu_model, rng):
     assert merged.generate([5, 17], 12) == plain
     assert None not in taken and (taken or nvidia.capable(profile_of(queue)))  # whose blocks are launched whole
     assert merged.generate([[5, 17], [7]], 8)[0] == plain[:8]
+
+
+@pytest.mark.parametrize(("kind", "tokens", "rows"), [("Q8_0", 1, 50), ("Q8_0", 4, 300), ("Q6_K", 2, 64)])
+def test_wide_products_after_a_norm_are_those_of_numpy(kind, tokens, rows, cl_device, rng, monkeypatch):
+    """On NVIDIA GPUs they are chains of one product, as the heads of large models are; elsewhere the ops run one by one."""
+    monkeypatch.setattr(chain, "WIDE_PRODUCT", 0)
+    blocks = quantize(rng.normal(0, 0.1, (rows, 512)).astype(np.float32), kind)
+    x, norm, bias = (rng.standard_normal(shape, np.float32) for shape in ((1, tokens, 512), (512,), (rows,)))
+    exact = x / np.sqrt((x.astype(np.float64) ** 2).mean(-1, keepdims=True) + 1e-5) * norm @ dequantize(blocks, kind, (rows, 512)).T + bias
+    given = (Tensor.from_host(cl_device.queue, a) for a in (x, pack_strips(blocks, kind, (rows, 512)), bias, norm))
+    x, weight, bias, norm = given
+    y = ops.decode_linear(x, weight, bias, norm_weight=norm, norm="rms", kind=kind, rows=rows, activations="float")
+    assert np.abs(y.to_host() - exact).max() <= 1e-5 * np.abs(exact).max()
 
 
 @pytest.mark.parametrize("kind", ["Q4_0", "Q8_0", "F16"])
