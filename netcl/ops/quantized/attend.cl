@@ -4,7 +4,7 @@
 //   ROTARY  elements of a head that are rotated by the token's position      HEAD_NORM  1: RMS norms of queries and keys, with HEAD_EPS
 // Groups take rows of queries and, of long caches, ranges of positions: the group of the first one combines them. The warps of a group take
 // keys in turn; LANES lanes multiply a key, and every such part of a warp has sums of its own until the end.
-// From made.cl: what groups leave for each other; from ptx.cl: FROM_LANE; from the launch: WARPS, X_T X_QUAD X_LOAD X_STORE, NORM_T NORM_LOAD, P_T (lengths).
+// From results.cl: what groups leave for each other; from ptx.cl: FROM_LANE; from the launch: WARPS, X_T X_QUAD X_LOAD X_STORE, NORM_T NORM_LOAD, P_T (lengths).
 #define LANES (DEPTH / 8)  // of a key, eight elements each
 #define SLOTS (WARPS * (32 / LANES))  // keys that a group multiplies at a time
 #define BLOCKS (SHARING / ROWS)
@@ -72,12 +72,12 @@ static inline void attend(__global const float* z, __global float* inside, __glo
       for (int tries = 0, more = 1; more;) {
         UNROLL for (int j = 0; j < COUPLES; ++j) {
           const int couple = min(lane + 32 * j, DEPTH / 2 - 1), turned = r <= ROWS && couple < ROTARY / 2;
-          x[j] = taken_or_missing(own + (turned ? couple : 2 * couple));
-          y[j] = taken_or_missing(own + (turned ? couple + ROTARY / 2 : 2 * couple + 1));
+          x[j] = peek(own + (turned ? couple : 2 * couple));
+          y[j] = peek(own + (turned ? couple + ROTARY / 2 : 2 * couple + 1));
         }
         more = 0;
         UNROLL for (int j = 0; j < COUPLES; ++j) more |= is_missing(x[j]) || is_missing(y[j]);
-        more = more && wait_on(&tries, late, lost);
+        more = more && keeps_waiting(&tries, late, lost);
       }
 #if HEAD_NORM
       __global const NORM_T* weights = r < ROWS ? query_norm : key_norm;
@@ -168,11 +168,11 @@ static inline void attend(__global const float* z, __global float* inside, __glo
         all += factors[w * ROWS + r] * totals[w * ROWS + r];
         result += factors[w * ROWS + r] * sums[(w * ROWS + r) * DEPTH + d];
       }
-      if (s.ranges == 1) make(inside + ((size_t)s.block * ROWS + r) * DEPTH + d, all == 0.0f ? 0.0f : result / all);
+      if (s.ranges == 1) publish(inside + ((size_t)s.block * ROWS + r) * DEPTH + d, all == 0.0f ? 0.0f : result / all);
       else {
         __global float* to_parts = parts + ((size_t)unit * ROWS + r) * PART;
-        make(to_parts + d, result);
-        if (d == 0) make(to_parts + DEPTH, best), make(to_parts + DEPTH + 1, all);
+        publish(to_parts + d, result);
+        if (d == 0) publish(to_parts + DEPTH, best), publish(to_parts + DEPTH + 1, all);
       }
     }
     for (int i = item; s.ranges > 1 && s.range == 0 && i < ROWS * DEPTH; i += WARPS * 32) {
@@ -183,13 +183,13 @@ static inline void attend(__global const float* z, __global float* inside, __glo
         for (int tries = 0, more = 1; more;) {
           UNROLL for (int j = 0; j < RANGES; ++j) {
             __global const float* from = parts + ((size_t)(s.block + min(j0 + j, s.ranges - 1) * BLOCKS_OF(tokens)) * ROWS + r) * PART;
-            of_range[j][0] = taken_or_missing(from + DEPTH);
-            of_range[j][1] = taken_or_missing(from + DEPTH + 1);
-            of_range[j][2] = taken_or_missing(from + d);
+            of_range[j][0] = peek(from + DEPTH);
+            of_range[j][1] = peek(from + DEPTH + 1);
+            of_range[j][2] = peek(from + d);
           }
           more = 0;
           UNROLL for (int j = 0; j < RANGES; ++j) UNROLL for (int k = 0; k < 3; ++k) more |= is_missing(of_range[j][k]);
-          more = more && wait_on(&tries, late, lost);
+          more = more && keeps_waiting(&tries, late, lost);
         }
         UNROLL for (int j = 0; j < RANGES; ++j) {
           if (j0 + j >= s.ranges) continue;
@@ -199,7 +199,7 @@ static inline void attend(__global const float* z, __global float* inside, __glo
           best = top;
         }
       }
-      make(inside + ((size_t)s.block * ROWS + r) * DEPTH + d, all == 0.0f ? 0.0f : result / all);
+      publish(inside + ((size_t)s.block * ROWS + r) * DEPTH + d, all == 0.0f ? 0.0f : result / all);
     }
   }
 }

@@ -1,11 +1,11 @@
-// The layers of a decoder for a few tokens in one launch, after codes.cl, mma.cl (IN_LOCAL 1), whose fragments it uses, and made.cl. The
+// The layers of a decoder for a few tokens in one launch, after codes.cl, mma.cl (IN_LOCAL 1), whose fragments it uses, and results.cl. The
 // products of a layer are phases:
 //   3: z = norm(y) w_next' + bias      0: h = y + inside w_out'      1: f = act(norm(h) w_gate') * (norm(h) w_up')      2: y = h + f w_down'
 // ATTEND 0: phases 0, 1, 2 and, if there is a next projection, 3; x is the first y, and `inside` is given. With LAYERS 0, phase 3 alone.
 // ATTEND 1 (after attend.cl): LAYERS layers of 3, the attention of z, 0, 1, 2. Layers are numbered by their attention, so their own
 // projection is phase 3 of the layer before.
 // A work-group per compute unit takes strips of each product in turn, and its WARPS warps a share of the columns each.
-// Results lie in `made`, each at a place of its own: groups wait for what they read (made.cl), and must run at the same time. Weights do not
+// Results lie in `made`, each at a place of its own: groups wait for what they read (results.cl), and must run at the same time. Weights do not
 // depend on what came before: copies into a warp's ring of STAGES pieces (EACH runs of 32 columns) run on across the waits.
 //   STAGED_WORDS  words of local memory for activations, of whole pieces for all warps
 //   LAYER_POINTERS  of all layers, which KEEP_POINTERS puts into `table`
@@ -168,7 +168,7 @@ void strips_chain(LAYER_POINTERS ATTENTION_POINTERS __global const X_T* x, __glo
       }
       for (int token = 0; token < tokens; ++token) {
 #define QUADS_OF(quads_, count_, first_)                                                                                    \
-  if (from) TAKE_QUADS(quads_, count_, from + (size_t)token * columns, first_, quads, late, &lost)                          \
+  if (from) AWAIT_QUADS(quads_, count_, from + (size_t)token * columns, first_, quads, late, &lost)                         \
   else UNROLL for (int i_ = 0; i_ < (count_); ++i_) quads_[i_] = X_QUAD(given + (size_t)token * columns + min((first_) + i_ * ITEMS, quads - 1) * 4);
         if (phase % 2) {  // RMS norm, then fragments
           float4 row[HELD];
@@ -202,7 +202,7 @@ void strips_chain(LAYER_POINTERS ATTENTION_POINTERS __global const X_T* x, __glo
       const int stores = place < 16 * tokens && unit * 16 + row < rows;
       const size_t at = (size_t)token * rows + unit * 16 + row;
       float more = 0.0f;  // what is added to the item's result
-      if (stores && phase % 2 == 0) more = added ? taken_or_missing(added + at) : X_LOAD(x, at);
+      if (stores && phase % 2 == 0) more = added ? peek(added + at) : X_LOAD(x, at);
       else if (stores && phase == 3 && biased) more = BIAS_LOAD(BIAS_OF(whose), unit * 16 + row);
       for (int m = 0; m < tall; ++m) {
         float acc[4] = {0.0f, 0.0f, 0.0f, 0.0f};
@@ -279,9 +279,9 @@ void strips_chain(LAYER_POINTERS ATTENTION_POINTERS __global const X_T* x, __glo
         }
         both[m] += rest * (1.0f / 2048);
       }
-      if (phase % 2 == 0 && added) more = taken(more, added + at, late, &lost);
+      if (phase % 2 == 0 && added) more = await_result(more, added + at, late, &lost);
       const float value = phase == 1 ? finish(both[0], 1.0f, 0, 0.0f, 0.0f) * both[1] : both[0] + more;
-      if (to) make(to + at, value);
+      if (to) publish(to + at, value);
       if (result) X_STORE(result, at, value);
     }
     if (layer == LAYERS - 1 && phase == LAST_PHASE) break;

@@ -239,7 +239,7 @@ def launch_chain(chain: Chain) -> tuple[Tensor, ...]:
         made += blocks * max(1, profile.max_compute_units // blocks) * chain.rows * (chain.depth + 4)
         own = (attention.lengths, x if attention.frequencies is None else attention.frequencies)
         more = (chain.layers[0].keys.shape[2], attention.window, float(attention.scale))  # type: ignore[union-attr]
-    files = f"codes.cl mma.cl made.cl {'attend.cl ' if attention else ''}chain.cl"
+    files = f"codes.cl mma.cl results.cl {'attend.cl ' if attention else ''}chain.cl"
     kernel = launch.kernel(queue, __file__, files, "strips_chain", operands, macros, text)
     results = x
     if chain.computed:  # groups wait for each other
