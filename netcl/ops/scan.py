@@ -27,6 +27,7 @@ _SCAN_SOURCE = (Path(__file__).parent / "scan.cl").read_text()
 _SLICE = 1024  # elements from which a slice is worth a work-item of its own
 _COMPARED = 16  # elements that a work-item of a CPU compares at a time
 _WALK = 64  # elements that one work-item of a work-group walks before another work-group is worth a second launch
+_AHEAD = 8  # elements that a work-item of a work-group loads before it compares them
 
 
 def _scan_shape(name: str, x: Tensor, axis: Any) -> Shape3:
@@ -161,7 +162,11 @@ def _arg_cl(name: str, x: Tensor, target: Tensor, shape: Shape3) -> None:
     length, slices = _slicing(shape, queue)
     if profile.device_type != "cpu" and slices > 1:  # few long columns: a work-group each, or several where one would take long
         lanes = 1 << (min(1024, int(profile.max_work_group_size)).bit_length() - 1)
-        slices = min(slices, -(-shape.length // (_WALK * lanes)))
+        if shape.length > _WALK * lanes:
+            lanes = min(lanes, 256)
+            slices = min(slices, _AHEAD * lanes, -(-shape.length // (_AHEAD * lanes)))
+        else:
+            slices = 1
         length = -(-shape.length // slices)
     kernel = partial(_scan_kernel, name, queue, x.dtype, x.dtype, DTYPES[x.dtype].c_compute, math.prod(shape), name == "argmin")
     winners = target if slices == 1 else Tensor.empty((shape.rows, slices, shape.inner), "int64", queue=queue)
