@@ -161,10 +161,11 @@ def test_models_decode_the_same_with_few_launches(name, kind, gpu_model, rng):
 def test_wide_products_after_a_norm_are_those_of_numpy(kind, tokens, rows, cl_device, rng, monkeypatch):
     """On NVIDIA GPUs they are chains of one product, as the heads of large models are; elsewhere the ops run one by one."""
     monkeypatch.setattr(chain, "WIDE_PRODUCT", 0)
-    blocks = quantize(rng.normal(0, 0.1, (rows, 512)).astype(np.float32), kind)
-    x, norm, bias = (rng.standard_normal(shape, np.float32) for shape in ((1, tokens, 512), (512,), (rows,)))
-    exact = x / np.sqrt((x.astype(np.float64) ** 2).mean(-1, keepdims=True) + 1e-5) * norm @ dequantize(blocks, kind, (rows, 512)).T + bias
-    given = (Tensor.from_host(cl_device.queue, a) for a in (x, pack_strips(blocks, kind, (rows, 512)), bias, norm))
+    monkeypatch.setattr(chain, "_BULK_WIDTH", 0)
+    blocks = quantize(rng.normal(0, 0.1, (rows, 1024)).astype(np.float32), kind)
+    x, norm, bias = (rng.standard_normal(shape, np.float32) for shape in ((1, tokens, 1024), (1024,), (rows,)))
+    exact = x / np.sqrt((x.astype(np.float64) ** 2).mean(-1, keepdims=True) + 1e-5) * norm @ dequantize(blocks, kind, (rows, 1024)).T + bias
+    given = (Tensor.from_host(cl_device.queue, a) for a in (x, pack_strips(blocks, kind, (rows, 1024)), bias, norm))
     x, weight, bias, norm = given
     y = ops.decode_linear(x, weight, bias, norm_weight=norm, norm="rms", kind=kind, rows=rows, activations="float")
     assert np.abs(y.to_host() - exact).max() <= 1e-5 * np.abs(exact).max()

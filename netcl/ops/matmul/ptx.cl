@@ -19,6 +19,22 @@
 #define COPIES_COMMIT() __asm__ volatile("cp.async.commit_group;")
 #define COPIES_WAIT(n) __asm__ volatile("cp.async.wait_group %0;" ::"n"(n))
 
+// Barriers of 8 bytes in local memory, from compute capability 9.0 on. A phase, 0 or 1 in turn, ends after `count` arrivals and the copies they expect.
+#define BARRIER_INIT(at, count) __asm__ volatile("mbarrier.init.shared::cta.b64 [%0], %1;" :: "r"(at), "r"(count))
+#define BARRIERS_BEGIN() __asm__ volatile("fence.mbarrier_init.release.cluster;" ::: "memory")  // between BARRIER_INIT and COPY_BULK
+// A multiple of 16 bytes by one work-item, whose arrival at `barrier_at` expects them.
+#define COPY_BULK(to, from, size, barrier_at)                                                                               \
+  __asm__ volatile("{ .reg .b64 state; mbarrier.arrive.expect_tx.shared::cta.b64 state, [%3], %2;"                          \
+                   " cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3]; }"             \
+                   ::"r"(to), "l"(from), "r"(size), "r"(barrier_at) : "memory")
+static inline void await(const uint at, const uint phase) {
+  uint there;
+  do {
+    __asm__ volatile("{ .reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2; selp.b32 %0, 1, 0, p; }"
+                 : "=r"(there) : "r"(at), "r"(phase));
+  } while (!there);
+}
+
 // Four matrices of 8 rows x 16 bytes: lanes 0-7 say where the rows of the first lie, lanes 8-15 those of the second, and so on. A lane
 // gets 4 bytes of each, of row g from 4t on; TURNED exchanges rows and columns of 16-bit values.
 #define FRAGMENTS(r0, r1, r2, r3, at)                                                        \

@@ -52,7 +52,6 @@
 #endif
 
 #define COPIES_ARRIVE(at) __asm__ volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" :: "r"(at))
-#define BARRIER_INIT(at, count) __asm__ volatile("mbarrier.init.shared::cta.b64 [%0], %1;" :: "r"(at), "r"(count))
 #define ARRIVE(at) __asm__ volatile("{ .reg .b64 state; mbarrier.arrive.shared::cta.b64 state, [%0]; }" :: "r"(at))
 // What other units wrote is seen by wgmma only after this. It stands where a stage is read, so that nobody waits before copying on;
 // and without shared::cta it would wait for every copy under way.
@@ -75,14 +74,6 @@
 #define FEWER_REGISTERS()
 #define MORE_REGISTERS()
 #endif
-
-static inline void await(const uint at, const uint phase) {
-  uint there;
-  do {
-    __asm__ volatile("{ .reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2; selp.b32 %0, 1, 0, p; }"
-                 : "=r"(there) : "r"(at), "r"(phase));
-  } while (!there);
-}
 
 // The unit cuts the lowest 13 bits of a float32: a value is given to it as the nearest one without them, and what is left as another.
 // What is NaN stays NaN in one of the two, an infinity becomes NaN in either.

@@ -7,6 +7,7 @@
 // A work-group per compute unit takes strips of each product in turn, and its WARPS warps a share of the columns each.
 // Results lie in `made`, each at a place of its own: groups wait for what they read (results.cl), and must run at the same time. Weights do not
 // depend on what came before: copies into a warp's ring of STAGES pieces (EACH runs of 32 columns) run on across the waits.
+//   BULK  1: one instruction copies a piece, for columns of whole pieces; 0: 16 bytes a lane
 //   STAGED_WORDS  words of local memory for activations, of whole pieces for all warps
 //   LAYER_POINTERS  of all layers, which KEEP_POINTERS puts into `table`
 //   ATTENTION_POINTERS ATTENTION_NUMBERS  `inside` and z, or what attend.cl needs; from there ROTARY      MOST_TOKENS  no fewer than the tokens
@@ -18,7 +19,7 @@
 #define PIECE (EACH / PER_RECORD * RECORD)
 #define COPIES ((PIECE / 16 + 31) / 32)  // of a lane, for a piece
 // In local memory the halves of every other pair of code lines (64 bytes) are exchanged, so that the lanes of a warp read all 32 banks.
-#define EXCHANGED (WORDS % 4 == 0 && !HIGH)
+#define EXCHANGED (!BULK && WORDS % 4 == 0 && !HIGH)
 #define WARP_BARRIER() __asm__ volatile("bar.warp.sync -1;" ::: "memory")
 #define AT_ONCE 4  // quads of an item that wait for memory together
 #define OF_PHASE(p, a, b, c, d) ((p) == 0 ? (a) : (p) == 1 ? (b) : (p) == 2 ? (c) : (d))
@@ -91,11 +92,27 @@ void strips_chain(LAYER_POINTERS ATTENTION_POINTERS __global const X_T* x, __glo
   const int groups = get_num_groups(0), group = get_group_id(0);
   __local uchar* ring = rings + warp * STAGES * PIECE;
   const uint ring_at = LOCAL_AT(ring);
+  uint turn = 0;  // how often the ring was used up, modulo 2
+#if BULK
+  __local ulong barriers[WARPS * STAGES];
+  const uint barriers_at = LOCAL_AT(barriers + warp * STAGES);
+  if (item < WARPS * STAGES) BARRIER_INIT(LOCAL_AT(barriers + item), 1);
+  BARRIERS_BEGIN();
+#define COPY_PIECE(slot) \
+  if (lane == 0) COPY_BULK(ring_at + (slot) * PIECE, load_from, PIECE, barriers_at + (slot) * 8);
+#define AWAIT_PIECE() await(barriers_at + slot * 8, turn)
+#else
   uint places[COPIES];  // in a piece, of what this lane copies
   UNROLL for (int i = 0; i < COPIES; ++i) {
     const uint at = (lane + i * 32) * 16, in_record = at % RECORD;
     places[i] = EXCHANGED && in_record >= AT_CODES ? at - in_record + AT_CODES + ((in_record - AT_CODES) ^ (((in_record - AT_CODES) >> 2) & 32)) : at;
   }
+#define COPY_PIECE(slot)                                                                                                     \
+  UNROLL for (int i_ = 0; i_ < COPIES; ++i_)                                                                                \
+    if (PIECE % 512 == 0 || i_ < COPIES - 1 || lane < PIECE % 512 / 16)                                                     \
+      COPY_16(ring_at + (slot) * PIECE + places[i_], load_from + i_ * 512, i_ * 512 < load_bytes ? 16 : 0);
+#define AWAIT_PIECE() COPIES_WAIT(STAGES - 1)
+#endif
   if (item == 0) {
     lost = 0;
     KEEP_POINTERS
@@ -126,15 +143,12 @@ void strips_chain(LAYER_POINTERS ATTENTION_POINTERS __global const X_T* x, __glo
 #define LOAD_PIECE(slot)                                                                                                    \
   {                                                                                                                         \
     if (load_left) {                                                                                                        \
-      const uint to_ = ring_at + (slot) * PIECE;                                                                            \
-      UNROLL for (int i_ = 0; i_ < COPIES; ++i_)                                                                            \
-        if (PIECE % 512 == 0 || i_ < COPIES - 1 || lane < PIECE % 512 / 16)                                                 \
-          COPY_16(to_ + places[i_], load_from + i_ * 512, i_ * 512 < load_bytes ? 16 : 0);                                  \
+      COPY_PIECE(slot)                                                                                                      \
       load_from += PIECE;                                                                                                   \
       load_bytes -= PIECE;                                                                                                  \
       if (--load_left == 0) NEXT_STRIP()                                                                                    \
     }                                                                                                                       \
-    COPIES_COMMIT();                                                                                                        \
+    if (!BULK) COPIES_COMMIT();                                                                                             \
   }
 
   NEXT_STRIP()
@@ -211,7 +225,7 @@ void strips_chain(LAYER_POINTERS ATTENTION_POINTERS __global const X_T* x, __glo
         __local const uint2* sums_of_groups = summed + (warp * pieces * KINDS + g % KINDS) * 4 + t;
 #endif
         for (int n = 0; n < pieces; ++n) {
-          COPIES_WAIT(STAGES - 1);
+          AWAIT_PIECE();
           WARP_BARRIER();
           __local const uchar* p = ring + slot * PIECE + g * 4;
           head hd;
@@ -236,6 +250,7 @@ void strips_chain(LAYER_POINTERS ATTENTION_POINTERS __global const X_T* x, __glo
               WARP_BARRIER();
               LOAD_PIECE(slot)
               slot = slot == STAGES - 1 ? 0 : slot + 1;
+              turn ^= slot == 0;
             }
             UNROLL for (int u = 0; u < HELD_RUNS; ++u) {
               const uint4 b = inputs[u];

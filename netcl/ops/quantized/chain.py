@@ -24,6 +24,7 @@ from netcl.ops.quantized.layout import STRIP_ROWS, pack_strips, record_size
 _WARPS = 8
 _GOOD_STAGES, _MOST_STAGES = 4, 8
 _PIECES = (256, 128)  # columns that a warp copies at a time
+_BULK_WIDTH = 4096  # of x, from which one instruction copies a piece of an 8-bit kind
 WIDE_PRODUCT = 1 << 26  # weights of a product that is a chain of its own
 MOST_POINTERS = 500  # of a launch: arguments have 4352 bytes
 _SHORT_CACHE = 512  # positions
@@ -85,6 +86,7 @@ class Chain(NamedTuple):
     activations: str
     inside: Tensor | None = None
     attention: Attention | None = None
+    bulk: bool = False  # whether one instruction copies a piece also of narrow rows
 
     @property
     def tokens(self) -> int:
@@ -129,7 +131,7 @@ def _chain_sizes(chain: Chain, profile: Any) -> dict[str, Any] | None:
     kinds = 1 << (chain.tokens * (1 + split) - 1).bit_length()
     columns, size = record_size(chain.kind)
     capability = profile.compute_capability if profile.compute_capability < (12, 0) else (8, 6)
-    room = next(size for least, size in _LOCAL_MEMORY.items() if capability >= least) - (4 * kinds * 16 + 1) * 4 * _WARPS - 512
+    room = next(size for least, size in _LOCAL_MEMORY.items() if capability >= least) - (4 * kinds * 16 + 1) * 4 * _WARPS - 1024
     least, more = 0, 0
     if chain.attention is not None:
         least = (chain.rows + 2) * chain.depth + _WARPS * chain.rows * (chain.depth + 3) + 4 * chain.rows
@@ -139,14 +141,16 @@ def _chain_sizes(chain: Chain, profile: Any) -> dict[str, Any] | None:
         runs = max(widths) // 32
         staged = max(runs * kinds * 16, least)
         stages = min(_MOST_STAGES, (room - 4 * staged - 4 * runs * kinds - more) // (_WARPS * piece // columns * size))
-        if stages >= _GOOD_STAGES and [*widths] == [*chain.columns]:
+        if stages >= _GOOD_STAGES and widths == [*chain.columns]:
             break
     if kinds > 8 or stages < 2:
         return None
+    bulk = chain.bulk or (chain.kind.bits == 8 and chain.columns[1] >= _BULK_WIDTH)
+    bulk = bulk and widths == [*chain.columns] and profile.compute_capability >= (9, 0)
     return {
         "WARPS": _WARPS, "MT": 1, "DEEP": 1, "SETS": 1, "SPLIT": int(split), "KINDS": kinds, "WHOLE": 1, "X_HALVES": 0,
         "CHUNKED": 0, "STAGED": 1, "IN_LOCAL": 1, "STAGES": stages, "EACH": piece // 32, "MOST_RUNS": runs, "STAGED_WORDS": staged,
-        "HELD": -(-widths[1] // (4 * 32 * _WARPS)), "NEXT_EPS": float(chain.next_eps),
+        "BULK": int(bulk), "HELD": -(-widths[1] // (4 * 32 * _WARPS)), "NEXT_EPS": float(chain.next_eps),
     }  # fmt: skip
 
 
@@ -164,10 +168,11 @@ def launch_of(chain: Chain) -> Callable[[], tuple[Tensor, ...]] | None:
         return None
     if chain.attention is not None and chain.depth not in (32, 64, 128, 256):
         return None
-    if alignment(*plain, *(w for layer in chain.layers for w in layer.packed)) < 16 or _chain_sizes(chain, profile) is None:
+    if alignment(*plain, *(w for layer in chain.layers for w in layer.packed)) < 16 or (sizes := _chain_sizes(chain, profile)) is None:
         return None
     tier = "layers" if chain.attention is not None else "chain" if chain.computed else "product"
-    right = nvidia.verdict(queue, "decode_block", tier, chain.kind.name, lambda own: _chain_right(own, chain), apart=False)
+    tier, bulk = tier + " in bulk" * sizes["BULK"], bool(sizes["BULK"])
+    right = nvidia.verdict(queue, "decode_block", tier, chain.kind.name, lambda own: _chain_right(own, chain, bulk), apart=False)
     return partial(launch_chain, chain) if right else None
 
 
@@ -292,9 +297,9 @@ def chain_arrays(
     return (y, *(normed(y, 1) @ w.T + bias for w in following))
 
 
-def _chain_right(queue: Any, chain: Chain) -> bool:
-    """Whether a small chain of the same kind agrees with NumPy's result."""
-    rng, (attended, width, inner, rows), tokens = np.random.default_rng(0), (512, 256, 768, 1024), 2
+def _chain_right(queue: Any, chain: Chain, bulk: bool) -> bool:
+    """Whether a small chain of the same kind agrees with NumPy's result. In bulk, its rows are whole pieces."""
+    rng, (attended, width, inner, rows), tokens = np.random.default_rng(0), (1024, 1024, 1024, 1536) if bulk else (512, 256, 768, 1024), 2
     shapes = ((width, attended), (inner, width), (inner, width), (width, inner), (rows, width))
     blocks = [quantize(rng.normal(0, shape[1] ** -0.5, shape).astype(np.float32), chain.kind) for shape in shapes]
     weights = [dequantize(block, chain.kind, shape).astype(np.float64) for block, shape in zip(blocks, shapes, strict=True)]
@@ -324,7 +329,7 @@ def _chain_right(queue: Any, chain: Chain) -> bool:
             y, z = compute(attended_to, y, weights)
         exact = (y,)
     late_flag(queue).fill_(0)
-    small = Chain(chain.kind, Tensor.from_host(queue, x), layers, parts, inner, rows, parts.eps, "float", given, attention)
+    small = Chain(chain.kind, Tensor.from_host(queue, x), layers, parts, inner, rows, parts.eps, "float", given, attention, bulk)
     found = launch_chain(small)
     near = [np.abs(a.to_host() - b).max() <= 2**-16 * np.abs(b).max() for a, b in zip(found, exact, strict=True)]
     return not late_flag(queue).item() and all(near)
