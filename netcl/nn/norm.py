@@ -9,9 +9,11 @@ import netcl.autograd as ag
 from netcl.core import recording
 from netcl.core.errors import ShapeError, message
 from netcl.core.tensor import Tensor
+from netcl.core.writes import writes_of
 from netcl.nn import init
 from netcl.nn.module import Module
 from netcl.nn.parameter import empty, full
+from netcl.nn.pickling import Recomputed
 
 #: Machine epsilons of the compute types, which ``RMSNorm(eps=None)`` uses, as in torch.
 EPSILON = {"float16": 2.0**-23, "bfloat16": 2.0**-23, "float32": 2.0**-23, "float64": 2.0**-52}
@@ -53,6 +55,7 @@ class _Running(_Norm):
         self.register_buffer("running_mean", full((num_features,), 0.0) if track_running_stats else None)
         self.register_buffer("running_var", full((num_features,), 1.0) if track_running_stats else None)
         self._batches, self._shown = 0, 0
+        self._handed_out = Recomputed()  # the write record of the counter that a caller may write, and its last write
         if track_running_stats:
             self._counted = full((), 0, "int64")
             self._roles["num_batches_tracked"] = "buffer"
@@ -62,24 +65,48 @@ class _Running(_Norm):
         """The number of batches in the running statistics, as a tensor; ``None`` without running statistics."""
         if not self.track_running_stats:
             return None
+        self._take_written()
         if self._shown != self._batches:
             self._counted.fill_(self._batches)
             self._shown = self._batches
+        written = writes_of(self._counted)
+        self._handed_out.update(record=written, last=written.last)
         return self._counted
+
+    @num_batches_tracked.setter
+    def num_batches_tracked(self, value: Tensor | int) -> None:
+        self._roles["num_batches_tracked"] = "buffer"  # a value that is no tensor would unregister it
+        if not self.track_running_stats or value is None:
+            what = "num_batches_tracked must be a count, of a layer with running statistics"
+            raise TypeError(message(type(self).__name__, what, given=type(value).__name__, track_running_stats=self.track_running_stats))
+        self._set_count(int(value))
+
+    def _set_count(self, batches: int) -> None:
+        self._batches, self._shown = batches, -1
+        self._handed_out.clear()
+
+    def _take_written(self) -> None:
+        """Adopt the value of ``num_batches_tracked`` if it was written since it was returned."""
+        written = writes_of(self._counted)
+        if self._handed_out and (self._handed_out["record"] is not written or self._handed_out["last"] != written.last):
+            self.__dict__["_batches"] = self.__dict__["_shown"] = int(self._counted.item())
+            self._handed_out.update(record=written, last=written.last)
 
     def reset_running_stats(self) -> None:
         """Reset the running statistics to mean 0 and variance 1."""
         if self.running_mean is not None and self.running_var is not None:
             init.zeros_(self.running_mean)
             init.ones_(self.running_var)
-            self._batches = 0
+            self._set_count(0)
 
     def _after_loading(self) -> None:
         if self.track_running_stats:
-            self._batches = self._shown = int(self._counted.item())
+            self._set_count(int(self._counted.item()))
 
     def _count(self) -> float:
         """Count a batch; returns its weight in the running statistics."""
+        if self._handed_out:
+            self._take_written()
         self.__dict__["_batches"] = batches = self._batches + 1  # not by __setattr__: every replay counts
         return 1.0 / batches if self.momentum is None else self.momentum
 

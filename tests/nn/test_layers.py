@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 import json
 
 import numpy as np
 import pytest
 
+import netcl
 import netcl.autograd as ag
 import netcl.nn.functional as F
 from netcl import nn
@@ -120,6 +122,27 @@ def test_batch_norm_counts_batches(device):
     again.reset_running_stats()
     assert (again.num_batches_tracked.item(), again.running_var.tolist()) == (0, [1.0, 1.0])
     assert nn.BatchNorm1d(2, track_running_stats=False).num_batches_tracked is None
+
+
+def test_writes_to_the_number_of_batches_count(device):
+    x, layer = np.float32([[0, 1], [2, 5]]), nn.BatchNorm1d(2, momentum=None)
+    held = layer.num_batches_tracked
+    layer(x)
+    held.fill_(9)
+    layer(2 * x)
+    assert layer.num_batches_tracked.item() == 10
+    np.testing.assert_allclose(layer.running_mean.to_host(), 0.9 * x.mean(0) + 0.1 * 2 * x.mean(0), rtol=1e-6)
+    layer.num_batches_tracked = netcl.tensor(3)
+    layer(x)
+    copied = copy.deepcopy(layer)  # while the counter on the device is behind
+    layer.num_batches_tracked += 1
+    assert (layer.num_batches_tracked.item(), copied.num_batches_tracked.item()) == (5, 4)
+    layer.state_dict()["num_batches_tracked"].zero_()
+    layer(x)
+    assert layer.num_batches_tracked.item() == 1
+    with pytest.raises(TypeError, match=r"\[BatchNorm1d\] num_batches_tracked must be a count"):
+        layer.num_batches_tracked = None
+    assert "num_batches_tracked" in layer.state_dict()
 
 
 def test_running_statistics_are_changed_in_place(device):
