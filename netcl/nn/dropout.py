@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import netcl.autograd as ag
-from netcl.core.errors import check_probability
+from netcl.core.errors import ShapeError, check_probability, message
 from netcl.core.tensor import Tensor
 from netcl.nn.layer_class import layer_class
 from netcl.nn.module import Module
@@ -35,11 +37,28 @@ class Dropout(Module):
 
 def dropout2d(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
     """Zero whole channels with probability ``p`` and scale the others by ``1 / (1 - p)``; the identity unless ``training``."""
+    check_probability("dropout2d", "p", p)
     return ag.mul(input, ag.dropout(_ones(input, channels=True), p)) if training and p else input
+
+
+def _unbatched(name: str, axes: int) -> Callable[..., Tensor]:
+    def drop(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
+        single = input.ndim == axes + 1
+        out = dropout2d(ag.unsqueeze(input, 0) if single else input, p, training)
+        return ag.squeeze(out, 0) if single else out
+
+    drop.__name__ = drop.__qualname__ = name
+    drop.__doc__ = f""":func:`dropout2d` of ``(N, C, ...)``; an input with {axes + 1} axes has channels first and no batch, as in torch."""
+    return drop
+
+
+dropout1d, dropout3d = _unbatched("dropout1d", 1), _unbatched("dropout3d", 3)
 
 
 def _ones(x: Tensor, channels: bool) -> Tensor:
     """Return ones in the shape of ``x``, or ``(N, C, 1, ...)`` with ``channels``."""
+    if channels and x.ndim < 2:
+        raise ShapeError(message("dropout", "dropout of channels must have at least 2 dimensions (batch, channels, ...)", shape=x.shape))
     return Tensor.ones((*x.shape[:2], *(1,) * (x.ndim - 2)) if channels else x.shape, x.dtype, queue=x.queue)
 
 
@@ -80,6 +99,14 @@ class Dropout2d(Dropout):
         return dropout2d(x, self.p, self.training)
 
 
+Dropout1d = layer_class(
+    globals(), "Dropout1d", "dropout1d(x, p, training)", ":class:`Dropout2d` of signals ``(N, C, L)`` or ``(C, L)``.",
+    "nn.Dropout1d().eval()([[1.0, 2.0]]).tolist()", "[[1.0, 2.0]]", Dropout,
+)  # fmt: skip
+Dropout3d = layer_class(
+    globals(), "Dropout3d", "dropout3d(x, p, training)", ":class:`Dropout2d` of volumes ``(N, C, D, H, W)`` or ``(C, D, H, W)``.",
+    "nn.Dropout3d().eval()([[[[[1.0, 2.0]]]]]).tolist()", "[[[[[1.0, 2.0]]]]]", Dropout,
+)  # fmt: skip
 AlphaDropout = layer_class(
     globals(), "AlphaDropout", "alpha_dropout(x, p, training)",
     "Dropout for SELU: dropped elements become the negative limit of SELU, then mean and variance are restored.",
@@ -89,6 +116,4 @@ FeatureAlphaDropout = layer_class(
     globals(), "FeatureAlphaDropout", "feature_alpha_dropout(x, p, training)", ":class:`AlphaDropout` of whole channels.",
     "nn.FeatureAlphaDropout().eval()([1.0, 2.0]).tolist()", "[1.0, 2.0]", Dropout,
 )  # fmt: skip
-dropout1d = dropout3d = dropout2d
-Dropout1d = Dropout3d = Dropout2d
 FUNCTIONS = ["alpha_dropout", "dropout1d", "dropout2d", "dropout3d", "feature_alpha_dropout"]

@@ -102,6 +102,10 @@ def test_dropout_of_channels(device):
     y = nn.Dropout2d(0.5)(np.ones((20, 30, 2, 2), np.float32)).to_host()
     assert (y == y[:, :, :1, :1]).all() and 0.4 < (y == 0).mean() < 0.6
     assert nn.Dropout2d(0.5).eval()(np.ones((1, 1, 2, 2), np.float32)).tolist() == [[[[1, 1], [1, 1]]]]
+    signal, volume = nn.Dropout1d(0.5)(netcl.ones(64, 3)).to_host(), nn.Dropout3d(0.5)(netcl.ones(64, 3, 2, 2)).to_host()
+    assert (signal == signal[:, :1]).all() and (volume == volume[:, :1, :1, :1]).all()  # without a batch, channels come first
+    with pytest.raises(ShapeError, match=r"\[dropout\] dropout of channels must have at least 2 dimensions"):
+        nn.FeatureAlphaDropout(0.5)(netcl.ones(4))
 
 
 # ---- norms
