@@ -7,7 +7,8 @@ They are available at the root of the package, ``netcl.eye(3)``. Functions with 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,6 +17,7 @@ import numpy as np
 from netcl.autograd.ops import twin
 from netcl.autograd.tape import is_grad_enabled, no_grad, set_grad_enabled
 from netcl.core import dtype as dtypes
+from netcl.core import recording
 from netcl.core.arguments import find_queue
 from netcl.core.device import get_active_device, set_active_device
 from netcl.core.errors import DtypeError, ShapeError, message
@@ -107,6 +109,7 @@ def randint(low: int, high: Any = None, size: Any = None, *, dtype: Any = "int64
         high, size = None, high
     queue, grad = _placement(options)
     row = dtypes.lookup(dtype or "int64", "randint")
+    random.check_integers("randint", *((0, low) if high is None else (low, high)), row.name)
     made = twin("randint")(low, high, () if size is None else tuple(np.atleast_1d(size).tolist()), dtype="int64", queue=queue)
     return made.to(row.name).requires_grad_(grad)
 
@@ -115,6 +118,7 @@ def randint(low: int, high: Any = None, size: Any = None, *, dtype: Any = "int64
 def randperm(n: int, *, dtype: Any = "int64", **options: Any) -> Tensor:
     """Return the numbers from 0 to n - 1 in random order; ``device=`` or ``queue=`` selects the device."""
     queue, grad = _placement(options)
+    random.check_integers("randperm", 0, max(n, 1), dtypes.lookup(dtype, "randperm").name)
     return twin("argsort")(twin("rand")((n,), queue=queue)).to(dtype).requires_grad_(grad)
 
 
@@ -205,13 +209,31 @@ def multinomial(input: Any, num_samples: int, replacement: bool = False) -> Tens
     if input.ndim not in (1, 2) or not num_samples > 0 or (not replacement and num_samples > input.shape[-1]):
         what = "input must have 1 or 2 dimensions, num_samples must be at least 1 and, without replacement, at most input.shape[-1]"
         raise ShapeError(message("multinomial", what, num_samples=num_samples, replacement=replacement, **{"input.shape": input.shape}))
+    recording.check_each_run(input, partial(_check_weights, least=1 if replacement else num_samples))
     with no_grad():
         repeats = num_samples if replacement else 1
-        shape = (*input.shape[:-1], repeats, input.shape[-1])
         # The least of exponential times with rates p falls on i with probability p[i] / sum(p).
-        times = twin("clamp_min")(twin("neg")(twin("log1p")(twin("neg")(rand(shape, queue=input.queue)))), 1e-30)
-        score = twin("div")(input.detach().to("float32").unsqueeze(-2), times)
+        noise = gumbel_noise((*input.shape[:-1], repeats, input.shape[-1]), input.queue)
+        weights = input.detach()
+        score = twin("log")(weights if weights.dtype == "float64" else weights.to("float32")).unsqueeze(-2) + noise
         return score.argmax(-1) if replacement else score.squeeze(-2).topk(num_samples).indices
+
+
+def _check_weights(weights: Tensor, least: int) -> None:
+    """Raise unless all weights are finite and not negative, and at least ``least`` of each row are positive."""
+    values = weights.to_host()
+    with np.errstate(invalid="ignore"):
+        fits = bool(((values >= 0) & (values < np.inf)).all())
+    positive = int((values > 0).sum(-1).min(initial=least)) if fits else 0
+    if not fits or positive < least:
+        what = f"the values of input must be finite and not negative, and at least {least} of each row positive"
+        raise ValueError(message("multinomial", what, finite_and_not_negative=fits, positive=positive, **{"input.shape": weights.shape}))
+
+
+def gumbel_noise(shape: Sequence[int], queue: Any) -> Tensor:
+    """Return standard Gumbel numbers, ``-log`` of exponential ones. Large ones, which choose rare entries, have 48 random bits."""
+    uniform = twin("clamp")(rand(shape, queue=queue) + rand(shape, queue=queue) * 2.0**-24, 2.0**-49, 1 - 2.0**-24)
+    return -twin("log")(-twin("log1p")(-uniform))
 
 
 def meshgrid(*tensors: Any, indexing: str = "ij") -> tuple[Tensor, ...]:

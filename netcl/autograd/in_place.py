@@ -15,7 +15,7 @@ from netcl import ops
 from netcl.autograd.ops import keeps_first, learns, record, twin
 from netcl.autograd.tape import KeptGradient, grad_mode, keeps_gradient, modes, no_grad, retain_grad
 from netcl.core.dtype import DTYPES
-from netcl.core.errors import AutogradError, DtypeError, ShapeError, message
+from netcl.core.errors import AutogradError, DtypeError, ShapeError, check_probability, message
 from netcl.core.tensor import Tensor, duplicate
 from netcl.core.writes import wrote_again
 from netcl.engine import registry
@@ -25,7 +25,7 @@ from netcl.engine.registry import Choice, Pointwise
 from netcl.engine.strided import dense
 from netcl.ops import views
 from netcl.ops.getitem import block_of, result_shape, selection_of
-from netcl.ops.random import with_generator
+from netcl.ops.random import EXACT_INTEGERS, check_integers, with_generator
 
 
 def in_place(name: str, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
@@ -242,15 +242,24 @@ def _copy(x: Tensor, source: Any) -> Tensor:
 
 
 def _bernoulli(x: Tensor, p: Any = 0.5) -> Tensor:
+    if not isinstance(p, Tensor):
+        check_probability("bernoulli_", "p", p)
     chance = p if isinstance(p, Tensor) else Tensor.full((), p, "float32", queue=x.queue)
     return assign(x, twin("cast")(twin("bernoulli")(twin("expand")(chance, x.shape)), x.dtype), "bernoulli")
 
 
 def _random_integers(x: Tensor, low: int = 0, high: int | None = None) -> Tensor:
     if high is None:  # as torch: up to the largest integer that the dtype holds exactly
-        exact = {"float16": 2**11, "bfloat16": 2**8, "float32": 2**24, "float64": 2**31, "bool": 2}.get(x.dtype)
-        low, high = 0, low or exact or min(2**31, int(np.iinfo(DTYPES[x.dtype].host).max) + 1)
+        largest = EXACT_INTEGERS.get(x.dtype) or min(2**63 - 1, int(np.iinfo(DTYPES[x.dtype].host).max))
+        low, high = 0, low or largest + 1
+    check_integers("random_", low, high, x.dtype)
     return assign(x, twin("cast")(twin("randint")(low, high, x.shape, queue=x.queue), x.dtype), "random")
+
+
+def _exponential(x: Tensor, lambd: float = 1.0) -> Tensor:
+    if not lambd > 0:
+        raise ValueError(message("exponential_", "lambd must be above 0", lambd=lambd))
+    return assign(x, twin("log1p")(-_drawn(x, "rand")) / -lambd, "exponential")
 
 
 def _drawn(x: Tensor, kind: str) -> Tensor:
@@ -260,8 +269,7 @@ def _drawn(x: Tensor, kind: str) -> Tensor:
 _DRAWN: dict[str, Callable[..., Tensor]] = {
     "uniform": lambda x, low=0.0, high=1.0: assign(x, _drawn(x, "rand") * (high - low) + low, "uniform"),
     "normal": lambda x, mean=0.0, std=1.0: assign(x, _drawn(x, "randn") * std + mean, "normal"),
-    "bernoulli": _bernoulli, "random": _random_integers,
-    "exponential": lambda x, lambd=1.0: assign(x, twin("log1p")(-_drawn(x, "rand")) / -lambd, "exponential"),
+    "bernoulli": _bernoulli, "random": _random_integers, "exponential": _exponential,
     "log_normal": lambda x, mean=1.0, std=2.0: assign(x, twin("exp")(_drawn(x, "randn") * std + mean), "log_normal"),
 }  # fmt: skip
 _SPECIAL = {"fill": _fill, "copy": _copy, **{name: with_generator(fill) for name, fill in _DRAWN.items()}}

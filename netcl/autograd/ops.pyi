@@ -174,7 +174,7 @@ def bce_with_logits(input: Operand, target: Operand, weight: Operand | None = No
     """Sigmoid and binary cross-entropy in one, without overflow; ``pos_weight`` multiplies the term of the positives."""
 
 def bernoulli(input: Operand) -> Tensor:
-    """Draw 1 with probability ``p[i]``, else 0, in the dtype and shape of ``p``."""
+    """Draw 1 with probability ``p[i]``, else 0, in the dtype and shape of ``p``; NaN where ``p[i]`` is not from 0 to 1."""
 
 def bias_add(input: Operand, bias: Operand, dim: int = 1, *, out: Tensor | None = None, axis: int = ...) -> Tensor:
     """Add one value per channel, or one value for all, to x; ``axis`` is the channel axis."""

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 import netcl.autograd as ag
+from netcl.autograd.creation import gumbel_noise
 from netcl.autograd.ops import older_reduction
 from netcl.core.errors import ShapeError, message
 from netcl.core.tensor import Tensor
@@ -159,8 +160,7 @@ def rrelu(input: Tensor, lower: float = 1.0 / 8, upper: float = 1.0 / 3, trainin
 
 def gumbel_softmax(logits: Tensor, tau: float = 1.0, hard: bool = False, eps: float = 1e-10, dim: int = -1) -> Tensor:
     """Return the softmax of ``(logits + Gumbel noise) / tau``. ``hard`` makes values one-hot and keeps the gradient. ``eps`` is ignored."""
-    drawn = ag.clamp(ag.rand(*logits.shape, queue=logits.queue), min=2.0**-24, max=1 - 2.0**-24)
-    noise = ag.neg(ag.log(ag.neg(ag.log(drawn)))).to(logits.dtype)
+    noise = gumbel_noise(logits.shape, logits.queue).to(logits.dtype)
     soft = ag.softmax(ag.div(ag.add(logits, noise), tau), axis=dim)
     if not hard:
         return soft

@@ -96,12 +96,15 @@ __kernel void integers(__global const long* state, const long drawn, __global OU
     OUT_STORE(out, first + j, (OUT_REAL)(low + (long)(range ? mul_hi(bits[j], (ulong)range) : bits[j])));
 }
 
-// 1 with probability p[i], else 0.
+// 1 with probability p[i], else 0; NaN where p[i] is not a probability.
 __kernel void bernoulli(__global const long* state, const long drawn, __global const P_T* p, __global OUT_T* out, const long n) {
   DRAW(4)
   const uint bits[4] = {w.x >> 8, w.y >> 8, w.z >> 8, w.w >> 8};
-  for (int j = 0; j < 4 && first + j < n; ++j)
-    OUT_STORE(out, first + j, (OUT_REAL)((float)bits[j] * 5.9604644775390625e-8f < P_LOAD(p, first + j)));
+  for (int j = 0; j < 4 && first + j < n; ++j) {
+    const float chance = (float)P_LOAD(p, first + j);
+    const int drawn = (float)bits[j] * 5.9604644775390625e-8f < P_LOAD(p, first + j);
+    OUT_STORE(out, first + j, chance >= 0 && chance <= 1 ? (OUT_REAL)drawn : (OUT_REAL)NAN);
+  }
 }
 
 // 0 with probability p, else 1.

@@ -320,6 +320,20 @@ def _high_word(a: np.ndarray, b: int) -> np.ndarray:
     return a1 * b1 + (middle >> _SHIFT) + (other >> _SHIFT)
 
 
+#: The largest integer n for which a dtype holds all integers from 0 to n.
+EXACT_INTEGERS = {"float16": 2**11, "bfloat16": 2**8, "float32": 2**24, "float64": 2**53, "bool": 1}
+
+
+def check_integers(name: str, low: int, high: int, dtype: str) -> None:
+    """Raise unless ``dtype`` holds all integers from ``low`` up to but not including ``high``, and there is one."""
+    exact = EXACT_INTEGERS.get(dtype)
+    limits = np.iinfo(dtypes.DTYPES[dtype].storage) if exact is None else None
+    least, most = (-exact * (dtype != "bool"), exact) if limits is None else (int(limits.min), int(limits.max))
+    if not least <= low < high <= most + 1:
+        what = f"low must be below high, and {dtype} must hold all integers from low to high - 1"
+        raise ShapeError(message(name, what, "choose a wider dtype", low=low, high=high))
+
+
 @op(vjp=None, ref=None, at_once=True)
 def randint(low: int = 0, high: int | None = None, shape: SizesArgument = (), *, dtype: str = "int64", queue: Any = None) -> Tensor:
     """Draw integers from ``low`` up to but not including ``high``; ``randint(n, shape=...)`` starts at 0."""
@@ -327,10 +341,7 @@ def randint(low: int = 0, high: int | None = None, shape: SizesArgument = (), *,
     row = dtypes.lookup(dtype, "randint")
     if row.is_float or row.name == "bool":
         raise DtypeError(message("randint", "dtype must be an integer type", dtype=row.name))
-    limits = np.iinfo(row.storage)
-    if not limits.min <= low < high <= limits.max + 1:
-        what = f"low must be below high, and low and high - 1 must fit {row.name}"
-        raise ShapeError(message("randint", what, low=low, high=high))
+    check_integers("randint", low, high, row.name)
     out = Tensor.empty(_checked_shape("randint", (shape,)), row.name, queue=queue)
     stream, blocks, width = stream_of(out.queue), -(-out.size // 2), (high - low) % 2**64
     if out.array is None:
@@ -343,7 +354,7 @@ def randint(low: int = 0, high: int | None = None, shape: SizesArgument = (), *,
 
 @op(vjp=None, ref=None, at_once=True)
 def bernoulli(p: Tensor) -> Tensor:
-    """Draw 1 with probability ``p[i]``, else 0, in the dtype and shape of ``p``."""
+    """Draw 1 with probability ``p[i]``, else 0, in the dtype and shape of ``p``; NaN where ``p[i]`` is not from 0 to 1."""
     (p,) = launch.as_tensors("bernoulli", p)
     launch.check_dtype("bernoulli", p, name="p")
     stream, blocks = stream_of(p.queue), -(-p.size // 4)
@@ -352,7 +363,7 @@ def bernoulli(p: Tensor) -> Tensor:
         stream.draw("bernoulli", blocks, {"OUT": p.dtype, "P": p.dtype}, {}, p, out, p.size)
         return out
     draws = _draws(stream, p.shape)
-    return launch.run_cpu(lambda values: draws < values, p)
+    return launch.run_cpu(lambda values: np.where((values >= 0) & (values <= 1), draws < values, np.float32(np.nan)), p)
 
 
 # ---- dropout

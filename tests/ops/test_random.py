@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+import netcl
 import netcl.autograd as ag
 from netcl import ops
 from netcl.core.device import device as activate
@@ -114,7 +115,7 @@ def test_tensor_factories_draw_from_the_stream(device):
 def test_what_cannot_be_drawn_is_refused(device):
     with pytest.raises(DtypeError, match=r"\[rand\] dtype must be a floating-point type; dtype=int64; use randint for integers"):
         ops.rand(3, dtype="int64")
-    with pytest.raises(ShapeError, match=r"\[randint\] low must be below high, and low and high - 1 must fit uint8; low=0, high=300"):
+    with pytest.raises(ShapeError, match=r"\[randint\] low must be below high, and uint8 must hold all integers .*; low=0, high=300"):
         ops.randint(300, shape=3, dtype="uint8")
     with pytest.raises(DtypeError, match=r"\[bernoulli\] p must have a dtype that this op accepts"):
         ops.bernoulli(Tensor.zeros((3,), "int64"))
@@ -156,3 +157,34 @@ def test_the_state_keeps_its_memory(cl_device):
     random.manual_seed(5)
     random.set_state({"seed": 1, "counter": 2})
     assert stream.state.buffer is buffer
+
+
+def test_draws_that_a_dtype_cannot_hold_are_refused(device):
+    for dtype, high in (("uint8", 300), ("float16", 2**11 + 2), ("float32", 2**24 + 2), ("bool", 3)):
+        with pytest.raises(ShapeError, match=rf"\[randint\] .* {dtype} must hold all integers"):
+            netcl.randint(0, high, (4,), dtype=dtype)
+        with pytest.raises(ShapeError, match=rf"\[random_\] .* {dtype} must hold all integers"):
+            netcl.zeros(4, dtype=dtype).random_(0, high)
+    with pytest.raises(ShapeError, match=r"\[randperm\] .* uint8 must hold all integers"):
+        netcl.randperm(300, dtype="uint8")
+    assert netcl.zeros(1000, dtype="int64").random_().max().item() > 2**32
+    assert netcl.randint(2, (99,), dtype="bool").to_host().any()
+
+
+def test_values_that_are_no_probabilities_are_not_drawn_from(device):
+    assert np.isnan(netcl.bernoulli(netcl.tensor([1.5, -0.5, float("nan"), 1.0])).to_host()).tolist() == [True, True, True, False]
+    with pytest.raises(ValueError, match=r"\[bernoulli_\] p must be a number from 0 to 1; p=1\.5"):
+        netcl.zeros(3).bernoulli_(1.5)
+    with pytest.raises(ValueError, match=r"\[exponential_\] lambd must be above 0; lambd=-1"):
+        netcl.zeros(3).exponential_(-1.0)
+    for weights, count in (([-1.0, 0.5], 1), ([float("nan"), 0.5], 1), ([float("inf"), 0.5], 1), ([0.0, 0.0], 1), ([0.0, 1.0], 2)):
+        with pytest.raises(ValueError, match=r"\[multinomial\] the values of input must be finite and not negative"):
+            netcl.multinomial(netcl.tensor(weights), count)
+
+
+def test_multinomial_of_unlike_weights(device):
+    weights = np.full(100_000, 1e-12, np.float32)
+    weights[0] = 1.0
+    assert (netcl.multinomial(netcl.tensor(weights), 400, replacement=True).to_host() == 0).all()
+    drawn = netcl.multinomial(netcl.tensor([1e38, 3e38]), 4000, replacement=True).to_host()
+    assert 0.7 < drawn.mean() < 0.8
