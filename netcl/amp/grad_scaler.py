@@ -112,7 +112,7 @@ class GradScaler:
         found = self._known(self._unscaled, id(optimizer))
         gradients = {} if found is not None else update.by_context(_scaled_gradients(optimizer, params))
         if found is None:
-            found = self._check(gradients)
+            found = self._check(gradients, max_norm is not None)
         if len(found) == 1 and getattr(optimizer, "skips_on_device", False):
             ((place, verdict),) = found.items()
             inverse = {"grad_scale": self._devices[place].inverse} if gradients else {}
@@ -170,11 +170,13 @@ class GradScaler:
         missing = sorted({"scale", "growth_factor", "backoff_factor", "growth_interval"} - set(state))
         if missing:
             raise ValueError(message("GradScaler", f"the state dict must have the key {missing[0]!r}", has=sorted(map(str, state))))
+        if self.enabled and not state.get("enabled", True):
+            remedy = "start a new scaler, or make this one with enabled=False"
+            raise ValueError(message("GradScaler", "an enabled scaler must load the state of an enabled one", remedy))
         scale, interval = float(state["scale"]), int(state["growth_interval"])
         _check_scale(scale, state["growth_factor"], state["backoff_factor"], interval)
         self.growth_factor, self.backoff_factor = float(state["growth_factor"]), float(state["backoff_factor"])
         self.growth_interval = interval
-        self.enabled = bool(state.get("enabled", True))
         self._start = (scale, int(state.get("growth_tracker", state.get("_growth_tracker", 0))))
         for numbers in self._devices.values():
             self._fill(numbers)
@@ -193,12 +195,12 @@ class GradScaler:
         for tensor, value in zip(numbers, (scale, 1 / scale, streak), strict=True):
             tensor.fill_(value)
 
-    def _check(self, gradients: Mapping[Any, Sequence[Tensor]]) -> dict[Any, Tensor]:
-        """Return a 0-d tensor per device: 1 if a gradient is not finite, else 0. The result is also stored for :meth:`update`."""
+    def _check(self, gradients: Mapping[Any, Sequence[Tensor]], clips: bool = False) -> dict[Any, Tensor]:
+        """Return a 0-d tensor per device: 1 if a gradient or, with ``clips``, their norm is not finite, else 0; :meth:`update` reads it."""
         found = {}
         for place, tensors in gradients.items():
             self._on(tensors[0])
-            found[place] = update.nonfinite(tensors)
+            found[place] = update.nonfinite([update.norm_of_all(tensors)[0]] if clips else tensors)
             earlier = self._known(self._found, place)
             both = found[place] if earlier is None else ops.maximum(earlier, found[place])
             recording.again(partial(self._found.__setitem__, place, both))

@@ -93,6 +93,26 @@ def test_clipping_acts_on_unscaled_gradients(device):
     np.testing.assert_allclose(w.to_host(), plain.to_host(), rtol=1e-5)
 
 
+def test_a_scale_at_which_the_norm_overflows_is_too_large(device):
+    w = parameter()
+    opt, scaler, before = optim.SGD([w], lr=0.1), GradScaler(2.0**90), w.to_host()
+    for _ in range(40):
+        scaler.scale_loss(loss_of(w)).backward()
+        scaler.step(opt, max_norm=1.0)
+        scaler.update()
+        opt.zero_grad()
+    assert not np.array_equal(before, w.to_host())
+
+
+def test_the_state_of_a_scaler_that_is_off_does_not_turn_one_off():
+    state = GradScaler(enabled=False).state_dict()
+    with pytest.raises(ValueError, match=r"\[GradScaler\] an enabled scaler must load the state of an enabled one"):
+        GradScaler().load_state_dict(state)
+    off = GradScaler(enabled=False)
+    off.load_state_dict(GradScaler().state_dict())
+    assert not off.enabled
+
+
 def test_gradients_can_be_unscaled_first(device):
     w = parameter()
     opt, scaler = optim.SGD([w], lr=0.5), GradScaler(64.0)
