@@ -16,7 +16,7 @@ from netcl.models.config import ModelConfig, end_ids, whole_number
 from netcl.models.layers import AttentionSpan, ConfiguredModel, SelfAttention, TransformerLayer, make_norm_layer
 from netcl.nn.attention import join_heads, split_heads
 from netcl.nn.container import ModuleList
-from netcl.nn.decoding import Sampling, random_draws, token_counts
+from netcl.nn.decoding import Sampling, checked_tokens, random_draws, token_counts
 from netcl.nn.embedding import Embedding
 from netcl.nn.linear import Linear
 from netcl.nn.module import Module
@@ -145,7 +145,7 @@ class Seq2SeqLM(ConfiguredModel):
                 if sampling.temperature:
                     drawn = host(draw(len(ids)))
                 tokens = sampling.choose(ag.reshape(self.decode(tokens, cache), (len(ids), -1)), drawn, counts)
-                new = tokens.to_host()[:, 0].tolist()
+                new = checked_tokens(tokens.to_host()).tolist()
                 going -= {row for row in going if new[row] in ends}
                 for row in going:
                     made[row].append(new[row])

@@ -25,7 +25,7 @@ from netcl.replay import compiled
 
 PREFILL = 512  # tokens of a prompt per pass
 LEAST_ROOM = 64
-NOT_FINITE = "the logits of a prompt must be finite", "check the weights for NaN, or load a dtype that does not overflow: float32, bfloat16"
+NOT_FINITE = "the logits must be finite", "check the weights for NaN, or load a dtype that does not overflow: float32, bfloat16"
 
 
 class Sampling(NamedTuple):
@@ -64,7 +64,7 @@ class Sampling(NamedTuple):
         return self[4:] != (1, 0, 0)
 
     def choose(self, logits: Tensor, uniform: Tensor, counts: Tensor | None = None) -> Tensor:
-        """Choose one token per row of logits ``(batch, vocabulary)`` on the device; returns ``(batch, 1)``.
+        """Choose one token per row of logits ``(batch, vocabulary)`` on the device; returns ``(batch, 1)``, -1 for logits with NaN or inf.
 
         ``uniform`` has a random number in [0, 1) per row. Penalties need ``counts`` from :func:`token_counts`; the chosen tokens are added
         to ``counts`` in place.
@@ -77,7 +77,7 @@ class Sampling(NamedTuple):
         if counts is None:
             return self._chosen(logits, uniform)
         token = self._chosen(self._penalized(ag.cast(logits, "float32"), counts), uniform)
-        counts.scatter_add_(1, token, ag.cast(ag.ge(token, 0), "float32"))
+        counts.scatter_add_(1, ag.maximum(token, 0), ag.cast(ag.ge(token, 0), "float32"))
         return token
 
     def _penalized(self, logits: Tensor, counts: Tensor) -> Tensor:
@@ -89,7 +89,8 @@ class Sampling(NamedTuple):
     def _chosen(self, logits: Tensor, uniform: Tensor) -> Tensor:
         by_row = isinstance(self.top_k, Tensor)
         if not by_row and not isinstance(self.temperature, Tensor) and self.temperature == 0:
-            return ag.argmax(logits, axis=-1, keepdims=True)
+            token = ag.argmax(logits, axis=-1, keepdims=True)  # NaN is the largest, here and in ``sort``
+            return ag.where(ag.isfinite(ag.gather(logits, 1, token)), token, -1)
         logits, whole = ag.cast(logits, "float32"), self.top_k is None or by_row
         ranked = ag.sort(logits, axis=-1, descending=True) if whole else ag.topk(logits, min(self.top_k, logits.shape[1]))
         values, order = ranked
@@ -107,8 +108,8 @@ class Sampling(NamedTuple):
             total = ag.cumsum(weights, axis=1)
         reached = ag.le(total, ag.mul(ag.reshape(uniform, (-1, 1)), ag.narrow(total, 1, total.shape[1] - 1, 1)))
         place = ag.sum(ag.cast(reached, "int64"), axis=1, keepdims=True)
-        last = ag.sub(ag.sum(ag.cast(ag.gt(weights, 0), "int64"), axis=1, keepdims=True), 1)
-        return ag.gather(order, 1, ag.minimum(place, last))
+        last = ag.maximum(ag.sub(ag.sum(ag.cast(ag.gt(weights, 0), "int64"), axis=1, keepdims=True), 1), 0)
+        return ag.where(ag.isfinite(ag.narrow(values, 1, 0, 1)), ag.gather(order, 1, ag.minimum(place, last)), -1)
 
     def probabilities(self, logits: np.ndarray) -> np.ndarray:
         """Return the distribution that :meth:`choose` draws from without penalties, for rows of finite logits, on the host."""
@@ -130,9 +131,11 @@ class Sampling(NamedTuple):
         return found
 
 
-def finite_rows(logits: Tensor) -> np.ndarray:
-    """Return whether the largest value of each row of logits is finite: NaN in weights, or an overflow, leaves no token to choose."""
-    return np.isfinite(ag.cast(ag.amax(logits, axis=-1), "float32").to_host())
+def checked_tokens(tokens: np.ndarray) -> np.ndarray:
+    """Return the tokens ``(batch, 1)`` of :meth:`Sampling.choose` as ``(batch,)``; raises if logits were not finite."""
+    if tokens.min() < 0:
+        raise ValueError(message("generate", *NOT_FINITE))
+    return tokens[:, 0]
 
 
 def token_counts(prompts: Sequence[Sequence[int]], vocabulary: int) -> np.ndarray:
@@ -164,7 +167,7 @@ def _make_step(model: Any, batch: int, cache: KVCache, sampling: Sampling | None
 
     def choose(tokens: Tensor, uniform: Tensor) -> Tensor:
         with ag.no_grad():
-            logits = model(tokens, cache)
+            logits = model(ag.maximum(tokens, 0), cache)  # -1: the host has not read yet that the last logits were not finite
             return sampling.choose(ag.reshape(logits, (tokens.shape[0], -1)), uniform, counts)  # type: ignore[union-attr]
 
     def judge(tokens: Tensor) -> Tensor:
@@ -233,10 +236,8 @@ def continued(
             if step.counts is not None:
                 step.counts.write(token_counts(prompts, step.counts.shape[1]))
             logits = prompt_logits(model, ids, lengths, step.cache, file)
-            if not finite_rows(logits).all():
-                raise ValueError(message("generate", *NOT_FINITE))
             tokens = sampling.choose(logits, uniform(), step.counts)
-            made = tokens.to_host()[:, 0]
+            made = checked_tokens(tokens.to_host())
         yield made  # outside of the contexts, which would be the caller's too
         step.cache.reserves_ahead(1)
         ahead = getattr(model, "replayable", True)  # the device computes the next token while the host reads this one
@@ -247,9 +248,9 @@ def continued(
                 tokens = step.run(tokens, uniform())
                 waiting.append(tokens.to_host_async().wait if ahead else tokens.to_host().copy)
             if len(waiting) > ahead:
-                yield waiting.pop(0)()[:, 0]
+                yield checked_tokens(waiting.pop(0)())
         for read in waiting:
-            yield read()[:, 0]
+            yield checked_tokens(read())
 
 
 def prompt_logits(model: Any, ids: np.ndarray, lengths: Sequence[int], cache: KVCache, file: Any = None) -> Tensor:

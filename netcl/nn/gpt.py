@@ -13,7 +13,7 @@ from netcl.core.tensor import Tensor
 from netcl.nn import init
 from netcl.nn.attention import KVCache
 from netcl.nn.container import ModuleDict, ModuleList
-from netcl.nn.decoding import Sampling, continued, random_draws
+from netcl.nn.decoding import Sampling, checked_tokens, continued, random_draws
 from netcl.nn.dropout import Dropout
 from netcl.nn.embedding import Embedding
 from netcl.nn.linear import Linear
@@ -148,6 +148,6 @@ class GPT(Module):
                 states = self.states(Tensor.from_host(self.queue, sequence[:, -self.block_size :]))
                 logits = ag.reshape(self.head(ag.narrow(states, 1, states.shape[1] - 1, 1)), (len(sequence), -1))
                 uniform = draw(len(sequence)) if sampling.temperature else np.zeros(len(sequence), np.float32)
-                chosen = sampling.choose(logits, Tensor.from_host(self.queue, uniform)).to_host()[:, 0]
+                chosen = checked_tokens(sampling.choose(logits, Tensor.from_host(self.queue, uniform)).to_host())
             sequence = np.concatenate([sequence, chosen[:, None]], axis=1)
             yield chosen

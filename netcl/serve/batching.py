@@ -19,7 +19,7 @@ from netcl.core.errors import message
 from netcl.core.tensor import Tensor
 from netcl.models import CausalLM, TextStream
 from netcl.nn.attention import KVCache
-from netcl.nn.decoding import NOT_FINITE, Sampling, finite_rows, prompt_logits, token_counts
+from netcl.nn.decoding import NOT_FINITE, Sampling, prompt_logits, token_counts
 from netcl.replay import compiled
 
 # What computing may raise: a request ends, the server goes on.
@@ -28,6 +28,8 @@ GREEDY = (1.0, 1.0, 1.0, 0.0)  # temperature, top_k, top_p, min_p; three penalti
 _IDLE = (*GREEDY, 1.0, 0.0, 0.0, 0.0)
 _JOINED_TOKENS = 2048  # of prompts that are computed together, with padding: the running sequences wait for them
 _PADDED = 32  # prompts are padded to multiples of this length, because ops are planned for each length
+_MOST_LIKELY = Sampling(temperature=0.0)
+_FAILED = f"the model failed: {message('serve', *NOT_FINITE)}"
 _ENDING = message("serve", "the server is shutting down")
 
 
@@ -139,7 +141,7 @@ class Batcher:
             with ag.no_grad():
                 logits = ag.reshape(model(tokens, cache), (tokens.shape[0], -1))
                 if settings is None:
-                    return ag.argmax(logits, axis=-1, keepdims=True)
+                    return _MOST_LIKELY.choose(logits, logits)
                 *options, drawn = (ag.narrow(settings, 1, i, 1) for i in range(settings.shape[1]))
                 return Sampling(*options).choose(logits, drawn, counts if penalize else None)
 
@@ -240,8 +242,8 @@ class Batcher:
             logits = prompt_logits(self.model, ids, lengths, cache)
             for row, (request, token) in enumerate(zip(requests, self._first_tokens(requests, logits), strict=True)):
                 self.metrics.add("netcl_prompt_tokens_total", len(request.ids))
-                if token is None:
-                    self._fail([request], 500, f"the model failed: {message('serve', *NOT_FINITE)}")
+                if token < 0:
+                    self._fail([request], 500, _FAILED)
                     continue
                 self.metrics.add("netcl_first_token_seconds", self.clock() - request.begun)
                 slot = self.slots.index(None)
@@ -261,17 +263,12 @@ class Batcher:
         self._joining[key].reset()
         return self._joining[key]
 
-    def _first_tokens(self, requests: list[TextRequest], logits: Tensor) -> list[int | None]:
-        """Return the first token of each request, ``None`` where the logits are not finite."""
-        finite = finite_rows(logits)
+    def _first_tokens(self, requests: list[TextRequest], logits: Tensor) -> list[int]:
+        """Return the first token of each request, -1 where the logits are not finite."""
         if not any(request.sampling.temperature or request.sampling.penalizes for request in requests):
-            tokens = ag.argmax(logits, axis=-1).to_host().tolist()
-            return [token if fits else None for _, token, fits in zip(requests, tokens, finite, strict=False)]
-        found = list[int | None]()
+            return _MOST_LIKELY.choose(logits, logits).to_host()[: len(requests), 0].tolist()
+        found = list[int]()
         for i, request in enumerate(requests):
-            if not finite[i]:
-                found.append(None)
-                continue
             drawn = Tensor.from_host(logits.queue, np.array(request.settings(1)[-1:], np.float32))
             known = self._prompt_counts(request) if request.sampling.penalizes else None
             found.append(int(request.sampling.choose(ag.narrow(logits, 0, i, 1), drawn, known).item()))
@@ -300,7 +297,9 @@ class Batcher:
         made = self._step(*inputs).to_host()[:, 0]
         self._lengths = [length + 1 for length in self._lengths]
         for request, token in zip(slots, made, strict=True):
-            if request is not None:
+            if request is not None and token < 0:
+                self._fail([request], 500, _FAILED)
+            elif request is not None:
                 self._advance(request, int(token))
 
     def _advance(self, request: TextRequest, token: int) -> None:

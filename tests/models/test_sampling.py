@@ -92,8 +92,29 @@ def test_logits_that_are_not_finite_choose_no_token(value, device, folder_of):
     good, broken = (models.load(folder_of("llama"), device.queue) for _ in range(2))
     broken.norm.weight.write(np.full(broken.norm.weight.shape, value, np.float32))
     for options in ({}, {"temperature": 1.0}, {"temperature": 1.0, "top_k": 3}, {"draft": good}, {"draft": good, "temperature": 1.0}):
-        with pytest.raises(ValueError, match=r"\[generate\] the logits of a prompt must be finite; check the weights for NaN"):
+        with pytest.raises(ValueError, match=r"\[generate\] the logits must be finite; check the weights for NaN"):
             broken.generate([1, 2, 3], 4, **options)
+
+
+def test_logits_that_are_not_finite_after_the_prompt_raise(device, folder_of):
+    good, broken = (models.load(folder_of("llama"), device.queue) for _ in range(2))
+    made = good.generate([1, 2, 3], 6)
+    at = next(i for i in range(1, 5) if made[i] not in [1, 2, 3, *made[:i]])
+    rows = broken.embed_tokens.weight.to_host()
+    rows[made[at]] = np.nan
+    broken.embed_tokens.weight.write(rows)
+    assert broken.generate([1, 2, 3], at + 1) == made[: at + 1]
+    for options in ({}, {"presence_penalty": 0.001}, {"temperature": 1e-9}, {"temperature": 1e-9, "top_k": 3}, {"draft": good}):
+        for _ in range(2):
+            with pytest.raises(ValueError, match=r"\[generate\] the logits must be finite"):
+                broken.generate([1, 2, 3], 6, **options)
+    with pytest.raises(ValueError, match=r"\[generate\] the logits must be finite"):
+        broken.generate([[1, 2, 3], [1, 2, 3]], 6)
+    streamed = broken.generate([1, 2, 3], 6, stream=True)
+    assert [next(streamed) for _ in range(at + 1)] == made[: at + 1]
+    with pytest.raises(ValueError, match=r"\[generate\] the logits must be finite"):
+        next(streamed)
+    assert good.generate([1, 2, 3], 6) == made
 
 
 def test_options_that_mean_nothing_are_refused(folder_of):

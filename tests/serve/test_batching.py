@@ -175,7 +175,20 @@ def test_only_requests_whose_logits_are_not_finite_fail(host_model, monkeypatch)
         answers = [ask(batcher, "Hello", 4, sampling=Sampling(temperature, 1))[1] for _ in range(3)]
         run_rounds(batcher)
         assert [text_of(answers[i]) for i in (0, 2)] == [expected] * 2
-        assert answers[1][-1].error.status == 500 and "logits of a prompt must be finite" in str(answers[1][-1].error)
+        assert answers[1][-1].error.status == 500 and "logits must be finite" in str(answers[1][-1].error)
+
+
+def test_only_requests_whose_logits_become_not_finite_fail(host_model):
+    expected = host_model.generate("Hello", 4)
+    for sampling in (Sampling(0.0), Sampling(1.0, 1)):
+        batcher = Batcher(host_model)
+        answers = [ask(batcher, "Hello", 4, sampling=sampling)[1] for _ in range(3)]
+        batcher.turn()
+        for values in [t for t in vars(batcher._cache).values() if isinstance(t, Tensor) and t.ndim == 4]:
+            values[1] = np.nan
+        run_rounds(batcher)
+        assert [text_of(answers[i]) for i in (0, 2)] == [expected] * 2
+        assert answers[1][-1].error.status == 500 and "logits must be finite" in str(answers[1][-1].error)
 
 
 def test_prompts_are_not_padded_where_frequencies_depend_on_the_length(host_model):
