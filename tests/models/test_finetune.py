@@ -238,6 +238,10 @@ def test_pairs_of_answers_are_checked(folder, data, tmp_path):
     (tmp_path / "wrong.jsonl").write_text('{"prompt": "1", "chosen": "2", "rejected": 3}\n', encoding="utf-8")
     with pytest.raises(FileError, match="a row must be"):
         finetune(folder, tmp_path / "wrong.jsonl", tmp_path / "run")
+    for row in ('{"text": "1", "prompt": "2"}', '{"prompt": "1", "completion": "2", "chosen": "2", "rejected": "3"}'):
+        (tmp_path / "both.jsonl").write_text(row + "\n", encoding="utf-8")
+        with pytest.raises(FileError, match="a row must have the keys of one form, got"):
+            finetune(folder, tmp_path / "both.jsonl", tmp_path / "run")
     with pytest.raises(ValueError, match="beta must be above 0 and finite"):
         TuningSettings(beta=0.0).check()
 
