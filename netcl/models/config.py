@@ -80,6 +80,8 @@ class Rope:
             return grown**-exponents
         if self.kind == "llama3":
             low, high = (real_number(self.options, f"{name}_freq_factor") for name in ("low", "high"))
+            if low >= high:
+                raise refusal("config", "low_freq_factor must be below high_freq_factor", low_freq_factor=low, high_freq_factor=high)
             turns = self.original * plain / (2 * math.pi)  # within the original context
             smooth = np.clip((turns - low) / (high - low), 0, 1)
             return plain * (smooth + (1 - smooth) / self.factor)

@@ -26,6 +26,9 @@ def logits(model, ids=((3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5),)) -> np.ndarray:
         return model(Tensor.from_host(model.queue, np.array(ids, np.int64))).to_host()
 
 
+_LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "original_max_position_embeddings": 64}
+
+
 @pytest.mark.parametrize("case", GGUF_CASES)
 def test_a_model_is_the_same_through_gguf(case, folder_of, tmp_path):
     model = models.load(folder_of(case), "cpu")
@@ -141,6 +144,10 @@ def test_shards_are_read_by_their_index(folder_of, tmp_path):
         ({"rms_norm_eps": -1.0}, r"\[config\] the epsilon of norms must be above 0"),
         ({"rope_scaling": [1], "rope_parameters": None}, r"\[config\] rope_scaling must be an object or null"),
         ({"rope_parameters": {"rope_type": "linear"}}, r"\[config\] rope_type 'linear' must have factor"),
+        (
+            {"rope_parameters": {**_LLAMA3, "low_freq_factor": 4.0, "high_freq_factor": 4.0}},
+            r"\[config\] low_freq_factor must be below high",
+        ),
         ({"rope_parameters": {"rope_type": "linear", "factor": -2.0}}, r"\[config\] factor must be above 0"),
         ({"tie_word_embeddings": True}, r"\[models\] a head tied to the embedding must equal it; .*tie_word_embeddings"),
         ({"rms_norm_eps": "a"}, r"\[config\] rms_norm_eps must be a finite number"),
