@@ -109,7 +109,7 @@ def randint(low: int, high: Any = None, size: Any = None, *, dtype: Any = "int64
         high, size = None, high
     queue, grad = _placement(options)
     row = dtypes.lookup(dtype or "int64", "randint")
-    random.check_integers("randint", *((0, low) if high is None else (low, high)), row.name)
+    random.check_integers("randint", 0 if high is None else low, low if high is None else high, row.name)
     made = twin("randint")(low, high, () if size is None else tuple(np.atleast_1d(size).tolist()), dtype="int64", queue=queue)
     return made.to(row.name).requires_grad_(grad)
 
@@ -209,17 +209,17 @@ def multinomial(input: Any, num_samples: int, replacement: bool = False) -> Tens
     if input.ndim not in (1, 2) or not num_samples > 0 or (not replacement and num_samples > input.shape[-1]):
         what = "input must have 1 or 2 dimensions, num_samples must be at least 1 and, without replacement, at most input.shape[-1]"
         raise ShapeError(message("multinomial", what, num_samples=num_samples, replacement=replacement, **{"input.shape": input.shape}))
-    recording.check_each_run(input, partial(_check_weights, least=1 if replacement else num_samples))
+    recording.check_each_run(input, partial(_check_chances, least=1 if replacement else num_samples))
     with no_grad():
         repeats = num_samples if replacement else 1
         # The least of exponential times with rates p falls on i with probability p[i] / sum(p).
-        noise = gumbel_noise((*input.shape[:-1], repeats, input.shape[-1]), input.queue)
+        noise = gumbel_noise((*input.shape[:-1], repeats, input.shape[-1]), input)
         weights = input.detach()
         score = twin("log")(weights if weights.dtype == "float64" else weights.to("float32")).unsqueeze(-2) + noise
         return score.argmax(-1) if replacement else score.squeeze(-2).topk(num_samples).indices
 
 
-def _check_weights(weights: Tensor, least: int) -> None:
+def _check_chances(weights: Tensor, least: int) -> None:
     """Raise unless all weights are finite and not negative, and at least ``least`` of each row are positive."""
     values = weights.to_host()
     with np.errstate(invalid="ignore"):
@@ -230,9 +230,9 @@ def _check_weights(weights: Tensor, least: int) -> None:
         raise ValueError(message("multinomial", what, finite_and_not_negative=fits, positive=positive, **{"input.shape": weights.shape}))
 
 
-def gumbel_noise(shape: Sequence[int], queue: Any) -> Tensor:
+def gumbel_noise(shape: Sequence[int], like: Tensor) -> Tensor:
     """Return standard Gumbel numbers, ``-log`` of exponential ones. Large ones, which choose rare entries, have 48 random bits."""
-    uniform = twin("clamp")(rand(shape, queue=queue) + rand(shape, queue=queue) * 2.0**-24, 2.0**-49, 1 - 2.0**-24)
+    uniform = twin("clamp")(rand(shape, queue=like.queue) + rand(shape, queue=like.queue) * 2.0**-24, 2.0**-49, 1 - 2.0**-24)
     return -twin("log")(-twin("log1p")(-uniform))
 
 

@@ -93,5 +93,7 @@ def _same_norm(kind: type[_BatchNorm], norm: _BatchNorm, **more: Any) -> _BatchN
     for name in ("weight", "bias", "running_mean", "running_var"):
         if getattr(norm, name) is not None:
             object.__setattr__(made, name, getattr(norm, name))
-    made.__dict__.update(_batches=norm._batches, training=norm.training, **more)
+    made.__dict__.update(training=norm.training, **more)
+    if norm.num_batches_tracked is not None:
+        made.num_batches_tracked = norm.num_batches_tracked
     return made

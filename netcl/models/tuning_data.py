@@ -18,8 +18,8 @@ from netcl.models.tokenizer import Tokenizer
 
 IGNORED_TARGET = -100  # what cross-entropy leaves out
 _ROW_FORMS = '{"messages": [...]}, {"prompt": ..., "completion": "..."}, {"text": "..."} or {"prompt": ..., "chosen": ..., "rejected": ...}'
-_FORMS = ({"messages"}, {"prompt", "completion"}, {"text"}, {"prompt", "chosen", "rejected"})
-_KEYS = set().union(*_FORMS)
+_KEYS_OF_ROWS = ({"messages"}, {"prompt", "completion"}, {"text"}, {"prompt", "chosen", "rejected"})
+_KEYS = set().union(*_KEYS_OF_ROWS)
 
 
 class Document(NamedTuple):
@@ -38,7 +38,7 @@ def read_rows(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
                 rows.append(json.loads(line))
             if not _is_row(rows[-1]):
                 raise refusal("finetune", f"a row must be {_ROW_FORMS}", file=path, line=number)
-            if (known := {key for key in _KEYS if rows[-1].get(key) is not None}) not in _FORMS:
+            if (known := {key for key in _KEYS if rows[-1].get(key) is not None}) not in _KEYS_OF_ROWS:
                 what, remedy = f"a row must have the keys of one form, got {', '.join(sorted(known))}", f"a row is {_ROW_FORMS}"
                 raise refusal("finetune", what, remedy, file=path, line=number)
     if not rows:

@@ -160,7 +160,7 @@ def rrelu(input: Tensor, lower: float = 1.0 / 8, upper: float = 1.0 / 3, trainin
 
 def gumbel_softmax(logits: Tensor, tau: float = 1.0, hard: bool = False, eps: float = 1e-10, dim: int = -1) -> Tensor:
     """Return the softmax of ``(logits + Gumbel noise) / tau``. ``hard`` makes values one-hot and keeps the gradient. ``eps`` is ignored."""
-    noise = gumbel_noise(logits.shape, logits.queue).to(logits.dtype)
+    noise = gumbel_noise(logits.shape, logits).to(logits.dtype)
     soft = ag.softmax(ag.div(ag.add(logits, noise), tau), axis=dim)
     if not hard:
         return soft

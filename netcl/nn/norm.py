@@ -54,11 +54,11 @@ class _Running(_Norm):
         self._affine((num_features,), affine, affine and bias)
         self.register_buffer("running_mean", full((num_features,), 0.0) if track_running_stats else None)
         self.register_buffer("running_var", full((num_features,), 1.0) if track_running_stats else None)
-        self._batches, self._shown = 0, 0
         self._handed_out = Recomputed()  # the write record of the counter that a caller may write, and its last write
         if track_running_stats:
             self._counted = full((), 0, "int64")
-            self._roles["num_batches_tracked"] = "buffer"
+            self._set_count(0)
+        self._batches, self._shown = 0, 0
 
     @property
     def num_batches_tracked(self) -> Tensor | None:
@@ -75,13 +75,14 @@ class _Running(_Norm):
 
     @num_batches_tracked.setter
     def num_batches_tracked(self, value: Tensor | int) -> None:
-        self._roles["num_batches_tracked"] = "buffer"  # a value that is no tensor would unregister it
+        if self.track_running_stats:
+            self._set_count(int(self.num_batches_tracked.item() if value is None else value))
         if not self.track_running_stats or value is None:
             what = "num_batches_tracked must be a count, of a layer with running statistics"
             raise TypeError(message(type(self).__name__, what, given=type(value).__name__, track_running_stats=self.track_running_stats))
-        self._set_count(int(value))
 
     def _set_count(self, batches: int) -> None:
+        self._roles["num_batches_tracked"] = "buffer"  # Module.__setattr__ removes it for values that are no tensors
         self._batches, self._shown = batches, -1
         self._handed_out.clear()
 

@@ -186,6 +186,8 @@ class Generator(np.random.Generator):
 
     def manual_seed(self, seed: int) -> Generator:
         """Restart the numbers from a seed; returns the generator."""
+        if isinstance(seed, bool) or not isinstance(seed, (int, np.integer)):
+            raise ShapeError(message("manual_seed", "seed must be an integer", seed=repr(seed)))
         self._seed, self.bit_generator.state = int(seed), np.random.PCG64(int(seed) % 2**64).state
         for stream in self._own.values():
             stream.reset(self._seed)
@@ -326,9 +328,11 @@ EXACT_INTEGERS = {"float16": 2**11, "bfloat16": 2**8, "float32": 2**24, "float64
 
 def check_integers(name: str, low: int, high: int, dtype: str) -> None:
     """Raise unless ``dtype`` holds all integers from ``low`` up to but not including ``high``, and there is one."""
-    exact = EXACT_INTEGERS.get(dtype)
-    limits = np.iinfo(dtypes.DTYPES[dtype].storage) if exact is None else None
-    least, most = (-exact * (dtype != "bool"), exact) if limits is None else (int(limits.min), int(limits.max))
+    if (exact := EXACT_INTEGERS.get(dtype)) is not None:
+        least, most = -exact * (dtype != "bool"), exact
+    else:
+        limits = np.iinfo(dtypes.DTYPES[dtype].storage)
+        least, most = int(limits.min), int(limits.max)
     if not least <= low < high <= most + 1:
         what = f"low must be below high, and {dtype} must hold all integers from low to high - 1"
         raise ShapeError(message(name, what, "choose a wider dtype", low=low, high=high))
@@ -337,7 +341,7 @@ def check_integers(name: str, low: int, high: int, dtype: str) -> None:
 @op(vjp=None, ref=None, at_once=True)
 def randint(low: int = 0, high: int | None = None, shape: SizesArgument = (), *, dtype: str = "int64", queue: Any = None) -> Tensor:
     """Draw integers from ``low`` up to but not including ``high``; ``randint(n, shape=...)`` starts at 0."""
-    low, high = (0, low) if high is None else (low, high)
+    low, high = 0 if high is None else low, low if high is None else high
     row = dtypes.lookup(dtype, "randint")
     if row.is_float or row.name == "bool":
         raise DtypeError(message("randint", "dtype must be an integer type", dtype=row.name))

@@ -29,7 +29,7 @@ _IDLE = (*GREEDY, 1.0, 0.0, 0.0, 0.0)
 _JOINED_TOKENS = 2048  # of prompts that are computed together, with padding: the running sequences wait for them
 _PADDED = 32  # prompts are padded to multiples of this length, because ops are planned for each length
 _MOST_LIKELY = Sampling(temperature=0.0)
-_FAILED = f"the model failed: {message('serve', *NOT_FINITE)}"
+_NO_TOKEN = f"the model failed: {message('serve', *NOT_FINITE)}"
 _ENDING = message("serve", "the server is shutting down")
 
 
@@ -243,7 +243,7 @@ class Batcher:
             for row, (request, token) in enumerate(zip(requests, self._first_tokens(requests, logits), strict=True)):
                 self.metrics.add("netcl_prompt_tokens_total", len(request.ids))
                 if token < 0:
-                    self._fail([request], 500, _FAILED)
+                    self._fail([request], 500, _NO_TOKEN)
                     continue
                 self.metrics.add("netcl_first_token_seconds", self.clock() - request.begun)
                 slot = self.slots.index(None)
@@ -298,7 +298,7 @@ class Batcher:
         self._lengths = [length + 1 for length in self._lengths]
         for request, token in zip(slots, made, strict=True):
             if request is not None and token < 0:
-                self._fail([request], 500, _FAILED)
+                self._fail([request], 500, _NO_TOKEN)
             elif request is not None:
                 self._advance(request, int(token))
 

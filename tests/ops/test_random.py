@@ -165,6 +165,8 @@ def test_draws_that_a_dtype_cannot_hold_are_refused(device):
             netcl.randint(0, high, (4,), dtype=dtype)
         with pytest.raises(ShapeError, match=rf"\[random_\] .* {dtype} must hold all integers"):
             netcl.zeros(4, dtype=dtype).random_(0, high)
+    with pytest.raises(ShapeError, match=r"\[manual_seed\] seed must be an integer; seed=2\.7"):
+        netcl.Generator().manual_seed(2.7)
     with pytest.raises(ShapeError, match=r"\[randperm\] .* uint8 must hold all integers"):
         netcl.randperm(300, dtype="uint8")
     assert netcl.zeros(1000, dtype="int64").random_().max().item() > 2**32
