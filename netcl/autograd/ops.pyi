@@ -486,6 +486,9 @@ def fft_pairs(input: Operand, dims: Any = ..., forward: bool = True, scale: floa
 def fft_to_real(input: Operand, n: Any, dim: float = -1, scale: float = 1.0, *, axis: float = ...) -> Tensor:
     """The unnormalized inverse of :func:`fft_from_real`: ``n`` real numbers along an axis, times ``scale``. Computed on the host."""
 
+def finite_argmax(input: Operand, dim: int | None = None, keepdim: bool = False, *, axis: int | None = ..., keepdims: bool = ...) -> Tensor:
+    """:func:`argmax`, but -1 where the largest element is infinite or NaN."""
+
 def flatten(input: Operand, start_dim: int = 0, end_dim: int = -1, *, start_axis: int = ..., end_axis: int = ...) -> Tensor:
     """Join the axes ``start_axis`` to ``end_axis`` into one; shares memory."""
 

@@ -89,8 +89,7 @@ class Sampling(NamedTuple):
     def _chosen(self, logits: Tensor, uniform: Tensor) -> Tensor:
         by_row = isinstance(self.top_k, Tensor)
         if not by_row and not isinstance(self.temperature, Tensor) and self.temperature == 0:
-            token = ag.argmax(logits, axis=-1, keepdims=True)  # NaN is the largest, here and in ``sort``
-            return ag.where(ag.isfinite(ag.gather(logits, 1, token)), token, -1)
+            return ag.finite_argmax(logits, axis=-1, keepdims=True)
         logits, whole = ag.cast(logits, "float32"), self.top_k is None or by_row
         ranked = ag.sort(logits, axis=-1, descending=True) if whole else ag.topk(logits, min(self.top_k, logits.shape[1]))
         values, order = ranked

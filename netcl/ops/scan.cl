@@ -1,5 +1,5 @@
 // Running sums, and the position of the extreme element, along one axis of a tensor seen as (rows, count, inner). WIDTH is 1; the
-// program in front of this text defines real, element, SRC, DST, LOAD and STORE as for reduce.cl, IS_NAN(x), MINIMUM where the
+// program in front of this text defines real, element, SRC, DST, LOAD and STORE as for reduce.cl, IS_NAN(x), IS_FINITE(x), MINIMUM where the
 // smallest element is looked for, and LANES and AT_ONCE, 1 or more. INDEX_T is replaced in the text.
 
 // One work-item runs over one slice of one column. `before` (where slices > 1) is what comes ahead of each slice;
@@ -37,12 +37,12 @@ int beats(real a, INDEX_T i, real b, INDEX_T j) {
 }
 
 // The best of one slice of one column, found by LANES work-items: a work-group, or one work-item alone. Second launch: `candidates` are the
-// winners of the slices.
+// winners of the slices. finite: -1 where the best is not finite.
 #if LANES > 1
 __attribute__((reqd_work_group_size(LANES, 1, 1)))
 #endif
 __kernel void extreme(__global const SRC* x, __global const long* candidates, __global long* y, const INDEX_T rows, const INDEX_T count,
-                      const INDEX_T inner, const INDEX_T slice, const INDEX_T slices, const int second) {
+                      const INDEX_T inner, const INDEX_T slice, const INDEX_T slices, const int second, const int finite) {
   const INDEX_T item = LANES > 1 ? get_group_id(0) : get_global_id(0), lane = LANES > 1 ? get_local_id(0) : 0;
   const INDEX_T parts = second ? 1 : slices;
   if (item >= rows * parts * inner) return;
@@ -91,7 +91,7 @@ __kernel void extreme(__global const SRC* x, __global const long* candidates, __
     barrier(CLK_LOCAL_MEM_FENCE);
   }
 #endif
-  if (lane == 0) y[item] = best;
+  if (lane == 0) y[item] = finite && !IS_FINITE(value) ? -1 : (long)best;
 }
 
 #if AT_ONCE > 1
@@ -99,7 +99,7 @@ __kernel void extreme(__global const SRC* x, __global const long* candidates, __
 // AT_ONCE neighboring columns; the last block of columns overlaps the one before. If inner is 1, they belong to one column, and the AT_ONCE
 // candidates are compared at the end.
 __kernel void extreme_at_once(__global const SRC* x, __global long* y, const INDEX_T rows, const INDEX_T count, const INDEX_T inner,
-                              const INDEX_T slice, const INDEX_T slices) {
+                              const INDEX_T slice, const INDEX_T slices, const int finite) {
   const INDEX_T blocks = inner == 1 ? 1 : (inner + AT_ONCE - 1) / AT_ONCE, item = get_global_id(0);
   if (item >= rows * slices * blocks) return;
   const INDEX_T row = item / blocks / slices, part = item / blocks % slices;
@@ -121,7 +121,8 @@ __kernel void extreme_at_once(__global const SRC* x, __global long* y, const IND
       best[j] = better ? i : best[j];
     }
   if (inner > 1) {
-    for (int j = 0; j < AT_ONCE; ++j) y[(row * slices + part) * inner + column + j] = begin + best[j];
+    for (int j = 0; j < AT_ONCE; ++j)
+      y[(row * slices + part) * inner + column + j] = finite && !IS_FINITE(value[j]) ? -1 : (long)(begin + best[j]);
     return;
   }
   best[0] *= AT_ONCE;
@@ -133,6 +134,6 @@ __kernel void extreme_at_once(__global const SRC* x, __global long* y, const IND
       best[0] = at;
     }
   }
-  y[row * slices + part] = begin + best[0];
+  y[row * slices + part] = finite && !IS_FINITE(value[0]) ? -1 : (long)(begin + best[0]);
 }
 #endif

@@ -47,8 +47,8 @@ def _scan_kernel(name: str, queue: Any, source: str, target: str, compute: str, 
     check_double(name, queue, (source, target))
     index = index_type(n)
     values = value_functions([DTYPES[source]], [DTYPES[target]], compute, Layout(0, 1, True, index))
-    is_nan = "isnan(x)" if compute in ("float", "double") else "0"
-    macros = f"#define SRC {DTYPES[source].c_storage}\n#define DST {DTYPES[target].c_storage}\n#define IS_NAN(x) ({is_nan})\n"
+    is_nan, is_finite = ("isnan(x)", "isfinite(x)") if compute in ("float", "double") else ("0", "1")
+    macros = f"#define SRC {DTYPES[source].c_storage}\n#define DST {DTYPES[target].c_storage}\n#define IS_NAN(x) ({is_nan})\n#define IS_FINITE(x) ({is_finite})\n"
     macros += f"#define LOAD load_{source}\n#define STORE store_{target}\n#define LANES {lanes}\n#define AT_ONCE {at_once}\n"
     macros += "#define MINIMUM\n" if minimum else ""
     text = f"{values}\n{macros}{_SCAN_SOURCE.replace('INDEX_T', index)}"
@@ -132,7 +132,7 @@ def _before_slices(x: Tensor, shape: Shape3, compute: str, length: int, slices: 
 # ---- argmax, argmin
 
 
-def _arg(name: str, x: Any, axis: int | None, keepdims: bool) -> Tensor:
+def _arg(name: str, x: Any, axis: int | None, keepdims: bool, finite: bool = False) -> Tensor:
     x = operand(name, x)
     shape = _scan_shape(name, x, axis)
     axes = tuple(range(x.ndim)) if axis is None else axes_of(name, axis, x.shape)
@@ -141,10 +141,10 @@ def _arg(name: str, x: Any, axis: int | None, keepdims: bool) -> Tensor:
     if shape.length == 0 and size:
         raise ShapeError(message(name, "x must have elements along the axis", axis=axis, **{"x.shape": x.shape}))
     if isinstance(x.queue, CPUQueue):
-        return _arg_numpy(np.argmax if name == "argmax" else np.argmin, x, axis, result_shape)
+        return _arg_numpy(_finite_place if finite else np.argmin if name == "argmin" else np.argmax, x, axis, result_shape)
     target = Tensor.empty(result_shape, "int64", queue=x.queue)
     if size:
-        _arg_cl(name, x, target, shape)
+        _arg_cl(name, x, target, shape, finite)
     return target
 
 
@@ -156,7 +156,7 @@ def _arg_numpy(find: Callable[..., Any], x: Tensor, axis: int | None, shape: tup
     return wrap_array(np.asarray(find(values, axis=axis), np.int64).reshape(shape), "int64", x.queue)
 
 
-def _arg_cl(name: str, x: Tensor, target: Tensor, shape: Shape3) -> None:
+def _arg_cl(name: str, x: Tensor, target: Tensor, shape: Shape3, finite: bool) -> None:
     queue = x.queue
     columns, profile, lanes = shape.rows * shape.inner, profile_of(queue), 1
     length, slices = _slicing(shape, queue)
@@ -173,13 +173,21 @@ def _arg_cl(name: str, x: Tensor, target: Tensor, shape: Shape3) -> None:
     at_once = _COMPARED if shape.inner == 1 else min(_COMPARED, 1 << (shape.inner.bit_length() - 1))
     if profile.device_type == "cpu" and (shape.inner > 1 or shape.length >= 2 * at_once):
         items = shape.rows * slices * -(-shape.inner // at_once)
-        kernel(at_once=at_once)(queue, items, _scan_local_size(queue, items), x, winners, *shape, length, slices)
+        kernel(at_once=at_once)(
+            queue, items, _scan_local_size(queue, items), x, winners, *shape, length, slices, int(finite and slices == 1)
+        )
     else:
         local = lanes if lanes > 1 else _scan_local_size(queue, columns * slices)
-        kernel(lanes=lanes)(queue, columns * slices * lanes, local, x, winners, winners, *shape, length, slices, 0)
+        kernel(lanes=lanes)(
+            queue, columns * slices * lanes, local, x, winners, winners, *shape, length, slices, 0, int(finite and slices == 1)
+        )
     if slices > 1:
         local = lanes if lanes > 1 else _scan_local_size(queue, columns)
-        kernel(lanes=lanes)(queue, columns * lanes, local, x, winners, target, *shape, length, slices, 1)
+        kernel(lanes=lanes)(queue, columns * lanes, local, x, winners, target, *shape, length, slices, 1, int(finite))
+
+
+def _finite_place(x: np.ndarray, axis: int | None = None) -> np.ndarray:
+    return np.where(np.isfinite(x.max(axis)), x.argmax(axis), -1)
 
 
 _ARG_SAMPLES = [S((257,)), S((3, 5, 7), axis=1), S((2, 40, 37), axis=1), S((3, 5), axis=-1, keepdims=True), S((5000,)),
@@ -191,6 +199,13 @@ _ARG_SAMPLES = [S((257,)), S((3, 5, 7), axis=1), S((2, 40, 37), axis=1), S((3, 5
 def argmax(x: Tensor, axis: int | None = None, keepdims: bool = False) -> Tensor:
     """Position of the largest element as int64, the first of equals; NaN is larger than all. Without an axis: in the flattened tensor."""
     return _arg("argmax", x, axis, keepdims)
+
+
+@op(vjp=None, ref=lambda x, axis=None, keepdims=False: np.argmax(x, axis=axis, keepdims=keepdims), samples=_ARG_SAMPLES,
+    errors=[(S((0,)), r"\[finite_argmax\] x must have elements along the axis; axis=None, x.shape=\(0,\)")])  # fmt: skip
+def finite_argmax(x: Tensor, axis: int | None = None, keepdims: bool = False) -> Tensor:
+    """:func:`argmax`, but -1 where the largest element is infinite or NaN."""
+    return _arg("finite_argmax", x, axis, keepdims, True)
 
 
 @op(vjp=None, ref=lambda x, axis=None, keepdims=False: np.argmin(x, axis=axis, keepdims=keepdims), samples=_ARG_SAMPLES,
