@@ -61,7 +61,7 @@ class CausalLM(ConfiguredModel):
         self.merged = False
         self.generation: dict[str, Any] = {}
         self._tables: dict[Any, Tensor] = Recomputed()
-        self.layer_queues: tuple[Any, ...] = ()  # of a model whose layers are split over devices
+        self.is_split = False  # over devices, by split()
 
     def new_cache(self, capacity: int | None = None, dtype: str | None = None) -> KVCache:
         """Return an empty cache of ``capacity`` positions (``None``: it grows); ``dtype`` is ``"int8"`` or, by default, ``cache_dtype``."""
@@ -75,6 +75,12 @@ class CausalLM(ConfiguredModel):
     def replayable(self) -> bool:
         """Whether decoding steps can be compiled: on one device, with the same work for all lengths and values."""
         return self.rope_stretch(1) == self.rope_stretch(self.context) and self.config.experts is None and not self.layer_queues
+
+    @property
+    def layer_queues(self) -> tuple[Any, ...]:
+        """The queue of each layer if the model is split over devices; else empty."""
+        queues = tuple(layer.queue for layer in self.layers) if self.is_split else ()
+        return queues if any(queue is not self.queue for queue in queues) else ()
 
     def forward(self, ids: Tensor, cache: KVCache | None = None, positions: Tensor | None = None,
                 documents: Tensor | None = None) -> Tensor:  # fmt: skip
@@ -116,16 +122,16 @@ class CausalLM(ConfiguredModel):
         again = self.checkpointing and self.training
         if again and not x.requires_grad:
             x = x.detach().requires_grad_()  # a checkpoint without such an input has no gradient
-        for i, layer in enumerate(self.layers):
-            if self.layer_queues and self.layer_queues[i] is not x.queue:
-                x, queue = x.to(self.layer_queues[i]), self.layer_queues[i]
+        for layer in self.layers:
+            if self.is_split and (queue := layer.queue) is not x.queue:
+                x = x.to(queue)
                 places, apart = (None if t is None else t.to(queue) for t in (positions, documents))
                 span = make_span(self.config, queue, ids.shape[1], seen, places, self._tables, cache is not None, apart)
             x = ag.checkpoint(layer, x, span) if again else layer(x, span, cache)
-        return x.to(ids.queue) if self.layer_queues else x
+        return x.to(ids.queue) if self.is_split else x
 
     def _decodes_whole(self, x: Tensor, span: Any, cache: KVCache) -> bool:
-        layers: list[Any] = [] if ag.is_grad_enabled() or self.layer_queues else list(self.layers)
+        layers: list[Any] = [] if ag.is_grad_enabled() or self.is_split else list(self.layers)
         whole = bool(layers) and all(layer.decodes_whole(x, span, cache) for layer in layers)
         return whole and len({layer.packing for layer in layers}) == 1
 
@@ -156,7 +162,7 @@ class CausalLM(ConfiguredModel):
         for layer, queue in zip(self.layers, queues, strict=True):
             layer.to(queue)
         self.__dict__.pop("_decoding", None)  # compiled steps
-        self.layer_queues = tuple(queues) if any(queue is not main for queue in queues) else ()
+        self.is_split = any(queue is not main for queue in queues)
         return self
 
     def head(self, states: Tensor) -> Tensor:

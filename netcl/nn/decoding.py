@@ -185,7 +185,7 @@ def _step_for(model: Any, role: str, batch: int, room: int, sampling: Sampling |
     """
     idle: dict[Any, _DecodingStep] = model.__dict__.setdefault("_decoding", Recomputed())
     dtypes = getattr(model, "cache_dtype", None), *sorted({p.dtype for p in model.parameters()})
-    key = (role, id(model), batch, sampling, model.queue, dtypes)
+    key = (role, id(model), batch, sampling, model.queue, getattr(model, "layer_queues", ()), dtypes)
     found = idle.pop(key, None)
     if found is None or (found.cache.capacity or 0) < room:
         for other in [other for other in idle if other[0] == role]:  # one cache at a time: it may be as large as the model

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import pickle
 
 import numpy as np
 import pytest
@@ -166,6 +167,17 @@ def test_layers_on_several_devices(folder_of, model, device, tmp_path):
         models.load(folder_of("llama"), "cpu", device_map=["cpu"])
     with pytest.raises(ValueError, match=r"\[load\] device_map and cache_dtype require a decoder"):
         models.load(folder_of("bert"), "cpu", cache_dtype="int8")
+
+
+def test_a_split_model_moves_and_is_copied(folder_of, cl_device):
+    split = models.load(folder_of("llama"), cl_device.queue, device_map=[cl_device.queue, "cpu"])
+    plain = split.generate(PROMPT, 8)
+    copied = copy.deepcopy(split)
+    assert copied.layer_queues == split.layer_queues and copied.generate(PROMPT, 8) == plain
+    assert pickle.loads(pickle.dumps(split)).generate(PROMPT, 8) == plain
+    for place in (cl_device.queue, "cpu"):  # the first keeps the device of the embedding
+        assert split.to(place).generate(PROMPT, 8) == plain
+        assert split.layer_queues == () and split.replayable
 
 
 def test_a_cache_of_int8_writes_almost_the_same(folder_of, device):
