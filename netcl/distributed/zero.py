@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from netcl.core import dtype as dtypes
+from netcl.core.errors import message
 from netcl.core.tensor import Tensor
 from netcl.distributed import comm
 from netcl.distributed.collectives import Bucket, wide_dtype, write_flat
@@ -41,7 +42,11 @@ class ShardedOptimizer:
         self._numbers = [i for i, rank in enumerate(self.owner) if rank == self.world.rank]
         self.own = [self.params[i] for i in self._numbers]
         # A rank without parameters still needs an optimizer, whose options a scheduler changes.
-        self.inner = make(self.own or [Tensor.zeros((1,), queue=self.params[0].queue, requires_grad=True)])
+        given = self.own or [Tensor.zeros((1,), queue=self.params[0].queue, requires_grad=True)]
+        self.inner = make(given)
+        if [[id(p) for p in group["params"]] for group in self.param_groups] != [[id(p) for p in given]]:
+            what = "make must return an optimizer of one group with the given parameters, in their order"
+            raise ValueError(message("ShardedOptimizer", what, groups=[len(group["params"]) for group in self.param_groups]))
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
@@ -94,15 +99,18 @@ class ShardedOptimizer:
         """
         inner = self.inner.state_dict()
         own = {number: inner["state"].get(i, {}) for i, number in enumerate(self._numbers)}
-        tensors = {number: {name for name, value in found.items() if isinstance(value, Tensor)} for number, found in own.items()}
-        described = [[n, {k: v for k, v in found.items() if k not in tensors[n]}, sorted(tensors[n])] for n, found in own.items()]
+        tensors = {number: {name: value for name, value in found.items() if isinstance(value, Tensor)} for number, found in own.items()}
+        described = [
+            [n, {k: v for k, v in found.items() if k not in tensors[n]}, [[k, t.shape, t.dtype] for k, t in sorted(tensors[n].items())]]
+            for n, found in own.items()
+        ]
         told = self.world.tell(described, "state_dict")
         state: dict[int, dict[str, Any]] = {}
-        for number, found, names in sorted((entry for entries in told for entry in entries), key=lambda entry: entry[0]):
-            p, dtype = self.params[number], dtypes.sum_dtype(self.params[number].dtype)  # the dtype in which an optimizer keeps its state
-            for name in names:
-                values = own[number][name].to_host() if number in own else np.empty(p.shape, dtype)
-                found[name] = Tensor.from_host(p.queue, self.world.broadcast(values, self.owner[number], check=False), dtype)
+        for number, found, forms in sorted((entry for entries in told for entry in entries), key=lambda entry: entry[0]):
+            for name, shape, dtype in forms:
+                values = own[number][name].to_host() if number in own else np.empty(shape, dtypes.lookup(dtype).host)
+                values = self.world.broadcast(values, self.owner[number], check=False)
+                found[name] = Tensor.from_host(self.params[number].queue, values, dtype)
             if found:
                 state[number] = found
         return {"state": state, "param_groups": [{**inner["param_groups"][0], "params": list(range(len(self.params)))}]}

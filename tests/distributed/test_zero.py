@@ -51,12 +51,12 @@ def _listed(state):
     """A state dict with lists in place of tensors, which later steps change."""
     values = {}
     for number, own in state["state"].items():
-        values[number] = {name: value.tolist() if isinstance(value, Tensor) else value for name, value in own.items()}
+        values[number] = {name: (value.dtype, value.tolist()) if isinstance(value, Tensor) else value for name, value in own.items()}
     return {"state": values, "param_groups": state["param_groups"]}
 
 
-@pytest.mark.parametrize("ranks", [2, 3])
-def test_a_state_dict_is_that_of_one_optimizer_and_resumes_through_a_checkpoint(ranks, tmp_path):
+@pytest.mark.parametrize(("ranks", "make"), [(2, _adam), (3, _adam), (2, optim.AdamW8bit)])
+def test_a_state_dict_is_that_of_one_optimizer_and_resumes_through_a_checkpoint(ranks, make, tmp_path):
     """Three ranks for two parameters: one has nothing to update."""
 
     def stepped(optimizer, params, steps):
@@ -71,16 +71,16 @@ def test_a_state_dict_is_that_of_one_optimizer_and_resumes_through_a_checkpoint(
 
     def run(world):
         params = made()
-        optimizer = stepped(ShardedOptimizer(params, _adam, world), params, 2)
+        optimizer = stepped(ShardedOptimizer(params, make, world), params, 2)
         listed = _listed(optimizer.state_dict())
         save_checkpoint(tmp_path / "step.netcl", world=world, optimizer=optimizer, step=2)
-        later = ShardedOptimizer(params, _adam, world)
+        later = ShardedOptimizer(params, make, world)
         load_checkpoint(tmp_path / "step.netcl", world=world, optimizer=later)
         stepped(later, params, 1)
         return listed, params
 
     params = made()
-    whole = stepped(_adam(params), params, 2)
+    whole = stepped(make(params), params, 2)
     expected = _listed(whole.state_dict())
     stepped(whole, params, 1)
     with ThreadPoolExecutor(ranks) as pool:
@@ -88,3 +88,10 @@ def test_a_state_dict_is_that_of_one_optimizer_and_resumes_through_a_checkpoint(
             assert state == expected
             for ours, theirs in zip(found, params, strict=True):
                 np.testing.assert_array_equal(ours.to_host(), theirs.to_host())
+
+
+def test_the_inner_optimizer_has_one_group_in_the_given_order():
+    params = [Tensor.from_host(np.ones(2, np.float32), requires_grad=True) for _ in range(2)]
+    for groups in ([[0], [1]], [[1, 0]], [[0]]):
+        with pytest.raises(ValueError, match=r"\[ShardedOptimizer\] make must return an optimizer of one group with the given parameters"):
+            ShardedOptimizer(params, lambda given, groups=groups: optim.Adam([{"params": [given[i] for i in group]} for group in groups]))
