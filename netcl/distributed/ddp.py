@@ -56,7 +56,7 @@ class DistributedDataParallel(Module):
 
     The order of gradients is learned in the first backward. Later backwards may use more or fewer parameters, on all ranks or on some.
     A gradient that arrives after its bucket was sent raises; ``overlap=False`` has no such restriction. Parameters that no rank has used
-    keep ``grad=None``.
+    keep ``grad=None``. :func:`netcl.autograd.grad` returns the gradients of this rank alone.
 
     If backward raises on one rank, the others raise :class:`~netcl.distributed.comm.LostRankError` with its error and keep their own
     gradients. If backward raises on all ranks and all continue, nothing is reported.
@@ -111,8 +111,15 @@ class DistributedDataParallel(Module):
             if self.broadcast_buffers:
                 broadcast_each([[buffer] for buffer in self.module.buffers()], self.world)
             if is_grad_enabled():
+                self._check_parameters()
                 expect_backward(self, self._failed)
         return self.module(*args, **kwargs)
+
+    def _check_parameters(self) -> None:
+        known = set(map(id, self._order))
+        if new := [name for name, p in self.module.named_parameters() if p.requires_grad and id(p) not in known]:
+            what = "parameters must not be added or unfrozen after the model was wrapped: their gradients would differ between ranks"
+            raise RuntimeError(message("DistributedDataParallel", what, "change the model first, then wrap it", new=new[:3]))
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:

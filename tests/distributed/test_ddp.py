@@ -158,3 +158,19 @@ def test_batch_norms_without_bias():
     for rank, (part, bias) in enumerate(everywhere(2, run)):
         np.testing.assert_allclose(part, whole(x).to_host()[rank::2], atol=1e-5)
         assert bias is None
+
+
+@pytest.mark.parametrize("change", ["unfreeze", "replace"])
+def test_parameters_that_come_after_wrapping_raise(change):
+    def call(world):
+        model = Detour()
+        model.first.requires_grad_(change != "unfreeze")
+        parallel = DistributedDataParallel(model, world)
+        if change == "unfreeze":
+            model.first.requires_grad_(True)
+        else:
+            model.first = nn.Linear(6, 5)
+        with pytest.raises(RuntimeError, match=r"must not be added or unfrozen after the model was wrapped.*new=\['first.weight'"):
+            parallel(np.ones((2, 6), np.float32))
+
+    everywhere(2, call)
