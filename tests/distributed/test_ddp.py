@@ -10,8 +10,17 @@ import pytest
 
 import netcl.autograd as ag
 from netcl import nn, optim
+from netcl.core.errors import ShapeError
 from netcl.core.tensor import Tensor
-from netcl.distributed import DistributedDataParallel, LostRankError, convert_sync_batchnorm, thread_worlds, without_sync
+from netcl.data import SubsetRandomSampler, TensorDataset
+from netcl.distributed import (
+    DistributedDataParallel,
+    LostRankError,
+    ShardedLoader,
+    convert_sync_batchnorm,
+    thread_worlds,
+    without_sync,
+)
 
 RNG = np.random.default_rng(0)
 X, Y = RNG.standard_normal((8, 6), np.float32), RNG.integers(0, 3, 8)
@@ -174,3 +183,20 @@ def test_parameters_that_come_after_wrapping_raise(change):
             parallel(np.ones((2, 6), np.float32))
 
     everywhere(2, call)
+
+
+def test_a_sampler_orders_the_samples_of_all_ranks_alike():
+    data = TensorDataset(np.arange(17))
+
+    def delivered(world, generator):
+        loader = ShardedLoader(data, 4, seed=0, world=world, sampler=SubsetRandomSampler(range(7), generator))
+        return len(loader), [batch.tolist() for batch in loader]
+
+    parts = everywhere(2, lambda world: delivered(world, 5))
+    assert [(count, len(batches)) for count, batches in parts] == [(2, 2)] * 2
+    found = [number for _, batches in parts for batch in batches for number in batch]
+    assert len(set(found)) == len(found) == 6  # of seven: parts have equal sizes
+    with pytest.raises(LostRankError, match=r"\[ShardedLoader\] all ranks must agree on the order of the sampler"):
+        everywhere(2, lambda world: delivered(world, world.rank))
+    with pytest.raises(ShapeError, match="batch_sampler must not be given"):
+        ShardedLoader(data, 1, seed=0, batch_sampler=[[0, 1]])
