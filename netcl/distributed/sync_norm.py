@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 import netcl.autograd as ag
+from netcl.core.dtype import sum_dtype
 from netcl.core.tensor import Tensor
 from netcl.distributed.comm import World
 from netcl.nn.module import Module
@@ -47,6 +48,7 @@ class SyncBatchNorm(_BatchNorm):
             return super().forward(x)
         axes = tuple(axis for axis in range(x.ndim) if axis != 1)
         shape = tuple(-1 if axis == 1 else 1 for axis in range(x.ndim))
+        dtype, x = x.dtype, ag.cast(x, sum_dtype(x.dtype))  # sums of halves overflow
         count = float(world.all_reduce(np.float64(x.size // x.shape[1])))
         mean = _WorldSum.apply(ag.sum(x, axis=axes), world) / count
         centred = x - ag.reshape(mean, shape)
@@ -60,7 +62,7 @@ class SyncBatchNorm(_BatchNorm):
         result = centred * ag.reshape(ag.rsqrt(variance + self.eps), shape)
         if self.weight is not None:
             result = result * ag.reshape(self.weight, shape)
-        return result if self.bias is None else result + ag.reshape(self.bias, shape)
+        return ag.cast(result if self.bias is None else result + ag.reshape(self.bias, shape), dtype)
 
 
 def convert_sync_batchnorm(module: Module, world: World) -> Module:

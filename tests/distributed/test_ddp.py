@@ -200,3 +200,17 @@ def test_a_sampler_orders_the_samples_of_all_ranks_alike():
         everywhere(2, lambda world: delivered(world, world.rank))
     with pytest.raises(ShapeError, match="batch_sampler must not be given"):
         ShardedLoader(data, 1, seed=0, batch_sampler=[[0, 1]])
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_batch_norm_of_halves_over_ranks_sums_in_float32(dtype):
+    x = RNG.standard_normal((2, 2, 200, 200), np.float32) + 3  # its sum overflows float16
+
+    def normalized(world):
+        layer = convert_sync_batchnorm(nn.BatchNorm2d(2).to(dtype), world)
+        part = Tensor.from_host(layer.queue, x[world.rank :: world.size], dtype)
+        return layer(part).to_host(), layer.running_mean.to_host()
+
+    (alone,), ranks = everywhere(1, normalized), everywhere(2, normalized)
+    np.testing.assert_allclose(np.concatenate([out for out, _ in ranks]), alone[0], rtol=1e-2, atol=1e-2)
+    np.testing.assert_allclose(ranks[0][1], alone[1], rtol=1e-2)
