@@ -208,6 +208,7 @@ class DataParallel(Module):
             for replica, world in zip(replicas, thread_worlds(len(queues)), strict=True):
                 convert_sync_batchnorm(replica, world)
         self.replicas = replicas  # a list is not registered: the state dict is that of one model
+        self._copied = list(module.modules())
         self._known: list[int] | None = None  # parameter versions after the last step that all replicas took
         self._known_buffers: list[int] = []  # buffer versions of all replicas when all were equal
 
@@ -224,6 +225,7 @@ class DataParallel(Module):
 
     def forward(self, *inputs: Any) -> Tensor:
         """Run every replica on its part of the batch and join the results on the first device."""
+        self._check_replicas()
         if self._known != self._written():
             self.refresh()
         elif not self.training and self._known_buffers != self._written_buffers():
@@ -232,6 +234,17 @@ class DataParallel(Module):
         if self.training and self.weights is None:
             self.measure(*given)
         return _Split.apply(self, len(given), *given, *self.module.parameters())
+
+    def _check_replicas(self) -> None:
+        """Freeze the parameters of replicas as those of the model are. Raise if the model has other modules or dtypes than its replicas."""
+        changed = [*map(id, self.module.modules())] != [*map(id, self._copied)]
+        for first, *others in () if changed else zip(*(replica.parameters() for replica in self.replicas), strict=True):
+            for p in others:
+                p.requires_grad = first.requires_grad
+                changed |= p.dtype != first.dtype
+        if changed:
+            what = "modules and dtypes of the model must not change after it was wrapped: its replicas would not"
+            raise RuntimeError(message("DataParallel", what, "change the model first, then wrap it"))
 
     def refresh(self) -> None:
         """Overwrite the parameters and buffers of all replicas with those of the first."""
@@ -297,6 +310,11 @@ class _Split(ag.Function):
                 return owner.replicas[i](*shards[i])
 
         ctx.outputs = dict(zip(ctx.busy, parallel(run, ctx.busy, owner.queues), strict=True))
+        for i, out in ctx.outputs.items():
+            if not isinstance(out, Tensor) or not out.ndim or len(out) % len(shards[i][0]):
+                what = "the model must return one tensor whose first axis is that of the batch, or a multiple of it"
+                given = {"shape": out.shape, "rows": len(shards[i][0])} if isinstance(out, Tensor) else {"given": type(out).__name__}
+                raise ShapeError(message("DataParallel", what, **given))
         return collectives.gather([out.detach() for out in ctx.outputs.values()])
 
     @staticmethod

@@ -217,3 +217,39 @@ def test_evaluation_ends_on_all_replicas():
     with evaluating(parallel):
         assert not any(replica.training for replica in parallel.replicas)
     assert all(replica.training for replica in parallel.replicas)
+
+
+@pytest.mark.parametrize("change", [lambda m: setattr(m, "1", nn.Tanh()), lambda m: m.half()], ids=["activation", "dtype"])
+def test_a_model_that_changed_after_wrapping_raises(change):
+    with nn.parameter.placed("cpu"):
+        parallel = DataParallel(nn.Sequential(nn.Linear(2, 2), nn.ReLU()), ["cpu", "cpu"], weights=[1, 1])
+    change(parallel.module)
+    with pytest.raises(RuntimeError, match=r"\[DataParallel\] modules and dtypes of the model must not change after it was wrapped"):
+        parallel(np.ones((4, 2), np.float32))
+
+
+def test_parameters_frozen_after_wrapping_are_frozen_on_all_replicas():
+    with nn.parameter.placed("cpu"):
+        parallel = DataParallel(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1)), ["cpu", "cpu"], weights=[1, 1])
+    opt = parallel.optimizer(job.optimizer_of)
+    parallel.module[0].requires_grad_(False)
+    before = parallel.module[0].weight.to_host()
+    ag.sum(parallel(np.ones((4, 2), np.float32))).backward()
+    opt.step()
+    np.testing.assert_array_equal(parallel.replicas[1][0].weight.to_host(), before)
+
+
+class Result(nn.Module):
+    def __init__(self, of):
+        super().__init__()
+        self.of = of
+
+    def forward(self, x):
+        return self.of(x)
+
+
+@pytest.mark.parametrize("of", [ag.sum, lambda x: (x, x), lambda x: x.T], ids=["scalar", "tuple", "transposed"])
+def test_results_without_the_axis_of_the_batch_raise(of):
+    parallel = DataParallel(Result(of), ["cpu", "cpu"], weights=[1, 1])
+    with pytest.raises(ShapeError, match=r"\[DataParallel\] the model must return one tensor whose first axis is that of the batch"):
+        parallel(np.ones((6, 2), np.float32))
