@@ -512,6 +512,33 @@ def test_weights_beside_the_file_are_read(tmp_path):
     assert (tmp_path / "w.bin").read_bytes() == values.tobytes()
 
 
+def test_weights_of_a_branch_beside_the_file_are_read(tmp_path):
+    make, value = onnx.helper, onnx.helper.make_tensor_value_info("b", onnx.TensorProto.FLOAT, [2])
+    weight = onnx.numpy_helper.from_array(np.ones(2, np.float32), "w")
+    outside(weight, "w.bin")
+    branch = make.make_graph([make.make_node("Add", ["x", "w"], ["b"])], "then", [], [value], [weight])
+    other = make.make_graph([make.make_node("Identity", ["x"], ["b"])], "else", [], [value])
+    nodes = [make.make_node("If", ["c"], ["y"], then_branch=branch, else_branch=other)]
+    model = model_of(nodes, {"x": [2]}, {"y": [2]}, {"c": np.array(True)})
+    (tmp_path / "m.onnx").write_bytes(model.SerializeToString())
+    with pytest.raises(FileError, match=r"\[import_onnx\] .*m.onnx"):
+        import_onnx(tmp_path / "m.onnx")
+    (tmp_path / "w.bin").write_bytes(np.array([3, 4], np.float32).tobytes())
+    assert import_onnx(tmp_path / "m.onnx")(np.zeros(2, np.float32)).tolist() == [3, 4]
+
+
+@pytest.mark.parametrize(("location", "place"), [("w.bin", [("offset", "4")] * 2), ("w" * 5000, [])], ids=["twice", "long"])
+def test_places_of_weights_that_cannot_be_are_refused(tmp_path, location, place):
+    model = with_weight_and_constant()
+    outside(model.graph.initializer[0], location)
+    for key, value in place:
+        model.graph.initializer[0].external_data.add(key=key, value=value)
+    (tmp_path / "w.bin").write_bytes(bytes(16))
+    (tmp_path / "m.onnx").write_bytes(model.SerializeToString())
+    with pytest.raises(FileError, match=r"\[import_onnx\] .*m.onnx"):
+        import_onnx(tmp_path / "m.onnx")
+
+
 def test_packed_weights_beside_the_file_are_read(tmp_path):
     nodes = [onnx.helper.make_node("Cast", ["w"], ["v"], to=onnx.TensorProto.FLOAT), onnx.helper.make_node("Add", ["x", "v"], ["y"])]
     model = model_of(nodes, {"x": [3]}, {"y": [3]}, opset=21)

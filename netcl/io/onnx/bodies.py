@@ -148,6 +148,10 @@ class GraphReader:
             raise refusal(IMPORT, what, "pass the path instead of the bytes", weight=entry.name)
         path = self.folder / location
         kind = library().helper.tensor_dtype_to_np_dtype(entry.data_type)
+        if len(place) < len(entry.external_data):
+            raise refusal(
+                IMPORT, "keys of external data must be unique", weight=entry.name, keys=[item.key for item in entry.external_data]
+            )
         if bad_name(location) or not path.is_file() or path.resolve().parent != path.parent.resolve() or path.is_symlink():
             what = "external data must be in a regular file in the folder of the model"
             raise refusal(IMPORT, what, weight=entry.name, location=location)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from itertools import zip_longest
 from operator import is_
 from pathlib import Path
@@ -55,15 +55,21 @@ def parse_onnx(path: str | os.PathLike[str] | bytes) -> tuple[Any, Path | None]:
         model = onnx.ModelProto.FromString(data)
         outside = folder is not None and any(map(onnx.external_data_helper.uses_external_data, _held_tensors(model)))
         onnx.checker.check_model(os.fspath(path) if outside else model)
-    except (onnx.checker.ValidationError, undecodable, ValueError) as fault:
+    except (onnx.checker.ValidationError, undecodable, ValueError, RuntimeError) as fault:  # RuntimeError: of names that no file can have
         raise refusal(IMPORT, "the file must be a complete ONNX model", reason=_first_line(fault), file=path) from fault
     if not model.graph.node and not model.graph.output:
         raise refusal(IMPORT, "the file must be a complete ONNX model", file=path)
     return model, folder
 
 
-def _held_tensors(model: Any) -> list[Any]:
-    return [*model.graph.initializer, *(entry.t for node in model.graph.node for entry in node.attribute)]
+def _held_tensors(model: Any) -> Iterator[Any]:
+    """Yield the tensors of a model: weights and attributes, also those of functions and of graphs inside nodes."""
+    bodies = [model.graph, *model.functions]
+    for body in bodies:  # which grows
+        yield from getattr(body, "initializer", ())
+        for entry in (entry for node in body.node for entry in node.attribute):
+            yield from (entry.t, *entry.tensors)
+            bodies += [graph for graph in (entry.g, *entry.graphs) if graph.node]
 
 
 def _first_line(fault: Exception) -> str:
