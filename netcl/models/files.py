@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import os
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
@@ -13,8 +14,8 @@ from typing import Any
 
 from netcl.core.device import queue_of
 from netcl.core.dtype import lookup
-from netcl.core.errors import message
-from netcl.io.archive import refusal
+from netcl.core.errors import OutOfMemoryError, message
+from netcl.io.archive import FileError, refusal
 from netcl.models.architectures import ARCHITECTURES, architecture_of, hub_names, read_config
 from netcl.models.config import ModelConfig
 from netcl.models.decoder import CausalLM
@@ -51,6 +52,18 @@ def _opened(path: str | os.PathLike[str]) -> HubFolder | _GGUFModel:
     return HubFolder(place) if place.is_dir() else _GGUFModel(place)
 
 
+@contextmanager
+def _naming(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Name the file in errors that a configuration read from it raises."""
+    try:
+        yield
+    except (ValueError, OutOfMemoryError) as fault:
+        if os.fspath(path) in str(fault):
+            raise
+        kind = FileError if isinstance(fault, ValueError) else OutOfMemoryError
+        raise kind(f"{fault}; file={os.fspath(path)}") from fault
+
+
 def load(path: str | os.PathLike[str], device: Any = "auto", dtype: str | None = None, bits: int | None = None,
          context: int | None = None, device_map: Sequence[Any] | None = None, cache_dtype: str | None = None) -> Any:  # fmt: skip
     """Load a model from a Hugging Face folder or a GGUF file.
@@ -66,9 +79,10 @@ def load(path: str | os.PathLike[str], device: Any = "auto", dtype: str | None =
       in the host's memory and is computed there by NumPy; an OpenCL CPU device is usually faster.
     - **cache_dtype**: ``int8`` keeps the keys and values of decoded positions in int8.
     """
-    source = _opened(path)
-    _, row = architecture_of(source.config)
-    config = _config_of(source)
+    with _naming(path):
+        source = _opened(path)
+        _, row = architecture_of(source.config)
+        config = _config_of(source)
     names = row.gguf_names if isinstance(source, _GGUFModel) else hub_names(row, config)
     itemsize = lookup(dtype or "float32", "load").itemsize
     # A configuration may not ask for more memory than its tensors need; norms and heads leave some room.
@@ -77,11 +91,14 @@ def load(path: str | os.PathLike[str], device: Any = "auto", dtype: str | None =
     if (device_map is not None or cache_dtype is not None) and row.kind != "decoder":
         raise ValueError(message("load", "device_map and cache_dtype require a decoder", architecture=config.architecture))
     # Layers that will be packed must not take the room of their values on the device; the host's is only reserved.
-    with placed(
-        queue_of("cpu") if pack or device_map is not None else queue,
-        dtype or "float32",
-        2 * itemsize * weights + (len(source.shapes) + 100) * 8 * OBJECT_BYTES,
-        blank=True,
+    with (
+        _naming(path),
+        placed(
+            queue_of("cpu") if pack or device_map is not None else queue,
+            dtype or "float32",
+            2 * itemsize * weights + (len(source.shapes) + 100) * 8 * OBJECT_BYTES,
+            blank=True,
+        ),
     ):
         model = _built(config, row.kind)
     fill(model, source, names, row.ignored, pack)
@@ -189,8 +206,9 @@ def _add_end_tokens(metadata: dict[str, object], ends: set[int]) -> None:
 
 def describe_model(path: str | os.PathLike[str]) -> dict[str, str]:
     """Return a description of a file or folder by topic: architecture, sizes, types of tensors."""
-    source = _opened(path)
-    config, sizes = _config_of(source), {name: math.prod(shape) for name, shape in source.shapes.items()}
+    with _naming(path):
+        source = _opened(path)
+        config, sizes = _config_of(source), {name: math.prod(shape) for name, shape in source.shapes.items()}
     kinds: Counter[str] = Counter()
     for name, size in sizes.items():
         kinds[source.kinds[name]] += size

@@ -143,6 +143,8 @@ class GGUFFile:
 
     def _places(self, cursor: _Cursor, rows: list[tuple[str, tuple[int, ...], int, int]]) -> dict[str, TensorPlace]:
         begin = -(-cursor.at // self.alignment) * self.alignment
+        if begin <= cursor.size and any(cursor.take(begin - cursor.at)):  # bytes were lost or added: all tensors would be shifted
+            raise cursor.refusal("the padding before the tensors must be zeros")
         found: dict[str, TensorPlace] = {}
         for name, shape, number, offset in rows:
             if name in found:

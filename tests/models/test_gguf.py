@@ -124,6 +124,7 @@ DAMAGED = {
     "overlap": (header(infos=info("a", (16,)) + info("b", (16,), offset=32), counts=(2, 0), data=b"\0" * 128), "must not overlap"),
     "twice": (header(infos=info("a") + info("a", offset=32), counts=(2, 0), data=b"\0" * 128), "names of tensors must be unique"),
     "part-of-a-block": (header(infos=info(sizes=(33,), kind=8), counts=(1, 0), data=b"\0" * 128), "must hold whole blocks of 32"),
+    "shifted": (header(infos=info(), counts=(1, 0))[:-1] + b"\1" + b"\0" * 64, "the padding before the tensors must be zeros"),
     "tensor-type": (header(infos=info(kind=99), counts=(1, 0), data=b"\0" * 64), "unknown type of a tensor"),
 }  # fmt: skip
 
