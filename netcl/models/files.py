@@ -188,8 +188,9 @@ def save(model: Model, path: str | os.PathLike[str], format: str = "hf", kind: s
     described = {key: value for key, value in config.source.items() if key != "torch_dtype"}
     write_json(folder / "config.json", {**described, "architectures": [row.hf_class], "dtype": dtype})
     write_tensors(folder, {name: make_array for name, (_, make_array) in push(model, hub_names(row, config)).items()})
-    if getattr(model, "generation", None):
-        write_json(folder / "generation_config.json", model.generation)  # type: ignore[union-attr]
+    generation = getattr(model, "generation", {})
+    if generation or (folder / "generation_config.json").exists():  # of a model that was here before
+        write_json(folder / "generation_config.json", generation)
     if tokenizer is not None:
         tokenizer.save(folder)
 

@@ -14,7 +14,7 @@ from netcl.io import tree
 from netcl.io.archive import bad_name, refusal, refusing, regular_file, replacing
 from netcl.io.state import refusing_safetensors, safetensors_library, save_safetensors
 
-_SHARD_INDEX = "model.safetensors.index.json"
+_WHOLE, _SHARD_INDEX = "model.safetensors", "model.safetensors.index.json"
 _LONGEST_JSON = 1 << 28
 _SHARD_BYTES = 4 << 30
 
@@ -47,11 +47,11 @@ class HubFolder:
 
     def _shards(self) -> list[str]:
         """Return the names of the files with tensors; raises if there are none, or if an index names files outside of this folder."""
+        if (self.path / _WHOLE).is_file():  # which transformers prefers, too
+            return [_WHOLE]
         if not (self.path / _SHARD_INDEX).is_file():
-            if not (self.path / "model.safetensors").is_file():
-                remedy = "convert other formats with save_pretrained(..., safe_serialization=True)"
-                raise refusal("models", "the folder must have model.safetensors or its index", remedy, folder=self.path)
-            return ["model.safetensors"]
+            remedy = "convert other formats with save_pretrained(..., safe_serialization=True)"
+            raise refusal("models", "the folder must have model.safetensors or its index", remedy, folder=self.path)
         index = read_object(self.path / _SHARD_INDEX).get("weight_map")
         names = sorted(set(index.values())) if isinstance(index, dict) and all(isinstance(n, str) for n in index.values()) else []
         wrong = [name for name in names if bad_name(name) or "/" in name or not name.endswith(".safetensors")]
@@ -84,7 +84,10 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def write_tensors(folder: Path, tensors: Mapping[str, Callable[[], np.ndarray]], shard_bytes: int = _SHARD_BYTES) -> None:
-    """Write tensors as ``model.safetensors``, or as shards of at most ``shard_bytes`` with an index; a larger tensor has its own shard."""
+    """Write tensors as ``model.safetensors``, or as shards of at most ``shard_bytes`` with an index; a larger tensor has its own shard.
+
+    The other of the two, of a model that was in the folder before, is removed.
+    """
     shards: list[dict[str, np.ndarray]] = [{}]
     places: dict[str, int] = {}
     total = held = 0
@@ -97,13 +100,14 @@ def write_tensors(folder: Path, tensors: Mapping[str, Callable[[], np.ndarray]],
         shards[-1][name] = array
         places[name], held, total = len(names), held + array.nbytes, total + array.nbytes
     if not names:
-        return save_safetensors(shards[0], folder / "model.safetensors")
+        save_safetensors(shards[0], folder / _WHOLE)
+        return (folder / _SHARD_INDEX).unlink(missing_ok=True)
     names.append(_write_shard(folder, shards.pop(), len(names) + 1))
     final = [f"model-{i + 1:05d}-of-{len(names):05d}.safetensors" for i in range(len(names))]
     for old, new in zip(names, final, strict=True):
         os.replace(folder / old, folder / new)
     write_json(folder / _SHARD_INDEX, {"metadata": {"total_size": total}, "weight_map": {n: final[at] for n, at in sorted(places.items())}})
-    return None
+    return (folder / _WHOLE).unlink(missing_ok=True)
 
 
 def _write_shard(folder: Path, arrays: dict[str, np.ndarray], number: int) -> str:

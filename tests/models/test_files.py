@@ -121,7 +121,23 @@ def test_shards_are_read_by_their_index(folder_of, tmp_path):
     files = sorted(path.name for path in tmp_path.glob("*.safetensors"))
     assert len(files) > 2 and files[0] == f"model-00001-of-{len(files):05d}.safetensors"
     np.testing.assert_array_equal(logits(models.load(tmp_path, "cpu")), logits(model))
+    shards = {name: make for name, (_, make) in push(model, row.names).items()}
     index = read_object(tmp_path / "model.safetensors.index.json")
+    with no_grad():
+        model.norm.weight.mul_(2.0)
+    model.generation = {"eos_token_id": [3]}
+    models.save(model, tmp_path)  # one file over the shards of another model
+    model.generation = {}
+    found = models.load(tmp_path, "cpu")
+    np.testing.assert_array_equal(logits(found), logits(model))
+    assert found.generation == {"eos_token_id": [3]}
+    with no_grad():
+        model.norm.weight.mul_(2.0)
+    write_tensors(tmp_path, shards, shard_bytes=20_000)  # and shards over one file
+    np.testing.assert_array_equal(logits(models.load(tmp_path, "cpu")), logits(model))
+    models.save(model, tmp_path)
+    assert models.load(tmp_path, "cpu").generation == {}
+    (tmp_path / "model.safetensors").unlink()
     index["weight_map"]["model.norm.weight"] = "../outside.safetensors"
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
     with pytest.raises(FileError, match=r"\[models\] weight_map must name safetensors files of the folder"):
