@@ -23,8 +23,9 @@ from netcl.engine.opencl_text import COMPUTE, STREAM_BYTES, Body, Layout, Port, 
 from netcl.engine.operands import Operand
 from netcl.engine.plan import Plan, command_list
 
-#: Integral compute types: their name, and their exclusive upper bound.
-INTEGRAL = {"int": ("int32", 2**31), "long": ("int64", 2**63), "ulong": ("uint64", 2**64)}
+#: Integral compute types and narrow dtypes: their name, and their exclusive upper bound.
+INTEGRAL = {"int": ("int32", 2**31), "long": ("int64", 2**63), "ulong": ("uint64", 2**64), "int8": ("int8", 2**7),
+            "int16": ("int16", 2**15), "uint8": ("uint8", 2**8), "uint16": ("uint16", 2**16), "uint32": ("uint32", 2**32)}  # fmt: skip
 CPU_WIDTH = 16
 
 
@@ -159,10 +160,10 @@ def plan_map(
 
 
 def as_integer(op: str, compute: str, value: Any) -> int:
-    """Convert a number to an integer of a compute type; raises ``DtypeError`` if it is out of range."""
+    """Convert a number to an integer of a compute type or a narrow dtype; raises ``DtypeError`` if it is out of range."""
     name, most = INTEGRAL[compute]
-    if not (0 if compute == "ulong" else -most) <= value < most:
-        remedy = 'cast first: x.to("int64")' if compute == "int" else "use a float"
+    if not (0 if compute[0] == "u" else -most) <= value < most:
+        remedy = 'cast first: x.to("int64")' if most < 2**63 else "use a float"
         raise DtypeError(message(op, f"a number must be representable in {name}, got {value}", remedy))
     return int(value)
 

@@ -152,6 +152,8 @@ def _new_plan(
         check_out(row.name, out, shape, result.name)  # raises
     values, params = args[: row.arity], len(args) - row.arity
     plans[key] = plan = plan_map(row.name, queue, forward_body(row), values, (result,), compute, params, shape, out=out)
+    if compute in INTEGRAL:
+        plan.cast = partial(as_integer, row.name, _number_type(row, compute, result))
     return plan
 
 
@@ -160,7 +162,7 @@ def _write_down(row: Pointwise, queue: Any, args: Sequence[Any], out: Tensor | N
     shape, compute, result = _forward_types(row, args, dtype)
     target = Tensor.empty(shape, result.name, queue=queue) if out is None else check_out(row.name, out, shape, result.name)
     if target.size:
-        cast = partial(as_integer, row.name, compute) if compute in INTEGRAL else float
+        cast = partial(as_integer, row.name, _number_type(row, compute, result)) if compute in INTEGRAL else float
         kernel, items, local, sizes = map_kernel(row.name, queue, forward_body(row), args[: row.arity], (result,), compute, shape)
         tensors, numbers = [x for x in args if isinstance(x, Tensor)], [cast(x) for x in args if not isinstance(x, Tensor)]
         kernel(queue, items, local, *tensors, target, *numbers, *sizes)
@@ -187,8 +189,14 @@ def _forward_types(row: Pointwise, args: Sequence[Any], dtype: str | None) -> tu
         working = DTYPES["float32"]
     result = DTYPES["bool"] if row.result == "bool" else working
     if working.c_compute in INTEGRAL:
-        _check_scalars(row, working.c_compute, args)
+        _check_scalars(row, _number_type(row, working.c_compute, result), args)
     return shape, working.c_compute, dtypes.lookup(dtype, row.name) if dtype else result
+
+
+def _number_type(row: Pointwise, compute: str, result: DType) -> str:
+    """Return the type that a row's numbers must fit: that of the result, unless sums and products wrap numbers around as elements."""
+    selects = row.fwd.startswith(("WHERE(", "MIN(", "MAX(", "FLOORDIV(", "REMAINDER("))
+    return result.name if result.narrow and selects else compute
 
 
 def _check_scalars(row: Pointwise, compute: str, args: Sequence[Any]) -> None:

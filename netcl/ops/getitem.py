@@ -181,7 +181,7 @@ def getitem(F: Any, x: Tensor, index: Any) -> Tensor:
 def _written_value(x: Tensor, value: Any) -> Tensor:
     """Return the value to write as a tensor that shares no memory with ``x``; raises for a tensor of another dtype."""
     if not isinstance(value, Tensor):
-        return Tensor.from_host(x.queue, np.asarray(value), x.dtype)
+        return Tensor.from_host(x.queue, value if isinstance(value, int | float) else np.asarray(value), x.dtype)
     (_, value) = launch.as_tensors("setitem", x, value)
     if value.dtype != x.dtype:
         what = "x and the value must have the same dtype"

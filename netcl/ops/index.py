@@ -15,6 +15,7 @@ import numpy as np
 
 from netcl.core import dtype as dtypes
 from netcl.core import env, recording
+from netcl.core.backend.cpu import storage_of
 from netcl.core.commands import constant
 from netcl.core.device import queue_of
 from netcl.core.errors import DtypeError, ShapeError, message
@@ -494,7 +495,7 @@ def masked_fill(x: Tensor, mask: Tensor, value: Any) -> Tensor:
     if lead < 0 or any(m not in (1, n) for m, n in zip(mask.shape, x.shape[lead:], strict=True)):
         raise ShapeError(message("masked_fill", "mask must broadcast to x", **{"x.shape": x.shape, "mask.shape": mask.shape}))
     row = dtypes.DTYPES[x.dtype]
-    stored = dtypes.encode(np.asarray(number, row.host).reshape(1), row)
+    stored = storage_of(number, x.dtype, "masked_fill")[0].reshape(1)
     if x.array is not None and mask.array is not None:
         return wrap_array(np.where(mask.array, stored[0], x.array).astype(row.storage), x.dtype, x.queue)
     # A mask that lacks only leading axes is reread; any other mask is expanded.

@@ -5,6 +5,7 @@ import pytest
 
 import netcl
 import netcl.autograd as ag
+from netcl.core.errors import DtypeError
 from netcl.core.kernels.primitives import build_elementwise_kernel
 from netcl.core.tensor import Tensor
 from netcl.engine import lazy_graph
@@ -177,3 +178,28 @@ def test_gradient_of_a_product_over_two_axes(device, rng):
     x = ag.tensor(values, requires_grad=True, queue=device.queue)
     ag.prod(x, axis=(0, 2)).sum().backward()
     np.testing.assert_allclose(x.grad.to_host(), values.prod((0, 2), keepdims=True) / values, rtol=1e-5)
+
+
+OUT_OF_RANGE = {
+    "where": lambda x: netcl.where(x > 2, x, 300),
+    "maximum": lambda x: netcl.maximum(x, 300),
+    "clamp": lambda x: x.clamp(max=-1),
+    "floor_divide": lambda x: x // -1,
+    "remainder": lambda x: x % -3,
+    "masked_fill": lambda x: x.masked_fill(x > 2, -1),
+    "scatter": lambda x: x.scatter(0, netcl.tensor([0]), 300),
+    "setitem": lambda x: x.__setitem__(0, 300),
+    "from_host": lambda x: netcl.tensor([300], dtype="uint8"),
+}
+
+
+@pytest.mark.parametrize("op", OUT_OF_RANGE)
+def test_numbers_that_become_narrow_elements_must_fit(op, device):
+    x = Tensor.from_host(np.array([1, 5, 200], np.uint8))
+    for _ in range(2):
+        with pytest.raises(DtypeError, match="must be representable in uint8"):
+            OUT_OF_RANGE[op](x)
+    assert netcl.where(x > 2, x, 255).tolist() == [255, 5, 200]
+    with pytest.raises(DtypeError, match="must be representable in uint8"):
+        netcl.where(x > 2, x, 256)  # with the plan of the call before
+    assert (x + 300).tolist() == [45, 49, 244]  # wraps around, as in torch

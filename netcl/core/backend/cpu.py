@@ -32,6 +32,7 @@ def storage_of(array: Any, dtype: str | None, op: str = "from_host") -> tuple[np
     """Return an array-like as a contiguous array in storage format, and its dtype; the array may share memory with the argument."""
     if type(array) is not np.ndarray and isinstance(array, np.ma.MaskedArray):
         raise DtypeError(message(op, "a masked array cannot be converted to a tensor", "pass array.filled(value)", shape=array.shape))
+    given = array
     if not isinstance(array, np.ndarray):
         try:
             array = np.asarray(array)
@@ -40,6 +41,11 @@ def storage_of(array: Any, dtype: str | None, op: str = "from_host") -> tuple[np
     wanted = dtypes.lookup(dtype, op) if dtype is not None else dtypes.of_array(array, op)
     if array.dtype.kind not in "biuf":
         dtypes.of_array(array, op)  # raises for an unknown dtype, unless it is an ml_dtypes bfloat16
+    elif array is not given and array.size and wanted.host.kind in "iu" and array.dtype != wanted.storage:
+        limits, lowest, highest = np.iinfo(wanted.host), array.min().item(), array.max().item()
+        if not (limits.min - 1 < lowest and highest < limits.max + 1):
+            remedy = "choose a wider dtype; an array is wrapped around"
+            raise DtypeError(message(op, f"numbers must be representable in {wanted.name}", remedy, lowest=lowest, highest=highest))
     return np.ascontiguousarray(dtypes.encode(array, wanted)).reshape(array.shape), wanted
 
 
