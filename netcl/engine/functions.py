@@ -72,6 +72,13 @@ def erfinv(x: np.ndarray) -> np.ndarray:
     return np.where(np.abs(wide) == 1, wide * np.inf, y).astype(np.result_type(x, np.float16), copy=False)
 
 
+def power(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """Return ``a ** b``. For a single exponent 0.5 NumPy takes the square root, which is NaN for -infinity, where powers are infinite."""
+    if np.ndim(b) == 0 and b == 0.5:
+        return np.power(a, np.full(np.shape(a) or (1,), b)).reshape(np.shape(a))
+    return np.power(a, b)
+
+
 def integer_power(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """Return ``a ** b`` in integers; a negative exponent gives the truncated quotient, 0 unless the base is 1 or -1."""
     power = np.power(a, np.maximum(b, 0))
@@ -170,7 +177,7 @@ _FUNCTION_ROWS = (
     FormulaFunction("FMOD", "fmod", np.fmod, "fmod", "nn", c_int="netcl_ifmod", np_int=np.fmod),
     FormulaFunction("REMAINDER", "netcl_remainder", np.remainder, "remainder", "nn", c_int="netcl_iremainder", np_int=np.remainder),
     FormulaFunction("FLOORDIV", "netcl_floordiv", np.floor_divide, "floor_divide", "nn", c_int="netcl_ifloordiv", np_int=np.floor_divide),
-    FormulaFunction("POW", "pow", np.power, "pow", "nn", c_int="netcl_ipow", np_int=integer_power),
+    FormulaFunction("POW", "pow", power, "pow", "nn", c_int="netcl_ipow", np_int=integer_power),
     FormulaFunction("MAX", "netcl_max", np.maximum, "maximum", "nn", c_int="max", np_int=np.maximum),
     FormulaFunction("MIN", "netcl_min", np.minimum, "minimum", "nn", c_int="min", np_int=np.minimum),
     FormulaFunction("WHERE", "netcl_where", np.where, "where", "tnn", c_int="netcl_where", np_int=np.where),

@@ -203,3 +203,11 @@ def test_numbers_that_become_narrow_elements_must_fit(op, device):
     with pytest.raises(DtypeError, match="must be representable in uint8"):
         netcl.where(x > 2, x, 256)  # with the plan of the call before
     assert (x + 300).tolist() == [45, 49, 244]  # wraps around, as in torch
+
+
+def test_powers_of_one_half_are_those_of_any_exponent(device):
+    x = Tensor.from_host(np.array([-np.inf, -0.0, -1.0, 4.0, np.inf], np.float32))
+    expected = [np.inf, 0.0, np.nan, 2.0, np.inf]
+    for half in (0.5, Tensor.from_host(np.full(5, 0.5, np.float32))):
+        np.testing.assert_array_equal((x**half).to_host(), expected)
+        assert not np.signbit((x**half).to_host()[1])
