@@ -51,7 +51,7 @@ def from_csv(
     missing = next((line for line, row in rows if not row[at].strip()), None)
     if missing is not None:
         raise refused("from_csv", f"line {missing} must have a target", path, "fill it in, or remove the line", column=names[at])
-    y, classes = _labels([row[at].strip() for _, row in rows])
+    y, classes = _labels([row[at].strip() for _, row in rows], path)
     return TensorDataset(x, y, name=Path(path).name, classes=classes)
 
 
@@ -105,7 +105,7 @@ def whole_numbers(texts: Sequence[str]) -> np.ndarray | None:
     return np.array(found, np.int64) if not found or (min(found) >= -(2**63) and max(found) < 2**63) else None
 
 
-def _labels(texts: Sequence[str]) -> tuple[np.ndarray, tuple[str, ...]]:
+def _labels(texts: Sequence[str], path: Any) -> tuple[np.ndarray, tuple[str, ...]]:
     if (integers := whole_numbers(texts)) is not None:
         return integers, ()
     try:
@@ -115,6 +115,9 @@ def _labels(texts: Sequence[str]) -> tuple[np.ndarray, tuple[str, ...]]:
         place = {name: i for i, name in enumerate(classes)}
         return np.array([place[text] for text in texts], np.int64), tuple(classes)
     whole = (values == np.rint(values)).all() and (np.abs(values) < 2**53).all()  # infinity is no integer, nor is a float beyond
+    if not whole and (np.isfinite(values) & (np.abs(values) > _FLOAT32_MAX)).any():
+        what, largest = f"targets must be numbers of at most {_FLOAT32_MAX:.3g}, or words", np.abs(values[np.isfinite(values)]).max()
+        raise FormatError(message("from_csv", what, "scale the targets", largest=largest, file=path))
     return values.astype(np.int64 if whole else np.float32), ()
 
 

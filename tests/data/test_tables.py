@@ -43,6 +43,7 @@ def test_whole_targets_are_exact(tmp_path):
         ("a,b\n1,10\n2,\n", "line 3 must have a target; column=b"),
         ("a,b\n1_0,1\n", "every field of line 2 must be a number; reason=could not convert string to float .*: '1_0'"),
         ("a,b\n1e39,1\n", "every field of line 2 must be a number; reason=could not convert string to float .*: '1e39'"),
+        ("a,b\n1,0.5\n2,1e39\n", "targets must be numbers of at most 3.4e.38, or words; largest=1e.39, file="),
         ("a,b,b\n1,2,3\n", "a column that is named must not be there twice; column=b"),
     ],
 )
