@@ -217,6 +217,8 @@ def load_adapter(model: ModelT, folder: str | os.PathLike[str]) -> ModelT:
         raise refusal("load_adapter", "init_lora_weights must not change the base model", remedy, file=place / _CONFIG, given=repr(start))
     try:
         alphas = [(re.compile(rf"(.*\.)?({key})$"), value) for key, value in (config.get("alpha_pattern") or {}).items()]
+        if slow := [key for key in config.get("alpha_pattern") or () if len(re.findall(r"[*+{]", key)) > 3 or re.search(r"\)[*+{]", key)]:
+            raise re.error(f"a pattern may repeat at most 3 times, and no group: {slow[0][:80]!r}")  # others may take hours to match
     except (re.error, AttributeError) as fault:
         what = "alpha_pattern must be an object of regular expressions and numbers"
         raise refusal("load_adapter", what, file=place / _CONFIG, given=repr(config["alpha_pattern"]), reason=fault) from fault

@@ -162,6 +162,16 @@ def test_patterns_of_alpha_are_regular_expressions(tmp_path):
     assert len(set(found.values())) == 3
 
 
+@pytest.mark.parametrize("pattern", ["(.*)*x", "(a+)+b", r"(\\w|\\w)*!", ".*.*.*.*.*x"])
+@pytest.mark.fault("adapter whose pattern takes hours to match", "repeated groups, many repetitions", "`FileError`")
+def test_patterns_that_take_hours_are_refused(pattern, tmp_path):
+    written("llama-lora", tmp_path)
+    config = {**ROWS["llama-lora"]["config"], "alpha_pattern": {pattern: 2}}
+    (tmp_path / "adapter_config.json").write_text(json.dumps(config), encoding="utf-8")
+    with pytest.raises(FileError, match="a pattern may repeat at most 3 times, and no group"):
+        models.load_adapter(small(), tmp_path)
+
+
 def test_refusals(tmp_path):
     with pytest.raises(ValueError, match=r"\[lora\] targets must be one or more of .*q_proj.*; targets="):
         models.lora(small(), targets=["query"])
