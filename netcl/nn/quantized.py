@@ -30,6 +30,7 @@ class _PackedLayer(Module):
     """A layer whose matrix is packed in the buffer ``weight``: bytes in the same order on every device.
 
     With 4 bits, each row of ``weight`` holds ``STRIP_ROWS`` rows of the matrix. The state dict of an earlier version is refused.
+    State dicts have an entry ``kind``, GGUF's number of the block type: types with blocks of one size would be misread as each other.
     """
 
     weight: Tensor
@@ -47,6 +48,15 @@ class _PackedLayer(Module):
         if given is not None and self.weight.ndim == 2 and np.ndim(given) == 1:
             what = f"{dotted_name(prefix, 'weight')} must have the current layout of {self.kind}, but has that of an earlier version"
             raise ValueError(message("load_state_dict", what, "quantize the unpacked model again", shape=tuple(given.shape)))
+
+        number = state.get(dotted_name(prefix, "kind"))
+        if number is not None and int(np.asarray(getattr(number, "to_host", lambda: number)())) != packed.kind_of(self.kind).number:
+            what, own = f"{dotted_name(prefix, 'kind')} must be that of the layer's block type", packed.kind_of(self.kind).number
+            raise ValueError(message("load_state_dict", what, f"make the layer with the kind of the state; it is {self.kind}", kind=own))
+
+    def _named_state(self, prefix: str = "") -> dict[str, Tensor]:
+        number = np.array(packed.kind_of(self.kind).number, np.uint8)
+        return super()._named_state(prefix) | {dotted_name(prefix, "kind"): Tensor.from_host(self.weight.queue, number)}
 
     def load_blocks(self: PackedT, blocks: Any) -> PackedT:
         """Load the weights from GGUF blocks: bytes, or a uint8 array ``(rows, bytes per row)``. Returns the layer."""

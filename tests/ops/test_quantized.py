@@ -219,7 +219,7 @@ def test_layers_save_load_and_move(device, rng, tmp_path):
     layer = nn.QuantizedLinear.from_linear(linear, "Q8_0", "float")
     x = Tensor.from_host(device.queue, rng.standard_normal((2, 64), np.float32))
     assert far(layer(x).to_host(), linear(x).to_host()) < 0.02
-    assert [name for name, _ in layer.named_parameters()] == ["bias"] and set(layer.state_dict()) == {"bias", "weight"}
+    assert [name for name, _ in layer.named_parameters()] == ["bias"] and set(layer.state_dict()) == {"bias", "kind", "weight"}
     blocks = quantize(linear.weight.to_host(), "Q8_0")
     assert np.array_equal(layer.blocks(), blocks)
     assert np.array_equal(layer.dequantized().to_host(), dequantize(blocks, "Q8_0", (20, 64)))
@@ -230,6 +230,16 @@ def test_layers_save_load_and_move(device, rng, tmp_path):
     save_model(model, tmp_path / "model.netcl")
     loaded = load_model(tmp_path / "model.netcl", device="cpu")
     assert loaded[0].kind == "Q8_0" and np.allclose(loaded(x.to_host()).to_host(), model(x).to_host(), atol=1e-5)
+
+
+@pytest.mark.parametrize(("kind", "other"), [("Q4_0", "IQ4_NL"), ("F16", "BF16")])
+def test_state_dicts_of_another_kind_are_refused(kind, other):
+    state = nn.QuantizedLinear(256, 8, kind=kind).state_dict()
+    layer = nn.QuantizedLinear(256, 8, kind=other)
+    assert layer.weight.shape == state["weight"].shape
+    with pytest.raises(ValueError, match=r"\[load_state_dict\] kind must be that of the layer's block type"):
+        layer.load_state_dict(state)
+    nn.QuantizedLinear(256, 8, kind=kind).load_state_dict({name: value.to_host() for name, value in state.items()})
 
 
 def test_quantize_replaces_layers(device, rng):
