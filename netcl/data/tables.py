@@ -105,7 +105,7 @@ def whole_numbers(texts: Sequence[str]) -> np.ndarray | None:
     return np.array(found, np.int64) if not found or (min(found) >= -(2**63) and max(found) < 2**63) else None
 
 
-def _labels(texts: Sequence[str], path: Any) -> tuple[np.ndarray, tuple[str, ...]]:
+def _labels(texts: Sequence[str], path: str | os.PathLike[str]) -> tuple[np.ndarray, tuple[str, ...]]:
     if (integers := whole_numbers(texts)) is not None:
         return integers, ()
     try:

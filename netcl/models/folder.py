@@ -14,7 +14,7 @@ from netcl.io import tree
 from netcl.io.archive import bad_name, refusal, refusing, regular_file, replacing
 from netcl.io.state import refusing_safetensors, safetensors_library, save_safetensors
 
-_WHOLE, _SHARD_INDEX = "model.safetensors", "model.safetensors.index.json"
+_ONE_FILE, _SHARD_INDEX = "model.safetensors", "model.safetensors.index.json"
 _LONGEST_JSON = 1 << 28
 _SHARD_BYTES = 4 << 30
 
@@ -47,8 +47,8 @@ class HubFolder:
 
     def _shards(self) -> list[str]:
         """Return the names of the files with tensors; raises if there are none, or if an index names files outside of this folder."""
-        if (self.path / _WHOLE).is_file():  # which transformers prefers, too
-            return [_WHOLE]
+        if (self.path / _ONE_FILE).is_file():  # which transformers prefers, too
+            return [_ONE_FILE]
         if not (self.path / _SHARD_INDEX).is_file():
             remedy = "convert other formats with save_pretrained(..., safe_serialization=True)"
             raise refusal("models", "the folder must have model.safetensors or its index", remedy, folder=self.path)
@@ -100,14 +100,14 @@ def write_tensors(folder: Path, tensors: Mapping[str, Callable[[], np.ndarray]],
         shards[-1][name] = array
         places[name], held, total = len(names), held + array.nbytes, total + array.nbytes
     if not names:
-        save_safetensors(shards[0], folder / _WHOLE)
+        save_safetensors(shards[0], folder / _ONE_FILE)
         return (folder / _SHARD_INDEX).unlink(missing_ok=True)
     names.append(_write_shard(folder, shards.pop(), len(names) + 1))
     final = [f"model-{i + 1:05d}-of-{len(names):05d}.safetensors" for i in range(len(names))]
     for old, new in zip(names, final, strict=True):
         os.replace(folder / old, folder / new)
     write_json(folder / _SHARD_INDEX, {"metadata": {"total_size": total}, "weight_map": {n: final[at] for n, at in sorted(places.items())}})
-    return (folder / _WHOLE).unlink(missing_ok=True)
+    return (folder / _ONE_FILE).unlink(missing_ok=True)
 
 
 def _write_shard(folder: Path, arrays: dict[str, np.ndarray], number: int) -> str:
