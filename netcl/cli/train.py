@@ -109,6 +109,8 @@ def _start_ranks(args: argparse.Namespace) -> int:
 
 
 def _folder(args: argparse.Namespace) -> Path:
+    if args.resume and not args.run and args.file is not None and Path(args.file).is_dir():
+        return Path(args.file)
     recipe = _recipe(args)
     kind, _, place = recipe.data.partition(":")
     names = [kind, *([Path(place).stem] if place else []), recipe.model.rpartition(":")[2]]
@@ -118,7 +120,9 @@ def _folder(args: argparse.Namespace) -> Path:
 @command(
     "train",
     _recipe_arguments,
-    option("--run", default=None, help="the folder of the run; runs/DATA-MODEL if none is given"),
+    option(
+        "--run", default=None, help="the folder of the run; by default runs/DATA-MODEL, or the run's folder that --resume is given with"
+    ),
     _run_in_folder,
     option(
         "--distributed",

@@ -64,7 +64,7 @@ def train_run(recipe: Recipe, folder: str | os.PathLike[str], handle: DeviceHand
         if ours.size > 1:  # weights are those of the seed, whatever the number of ranks; what ranks drop out is not the same
             distributed.manual_seed(recipe.seed, ours)
         train, val, test = make_loaders(recipe, data, handle.queue, ours)
-        writers = [_Config(place, recipe), JSONLLogger(place / "log.jsonl"), CSVLogger(place / "log.csv")]
+        writers = [_Config(place, recipe, data.classes), JSONLLogger(place / "log.jsonl"), CSVLogger(place / "log.csv")]
         own = [*writers, *callbacks] if ours.rank == 0 else [Progress("off")]
         always: list[Callback] = [_Rates(), keeper, LRMonitor(), NaNGuard()]
         if recipe.patience:
@@ -98,10 +98,25 @@ def restore_best(trainer: Trainer, keeper: ModelCheckpoint, world: distributed.W
 
 
 class _Config(Callback):
-    """Writes the recipe when a run begins, after checking a resumed checkpoint. A new run removes the results of an earlier run."""
+    """Writes the recipe when a run begins, after checking a resumed checkpoint. A new run removes the results of an earlier run.
 
-    def __init__(self, place: Path, recipe: Recipe):
+    A resumed run must have the classes and the parts of the data that it began with: else it would be tested on what it has learned.
+    """
+
+    def __init__(self, place: Path, recipe: Recipe, classes: Sequence[str]):
         self.place, self.recipe = place, recipe
+        parts = {name: getattr(recipe, name) for name in ("seed", "val_split", "test_split")}
+        self.data = {"classes": [*map(str, classes)], **parts}
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"data": self.data}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        before = state.get("data", self.data)
+        if changed := {name: value for name, value in self.data.items() if before.get(name) != value}:
+            what = "a resumed run must have the classes and the parts of the data that it began with"
+            remedy = "restore them, or begin anew with --overwrite"
+            raise ValueError(message("train", what, remedy, given=changed, before={name: before.get(name) for name in changed}))
 
     def on_train_begin(self, logs: Logs) -> None:
         for name in RESULTS if self.trainer.step == 0 else ():

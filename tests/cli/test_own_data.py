@@ -307,3 +307,17 @@ def test_inputs_without_arrays_are_refused(tmp_path):
     np.savez(tmp_path / "a.npz")
     with pytest.raises(files.FormatError, match="the file must have at least one array"):
         read_inputs(tmp_path / "a.npz", {"kind": "array", "shape": [2]})
+
+
+@pytest.mark.fault("resume over other data", "a class renamed, another seed of the parts", "refused; the run is unchanged")
+def test_a_resumed_run_has_the_classes_and_parts_that_it_began_with(flowers, tmp_path, capsys):
+    folder = tmp_path / "run"
+    assert run(capsys, "train", "--data", f"csv:{flowers}", "--target", "kind", *SMALL, "--run", folder)[0] == 0
+    for options, name in ((["--seed", 5], "seed"), ([], "classes")):
+        if name == "classes":
+            flowers.write_text(flowers.read_text().replace("lily", "tulip"))
+        status, _, err = run(capsys, "train", folder, "--epochs", 4, "--resume", "--device", "cpu", *options)
+        assert status == 1 and f"before={{'{name}'" in err and len(err.splitlines()) == 1
+    flowers.write_text(flowers.read_text().replace("tulip", "lily"))
+    assert run(capsys, "train", folder, "--epochs", 4, "--resume", "--device", "cpu")[0] == 0
+    assert len((folder / "log.csv").read_text().splitlines()) == 1 + 4
