@@ -106,12 +106,12 @@ class _Config(Callback):
     def __init__(self, place: Path, recipe: Recipe, classes: Sequence[str]):
         self.place, self.recipe = place, recipe
         parts = {name: getattr(recipe, name) for name in ("seed", "val_split", "test_split")}
-        self.data = {"classes": [*map(str, classes)], **parts}
+        self.data: dict[str, object] = {"classes": [*map(str, classes)], **parts}
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, object]:
         return {"data": self.data}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, dict[str, object]]) -> None:
         before = state.get("data", self.data)
         if changed := {name: value for name, value in self.data.items() if before.get(name) != value}:
             what = "a resumed run must have the classes and the parts of the data that it began with"
