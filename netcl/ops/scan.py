@@ -49,8 +49,8 @@ def _scan_kernel(name: str, queue: Any, source: str, target: str, compute: str, 
     values = value_functions([DTYPES[source]], [DTYPES[target]], compute, Layout(0, 1, True, index))
     is_nan, is_finite = ("isnan(x)", "isfinite(x)") if compute in ("float", "double") else ("0", "1")
     macros = f"#define SRC {DTYPES[source].c_storage}\n#define DST {DTYPES[target].c_storage}\n#define IS_NAN(x) ({is_nan})\n"
-    macros += f"#define IS_FINITE(x) ({is_finite})\n#define LOAD load_{source}\n#define STORE store_{target}\n#define LANES {lanes}\n#define AT_ONCE {at_once}\n"
-    macros += "#define MINIMUM\n" if minimum else ""
+    macros += f"#define IS_FINITE(x) ({is_finite})\n#define LOAD load_{source}\n#define STORE store_{target}\n"
+    macros += f"#define LANES {lanes}\n#define AT_ONCE {at_once}\n" + "#define MINIMUM\n" * minimum
     text = f"{values}\n{macros}{_SCAN_SOURCE.replace('INDEX_T', index)}"
     return program.get_later(queue, text, "scan" if name == "cumsum" else "extreme" if at_once == 1 else "extreme_at_once")
 
