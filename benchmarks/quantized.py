@@ -140,7 +140,7 @@ class Bench:
         from netcl.core.tensor import Tensor
 
         weight = random_packed(kind, rows, columns, 0)
-        held = [Tensor.from_host(self.queue, weight) for _ in range(4)]
+        held = [Tensor.from_host(self.queue, weight) for _ in range(max(4, min(16, (1 << 26) // (rows * columns))))]  # as in a model's step
         x = Tensor.from_host(self.queue, np.random.default_rng(1).standard_normal((tokens, columns), np.float32), self.dtype)
         plain = ops.quantized_rows(held[0], kind=kind.name, shape=(rows, columns), dtype=self.dtype)
 

@@ -18,7 +18,7 @@
 #define LOWS (LOW == 4 && PER_RUN == 1 ? 1 : 2)
 #define LANE_AT (PLAIN ? t * 256 + g * 4 : QUAD_OF(0) / EIGHTHS * 64 + g * 8)  // of its first word in the codes of a run
 #define LANE_WORDS (PLAIN ? 8 : LOWS + HIGH)
-#define TOGETHER min(4, KINDS / (1 + SPLIT))  // tokens whose activations wait for memory together
+#define TOGETHER (KINDS / (1 + SPLIT) < 4 ? KINDS / (1 + SPLIT) : 4)  // tokens whose activations wait for memory together
 #define SPAN (SCALES ? 8 : DEEP)  // runs that a warp takes at a time: a record, where groups have scales
 #define SUMMED (MIN && GROUPS == 8 && STAGED)  // minimums meet the sums of groups in one product per record
 #if STAGED
