@@ -220,11 +220,11 @@ def test_a_new_size_does_not_recompile(cl_queue, rng):
 def test_a_variant_that_does_not_fit_is_replaced_and_said(cl_queue, caplog):
     program.state(cl_queue).pop(("conv2d", "told"), None)
     x, w = Tensor.zeros((1, 3, 40, 40), queue=cl_queue), Tensor.ones((3, 3, 33, 33), queue=cl_queue)
-    with caplog.at_level("INFO", "netcl"), forced(KernelConfig(V.CONV2D_TILED_LOCAL, extra={"tier": "simt", "mark": 1})):
+    with caplog.at_level("INFO", "netcl"), forced(KernelConfig(V.CONV2D_WINOGRAD, extra={"tier": "simt", "mark": 1})):
         F.conv2d(x, w)
         F.conv2d(x, w)
     assert [r.message for r in caplog.records if "does not suit" in r.message] == [
-        "[conv2d] tiled does not suit this convolution: gemm instead; x.shape=(1, 3, 40, 40), w.shape=(3, 3, 33, 33)"
+        "[conv2d] winograd does not suit this convolution: gemm instead; x.shape=(1, 3, 40, 40), w.shape=(3, 3, 33, 33)"
     ]
 
 

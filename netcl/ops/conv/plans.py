@@ -39,7 +39,6 @@ TAPS_CHANNELS = 32  # channels and filters of a group from which the tiles of ta
 TAPS_DEPTH = 16  # terms per step of taps.cl
 TAPS_TILES = ((64, 64), (64, 128), (128, 64), (128, 128))  # candidates of the tuner: filters and pixels
 SIMT_TILES = ((32, 32, 16, 2), (64, 64, 16, 4), (64, 64, 16, 8), (128, 64, 16, 8), (128, 128, 8, 8), (128, 128, 16, 8))
-RIM_MAX = 2048  # pixels of a tile with its border, in local memory
 LONGEST_SUM = 4096  # pixels that a GPU sums at a time: rounding errors grow with the length of a sum
 SPLIT_ROOM, MOST_SPLITS = 1 << 24, 1024  # maximum elements of partial weight gradients, and parts for a busy device
 VECTOR_BYTES = 32  # bytes of a vector
@@ -86,8 +85,8 @@ def _plainer_convolution(config: KernelConfig, profile: DeviceProfile) -> Kernel
 def convolution_algorithm(queue: Any, job: Job, config: KernelConfig, profile: DeviceProfile) -> tuple[Algorithm, KernelConfig]:
     """Return the algorithm of a convolution and the configuration it runs with."""
     config = _plainer_convolution(config, profile)
-    if job.variant(config) is V.CONV2D_TILED_LOCAL:  # which has no kernel for CPUs
-        config = replace(config, extra={**config.extra, "tier": "simt"})
+    if job.variant(config) is V.CONV2D_TILED_LOCAL:
+        config = replace(config, extra={"form": "gemm", **config.extra, "tier": "simt"})
     found = algorithms.choose_algorithm("conv2d", queue, job, config, profile)
     assert found is not None, "the algorithms panel and gemm must accept every convolution"
     return found, config
@@ -343,23 +342,6 @@ def _simt_naive(queue: Any, job: Job, config: KernelConfig, profile: DeviceProfi
     ending.launch_ending(queue, job, t, SIMT_FILES, "conv_naive", {}, (math.prod(results),), (config.local_size_1d,))
 
 
-def _suits_tiled(job: Job, config: KernelConfig, profile: DeviceProfile) -> bool:
-    """Whether tiles were requested, the pass is not a weight gradient, and a tile with its border fits in local memory."""
-    g, (wide, high) = job.g, config.local_size_2d
-    steps = g.stride if job.kind == FORWARD else (1, 1)
-    rim = math.prod((n - 1) * step + (k - 1) * d + 1 for n, step, k, d in zip((high, wide), steps, (g.kh, g.kw), g.dilation, strict=True))
-    fits = job.kind != WEIGHT_GRAD and rim <= RIM_MAX and wide * high <= profile.max_work_group_size
-    return fits and job.variant(config) is V.CONV2D_TILED_LOCAL
-
-
-def _simt_tiled(queue: Any, job: Job, config: KernelConfig, profile: DeviceProfile, t: ConvOperands) -> None:
-    g, (wide, high) = job.g, config.local_size_2d
-    tiles = {"TILE_W": wide, "TILE_H": high, "FILTERS": config.work_per_thread, "RIM_MAX": RIM_MAX}
-    down, across = -(-job.class_size[0] // high), -(-job.class_size[1] // wide)
-    size = (down * across * wide, -(-job.filters // tiles["FILTERS"]) * high, g.n * g.groups * job.classes)
-    ending.launch_ending(queue, job, t, SIMT_FILES, "conv_tiled", tiles, size, (wide, high, 1), across)
-
-
 def _ceil_to(n: int, step: int) -> int:
     return -(-n // step) * step
 
@@ -373,7 +355,7 @@ def _conv_panel_space(problem: Problem, form: str) -> Iterator[KernelConfig]:
         yield KernelConfig(V.CONV2D_IM2COL, extra={"tier": "cpu", "form": form, "MR": rows, "NV": vectors, "KC": depth, **block})
 
 
-_MEANT = {V.CONV2D_WINOGRAD: "winograd", V.CONV2D_IM2COL: "columns", V.CONV2D_TILED_LOCAL: "tiled"}  # where they apply
+_MEANT = {V.CONV2D_WINOGRAD: "winograd", V.CONV2D_IM2COL: "columns"}  # where they apply
 algorithms.add(
     "conv2d", "rows", "cpu.cl", "groups of one or two filters, and kernels of more taps than a panel has rows", "", _cpu_rows, device="cpu",
     when=_suits_rows, samples=(tier_config(V.CONV2D_NAIVE, "cpu"),),
@@ -399,10 +381,6 @@ algorithms.add(
     when=lambda job, config, profile: job.variant(config) is V.CONV2D_NAIVE, samples=(tier_config(V.CONV2D_NAIVE, "simt"),),
 )  # fmt: skip
 algorithms.add(
-    "conv2d", "tiled", "simt.cl", "small outputs, where NETCL_CONV_TILED_LOCAL=1 allows it", "", _simt_tiled, device="gpu",
-    when=_suits_tiled, samples=(tier_config(V.CONV2D_TILED_LOCAL, "simt"),),
-)  # fmt: skip
-algorithms.add(
     "conv2d", "taps", "taps.cl", "GPUs, 32 channels and filters and more: a product per tap",
     "cases_h200.json: conv 1x1/2 128x64x32x32 to 128 weight gradient", _taps, device="gpu", when=_suits_taps,
     configurations=lambda problem: [tier_config(V.CONV2D_IMPLICIT_GEMM, "simt", form="taps", BM=m, BN=n) for m, n in TAPS_TILES],
@@ -411,7 +389,10 @@ algorithms.add(
     "conv2d", "gemm", "simt.cl", "GPUs: an implicit product, gathered tile by tile",
     "cases_h200.json: conv 3x3 128x3x32x32 to 64 forward", _simt_gemm, device="gpu",
     configurations=lambda problem: [KernelConfig(V.CONV2D_IMPLICIT_GEMM, *t, extra={"tier": "simt", "form": "gemm"}) for t in SIMT_TILES],
-    samples=tuple(KernelConfig(V.CONV2D_IMPLICIT_GEMM, *sizes, extra={"tier": "simt"}) for sizes in ((32, 32, 16, 4), (64, 64, 8, 8))),
+    samples=(
+        *(KernelConfig(V.CONV2D_IMPLICIT_GEMM, *sizes, extra={"tier": "simt"}) for sizes in ((32, 32, 16, 4), (64, 64, 8, 8))),
+        tier_config(V.CONV2D_TILED_LOCAL, "simt"),
+    ),
 )  # fmt: skip
 
 

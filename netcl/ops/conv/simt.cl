@@ -2,8 +2,6 @@
 //
 // gemm     implicit GEMM: a work-group makes BM filters x BN pixels, BK rows of the unfolded input at a time. The input is
 //          gathered straight into local memory; no unfolded matrix exists.
-// tiled    a work-group makes a TILE_H x TILE_W patch of one image for FILTERS filters; the input patch with its rim is
-//          fetched once per channel into local memory.
 // naive    one work-item per result.
 // Arguments of CONV_NUMBERS (ends.cl): N C H W M OH OW KH KW, and the options in lower case.
 #pragma OPENCL FP_CONTRACT ON
@@ -25,18 +23,6 @@
 #endif
 #ifndef TN
 #define TN 4  // pixels of a work-item
-#endif
-#ifndef TILE_W
-#define TILE_W 16  // pixels across of a tiled work-group
-#endif
-#ifndef TILE_H
-#define TILE_H 16
-#endif
-#ifndef FILTERS
-#define FILTERS 4  // filters of a tiled work-item
-#endif
-#ifndef RIM_MAX
-#define RIM_MAX 2048  // most input elements a tiled work-group needs at once
 #endif
 #ifndef LANES
 #define LANES 64  // work-items that share one weight of the naive weight gradient; a power of two
@@ -101,53 +87,6 @@ __kernel __attribute__((reqd_work_group_size(ITEMS, 1, 1))) void conv_gemm(
   }
 
   STORE_TILE(TN, tx + j * TX, ty * TM + i)
-}
-
-// Work-groups: tiles of one image's plane, blocks of filters, images times groups times classes of pixels.
-__kernel __attribute__((reqd_work_group_size(TILE_W, TILE_H, 1))) void conv_tiled(
-    __global const X_T* restrict x, __global const W_T* restrict w, END_POINTERS, CONV_NUMBERS, int tiles_w, const REAL scale) {
-  __local REAL rim[RIM_MAX];
-  const int classes = CLASSES, which = get_group_id(2) / classes, image = which / groups, group = which - image * groups;
-  AXES_OF(get_group_id(2) % classes)
-  const int lx = get_local_id(0), ly = get_local_id(1);
-  const int tile_y = get_group_id(0) / tiles_w * TILE_H, tile_x = get_group_id(0) % tiles_w * TILE_W, m0 = get_group_id(1) * FILTERS;
-  if (tile_y >= h.outs || tile_x >= v.outs) return;
-  const int low_y = min(0, (h.taps - 1) * h.step), low_x = min(0, (v.taps - 1) * v.step);
-  const int high = (TILE_H - 1) * h.in_step + abs((h.taps - 1) * h.step) + 1, wide = (TILE_W - 1) * v.in_step + abs((v.taps - 1) * v.step) + 1;
-  const int from_y = tile_y * h.in_step + h.first + low_y, from_x = tile_x * v.in_step + v.first + low_x;
-  const int busy = h.taps > 0 && v.taps > 0;
-
-  REAL acc[FILTERS];
-#pragma unroll
-  for (int f = 0; f < FILTERS; ++f) acc[f] = 0;
-  for (int c = 0; busy && c < C; ++c) {
-    __global const X_T* channel = x + (((size_t)image * groups + group) * C + c) * H * W;
-    for (int e = ly * TILE_W + lx; e < high * wide; e += TILE_W * TILE_H) {
-      const int py = from_y + e / wide, px = from_x + e % wide;
-      rim[e] = py >= 0 && py < H && px >= 0 && px < W ? X_LOAD(channel, py * W + px) : (REAL)0;
-    }
-    barrier(CLK_LOCAL_MEM_FENCE);
-    for (int r = 0; r < h.taps; ++r)
-      for (int s = 0; s < v.taps; ++s) {
-        const REAL value = rim[(ly * h.in_step + r * h.step - low_y) * wide + lx * v.in_step + s * v.step - low_x];
-        const int at = (h.w_first + r * h.w_step) * KW + v.w_first + s * v.w_step;
-#pragma unroll
-        for (int f = 0; f < FILTERS; ++f) {
-          const int m = min(m0 + f, M - 1);
-          const size_t of = INPUT_GRAD ? ((size_t)group * C + c) * M + m : ((size_t)group * M + m) * C + c;
-          acc[f] += value * W_LOAD(w, of * KH * KW + at);
-        }
-      }
-    barrier(CLK_LOCAL_MEM_FENCE);
-  }
-  const int line = tile_y + ly, place = tile_x + lx;
-  if (line >= h.outs || place >= v.outs) return;
-  const size_t to = ((size_t)image * groups + group) * M * OH * OW + (size_t)(h.out_first + line * h.out_step) * OW + v.out_first + place * v.out_step;
-#pragma unroll
-  for (int f = 0; f < FILTERS; ++f) {
-    const size_t at = to + (size_t)(m0 + f) * OH * OW;
-    if (m0 + f < M) Y_STORE(y, at, FINISHED(acc[f], group * M + m0 + f, at));
-  }
 }
 
 __kernel void conv_naive(__global const X_T* restrict x, __global const W_T* restrict w, END_POINTERS, CONV_NUMBERS, const REAL scale) {
