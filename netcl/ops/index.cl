@@ -120,13 +120,6 @@ __kernel void one_hot(__global const IDX_T* restrict idx, __global X_T* restrict
   X_STORE(out, i, value);
 }
 
-// The mask repeats every `period` elements; `bits` are the value's.
-__kernel void masked_fill(__global const T* restrict x, __global const uchar* restrict mask, __global T* restrict out, const long total,
-                          const long period, const long bits, const long chunk) {
-  const long begin = get_global_id(0) * chunk, end = min(begin + chunk, total);
-  for (long i = begin; i < end; ++i) out[i] = mask[i % period] ? (T)(bits) : x[i];
-}
-
 // How many elements of each block of `block` are not zero; then their positions.
 __kernel void count_blocks(__global const X_T* restrict x, __global int* restrict counts, const long total, const long block) {
   const long begin = get_global_id(0) * block, end = min(begin + block, total);

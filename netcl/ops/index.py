@@ -472,8 +472,7 @@ def take(F: Any, x: Tensor, index: Tensor) -> Tensor:
 # ---- masks
 
 
-@op(
-    vjp=lambda F, g, mask: (F.masked_fill(g, mask, 0.0), None),
+@composite(
     ref=lambda x, mask, value: np.where(mask, value, x),
     samples=[
         S((3, 5), (3, 5), dtypes=(None, "bool"), value=2.5),
@@ -486,28 +485,16 @@ def take(F: Any, x: Tensor, index: Tensor) -> Tensor:
         (S((3, 5), (3, 5), value=0.0), r"\[masked_fill\] mask must have a dtype that this op accepts"),
     ],
 )
-def masked_fill(x: Tensor, mask: Tensor, value: Any) -> Tensor:
+def masked_fill(F: Any, x: Tensor, mask: Tensor, value: Any) -> Tensor:
     """Return ``value`` where ``mask`` is true, else ``x``; the mask broadcasts to ``x``."""
     x, mask = launch.as_tensors("masked_fill", x, mask)
     launch.check_dtype("masked_fill", mask, ("bool", "uint8"), "mask")
-    number = value.item() if isinstance(value, Tensor) else value
     lead = len(x.shape) - len(mask.shape)
     if lead < 0 or any(m not in (1, n) for m, n in zip(mask.shape, x.shape[lead:], strict=True)):
         raise ShapeError(message("masked_fill", "mask must broadcast to x", **{"x.shape": x.shape, "mask.shape": mask.shape}))
-    row = dtypes.DTYPES[x.dtype]
-    stored = storage_of(number, x.dtype, "masked_fill")[0].reshape(1)
-    if x.array is not None and mask.array is not None:
-        return wrap_array(np.where(mask.array, stored[0], x.array).astype(row.storage), x.dtype, x.queue)
-    # A mask that lacks only leading axes is reread; any other mask is expanded.
-    trimmed = mask.shape[next((i for i, n in enumerate(mask.shape) if n != 1), mask.ndim) :]
-    if trimmed != x.shape[x.ndim - len(trimmed) :]:
-        mask, trimmed = broadcast_to(mask, x.shape), x.shape
-    out = Tensor.empty(x.shape, x.dtype, queue=x.queue)
-    chunk, local = (4096, 1) if launch.on_cpu_device(x.queue) else (1, 4 * launch.LOCAL_1D)
-    bits = int.from_bytes(stored.tobytes(), "little")
-    args = (x, mask, out, x.size, math.prod(trimmed), bits - 2**64 if bits >= 2**63 else bits, chunk)
-    _index_kernel(x.queue, "masked_fill", "int64", T=ELEMENTS[row.itemsize])(x.queue, -(-x.size // chunk), local, *args)
-    return out
+    number = value.item() if isinstance(value, Tensor) else value
+    stored, row = storage_of(number, x.dtype, "masked_fill")
+    return F.where(mask, dtypes.decode(stored, row).item(), x)  # a number that x holds
 
 
 def flat_nonzero(x: Tensor) -> Tensor:

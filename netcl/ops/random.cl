@@ -119,23 +119,3 @@ __kernel void keep_mask(__global const long* state, const long drawn, __global u
   const uchar lanes[4] = {keep.x, keep.y, keep.z, keep.w};
   for (int j = 0; first + j < n; ++j) out[first + j] = lanes[j];
 }
-
-#ifndef P_QUAD  // four values from element i on
-#define P_QUAD(p, i) (float4)(P_LOAD(p, i), P_LOAD(p, (i) + 1), P_LOAD(p, (i) + 2), P_LOAD(p, (i) + 3))
-#endif
-
-// Four elements per step: four bytes of the mask are one load. `chunk` is a multiple of four.
-__kernel void masked_scale(__global const P_T* x, __global const uchar* mask, __global OUT_T* out, const long n, const float scale,
-                           const long chunk) {
-  const long begin = get_global_id(0) * chunk, end = min(begin + chunk, n);
-  long i = begin;
-#if !WIDE
-  for (; i + 4 <= end; i += 4) {
-    const uchar4 keep = *(__global const uchar4*)(mask + i);
-    const float4 v = P_QUAD(x, i) * scale;
-    const float4 kept = (float4)(keep.x ? v.x : 0.0f, keep.y ? v.y : 0.0f, keep.z ? v.z : 0.0f, keep.w ? v.w : 0.0f);
-    OUT_QUAD(out, i, kept);
-  }
-#endif
-  for (; i < end; ++i) OUT_STORE(out, i, mask[i] ? (OUT_REAL)P_LOAD(x, i) * (OUT_REAL)scale : (OUT_REAL)0);
-}

@@ -24,7 +24,8 @@ from netcl.core.hooks import hooks
 from netcl.core.queue_state import queue_state
 from netcl.core.tensor import Tensor, duplicate, wrap_array
 from netcl.engine import launch
-from netcl.engine.registry import S, composite, op
+from netcl.engine.pointwise import run
+from netcl.engine.registry import Pointwise, S, composite, op
 from netcl.engine.strided import copy_block
 from netcl.ops.movement import SizesArgument, sizes_of
 
@@ -260,11 +261,10 @@ def _fill_float(kind: str, out: Tensor) -> Tensor:
     return wrap_array(dtypes.encode(values, dtypes.DTYPES[out.dtype]), out.dtype, out.queue)
 
 
-def _macros(dtype: str, reads: bool = False) -> dict[str, Any]:
-    quads = {"float32": ("*(__global float4*)(p + i) = (v)", "(*(__global const float4*)(p + i))"),
-             "float16": ("vstore_half4_rte(v, 0, p + i)", "vload_half4(0, p + i)")}  # fmt: skip
-    names = ("OUT_QUAD(p, i, v)", "P_QUAD(p, i)") if reads else ("OUT_QUAD(p, i, v)",)
-    return {"WIDE": int(dtype == "float64"), "BITS": min(_BITS[dtype], 24), **dict(zip(names, quads.get(dtype, ()), strict=False))}
+def _macros(dtype: str) -> dict[str, Any]:
+    quads = {"float32": "*(__global float4*)(p + i) = (v)", "float16": "vstore_half4_rte(v, 0, p + i)"}
+    store = {"OUT_QUAD(p, i, v)": quads[dtype]} if dtype in quads else {}
+    return {"WIDE": int(dtype == "float64"), "BITS": min(_BITS[dtype], 24), **store}
 
 
 def _word_pairs(words: np.ndarray) -> np.ndarray:
@@ -373,6 +373,9 @@ def bernoulli(p: Tensor) -> Tensor:
 # ---- dropout
 
 
+_MASKED_SCALE = Pointwise("masked_scale", "WHERE(v1, v0 * scale, 0)", (None, None), np.multiply, params={"scale": 1.0})
+
+
 @op(vjp=None, ref=None, at_once=True)
 def keep_mask(shape: SizesArgument = (), p: float = 0.5, *, queue: Any = None) -> Tensor:
     """Draw uint8 values: 0 with probability ``p``, else 1."""
@@ -405,13 +408,7 @@ def masked_scale(x: Tensor, mask: Tensor, scale: float) -> Tensor:
     launch.check_dtype("masked_scale", mask, ("uint8", "bool"), "mask")
     if x.shape != mask.shape:
         raise ShapeError(message("masked_scale", "x and mask must have the same shape", **{"x.shape": x.shape, "mask.shape": mask.shape}))
-    if x.array is not None:
-        return launch.run_cpu(lambda x, mask: np.where(mask, x * np.float32(scale), x.dtype.type(0)), x, mask)
-    out = Tensor.empty(x.shape, x.dtype, queue=x.queue)
-    chunk, local = (4096, 1) if launch.on_cpu_device(x.queue) else (4, 4 * launch.LOCAL_1D)
-    kernel = launch.kernel(x.queue, __file__, "random.cl", "masked_scale", {"OUT": x.dtype, "P": x.dtype}, _macros(x.dtype, reads=True))
-    kernel(x.queue, -(-x.size // chunk), local, x, mask, out, x.size, float(scale), chunk)
-    return out
+    return run(_MASKED_SCALE, (x, mask, float(scale)))
 
 
 @composite(
