@@ -38,22 +38,13 @@ __kernel void gather(__global const T* restrict src, __global const IDX_T* restr
   dst[i] = good ? src[(o * n + at) * inner + i % inner] : (T)(0);
 }
 
-// Where each element of a scatter goes, as a number; `nowhere` for those that are out of range.
+// Where each element of a scatter goes, as a number; `nowhere` for those that are out of range, and those of the index `skipped`.
 __kernel void scatter_keys(__global const IDX_T* restrict idx, __global KEY* restrict keys, __global int* fault, const int code,
-                           const long total, const long n, const long count, const long inner, const long nowhere) {
+                           const long total, const long n, const long count, const long inner, const long nowhere, const long skipped) {
   const long i = get_global_id(0);
   if (i >= total) return;
   const long at = IDX_LOAD(idx, i), o = i / (count * inner);
-  keys[i] = (KEY)(in_range(at, n, fault, code) ? (o * n + at) * inner + i % inner : nowhere);
-}
-
-// The same for rows; `skipped` is a row that gets nothing (or -1).
-__kernel void row_keys(__global const IDX_T* restrict idx, __global KEY* restrict keys, __global int* fault, const int code,
-                       const long total, const long n, const long skipped) {
-  const long i = get_global_id(0);
-  if (i >= total) return;
-  const long at = IDX_LOAD(idx, i);
-  keys[i] = (KEY)(in_range(at, n, fault, code) && at != skipped ? at : n);
+  keys[i] = (KEY)(in_range(at, n, fault, code) && at != skipped ? (o * n + at) * inner + i % inner : nowhere);
 }
 
 // One work-item per column walks its indices in order: what is added where depends on nothing else. For many columns.

@@ -182,14 +182,9 @@ def add_rows(name: str, out: Tensor, index: Tensor, src: Tensor, outer: int, n: 
         return _add_numpy(out, index.array.reshape(-1), src, outer, n, inner, skipped)  # type: ignore[union-attr]
     if not src.size or not n:
         return out
-    _add_sorted(out, _row_keys(name, index, n, skipped), src, outer, index.size, n, inner)
+    _add_sorted(out, _scatter_keys(name, index, n, index.size, 1, n, skipped), src, outer, index.size, n, inner)
     _check_in_debug(out.queue)
     return out
-
-
-def _empty_keys(count: int, n: int, queue: Any) -> Tensor:
-    """Return memory for ``count`` unsigned keys up to ``n``: an int32 or int64 tensor."""
-    return Tensor.empty((count,), "int32" if n < 2**32 - 1 else "int64", queue=queue)
 
 
 def _key_type(keys: Tensor) -> str:
@@ -197,12 +192,17 @@ def _key_type(keys: Tensor) -> str:
     return "uint" if keys.dtype == "int32" else "ulong"
 
 
-def _row_keys(name: str, index: Tensor, n: int, skipped: int = -1) -> Tensor:
-    """Return indices as sort keys; an index that is out of range or equal to ``skipped`` gets the key ``n``."""
-    queue, count = index.queue, index.size
-    keys, (flag, code) = _empty_keys(count, n, queue), faults_of(queue).next(name, n)
-    kernel = _index_kernel(queue, "row_keys", index.dtype, KEY=_key_type(keys))
-    kernel(queue, count, launch.LOCAL_1D, index, keys, flag, code, count, n, skipped)
+def _scatter_keys(name: str, index: Tensor, n: int, count: int, inner: int, nowhere: int, skipped: int = -1) -> Tensor:
+    """Return the number of the element that each index of a scatter names, as a sort key: unsigned, in an int32 or int64 tensor.
+
+    ``count`` and ``inner`` are the sizes of ``index`` along and after the axis, whose size in the target is ``n``. The key is ``nowhere``
+    for an index that is out of range or equal to ``skipped``.
+    """
+    queue, total = index.queue, index.size
+    keys = Tensor.empty((total,), "int32" if nowhere < 2**32 - 1 else "int64", queue=queue)
+    flag, code = faults_of(queue).next(name, n)
+    kernel = _index_kernel(queue, "scatter_keys", index.dtype, KEY=_key_type(keys))
+    kernel(queue, total, launch.LOCAL_1D, index, keys, flag, code, total, n, count, inner, nowhere, skipped)
     return keys
 
 
@@ -415,15 +415,12 @@ def _add_at(out: Tensor, at: int, index: Tensor, src: Tensor) -> Tensor:
         flat = flat + (np.arange(outer) * n * inner)[:, None, None]
         return _add_numpy(out, flat.reshape(-1), src, 1, out.size, 1, -1)
     queue, on_cpu = out.queue, launch.on_cpu_device(out.queue)
-    flag, code = faults_of(queue).next("scatter_add", n)
     if outer * inner >= _MANY_COLUMNS[on_cpu] and out.dtype not in dtypes.HALVES:
+        flag, code = faults_of(queue).next("scatter_add", n)
         kernel = _index_kernel(queue, "add_columns", index.dtype, out.dtype)
         kernel(queue, outer * inner, launch.LOCAL_1D, out, index, src, flag, code, outer * inner, n, count, inner)
     else:
-        keys = _empty_keys(index.size, out.size, queue)
-        kernel = _index_kernel(queue, "scatter_keys", index.dtype, KEY=_key_type(keys))
-        kernel(queue, index.size, launch.LOCAL_1D, index, keys, flag, code, index.size, n, count, inner, out.size)
-        _add_sorted(out, keys, src, 1, index.size, out.size, 1)
+        _add_sorted(out, _scatter_keys("scatter_add", index, n, count, inner, out.size), src, 1, index.size, out.size, 1)
     _check_in_debug(queue)
     return out
 
@@ -584,7 +581,7 @@ def put_flat(name: str, x: Tensor, index: Tensor, values: Tensor) -> None:
         return
     if not index.size:
         return
-    queue, count, keys = x.queue, index.size, _row_keys(name, index, x.size)
+    queue, count, keys = x.queue, index.size, _scatter_keys(name, index, x.size, index.size, 1, x.size)
     ordered, order = sort_keys(keys, 1, count)
     kernel = _index_kernel(queue, "put_sorted", "int64", T=ELEMENTS[dtypes.DTYPES[x.dtype].itemsize], KEY=_key_type(keys))
     kernel(queue, count, launch.LOCAL_1D, x, ordered, order, values, count, x.size)
