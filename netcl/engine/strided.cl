@@ -40,16 +40,20 @@ static inline void copy_run(__global const T* s, __global T* d, const INDEX n, c
 
 // GPUs, up to four axes: a work-item copies one element of the inner axis in some rows of the axis above, four of them on their way at a
 // time; the outer two axes are the launch's third, so that nothing is divided but one number.
-__kernel void copy_grid(__global const T* restrict src, __global T* restrict dst, const long s_start, const long d_start,
+__kernel void copy_grid(__global const T* restrict src, __global T* restrict dst, const long s_start, const long d_start, const long n0,
                         const long n1, const long n2, const long inner, const long s0, const long s1, const long s2, const long s_inner,
                         const long d0, const long d1, const long d2, const long d_inner) {
-  const INDEX at = get_global_id(0), i0 = get_global_id(2) / (INDEX)n1, i1 = get_global_id(2) - i0 * (INDEX)n1;
+  const INDEX at = get_global_id(0), step = get_global_size(1);
   if (at >= (INDEX)inner) return;
-  src += (INDEX)s_start + i0 * (INDEX)s0 + i1 * (INDEX)s1 + at * (INDEX)s_inner;
-  dst += (INDEX)d_start + i0 * (INDEX)d0 + i1 * (INDEX)d1 + at * (INDEX)d_inner;
-  const INDEX step = get_global_size(1);
+  src += (INDEX)s_start + at * (INDEX)s_inner;
+  dst += (INDEX)d_start + at * (INDEX)d_inner;
+  for (INDEX block = get_global_id(2); block < (INDEX)n0 * (INDEX)n1; block += get_global_size(2)) {
+    const INDEX i0 = block / (INDEX)n1, i1 = block - i0 * (INDEX)n1;
+    __global const T* s = src + (i0 * (INDEX)s0 + i1 * (INDEX)s1);
+    __global T* d = dst + (i0 * (INDEX)d0 + i1 * (INDEX)d1);
 #pragma unroll 4
-  for (INDEX i = get_global_id(1); i < (INDEX)n2; i += step) dst[i * (INDEX)d2] = src[i * (INDEX)s2];
+    for (INDEX i = get_global_id(1); i < (INDEX)n2; i += step) d[i * (INDEX)d2] = s[i * (INDEX)s2];
+  }
 }
 
 // CPUs, up to four axes: a work-item copies `count` rows, or `chunk` elements of a long one. Only its first row is found by division.
@@ -80,30 +84,13 @@ __kernel void copy_rows(__global const T* restrict src, __global T* restrict dst
   }
 }
 
-// Every other kernel: a work-item copies `chunk` elements of the inner axis (the last one) of one row; rows = product of the outer axes.
-__kernel void copy4(__global const T* restrict src, __global T* restrict dst, const long s_start, const long d_start, const long chunk,
-                    const long rows, const long n1, const long n2, const long inner,
-                    const long s0, const long s1, const long s2, const long s_inner,
-                    const long d0, const long d1, const long d2, const long d_inner) {
-  const INDEX per_row = (INDEX)((inner + chunk - 1) / chunk);
-  const INDEX item = get_global_id(0), row = item / per_row;
-  if (row >= (INDEX)rows) return;
-  const INDEX begin = (item - row * per_row) * (INDEX)chunk;
-  INDEX rest = row;
-  const INDEX i2 = rest % (INDEX)n2;
-  rest /= (INDEX)n2;
-  const INDEX i1 = rest % (INDEX)n1, i0 = rest / (INDEX)n1;
-  const INDEX s = (INDEX)s_start + i0 * (INDEX)s0 + i1 * (INDEX)s1 + i2 * (INDEX)s2 + begin * (INDEX)s_inner;
-  const INDEX d = (INDEX)d_start + i0 * (INDEX)d0 + i1 * (INDEX)d1 + i2 * (INDEX)d2 + begin * (INDEX)d_inner;
-  copy_run(src + s, dst + d, min((INDEX)chunk, (INDEX)inner - begin), (INDEX)s_inner, (INDEX)d_inner);
-}
-
 static inline INDEX step_in(INDEX* rest, const long size, const long stride) {
   const INDEX at = *rest % (INDEX)size;
   *rest /= (INDEX)size;
   return at * (INDEX)stride;
 }
 
+// More axes: a work-item copies `chunk` elements of the inner axis (the last one) of one row; rows = product of the outer axes.
 __kernel void copy8(__global const T* restrict src, __global T* restrict dst, const long s_start, const long d_start, const long chunk,
                     const long rows, const long n1, const long n2, const long n3, const long n4, const long n5, const long n6, const long inner,
                     const long s0, const long s1, const long s2, const long s3, const long s4, const long s5, const long s6, const long s_inner,

@@ -24,7 +24,7 @@ _TURNED_TILE, _TURNED_ROWS = 32, 8
 _LEAST_TILE = 8  # size along both axes below which tiles do not pay
 _CPU_RUN = 1 << 16  # bytes that a CPU's work-item copies at a time
 _CPU_ITEM = 1 << 14  # bytes of whole rows that a work-item copies on a CPU
-_RANKS = (4, 8)
+_FEW_AXES, _MOST_AXES = 4, 8  # of the kernels
 _GROUP = 256  # work-items of a GPU's group
 _ITEM_ROWS = 4  # elements that a GPU's work-item copies: loads in flight together
 _MOST_GROUPS = 65535  # along the second and third dimension of a launch
@@ -119,42 +119,40 @@ def _copy_kernel(queue: Any, name: str, copy: Copy) -> Any:
 
 def _run_copy(queue: Any, copy: Copy, src: Tensor, dst: Tensor) -> None:
     tiled = _transposition(queue, copy)
-    if tiled is None and len(copy.axes) > _RANKS[-1]:
+    if tiled is None and len(copy.axes) > _MOST_AXES:
         first, rest = copy.axes[0], copy.axes[1:]
         for i in range(first.size):
             part = copy._replace(source=copy.source + i * first.source, target=copy.target + i * first.target, axes=rest)
             _run_copy(queue, part, src, dst)
         return
-    kernel, size, local, args = tiled or _grid_copy(queue, copy) or _row_copy(queue, copy) or _plain_copy(queue, copy)
+    form = _plain_copy if len(copy.axes) > _FEW_AXES else _row_copy if launch.on_cpu_device(queue) else _grid_copy
+    kernel, size, local, args = tiled or form(queue, copy)
     kernel(queue, size, local, src, dst, *args)
 
 
-def _grid_copy(queue: Any, copy: Copy) -> _Launch | None:
-    """Return a launch in three dimensions for a copy of few axes on a GPU; ``None`` for any other copy."""
-    axes = copy.axes
-    if launch.on_cpu_device(queue) or not 1 <= len(axes) <= 4:
-        return None
-    (size, source, target) = axes[-1]
-    if len(axes) == 1 and size % _ITEM_ROWS == 0:  # one long run: copy it as rows
+def _padded(copy: Copy, count: int) -> tuple[CopyAxis, ...]:
+    return (CopyAxis(1, 0, 0),) * (count - len(copy.axes)) + copy.axes
+
+
+def _grid_copy(queue: Any, copy: Copy) -> _Launch:
+    """Return a launch in three dimensions for a copy of few axes on a GPU."""
+    axes = _padded(copy, _FEW_AXES)
+    size, source, target = axes[3]
+    if len(copy.axes) == 1 and size % _ITEM_ROWS == 0:  # one long run: copy it as rows
         size //= _ITEM_ROWS
-        axes = (CopyAxis(_ITEM_ROWS, size * source, size * target), CopyAxis(size, source, target))
-    axes = (CopyAxis(1, 0, 0),) * (4 - len(axes)) + axes
+        axes = (*axes[:2], CopyAxis(_ITEM_ROWS, size * source, size * target), CopyAxis(size, source, target))
     sizes = [axis.size for axis in axes]
     group = min(_GROUP, program.state(queue).max_work_group)
     across = min(1 << (sizes[3] - 1).bit_length(), group)
     down = max(1, group // across)
-    rows, outer = -(-sizes[2] // (down * _ITEM_ROWS)), sizes[0] * sizes[1]
-    if max(rows, outer) > _MOST_GROUPS:
-        return None
-    args = (copy.source, copy.target, *sizes[1:], *(a.source for a in axes), *(a.target for a in axes))
-    return _copy_kernel(queue, "copy_grid", copy), (-(-sizes[3] // across) * across, rows * down, outer), (across, down, 1), args
+    rows, blocks = (min(n, _MOST_GROUPS) for n in (-(-sizes[2] // (down * _ITEM_ROWS)), sizes[0] * sizes[1]))
+    args = (copy.source, copy.target, *sizes, *(a.source for a in axes), *(a.target for a in axes))
+    return _copy_kernel(queue, "copy_grid", copy), (-(-sizes[3] // across) * across, rows * down, blocks), (across, down, 1), args
 
 
-def _row_copy(queue: Any, copy: Copy) -> _Launch | None:
-    """Return a launch for a copy of few axes on a CPU: a work-item copies some rows or a part of a row. ``None`` for any other copy."""
-    if not launch.on_cpu_device(queue) or len(copy.axes) > 4:
-        return None
-    axes = (CopyAxis(1, 0, 0),) * (4 - len(copy.axes)) + copy.axes
+def _row_copy(queue: Any, copy: Copy) -> _Launch:
+    """Return a launch for a copy of few axes on a CPU: a work-item copies some rows or a part of a row."""
+    axes = _padded(copy, _FEW_AXES)
     inner, rows = axes[3].size, math.prod(axis.size for axis in axes[:3])
     chunk, _ = _elements_per_item(queue, inner, copy.itemsize)
     count = max(1, _CPU_ITEM // (chunk * copy.itemsize))
@@ -164,14 +162,12 @@ def _row_copy(queue: Any, copy: Copy) -> _Launch | None:
 
 
 def _plain_copy(queue: Any, copy: Copy) -> _Launch:
-    rank = next(r for r in _RANKS if len(copy.axes) <= r)
-    axes = (CopyAxis(1, 0, 0),) * (rank - len(copy.axes)) + copy.axes
-    inner = axes[-1].size
-    rows = math.prod(axis.size for axis in axes[:-1])
+    axes = _padded(copy, _MOST_AXES)
+    inner, rows = axes[-1].size, math.prod(axis.size for axis in axes[:-1])
     chunk, local = _elements_per_item(queue, inner, copy.itemsize)
     sizes = (rows, *(axis.size for axis in axes[1:]))
     args = (copy.source, copy.target, chunk, *sizes, *(a.source for a in axes), *(a.target for a in axes))
-    return _copy_kernel(queue, f"copy{rank}", copy), rows * -(-inner // chunk), local, args
+    return _copy_kernel(queue, "copy8", copy), rows * -(-inner // chunk), local, args
 
 
 def _elements_per_item(queue: Any, inner: int, itemsize: int) -> tuple[int, int]:
