@@ -288,12 +288,21 @@ def _half_bits(width: int) -> str:
 {s} netcl_to_half_{width}({f} x) {{ const {word} return {_low(width, "value")}; }}"""
 
 
-def loose_halves(dtype: str, width: int) -> str:
-    """Return the functions ``load_<dtype>_<width>`` and ``store_<dtype>_<width>`` for ``width`` 16-bit floats at any address."""
+_PICK = "#define PICK(no, yes, mask) ((mask) ? (yes) : (no))"
+
+
+def loose_halves(dtype: str, width: int, packed: bool = True) -> str:
+    """Return the functions ``load_<dtype>_<width>`` and ``store_<dtype>_<width>`` for ``width`` 16-bit floats.
+
+    They may lie at any address or, unless ``packed``, at multiples of their size.
+    """
     f, h = f"float{width}", f"ushort{width}"
-    return f"""{_halfword_functions(width)}
+    return f"""#ifndef PICK
+{_PICK}
+#endif
+{_halfword_functions(width)}
 {_bfloat16_words(width) if dtype == "bfloat16" else _half_words(width)}
-typedef struct __attribute__((packed)) {{ {h} v; }} loose_{dtype}_{width};
+typedef struct {"__attribute__((packed)) " if packed else ""}{{ {h} v; }} loose_{dtype}_{width};
 static inline {f} load_{dtype}_{width}(__global const void* p) {{
   return netcl_of_{dtype}_word_{width}(netcl_words_{width}(((__global const loose_{dtype}_{width}*)p)->v));
 }}
@@ -356,7 +365,7 @@ def value_functions(loads: Sequence[DType], stores: Sequence[DType], compute: st
     for d in (*loads, *stores):
         of[d.c_storage] = "ushort" if d is _HALVES[0] else d.c_storage
         held.add(d.name)
-    parts = ["#define PICK(no, yes, mask) ((mask) ? (yes) : (no))"]
+    parts = [_PICK]
     if width == 16:
         parts.append("#define CONVERT16(kind, x) ((kind##16)(convert_##kind##8((x).lo), convert_##kind##8((x).hi)))")
     parts += [f"typedef {compute} element;", f"typedef {compute}{lanes} real;", f"typedef {mask}{lanes} mask;"]

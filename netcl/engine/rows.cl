@@ -60,53 +60,12 @@ static inline real lanes_sum(vec v) { FOLD_LANES(v, PLUS) }
 static inline real lanes_max(vec v) { FOLD_LANES(v, fmax) }
 
 #if VEC > 1
-// Loads and stores of vectors that lie anywhere. CPU drivers call a function for vload16 and for every lane of vload_half16, which spills
-// all registers; a packed struct is an instruction, and halves are converted by their bits (2^112 moves the exponent).
-#define BITS JOIN(uint, VEC)
-#define SHORTS JOIN(ushort, VEC)
-#define FLOATS JOIN(float, VEC)
+// Vectors that lie anywhere: CPU drivers call a function for vload16, which spills all registers; a packed struct is an instruction.
 #if VEC == 4  // a GPU would load what is packed byte by byte
-#define ANYWHERE
+typedef struct { vec lanes; } loose;
 #else
-#define ANYWHERE __attribute__((packed))
+typedef struct __attribute__((packed)) { vec lanes; } loose;
 #endif
-typedef struct ANYWHERE { vec lanes; } loose;
-typedef struct ANYWHERE { SHORTS lanes; } loose_shorts;
-
-#if VEC == 16
-#define WIDEN(x) ((BITS)(convert_uint8((x).lo), convert_uint8((x).hi)))
-#define NARROW(x) ((SHORTS)(convert_ushort8((x).lo), convert_ushort8((x).hi)))
-#else
-#define WIDEN(x) JOIN(convert_uint, VEC)(x)
-#define NARROW(x) JOIN(convert_ushort, VEC)(x)
-#endif
-#define AS_BITS JOIN(as_uint, VEC)
-#define AS_FLOATS JOIN(as_float, VEC)
-
-static inline FLOATS of_bfloat16(SHORTS h) { return AS_FLOATS(WIDEN(h) << 16); }
-
-static inline SHORTS to_bfloat16(FLOATS x) {  // to nearest even; a NaN stays one
-  const BITS bits = AS_BITS(x), rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
-  const BITS value = x != x ? (bits >> 16) | 0x40u : rounded;
-  return NARROW(value);
-}
-
-static inline FLOATS of_half(SHORTS h) {
-  const BITS bits = WIDEN(h), rest = (bits & 0x7fffu) << 13;
-  const BITS finite = AS_BITS(AS_FLOATS(rest) * 0x1p112f);
-  const BITS value = rest >= 0x0f800000u ? rest | 0x7f800000u : finite;
-  return AS_FLOATS(value | ((bits & 0x8000u) << 16));
-}
-
-static inline SHORTS to_half(FLOATS x) {  // to nearest even
-  const BITS sign = AS_BITS(x) & 0x80000000u, bits = AS_BITS(x) ^ sign;
-  const BITS normal = (bits - 0x38000000u + 0xfffu + ((bits >> 13) & 1u)) >> 13;
-  const BITS small = AS_BITS(AS_FLOATS(bits) + 0.5f) - 0x3f000000u;
-  const BITS large = bits > 0x7f800000u ? (BITS)(0x7e00u) : (BITS)(0x7c00u);
-  const BITS finite = bits < 0x38800000u ? small : normal;
-  const BITS value = (bits >= 0x47800000u ? large : finite) | (sign >> 16);
-  return NARROW(value);
-}
 #endif
 
 // The larger one; a NaN is never taken, as fmax has it, without fmax's call.

@@ -17,7 +17,6 @@ from netcl.engine import launch, opencl_text
 from netcl.engine.strided import alignment
 
 RowSizes = tuple[int, int, int]
-HALF_NAMES = {"float16": "half", "bfloat16": "bfloat16"}  # dtypes stored in 16 bits, and what rows.cl calls them
 SHORT_ROW = 32  # elements; on a GPU, one work-item processes a row this short
 MEDIUM_ROW = 1024  # up to this length a wave processes a row, above it a large work-group
 QUAD_ROW = 128  # elements; a GPU reads rows of at least this length four elements at a time
@@ -128,8 +127,8 @@ _STREAMED = (
 def _vector_load(row: dtypes.DType, real: str, vec: int, name: str) -> str:
     if vec == 1:
         return f"((REAL){name}_LOAD(p, i))"
-    if row.name in HALF_NAMES:
-        text = f"of_{HALF_NAMES[row.name]}(((__global const loose_shorts*)((p) + (i)))->lanes)"
+    if row.name in dtypes.HALVES:
+        text = f"load_{row.name}_{vec}((p) + (i))"
         return text if real == "float" else f"convert_{real}{vec}({text})"
     if row.c_storage == real:
         return "(((__global const loose*)((p) + (i)))->lanes)"
@@ -139,9 +138,8 @@ def _vector_load(row: dtypes.DType, real: str, vec: int, name: str) -> str:
 def _vector_store(row: dtypes.DType, real: str, vec: int, name: str) -> str:
     if vec == 1:
         return f"{name}_STORE(p, i, v)"
-    if row.name in HALF_NAMES:
-        wide = "v" if real == "float" else f"convert_float{vec}(v)"
-        return f"((__global loose_shorts*)((p) + (i)))->lanes = to_{HALF_NAMES[row.name]}({wide})"
+    if row.name in dtypes.HALVES:
+        return f"store_{row.name}_{vec}({'v' if real == 'float' else f'convert_float{vec}(v)'}, (p) + (i))"
     if row.c_storage == real:
         return "((__global loose*)((p) + (i)))->lanes = (v)"
     return f"vstore{vec}(convert_{row.c_storage}{vec}(v), 0, (p) + (i))"
@@ -156,6 +154,9 @@ def row_kernel(
     base: dict[str, int | str] = {"REAL": real, "LOCAL": spread.local, "GROUP": spread.group, "VEC": spread.vec, "HELD": spread.held,
                                   "FETCHES": int(launch.fetches(queue))}  # fmt: skip
     exp, text = launch.exponential(queue, real, spread.vec)
+    if spread.vec > 1:  # a GPU, whose vectors have four elements, would load what is packed byte by byte
+        halves = dict.fromkeys(dtype for dtype in operands.values() if dtype in dtypes.HALVES)
+        text += "".join(opencl_text.loose_halves(dtype, spread.vec, packed=spread.vec > 4) for dtype in halves)
     return launch.kernel(queue, module_file, f"rows.cl {cl_file}", name, operands, {**base, **macros, **exp, **defines}, text)
 
 
