@@ -12,7 +12,6 @@ uses AMX from :data:`AMX_SPLIT_DEPTH` terms on, ``high`` always, and ``medium`` 
 from __future__ import annotations
 
 import ctypes
-import logging
 import platform
 from functools import cache
 from pathlib import Path
@@ -20,20 +19,14 @@ from typing import Any
 
 import numpy as np
 
-from netcl.core import env, recording
+from netcl.core import env
 from netcl.core.capabilities import DeviceProfile
-from netcl.core.commands import device_queue
 from netcl.core.device import profile_of
-from netcl.core.errors import KernelBuildError
 from netcl.core.kernel_selector import KernelConfig, get_matmul_precision
-from netcl.core.kernels import program
 from netcl.core.tensor import Tensor
-from netcl.core.waiting_runs import flush_waiting
 from netcl.engine import algorithms
-from netcl.ops.matmul import cpu, gemm
+from netcl.ops.matmul import cpu, gemm, nvidia
 from netcl.ops.matmul.gemm import Matmul, Operands
-
-log = logging.getLogger("netcl")
 
 AMX_SPLIT_DEPTH = 1024
 AMX_LEAST_WORK = 128**3  # multiply-adds: below, packing costs more than it saves
@@ -76,15 +69,7 @@ def _driver_works(queue: Any) -> bool:
     """Whether the driver builds the kernels and they are correct; checked once per context."""
     if profile_of(queue).has_quirk("no_amx"):
         return False
-    state = program.state(queue)
-    verdict = state.get(("matmul", "amx"))
-    if verdict is None:
-        flush_waiting()  # programs of waiting runs must not fail inside the check
-        state[("matmul", "amx")] = False  # the products of the check must not start it again
-        with recording.paused():
-            verdict = state[("matmul", "amx")] = _multiplies_exactly(device_queue(queue))
-        log.info("[matmul] AMX is %s; device=%s", "used" if verdict else "not used: its kernels failed", state.device.name)
-    return verdict
+    return nvidia.verdict(queue, "matmul", "amx", "float32", _multiplies_exactly, warns=False, apart=False)
 
 
 def _multiplies_exactly(queue: Any) -> bool:
@@ -94,13 +79,8 @@ def _multiplies_exactly(queue: Any) -> bool:
     for terms, bound in ((1, 2**-6), (2, 2**-14)):
         p = Matmul(33, 50, 70, False, False, "float32", "float32", "float32")
         t = Operands(Tensor.from_host(queue, a), Tensor.from_host(queue, b), Tensor.empty((33, 50), queue=queue))
-        try:
-            run(queue, p, t, terms, 2)
-        except KernelBuildError as error:
-            log.info("[matmul] AMX does not build: %s", str(error).splitlines()[0])
-            return False
-        got = t.out.to_host()
-        if not np.abs(got - exact).max() <= bound * np.abs(exact).max():
+        run(queue, p, t, terms, 2)
+        if not np.abs(t.out.to_host() - exact).max() <= bound * np.abs(exact).max():
             return False
     return True
 
