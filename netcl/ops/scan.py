@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,16 +12,13 @@ from netcl.core import dtype as dtypes
 from netcl.core.device import CPUQueue, profile_of
 from netcl.core.dtype import DTYPES
 from netcl.core.errors import ShapeError, message
-from netcl.core.kernels import program
 from netcl.core.tensor import Tensor, wrap_array
-from netcl.engine.launch import check_double, index_type
+from netcl.engine import launch
 from netcl.engine.map_kernel import CPU_WIDTH, as_compute, from_compute
-from netcl.engine.opencl_text import Layout, value_functions
 from netcl.engine.operands import check_out, operand
 from netcl.engine.reduction import Shape3, axes_of, folded_shape, sums_of_slices
 from netcl.engine.registry import S, op
 
-_SCAN_SOURCE = (Path(__file__).parent / "scan.cl").read_text()
 _SLICE = 1024  # elements from which a slice is worth a work-item of its own
 _COMPARED = 16  # elements that a work-item of a CPU compares at a time
 _WALK = 64  # elements that one work-item of a work-group walks before another work-group is worth a second launch
@@ -42,17 +37,10 @@ def _scan_shape(name: str, x: Tensor, axis: Any) -> Shape3:
     return Shape3(math.prod(x.shape[:a]), x.shape[a], math.prod(x.shape[a + 1 :]))
 
 
-def _scan_kernel(name: str, queue: Any, source: str, target: str, compute: str, n: int, minimum: bool = False, lanes: int = 1,
-                 at_once: int = 1) -> Any:  # fmt: skip
-    check_double(name, queue, (source, target))
-    index = index_type(n)
-    values = value_functions([DTYPES[source]], [DTYPES[target]], compute, Layout(0, 1, True, index))
-    is_nan, is_finite = ("isnan(x)", "isfinite(x)") if compute in ("float", "double") else ("0", "1")
-    macros = f"#define SRC {DTYPES[source].c_storage}\n#define DST {DTYPES[target].c_storage}\n#define IS_NAN(x) ({is_nan})\n"
-    macros += f"#define IS_FINITE(x) ({is_finite})\n#define LOAD load_{source}\n#define STORE store_{target}\n"
-    macros += f"#define LANES {lanes}\n#define AT_ONCE {at_once}\n" + "#define MINIMUM\n" * minimum
-    text = f"{values}\n{macros}{_SCAN_SOURCE.replace('INDEX_T', index)}"
-    return program.get_later(queue, text, "scan" if name == "cumsum" else "extreme" if at_once == 1 else "extreme_at_once")
+def _scan_kernel(name: str, kernel: str, x: Tensor, target: str, compute: str, n: int, **defines: int) -> Any:
+    launch.check_double(name, x.queue, (x.dtype, target))
+    macros = {"REAL": compute, "INDEX": launch.index_type(n), **defines}
+    return launch.kernel(x.queue, __file__, "scan.cl", kernel, {"X": x.dtype, "Y": target}, macros)
 
 
 def _slicing(shape: Shape3, queue: Any) -> tuple[int, int]:
@@ -109,7 +97,7 @@ def _cumsum_numpy(x: Tensor, axis: int | None, reverse: bool, compute: str, resu
 def _cumsum_cl(x: Tensor, target: Tensor, shape: Shape3, compute: str, reverse: bool) -> None:
     """Scan in one launch, or in slices: sum each slice, scan these sums, then scan each slice from the sum before it."""
     queue = x.queue
-    kernel = _scan_kernel("cumsum", queue, x.dtype, target.dtype, compute, math.prod(shape))
+    kernel = _scan_kernel("cumsum", "scan", x, target.dtype, compute, math.prod(shape))
     length, slices = _slicing(shape, queue)
     before = x
     if slices > 1:
@@ -122,7 +110,7 @@ def _before_slices(x: Tensor, shape: Shape3, compute: str, length: int, slices: 
     queue = x.queue
     totals = sums_of_slices(x, shape, compute, length)
     before = Tensor.empty(totals.shape, totals.dtype, queue=queue)
-    kernel = _scan_kernel("cumsum", queue, totals.dtype, totals.dtype, compute, math.prod(shape))
+    kernel = _scan_kernel("cumsum", "scan", totals, totals.dtype, compute, math.prod(shape))
     sizes = (shape.rows, slices, shape.inner, slices, 1)
     items = shape.rows * shape.inner
     kernel(queue, items, _scan_local_size(queue, items), totals, totals, before, *sizes, int(reverse), 1)
@@ -168,22 +156,23 @@ def _arg_cl(name: str, x: Tensor, target: Tensor, shape: Shape3, finite: bool) -
         else:
             slices = 1
         length = -(-shape.length // slices)
-    kernel = partial(_scan_kernel, name, queue, x.dtype, x.dtype, DTYPES[x.dtype].c_compute, math.prod(shape), name == "argmin")
+
+    def built(kernel: str, **macros: int) -> Any:
+        compute, smallest = DTYPES[x.dtype].c_compute, int(name == "argmin")
+        return _scan_kernel(name, kernel, x, x.dtype, compute, math.prod(shape), SMALLEST=smallest, **macros)
+
+    ends = int(finite and slices == 1)
     winners = target if slices == 1 else Tensor.empty((shape.rows, slices, shape.inner), "int64", queue=queue)
     at_once = _COMPARED if shape.inner == 1 else min(_COMPARED, 1 << (shape.inner.bit_length() - 1))
     if profile.device_type == "cpu" and (shape.inner > 1 or shape.length >= 2 * at_once):
         items = shape.rows * slices * -(-shape.inner // at_once)
-        kernel(at_once=at_once)(
-            queue, items, _scan_local_size(queue, items), x, winners, *shape, length, slices, int(finite and slices == 1)
-        )
+        built("extreme_at_once", AT_ONCE=at_once)(queue, items, _scan_local_size(queue, items), x, winners, *shape, length, slices, ends)
     else:
         local = lanes if lanes > 1 else _scan_local_size(queue, columns * slices)
-        kernel(lanes=lanes)(
-            queue, columns * slices * lanes, local, x, winners, winners, *shape, length, slices, 0, int(finite and slices == 1)
-        )
+        built("extreme", LANES=lanes)(queue, columns * slices * lanes, local, x, winners, winners, *shape, length, slices, 0, ends)
     if slices > 1:
         local = lanes if lanes > 1 else _scan_local_size(queue, columns)
-        kernel(lanes=lanes)(queue, columns * lanes, local, x, winners, target, *shape, length, slices, 1, int(finite))
+        built("extreme", LANES=lanes)(queue, columns * lanes, local, x, winners, target, *shape, length, slices, 1, int(finite))
 
 
 def _finite_place(x: np.ndarray, axis: int | None = None) -> np.ndarray:
