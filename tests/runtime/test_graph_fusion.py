@@ -59,7 +59,7 @@ def test_a_residual_block_is_two_kernels(device, rng):
         got, names = launches(fused, x)
         np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4)
         assert not [name for name in names if name.startswith("op_")]
-        assert device.backend == "cpu" or len([name for name in names if name not in ("conv_add_parts", "pack_taps")]) == 2, names
+        assert device.backend == "cpu" or len([name for name in names if name not in ("sum_splits", "pack_taps")]) == 2, names
 
 
 class Twice(nn.Module):

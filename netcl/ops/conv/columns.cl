@@ -1,4 +1,4 @@
-// Windows of images unfolded into columns and back, and the sum of partial weight gradients.
+// Windows of images unfolded into columns and back, and the sum of the parts of a result.
 //
 // Column `window` of image n begins at n * image + window; `row` values further comes the next tap, after its taps the next channel.
 // A work-item takes one place in EACH channels: it divides for its place once, and has the loads of all channels under way together.
@@ -138,13 +138,13 @@ __kernel void unfolded_outputs(__global const X_T* restrict x, END_POINTERS, int
   }
 #endif
 }
-#endif
 
-// y[i] = x[0][i] + x[1][i] + ..
-__kernel void sum_splits(__global const X_T* restrict x, __global Y_T* restrict y, int n, int splits) {
+// y of n values, `plane` per filter, from the sum x[0] + x[1] + .. of `splits` parts.
+__kernel void sum_splits(__global const X_T* restrict x, END_POINTERS, int n, int plane, int filters, int splits, REAL scale) {
   const int i = get_global_id(0);
   if (i >= n) return;
   REAL sum = X_LOAD(x, i);
   _Pragma("unroll 8") for (int s = 1; s < splits; ++s) sum += X_LOAD(x, (size_t)s * n + i);  // loads overlap
-  Y_STORE(y, i, sum);
+  Y_STORE(y, i, FINISHED(sum, i / plane % filters, i));
 }
+#endif

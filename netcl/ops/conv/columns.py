@@ -256,7 +256,7 @@ def _columns_weight_grad(job: Job, queue: Any, t: ConvOperands) -> None:
     parts = t.room(g.n, t.result.size, dtype=job.dtype) if apart else t.result
     multiply_unaligned(queue, columns_product(job), gemm.Operands(source, cols, parts))
     if apart:
-        add_splits(parts, t.result)
+        add_splits(queue, job.bare, parts, g.n, t)
 
 
 def multiply_unaligned(queue: Any, p: gemm.Matmul, t: gemm.Operands) -> None:
@@ -273,10 +273,10 @@ def _columns(x: Tensor, g: Geometry, together: bool = True) -> Tensor:
     return cols
 
 
-def add_splits(parts: Tensor, result: Tensor) -> None:
-    """Sum ``parts`` of shape ``(parts, values)`` over the first axis into ``result``, in order."""
-    kernel = _columns_kernel(parts, result, "sum_splits", {})
-    kernel(result.queue, (result.size,), (launch.LOCAL_1D,), parts, result, result.size, parts.shape[0])
+def add_splits(queue: Any, job: Job, parts: Tensor, splits: int, t: ConvOperands, filters: int = 1, plane: int = 1) -> None:
+    """Sum ``splits`` parts in order, and apply the epilogue of ``job``, whose bias has a value for each ``plane`` of ``filters``."""
+    kernel = ending.ending_kernel(queue, job, "ends.cl columns.cl", "sum_splits", {})
+    kernel(queue, (t.result.size,), (launch.LOCAL_1D,), parts, *t.end, t.result.size, plane, filters, splits, t.scale)
 
 
 def split_weight_grad(
@@ -288,7 +288,7 @@ def split_weight_grad(
     parts = t.result if splits == 1 else t.room(splits, t.result.size, dtype=job.accumulator)
     kernel(queue, size, local, t.source, t.weight, parts, *job.sizes, *numbers, splits)
     if splits > 1:
-        add_splits(parts, t.result)
+        add_splits(queue, job.bare.wide, parts, splits, t)
 
 
 def _filters_first(y: Tensor, g: Geometry) -> Tensor:

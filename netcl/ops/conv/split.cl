@@ -1,7 +1,7 @@
 // Convolution on GPUs whose results are too few to occupy all compute units: work-groups divide the sum over channels and taps.
 //
 // A work-group makes BM filters x BN pixels over one of `splits` parts of the sum, BK terms at a time; a work-item makes TM x 4 of them.
-// With several parts, sums go to `y` part after part, and conv_add_parts adds them in their order and ends the convolution. Weights are
+// With several parts, sums go to `y` part after part, and sum_splits of columns.cl adds them in their order and ends the convolution. Weights are
 // read where they are. While one step is multiplied out of local memory, the next is on its way into registers.
 // Arguments of CONV_NUMBERS (ends.cl): N C H W M OH OW KH KW, and the options in lower case.
 #pragma OPENCL FP_CONTRACT ON
@@ -40,7 +40,6 @@
 #define LOADS ((BK * BM / EACH + ITEMS - 1) / ITEMS)
 #define LOADED(i) (BK * BM / EACH % ITEMS == 0 || ROW(i) < BM)
 
-#if PART == 1
 // Work-groups: tiles of pixels, tiles of filters, groups times classes of pixels times splits.
 __kernel __attribute__((reqd_work_group_size(ITEMS, 1, 1))) void conv_split(
     __global const X_T* restrict x, __global const W_T* restrict w, END_POINTERS, CONV_NUMBERS, int splits, const REAL scale) {
@@ -121,16 +120,3 @@ __kernel __attribute__((reqd_work_group_size(ITEMS, 1, 1))) void conv_split(
   y += (size_t)split * N * groups * M * OH * OW;
   STORE_TILE(4, right + j, down + i / 4 * APART + i % 4)
 }
-#endif
-
-#if PART == 2
-// y of `n` values, `plane` per filter, from `splits` parts.
-__kernel void conv_add_parts(__global const float* restrict parts, END_POINTERS, int n, int plane, int filters, int splits,
-                             const REAL scale) {
-  const int i = get_global_id(0);
-  if (i >= n) return;
-  REAL sum = 0;
-  for (int split = 0; split < splits; ++split) sum += parts[(size_t)split * n + i];
-  Y_STORE(y, i, FINISHED(sum, i / plane % filters, i));
-}
-#endif

@@ -12,7 +12,7 @@ from typing import Any
 from netcl.core.capabilities import DeviceProfile
 from netcl.core.kernel_selector import KernelConfig, Problem, is_named
 from netcl.core.kernel_selector import KernelVariant as V
-from netcl.engine import algorithms, launch
+from netcl.engine import algorithms
 from netcl.engine.strided import alignment
 from netcl.ops.conv import columns, ending, winograd
 from netcl.ops.conv.job import FORWARD, GROUPS_PER_UNIT, THIN, WEIGHT_GRAD, ConvOperands, Job, tier_config
@@ -57,9 +57,8 @@ def run_split(queue: Any, job: Job, config: KernelConfig, profile: DeviceProfile
     size, local = (across * items, down, third * splits), (items, 1, 1)
     kernel(queue, size, local, t.source, t.weight, *sums.end, *job.sizes, splits, sums.scale)
     if splits > 1:
-        add = ending.ending_kernel(queue, job, "axes.cl ends.cl split.cl", "conv_add_parts", {"PART": 2})
-        (filters, *plane), total = t.result.shape[1:], t.result.size
-        add(queue, (total,), (launch.LOCAL_1D,), sums.result, *t.end, total, math.prod(plane), filters, splits, t.scale)
+        filters, *plane = t.result.shape[1:]
+        columns.add_splits(queue, job, sums.result, splits, t, filters, math.prod(plane))
 
 
 def _split_config(**extra: Any) -> KernelConfig:
