@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -15,7 +14,7 @@ from netcl.core.errors import DtypeError, ShapeError, message
 from netcl.core.kernels.primitives import BuiltKernel, KernelSpec, cl_source, storage_macros
 from netcl.core.tensor import Tensor, with_shape
 from netcl.engine import launch
-from netcl.engine.registry import S, composite, op
+from netcl.engine.registry import REGISTRY, S, composite, op
 from netcl.ops.finish import Finish, activation_vjp, apart
 from netcl.ops.matmul import amx, cpu, mma, wgmma  # noqa: F401, add their algorithms
 from netcl.ops.matmul.einsum import einsum
@@ -275,18 +274,15 @@ def _activated_vjp(F, g, x, w, bias, bias_dtype, out, activation, needs):
     return _affine_vjp(F, g, x, w, bias_dtype, needs)
 
 
-_PLAIN_ACTIVATIONS: dict[str, Callable[[Any], Any]] = {
-    "relu": lambda x: np.maximum(x, 0),
-    "tanh": np.tanh,
-    "sigmoid": lambda x: 1 / (1 + np.exp(-x)),
-    "silu": lambda x: x / (1 + np.exp(-x)),
-    "gelu": np.vectorize(lambda x: 0.5 * x * (1 + math.erf(x / math.sqrt(2))), otypes=[float]),
-}
+def _activated_ref(x, w, bias=None, activation=None):
+    row: Any = REGISTRY[EPILOGUE_ACTIVATIONS[activation]] if activation else None
+    y = _affine_ref(x, w, bias)
+    return row.ref(y) if activation else y
 
 
 @op(
     vjp=_activated_vjp,
-    ref=lambda x, w, bias=None, *, activation: _PLAIN_ACTIVATIONS[activation](_affine_ref(x, w, bias)),
+    ref=_activated_ref,
     amp="half",
     bias_stays=True,
     samples=[S((3, 5), (20, 5), (20,), activation=name) for name in EPILOGUE_ACTIVATIONS] + [S((70, 40), (19, 40), activation="relu")],
@@ -298,7 +294,7 @@ def affine_activated(x: Tensor, w: Tensor, bias: Tensor | None = None, *, activa
 
 
 @composite(
-    ref=lambda x, w, bias=None, activation=None: (_PLAIN_ACTIVATIONS[activation] if activation else np.asarray)(_affine_ref(x, w, bias)),
+    ref=_activated_ref,
     samples=[S((3, 5), (2, 5), (2,)), S((2, 3, 5), (4, 5), (4,), activation="relu"), S((0, 5), (2, 5), (2,))],
     errors=[
         *_LINEAR_ERRORS,
