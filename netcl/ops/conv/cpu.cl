@@ -15,12 +15,6 @@
 #ifndef ROWS
 #define ROWS 96  // most rows a work-group makes: their sums wait in local memory between panels; a multiple of MR
 #endif
-#ifndef VIEWED
-#define VIEWED 1024  // most elements of one channel that the taps of a strip may see to be copied at once
-#endif
-#ifndef VIEW_WIDEST
-#define VIEW_WIDEST (VW > 4 ? 256 : 16)  // most outputs of a line: narrow vectors copy long lines faster from where they are
-#endif
 #ifndef AHEAD
 #define AHEAD 18  // terms of a sum by which an input gradient fetches weights: each channel's lie in another page, which no hardware foresees
 #endif
@@ -38,6 +32,8 @@
 #define EARLY 0  // 1: conv_depth finishes sums before it cuts them into lines: nothing is added, and they are stored as they are
 #endif
 
+#define VIEWED 1024  // most elements of one channel that the taps of a strip may see to be copied at once
+#define VIEW_WIDEST (VW > 4 ? 256 : 16)  // most outputs of a line: narrow vectors copy long lines faster from where they are
 #define TILE (KC * NR)   // elements of a panel's tile
 #define CHANNELS 8       // planes walked together while packing: enough to hide the cost of a run, few enough for the TLB
 

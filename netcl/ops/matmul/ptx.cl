@@ -14,7 +14,6 @@
 // The same, kept in the cache of the compute unit: for what its work-groups read several times.
 #define COPY_16_NEAR(to, from, size) \
   __asm__ volatile("cp.async.ca.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(size))
-#define COPY_4(to, from, size) __asm__ volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from), "r"(size))
 // Copies since the last COMMIT are a batch; WAIT(n) until all batches but the last n are there: this work-item's own, so a barrier follows.
 #define COPIES_COMMIT() __asm__ volatile("cp.async.commit_group;")
 #define COPIES_WAIT(n) __asm__ volatile("cp.async.wait_group %0;" ::"n"(n))

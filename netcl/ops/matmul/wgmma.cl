@@ -25,9 +25,6 @@
 #ifndef LAG  // stages whose copies may be under way before the first of them is given to the consumers; at most STAGES - 2
 #define LAG (STAGES / 2)
 #endif
-#ifndef BAND  // tile rows that neighbouring work-groups share, so that operands are read from cache
-#define BAND 8
-#endif
 
 #define ROWS 128
 #define DEPTH (128 / SIZE)           // values along k of a stage: rows there are 128 bytes
