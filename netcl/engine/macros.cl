@@ -7,7 +7,7 @@
 #ifndef EXP_BELOW  // exp of what is not far above 0
 #define EXP_BELOW(x) exp(x)
 #endif
-#ifndef UNROLL  // in front of loops whose arrays are registers; empty for CPUs, whose compilers take long
+#ifndef UNROLL  // in front of loops whose arrays are registers; recurrent layers define it as nothing on CPUs, whose compilers take long
 #define UNROLL _Pragma("unroll")
 #endif
 

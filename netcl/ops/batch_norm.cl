@@ -139,7 +139,7 @@ __kernel void join_moments(__global const M_T* part_means, __global const M_T* p
 // The vectors of a row that this work-item takes. On a GPU it loads several of them before it stores one.
 #define ROW_FLIGHT (GROUP > 1 ? 4 : 1)
 #define FOR_ROW_FLIGHTS(i, n) for (int i = LANE * VEC; i + VEC <= (n); i += ROW_FLIGHT * GROUP * VEC)
-#define IN_ROW_FLIGHT(j) _Pragma("unroll") for (int j = 0; j < ROW_FLIGHT; ++j)
+#define IN_ROW_FLIGHT(j) UNROLL for (int j = 0; j < ROW_FLIGHT; ++j)
 static inline real ended(const real v) { return RELU && v < 0 ? 0 : v; }
 static inline vec ended_lanes(const vec v) { return RELU ? (v < 0 ? (vec)(0) : v) : v; }
 #define ROW_VECTOR(i, j, n) min((i) + (j) * GROUP * VEC, (n) / VEC * VEC - VEC)

@@ -77,7 +77,7 @@ static inline real inverse_root(const real variance, const real eps) { return 1 
 #define FLIGHT 4
 #define LONG_FLIGHT 8  // where one tensor is read
 #define FOR_FLIGHTS(k, total, flight) for (int k = LANE; k < (total); k += (flight) * GROUP)
-#define IN_FLIGHT(j, flight) _Pragma("unroll") for (int j = 0; j < (flight); ++j)
+#define IN_FLIGHT(j, flight) UNROLL for (int j = 0; j < (flight); ++j)
 #define RUNS ((uint)span / VEC)
 #define VECTOR_AT(k) vector_at(min((int)(k), total - 1), RUNS, c, channels, span, from)
 

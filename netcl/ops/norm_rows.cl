@@ -112,7 +112,7 @@ SIZED __kernel void norm_grad_rows(__global const X_T* g, __global const Z_T* x,
       __global const X_T* gc = g + (long)row * n + k * span;
       __global const Z_T* xc = x + (long)row * n + k * span;
       vec firsts[CHAINS], seconds[CHAINS];
-      _Pragma("unroll") for (int c = 0; c < CHAINS; ++c) firsts[c] = seconds[c] = 0;
+      UNROLL for (int c = 0; c < CHAINS; ++c) firsts[c] = seconds[c] = 0;
       FOR_CHAINS(c, i, span) {
         const vec gw = X_VLOAD(gc, i) * WEIGHT_LANES(i);
         firsts[c] += gw;

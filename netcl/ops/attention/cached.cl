@@ -163,7 +163,7 @@ __kernel __attribute__((reqd_work_group_size(ITEMS, 1, 1))) void cached_attentio
   }
 #else
 #define PAIRS ((ROWS + NEW) * (DEPTH / 2))
-  _Pragma("unroll") for (int i0 = 0; i0 < PAIRS; i0 += ITEMS) {  // beyond the last pair the last one again: loads wait together
+  UNROLL for (int i0 = 0; i0 < PAIRS; i0 += ITEMS) {  // beyond the last pair the last one again: loads wait together
     const int i = min(i0 + l, PAIRS - 1);
     const int r = i / (DEPTH / 2), pair = i % (DEPTH / 2), turns = pair < ROTARY / 2;
     const int one = turns ? pair : 2 * pair, other = turns ? pair + ROTARY / 2 : 2 * pair + 1;
@@ -213,7 +213,7 @@ __kernel __attribute__((reqd_work_group_size(ITEMS, 1, 1))) void cached_attentio
     __global const CACHE_T* kept = own_keys + (size_t)i * DEPTH;
     __global const X_T* fresh = new_keys + (ptrdiff_t)(i - seen) * KEY_STEP;
     lanes dots[ROWS];
-    _Pragma("unroll") for (int r = 0; r < ROWS; ++r) dots[r] = (lanes)(0);
+    UNROLL for (int r = 0; r < ROWS; ++r) dots[r] = (lanes)(0);
 // The products of all queries with a key.
 #define ADD_DOTS(key) \
   KEY_LOADS for (int d = 0; d < DEPTH; d += VW) {                                                                            \
@@ -226,7 +226,7 @@ __kernel __attribute__((reqd_work_group_size(ITEMS, 1, 1))) void cached_attentio
 #else
     ADD_DOTS(READ(i < seen, kept + d, fresh + d))
 #endif
-    _Pragma("unroll") for (int r = 0; r < ROWS; ++r) { PUT_SCORE(r, i, DOT(dots[r])) }
+    UNROLL for (int r = 0; r < ROWS; ++r) { PUT_SCORE(r, i, DOT(dots[r])) }
   }
 #else
 #define EACH (DEPTH / VW / MATES)  // loads of a work-item for a key
@@ -276,7 +276,7 @@ __kernel __attribute__((reqd_work_group_size(ITEMS, 1, 1))) void cached_attentio
     for (int i = mate; i < (active ? to - from : 0); i += TEAM) top = fmax(top, scores[r][i]);
     found[l] = top;
     barrier(CLK_LOCAL_MEM_FENCE);
-    _Pragma("unroll") for (int i = 0; i < TEAM; ++i) top = fmax(top, found[min(begin + i, ITEMS - 1)]);
+    UNROLL for (int i = 0; i < TEAM; ++i) top = fmax(top, found[min(begin + i, ITEMS - 1)]);
     barrier(CLK_LOCAL_MEM_FENCE);
 #if FOURS  // exponentials four at a time: a single one is a call. ITEMS is 1, REAL is float, RANGE a multiple of 4
     int begun = 0;
@@ -298,7 +298,7 @@ __kernel __attribute__((reqd_work_group_size(ITEMS, 1, 1))) void cached_attentio
     found[l] = sum;
     barrier(CLK_LOCAL_MEM_FENCE);
     if (active && mate == 0) {
-      _Pragma("unroll") for (int i = 1; i < TEAM; ++i) sum += found[l + i];
+      UNROLL for (int i = 1; i < TEAM; ++i) sum += found[l + i];
       most[r] = top;
       total[r] = sum;
     }
@@ -307,25 +307,20 @@ __kernel __attribute__((reqd_work_group_size(ITEMS, 1, 1))) void cached_attentio
 
   for (int chunk = l % CHUNKS; chunk < CHUNKS && l < PARTS * CHUNKS; chunk += ITEMS) {
     lanes sum[ROWS];
-#pragma unroll
-    for (int r = 0; r < ROWS; ++r) sum[r] = (lanes)(0);
+    UNROLL for (int r = 0; r < ROWS; ++r) sum[r] = (lanes)(0);
     VALUE_LOADS for (int i0 = from + l / CHUNKS * (ITEMS > 1); i0 < to; i0 += PARTS * BATCH) {
       lanes part[BATCH];
-#pragma unroll
-      for (int u = 0; u < BATCH; ++u) {  // beyond the end the last one, whose share is not counted
+      UNROLL for (int u = 0; u < BATCH; ++u) {  // beyond the end the last one, whose share is not counted
         const int i = min(i0 + u * PARTS, to - 1);
         __global const CACHE_T* kept = own_values + (size_t)i * DEPTH_V;
         __global const X_T* fresh = new_values + (ptrdiff_t)(i - seen) * VALUE_STEP;
         part[u] = SCALED(i < seen, value_scales, (size_t)head * L + i, READ(i < seen, kept + chunk * VW, fresh + chunk * VW));
       }
-#pragma unroll
-      for (int u = 0; u < BATCH; ++u)
+      UNROLL for (int u = 0; u < BATCH; ++u)
         if (BATCH == 1 || i0 + u * PARTS < to)
-#pragma unroll
-          for (int r = 0; r < ROWS; ++r) sum[r] += part[u] * scores[r][i0 + u * PARTS - from];
+          UNROLL for (int r = 0; r < ROWS; ++r) sum[r] += part[u] * scores[r][i0 + u * PARTS - from];
     }
-#pragma unroll
-    for (int r = 0; r < ROWS; ++r) *(__local lanes*)&added[r][(ITEMS > 1 ? l / CHUNKS % PARTS : 0) * DEPTH_V + chunk * VW] = sum[r];
+    UNROLL for (int r = 0; r < ROWS; ++r) *(__local lanes*)&added[r][(ITEMS > 1 ? l / CHUNKS % PARTS : 0) * DEPTH_V + chunk * VW] = sum[r];
   }
   barrier(CLK_LOCAL_MEM_FENCE);
   EACH_RESULT(r, d) {

@@ -57,7 +57,7 @@ static inline void products(vec* s, __global const X_T* rows, const int count, c
     vec sum[4] = {0, 0, 0, 0};
     int d = 0;
     for (; d + 4 <= depth; d += 4) {
-      _Pragma("unroll") for (int i = 0; i < 4; ++i) sum[i] += row[d + i] * vector_of(packed + d + i);
+      UNROLL for (int i = 0; i < 4; ++i) sum[i] += row[d + i] * vector_of(packed + d + i);
     }
     for (; d < depth; ++d) sum[0] += row[d] * vector_of(packed + d);
     s[t] = (sum[0] + sum[1]) + (sum[2] + sum[3]);
@@ -384,7 +384,7 @@ __kernel __attribute__((reqd_work_group_size(1, 1, 1))) void attention_key_grad(
       sum.all = 0;
       for (int d = 0; d < depth_v; d += LANES)
         sum.all += row_vector(g + row * depth_v + d) * row_vector(forward + START(f, head, heads) + (long)i * f_row + d);
-      _Pragma("unroll") for (int h = LANES / 2; h; h /= 2) for (int l = 0; l < h; ++l) sum.each[l] += sum.each[l + h];
+      UNROLL for (int h = LANES / 2; h; h /= 2) for (int l = 0; l < h; ++l) sum.each[l] += sum.each[l + h];
       S_STORE(delta, row, sum.each[0] - (has_through ? (real)S_LOAD(through, row) : 0));
     }
   }

@@ -36,8 +36,7 @@ static inline REAL load_or_zero(__global const X_T* from, const int there, const
 
 // Where the taps of a window lie along an axis of an image; negative outside.
 static inline void taps_of_window(int* at, const int taps, const int first, const int dilation, const int size, const int step) {
-#pragma unroll
-  for (int t = 0; t < taps; ++t) {
+  UNROLL for (int t = 0; t < taps; ++t) {
     const int place = first + t * dilation;
     at[t] = place >= 0 && place < size ? place * step : -1;
   }
@@ -50,8 +49,7 @@ static inline void windows_of_pixel(long* at, const int reach, const int period,
                                     const int stride, const int size, const int step, const long row) {
   int tap = 0;
   while (tap < period && (first - tap * dilation) % stride != 0) ++tap;
-#pragma unroll
-  for (int k = 0; k < reach; ++k, tap += period) {
+  UNROLL for (int k = 0; k < reach; ++k, tap += period) {
     const int place = first - tap * dilation, window = place / stride;
     at[k] = tap < taps && place >= 0 && window * stride == place && window < size ? tap * row + window * step : NOWHERE;
   }
@@ -64,15 +62,12 @@ __kernel void im2col(__global const X_T* restrict x, __global Y_T* restrict y, i
   int lines[KH], places[KW];
   taps_of_window(lines, KH, py * STRIDE_H - pad_h, dilation_h, H, W);
   taps_of_window(places, KW, px * STRIDE_W - pad_w, dilation_w, W, 1);
-#pragma unroll
-  for (int e = 0; e < EACH; ++e) {
+  UNROLL for (int e = 0; e < EACH; ++e) {
     CHANNEL(c)
     __global const X_T* plane = x + ((size_t)n * C + c) * H * W;
     __global Y_T* column = y + (n * image + c * (KH * KW) * row + p);
-#pragma unroll
-    for (int r = 0; r < KH; ++r)
-#pragma unroll
-      for (int s = 0; s < KW; ++s) {
+    UNROLL for (int r = 0; r < KH; ++r)
+      UNROLL for (int s = 0; s < KW; ++s) {
         const int at = (lines[r] | places[s]) < 0 ? -1 : lines[r] + places[s];
         Y_STORE(column, (r * KW + s) * row, load_or_zero(plane, at >= 0, at));
       }
@@ -81,10 +76,8 @@ __kernel void im2col(__global const X_T* restrict x, __global Y_T* restrict y, i
 
 static inline REAL folded(__global const X_T* columns, const long* lines, const long* places) {
   REAL sum = 0;
-#pragma unroll
-  for (int r = 0; r < REACH_H; ++r)
-#pragma unroll
-    for (int s = 0; s < REACH_W; ++s) {
+  UNROLL for (int r = 0; r < REACH_H; ++r)
+    UNROLL for (int s = 0; s < REACH_W; ++s) {
       const long at = lines[r] + places[s];
       sum += load_or_zero(columns, at >= 0, at);
     }
@@ -119,8 +112,7 @@ __kernel void folded_outputs(__global const X_T* restrict x, END_POINTERS, int N
 __kernel void unfolded_outputs(__global const X_T* restrict x, END_POINTERS, int N, int M, int pixels, REAL scale) {
 #if QUADS
   PLACE(1, pixels / 4)
-#pragma unroll
-  for (int e = 0; e < EACH; ++e) {
+  UNROLL for (int e = 0; e < EACH; ++e) {
     CHANNEL(m)
     const size_t at = ((size_t)n * M + m) * pixels + 4 * p;
     float4 four = *(__global const float4*)(x + ((size_t)m * N * pixels + 4 * i));
@@ -130,8 +122,7 @@ __kernel void unfolded_outputs(__global const X_T* restrict x, END_POINTERS, int
   }
 #else
   PLACE(1, pixels)
-#pragma unroll
-  for (int e = 0; e < EACH; ++e) {
+  UNROLL for (int e = 0; e < EACH; ++e) {
     CHANNEL(m)
     const size_t at = ((size_t)n * M + m) * pixels + p;
     Y_STORE(y, at, FINISHED(X_LOAD(x, (size_t)m * N * pixels + i), m, at));

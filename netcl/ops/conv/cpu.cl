@@ -176,29 +176,24 @@ static inline void multiply(V acc[MR][NV], __global const REAL* a[MR], __local c
                             const int vectors) {
   for (int k = 0; k < depth; ++k, columns += NR) {
     V b[NV];
-#pragma unroll
-    for (int j = 0; VW > 4 && j < NR; j += 16) FETCH_AHEAD(columns + 8 * NR + j);  // wide tiles do not fit the first cache
+    UNROLL for (int j = 0; VW > 4 && j < NR; j += 16) FETCH_AHEAD(columns + 8 * NR + j);  // wide tiles do not fit the first cache
 #if INPUT_GRAD
     FETCH_AHEAD(a[0] + weight_at[k + AHEAD]);
     FETCH_AHEAD(a[MR - 1] + weight_at[k + AHEAD]);
 #endif
-#pragma unroll
-    for (int j = 0; j < NV; ++j)
+    UNROLL for (int j = 0; j < NV; ++j)
       if (j < vectors) b[j] = VECTOR(__local const, columns + j * VW);
 #if PACKED_QUADS
     REAL packed[MR];
-#pragma unroll
-    for (int i = 0; i < MR; i += 4) QUAD(__private, packed + i) = QUAD(__global const, a[0] + k * MR + i);
+    UNROLL for (int i = 0; i < MR; i += 4) QUAD(__private, packed + i) = QUAD(__global const, a[0] + k * MR + i);
 #endif
-#pragma unroll
-    for (int i = 0; i < MR; ++i) {
+    UNROLL for (int i = 0; i < MR; ++i) {
 #if PACKED_QUADS
       const V weight = (V)(packed[i]);
 #else
       const V weight = (V)(PACKED_W ? a[0][k * MR + i] : a[i][INPUT_GRAD ? weight_at[k] : k]);
 #endif
-#pragma unroll
-      for (int j = 0; j < NV; ++j)
+      UNROLL for (int j = 0; j < NV; ++j)
         if (j < vectors) acc[i][j] += weight * b[j];
     }
   }
@@ -275,8 +270,7 @@ __kernel __attribute__((reqd_work_group_size(1, 1, 1))) void conv_panel(
         __global const REAL* a[MR];
         V acc[MR][NV];
         __local REAL* kept = sums + (m - row_first) * STRIP + tile * NR;
-#pragma unroll
-        for (int i = 0; i < MR; ++i) a[i] = PACKED_W ? weights + m * weight_row : weights + least(m + i, M - 1) * weight_row;
+        UNROLL for (int i = 0; i < MR; ++i) a[i] = PACKED_W ? weights + m * weight_row : weights + least(m + i, M - 1) * weight_row;
         EACH_SUM(MR) acc[i][j] = ZERO;
         if (!is_first) EACH_SUM(MR) acc[i][j] = VECTOR(__local const, kept + i * STRIP + j * VW);
 
@@ -290,15 +284,13 @@ __kernel __attribute__((reqd_work_group_size(1, 1, 1))) void conv_panel(
         }
         const int at = tile * NR, n = least(NR, pixels - at);
         const int whole = n == NR && place[at + n - 1] - place[at] == NR - 1;
-#pragma unroll
-        for (int i = 0; i < MR; ++i) {
+        UNROLL for (int i = 0; i < MR; ++i) {
           if (m + i >= row_end) break;
           const size_t plane = (size_t)(m + i) * OH * OW;
           const REAL add = BIAS_OF(group * M + m + i);
 #if VECTORS_KNOWN
           if (whole) {
-#pragma unroll
-            for (int j = 0; j < NV; ++j) {
+            UNROLL for (int j = 0; j < NV; ++j) {
               const size_t to = place[at] + plane + j * VW;
               Y_LANES(finish(acc[i][j], scale, BIAS, (V)(add), ADDED_VECTOR(to)), y + to);
             }
@@ -306,8 +298,7 @@ __kernel __attribute__((reqd_work_group_size(1, 1, 1))) void conv_panel(
           }
 #endif
           REAL lanes[NR], adds[VW];
-#pragma unroll
-          for (int j = 0; j < NV; ++j) VECTOR(__private, lanes + j * VW) = acc[i][j];
+          UNROLL for (int j = 0; j < NV; ++j) VECTOR(__private, lanes + j * VW) = acc[i][j];
           for (int j = 0; j < n; j += VW) {
             const int some = least(VW, n - j);
             const size_t* to = place + at + j;
@@ -372,17 +363,14 @@ __kernel __attribute__((reqd_work_group_size(1, 1, 1))) void conv_direct(
 static inline void depth_sums(__local REAL* to, __local const REAL* seen, __local const int* at, __global const REAL* w, int taps, REAL bias,
                               REAL scale, const int vectors) {
   V acc[NV];
-#pragma unroll
-  for (int j = 0; j < NV; ++j) acc[j] = ZERO;
+  UNROLL for (int j = 0; j < NV; ++j) acc[j] = ZERO;
   for (int t = 0; t < taps; ++t) {
     __local const REAL* from = seen + at[t];
     const V weight = (V)(w[INPUT_GRAD ? taps - 1 - t : t]);
-#pragma unroll
-    for (int j = 0; j < NV; ++j)
+    UNROLL for (int j = 0; j < NV; ++j)
       if (j < vectors) acc[j] += weight * VECTOR(__local const, from + j * VW);
   }
-#pragma unroll
-  for (int j = 0; j < NV; ++j)
+  UNROLL for (int j = 0; j < NV; ++j)
     if (j < vectors) VECTOR(__local, to + j * VW) = EARLY ? finish(acc[j], scale, BIAS, (V)(bias), ZERO) : acc[j];
 }
 
@@ -488,8 +476,7 @@ __kernel __attribute__((reqd_work_group_size(1, 1, 1))) void conv_panel_weights(
         for (int p = p0; p < p0 + depth;) {
           const int image = p / plane, pixel = p - image * plane, n = least(plane - pixel, p0 + depth - p);
           __global const REAL* a[MR];
-#pragma unroll
-          for (int i = 0; i < MR; ++i) a[i] = dy + (((size_t)image * groups + group) * M + least(m + i, M - 1)) * plane + pixel;
+          UNROLL for (int i = 0; i < MR; ++i) a[i] = dy + (((size_t)image * groups + group) * M + least(m + i, M - 1)) * plane + pixel;
           for (int k = 0; k < n; ++k, b_row += NR) ADD_PRODUCTS(MR, a[i][k], VECTOR(__local const, b_row + j * VW))
           p += n;
         }

@@ -158,39 +158,28 @@ static inline void add_lines(__global REAL* parts, __local const REAL* seen, __l
                              int tap_line, int stride, int lines, int OW) {
   for (int r = 0; r < KH; r += TALL) {
     V acc[TALL][ACROSS][NV];
-#pragma unroll
-    for (int k = 0; k < TALL; ++k)
-#pragma unroll
-      for (int s = 0; s < ACROSS; ++s)
-#pragma unroll
-        for (int j = 0; j < NV; ++j) acc[k][s][j] = ZERO;
+    UNROLL for (int k = 0; k < TALL; ++k)
+      UNROLL for (int s = 0; s < ACROSS; ++s)
+        UNROLL for (int j = 0; j < NV; ++j) acc[k][s][j] = ZERO;
     __local const REAL* b = turned;
     for (int line = 0; line < lines; ++line) {
       __local const REAL* p[TALL];
       int at = 0;
-#pragma unroll
-      for (int k = 0; k < TALL; ++k) p[k] = seen + line * line_step + least(r + k, KH - 1) * tap_line;
+      UNROLL for (int k = 0; k < TALL; ++k) p[k] = seen + line * line_step + least(r + k, KH - 1) * tap_line;
       for (int i = 0; i < OW; ++i, at += stride, b += NR) {
         V w[NV];
-#pragma unroll
-        for (int j = 0; j < NV; ++j) w[j] = VECTOR(__local const, b + j * VW);
-#pragma unroll
-        for (int k = 0; k < TALL; ++k)
-#pragma unroll
-          for (int s = 0; s < ACROSS; ++s) {
+        UNROLL for (int j = 0; j < NV; ++j) w[j] = VECTOR(__local const, b + j * VW);
+        UNROLL for (int k = 0; k < TALL; ++k)
+          UNROLL for (int s = 0; s < ACROSS; ++s) {
             const V value = (V)(p[k][at + s * TAP_STEP]);
-#pragma unroll
-            for (int j = 0; j < NV; ++j) acc[k][s][j] += value * w[j];
+            UNROLL for (int j = 0; j < NV; ++j) acc[k][s][j] += value * w[j];
           }
       }
     }
-#pragma unroll
-    for (int k = 0; k < TALL; ++k) {
+    UNROLL for (int k = 0; k < TALL; ++k) {
       if (r + k >= KH) break;
-#pragma unroll
-      for (int s = 0; s < ACROSS; ++s)
-#pragma unroll
-        for (int j = 0; j < NV; ++j) {
+      UNROLL for (int s = 0; s < ACROSS; ++s)
+        UNROLL for (int j = 0; j < NV; ++j) {
           __global REAL* to = parts + ((r + k) * ACROSS + s) * NR + j * VW;
           if (is_first)
             VECTOR(__global, to) = acc[k][s][j];

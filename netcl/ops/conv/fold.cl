@@ -25,23 +25,17 @@ __kernel __attribute__((reqd_work_group_size(1, 1, 1))) void fold_taps(
       __global const REAL* from = x + lowest * OW * step + ((long)c * KH + tap) * KW;
       __local REAL* to = line;  // not in a function: PoCL 3.1 loses what a function writes to local memory if it is not inlined
       REAL sums[SPAN];
-#pragma unroll
-      for (int t = 0; t < SPAN; ++t) sums[t] = 0;
+      UNROLL for (int t = 0; t < SPAN; ++t) sums[t] = 0;
       for (int i = 0; i < OW; ++i, from += step, to += STRIDE_W) {
         FETCH_AHEAD(from + OW * step);  // the next line of windows, which lie too far apart for the hardware to foresee
-#pragma unroll
-        for (int k = 0; k < REACH; ++k)
+        UNROLL for (int k = 0; k < REACH; ++k)
           if (k < rows) {
-#pragma unroll
-            for (int t = 0; t < KW; ++t) sums[t] += from[k * up + t];
+            UNROLL for (int t = 0; t < KW; ++t) sums[t] += from[k * up + t];
           }
-#pragma unroll
-        for (int t = 0; t < STRIDE_W; ++t) to[t] = sums[t];
-#pragma unroll
-        for (int t = 0; t < SPAN; ++t) sums[t] = t + STRIDE_W < SPAN ? sums[t + STRIDE_W] : 0;
+        UNROLL for (int t = 0; t < STRIDE_W; ++t) to[t] = sums[t];
+        UNROLL for (int t = 0; t < SPAN; ++t) sums[t] = t + STRIDE_W < SPAN ? sums[t + STRIDE_W] : 0;
       }
-#pragma unroll
-      for (int t = 0; t < SPAN; ++t) to[t] = sums[t];
+      UNROLL for (int t = 0; t < SPAN; ++t) to[t] = sums[t];
       store_line(added, y, (((size_t)image * C + c) * H + row) * W, line + pad_w, W, BIAS_OF(c), scale);
     }
   }

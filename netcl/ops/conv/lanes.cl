@@ -50,7 +50,7 @@ typedef struct __attribute__((packed)) {
 static inline V zeros(void) { return (V)((REAL)0); }
 #define ZERO zeros()
 // For the sums of a register tile: acc[i][j] is of row i and vector j.
-#define EACH_SUM(rows) _Pragma("unroll") for (int i = 0; i < rows; ++i) _Pragma("unroll") for (int j = 0; j < NV; ++j)
+#define EACH_SUM(rows) UNROLL for (int i = 0; i < rows; ++i) UNROLL for (int j = 0; j < NV; ++j)
 // Adds the products of a value for each row i and a vector for each j; these must not name a variable b or lanes.
 #define ADD_PRODUCTS(rows, value, vector)                                    \
   {                                                                          \

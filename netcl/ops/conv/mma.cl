@@ -61,7 +61,7 @@
       (stage) + a_from + (((k) + (lane >> 4)) ^ MOVED(lane & 15)) * 16 + i * (16 * STEP * 16));
 
 #define MULTIPLY(acc, a, b)                                                                        \
-  _Pragma("unroll") for (int i = 0; i < MI; ++i) _Pragma("unroll") for (int j = 0; j < NI; ++j) MMA(acc[i][j], a[i], b[j][0], b[j][1]);
+  UNROLL for (int i = 0; i < MI; ++i) UNROLL for (int j = 0; j < NI; ++j) MMA(acc[i][j], a[i], b[j][0], b[j][1]);
 
 // All steps: copies run STAGES - 1 of them ahead, fragments two chunks.
 #define PRODUCT(acc, steps, COPY, LOAD_B)                                                          \
@@ -96,7 +96,7 @@
 
 #define CLEAR(acc)                                                                                 \
   _Pragma("unroll") for (int i = 0; i < MI; ++i) _Pragma("unroll") for (int j = 0; j < NI; ++j)    \
-      _Pragma("unroll") for (int e = 0; e < 4; ++e) acc[i][j][e] = 0;
+      UNROLL for (int e = 0; e < 4; ++e) acc[i][j][e] = 0;
 
 #if PART == 1
 #define TURN_PIXELS 16  // chunks of a tile
@@ -117,8 +117,7 @@ __kernel __attribute__((reqd_work_group_size(256, 1, 1))) void mma_prepare(
     const int tap = i % taps, which = i / taps, m = INPUT_GRAD ? which % M : which / C8 % M;
     const int c0 = (INPUT_GRAD ? which / M % C8 : which % C8) * 8, group = which / (M * C8);
     ushort chunk[8];
-#pragma unroll
-    for (int e = 0; e < 8; ++e) {
+    UNROLL for (int e = 0; e < 8; ++e) {
       const int c = c0 + e;
       const size_t of = INPUT_GRAD ? ((size_t)group * C + c) * M + m : ((size_t)group * M + m) * C + c;
       chunk[e] = c < C ? ((__global const ushort*)w)[of * taps + tap] : 0;
@@ -130,8 +129,7 @@ __kernel __attribute__((reqd_work_group_size(256, 1, 1))) void mma_prepare(
   const int c0 = get_group_id(0) % c_tiles * TURN_CHANNELS, rest = get_group_id(0) / c_tiles;
   const int group = rest % groups, p0 = rest / groups * (TURN_PIXELS * 8);
   const int chunk = t % TURN_PIXELS, p = p0 + chunk * 8;
-#pragma unroll
-  for (int i = 0; i < TURN_CHANNELS * TURN_PIXELS / 256; ++i) {
+  UNROLL for (int i = 0; i < TURN_CHANNELS * TURN_PIXELS / 256; ++i) {
     const int row = t / TURN_PIXELS + i * (256 / TURN_PIXELS), c = c0 + row;
     uint4 found = (uint4)(0);
     if (c < C && p < pixels) {
@@ -140,8 +138,7 @@ __kernel __attribute__((reqd_work_group_size(256, 1, 1))) void mma_prepare(
         found = *(__global const uint4*)(values + ((size_t)(image * groups + group) * C + c) * plane + (p - image * plane));
       } else {
         uint eight[8];
-#pragma unroll
-        for (int e = 0; e < 8; ++e) {
+        UNROLL for (int e = 0; e < 8; ++e) {
           const int image = (p + e) / plane;
           eight[e] = p + e < pixels ? values[((size_t)(image * groups + group) * C + c) * plane + (p + e - image * plane)] : 0;
         }
@@ -153,8 +150,7 @@ __kernel __attribute__((reqd_work_group_size(256, 1, 1))) void mma_prepare(
   barrier(CLK_LOCAL_MEM_FENCE);
   // The eight rows of a fragment are chosen so that a lane gets eight channels in a row of one pixel.
   const int lane = t & 31, i = lane & 7, turned = (i >> 1) * 8 + (lane >> 3) * 2 + (i & 1), c = c0 + (lane & 3) * 8;
-#pragma unroll
-  for (int k = t >> 5; k < TURN_PIXELS; k += 8) {
+  UNROLL for (int k = t >> 5; k < TURN_PIXELS; k += 8) {
     uint4 got;
     FRAGMENTS_TURNED(got.x, got.y, got.z, got.w, LOCAL_AT(tile) + (turned * TURN_PIXELS + (k ^ i)) * 16);
     const int pixel = p0 + k * 8 + (lane >> 2);
@@ -196,8 +192,7 @@ __kernel __attribute__((reqd_work_group_size(ITEMS, 1, 1))) void conv_mma(
   const int weights_at = (group * M + m0 + row) * of_weights;
   // Of each pixel where its window begins, and bits of the taps that lie inside the image: lines below, columns above.
   int window[B_COPIES], inside[B_COPIES];
-#pragma unroll
-  for (int i = 0; i < B_COPIES; ++i) {
+  UNROLL for (int i = 0; i < B_COPIES; ++i) {
     const int p = n0 + row + i * (ITEMS / STEP), image = p / plane, line = (p - image * plane) / v.outs;
     const int y0 = line * h.in_step + h.first, x0 = (p - image * plane - line * v.outs) * v.in_step + v.first;
     window[i] = ((group * N + image) * H * W + y0 * W + x0) * C8;
@@ -252,18 +247,15 @@ __kernel __attribute__((reqd_work_group_size(ITEMS, 1, 1))) void conv_mma(
 #define RESULT(i, j, e) acc[(i) >> 1][(j) * 4 + ((e) >> 1)][((i) & 1) * 2 + ((e) & 1)]
 #if Y_EIGHT
   if (plane % 8 == 0 && h.out_step == 1 && v.out_step == 1) {
-#pragma unroll
-    for (int j = 0; j < WN / 32; ++j) {
+    UNROLL for (int j = 0; j < WN / 32; ++j) {
       const int p = n0 + wn + j * 32 + (lane & 3) * 8, n = p / plane;
       const size_t image = ((size_t)n * groups + group) * M * plane + (p - n * plane);
-#pragma unroll
-      for (int i = 0; i < 2 * MI; ++i) {
+      UNROLL for (int i = 0; i < 2 * MI; ++i) {
         const int m = m0 + wm + (lane >> 2) + i * 8, filter = group * M + m;
         const size_t at = image + (size_t)m * plane;
         if (p < pixels && m < M) {
           uint pairs[4];
-#pragma unroll
-          for (int e = 0; e < 4; ++e)
+          UNROLL for (int e = 0; e < 4; ++e)
             pairs[e] = Y_PAIR(FINISHED(RESULT(i, j, 2 * e), filter, at + 2 * e), FINISHED(RESULT(i, j, 2 * e + 1), filter, at + 2 * e + 1));
           *(__global uint4*)(y + at) = (uint4)(pairs[0], pairs[1], pairs[2], pairs[3]);
         }
@@ -275,13 +267,10 @@ __kernel __attribute__((reqd_work_group_size(ITEMS, 1, 1))) void conv_mma(
   // Pixels of a class lie apart, or a plane ends within eight: through local memory, so that neighbouring lanes store neighbours.
   __local float* slab = (__local float*)stages + warp * (16 * (WN + 1));
   COPIES_WAIT(0);
-#pragma unroll
-  for (int i = 0; i < 2 * MI; i += 2) {
+  UNROLL for (int i = 0; i < 2 * MI; i += 2) {
     barrier(CLK_LOCAL_MEM_FENCE);
-#pragma unroll
-    for (int side = 0; side < 2; ++side)
-#pragma unroll
-      for (int e = 0; e < WN / 4; ++e)
+    UNROLL for (int side = 0; side < 2; ++side)
+      UNROLL for (int e = 0; e < WN / 4; ++e)
         slab[((lane >> 2) + side * 8) * (WN + 1) + e / 8 * 32 + (lane & 3) * 8 + e % 8] = RESULT(i + side, e / 8, e % 8);
     barrier(CLK_LOCAL_MEM_FENCE);
     for (int j = 0; j < WN / 32; ++j) {
@@ -350,11 +339,9 @@ __kernel __attribute__((reqd_work_group_size(ITEMS, 1, 1))) void conv_mma_weight
 
   const int width = columns * 8;
   __global float* sums = parts + ((size_t)split * groups + group) * M * width;
-#pragma unroll
-  for (int i = 0; i < 2 * MI; ++i) {
+  UNROLL for (int i = 0; i < 2 * MI; ++i) {
     const int m = m0 + wm + (lane >> 2) + i * 8;
-#pragma unroll
-    for (int j = 0; j < NI; ++j) {
+    UNROLL for (int j = 0; j < NI; ++j) {
       const int column = n0 * 8 + wn + j * 8 + (lane & 3) * 2;
       if (m < M && column < width)
         *(__global float2*)(sums + (size_t)m * width + column) = (float2)(acc[i >> 1][j][(i & 1) * 2], acc[i >> 1][j][(i & 1) * 2 + 1]);

@@ -98,40 +98,29 @@ __kernel void conv_narrow(__global const X_T* restrict x, __global const W_T* re
   const int from = column * PX * STEP_W + FROM, first = strip * ROWS;
 #if STEP_H == 1  // sums[TAPS_H - 1] is complete with the row at hand, sums[0] begins with it
   float sums[TAPS_H][PX];
-#pragma unroll
-  for (int i = 0; i < TAPS_H * PX; ++i) sums[i / PX][i % PX] = 0;
+  UNROLL for (int i = 0; i < TAPS_H * PX; ++i) sums[i / PX][i % PX] = 0;
 #pragma unroll TAPS_H
   for (int r = 0; r < ROWS + TAPS_H - 1; ++r) {
-#pragma unroll
-    for (int c = 0; c < CHANNELS; ++c) {
+    UNROLL for (int c = 0; c < CHANNELS; ++c) {
       float window[SPAN + 3];
       LOAD_WINDOW(window, planes + (size_t)c * H * W, first + r - TOP, H, W, from)
-#pragma unroll
-      for (int tap = 0; tap < TAPS_H * TAPS_W; ++tap)
-#pragma unroll
-        for (int j = 0; j < PX; ++j) sums[tap / TAPS_W][j] += window[j * STEP_W + tap % TAPS_W - LEFT - FROM] * weights[c][tap];
+      UNROLL for (int tap = 0; tap < TAPS_H * TAPS_W; ++tap)
+        UNROLL for (int j = 0; j < PX; ++j) sums[tap / TAPS_W][j] += window[j * STEP_W + tap % TAPS_W - LEFT - FROM] * weights[c][tap];
     }
     if (r >= TAPS_H - 1) STORE_ROW(first + r - (TAPS_H - 1), sums[TAPS_H - 1])
-#pragma unroll
-    for (int i = TAPS_H - 1; i > 0; --i)
-#pragma unroll
-      for (int j = 0; j < PX; ++j) sums[i][j] = sums[i - 1][j];
-#pragma unroll
-    for (int j = 0; j < PX; ++j) sums[0][j] = 0;
+    UNROLL for (int i = TAPS_H - 1; i > 0; --i)
+      UNROLL for (int j = 0; j < PX; ++j) sums[i][j] = sums[i - 1][j];
+    UNROLL for (int j = 0; j < PX; ++j) sums[0][j] = 0;
   }
 #else
   for (int r = 0; r < ROWS; ++r) {
     float sums[PX] = {0, 0, 0, 0};
-#pragma unroll
-    for (int c = 0; c < CHANNELS; ++c)
-#pragma unroll
-      for (int i = 0; i < TAPS_H; ++i) {
+    UNROLL for (int c = 0; c < CHANNELS; ++c)
+      UNROLL for (int i = 0; i < TAPS_H; ++i) {
         float window[SPAN + 3];
         LOAD_WINDOW(window, planes + (size_t)c * H * W, (first + r) * STEP_H + i - TOP, H, W, from)
-#pragma unroll
-        for (int k = 0; k < TAPS_W; ++k)
-#pragma unroll
-          for (int j = 0; j < PX; ++j) sums[j] += window[j * STEP_W + k - LEFT - FROM] * weights[c][i * TAPS_W + k];
+        UNROLL for (int k = 0; k < TAPS_W; ++k)
+          UNROLL for (int j = 0; j < PX; ++j) sums[j] += window[j * STEP_W + k - LEFT - FROM] * weights[c][i * TAPS_W + k];
       }
     STORE_ROW(first + r, sums)
   }
@@ -147,27 +136,20 @@ __kernel void narrow_input_grad(__global const X_T* restrict x, __global const W
   for (int r = 0; r < ROWS; ++r) {
     const int row = strip * ROWS + r;
     float sums[STEP_H][PX];
-#pragma unroll
-    for (int i = 0; i < STEP_H * PX; ++i) sums[i / PX][i % PX] = 0;
-#pragma unroll
-    for (int c = 0; c < CHANNELS; ++c)
-#pragma unroll
-      for (int d = ROW_LOW; d <= ROW_HIGH; ++d) {
+    UNROLL for (int i = 0; i < STEP_H * PX; ++i) sums[i / PX][i % PX] = 0;
+    UNROLL for (int c = 0; c < CHANNELS; ++c)
+      UNROLL for (int d = ROW_LOW; d <= ROW_HIGH; ++d) {
         float window[SPAN + 3];
         LOAD_WINDOW(window, planes + (size_t)c * H * W, row + d, H, W, column * (PX / STEP_W) + FROM)
-#pragma unroll
-        for (int p = 0; p < STEP_H; ++p) {
+        UNROLL for (int p = 0; p < STEP_H; ++p) {
           const int i = p + TOP - STEP_H * d;
           if (i >= 0 && i < TAPS_H)
-#pragma unroll
-            for (int j = 0; j < PX; ++j)
-#pragma unroll
-              for (int k = 0; k < TAPS_W; ++k)
+            UNROLL for (int j = 0; j < PX; ++j)
+              UNROLL for (int k = 0; k < TAPS_W; ++k)
                 if ((j + LEFT - k) % STEP_W == 0) sums[p][j] += window[(j + LEFT - k) / STEP_W - FROM] * weights[c][i * TAPS_W + k];
         }
       }
-#pragma unroll
-    for (int p = 0; p < STEP_H; ++p) STORE_ROW(row * STEP_H + p, sums[p])
+    UNROLL for (int p = 0; p < STEP_H; ++p) STORE_ROW(row * STEP_H + p, sums[p])
   }
 }
 #endif
@@ -195,8 +177,7 @@ __kernel __attribute__((reqd_work_group_size(ITEMS, 1, 1))) void narrow_weight_g
   const int across = (OW + PX - 1) / PX, strips = across * ((OH + ROWS - 1) / ROWS);
   const int share = (N + splits - 1) / splits, images = min(N - split * share, share);
   float sums[TAPS_H * TAPS_W];
-#pragma unroll
-  for (int tap = 0; tap < TAPS_H * TAPS_W; ++tap) sums[tap] = 0;
+  UNROLL for (int tap = 0; tap < TAPS_H * TAPS_W; ++tap) sums[tap] = 0;
   for (int unit = l; unit < images * strips; unit += ITEMS) {
     const int image = split * share + unit / strips, column = unit % strips % across, first = unit % strips / across * ROWS;
     __global const X_T* plane = x + ((size_t)image * groups * C + channel) * H * W;
@@ -204,42 +185,33 @@ __kernel __attribute__((reqd_work_group_size(ITEMS, 1, 1))) void narrow_weight_g
     const int from = column * PX * STEP_W + FROM;
 #if STEP_H == 1
     float held[TAPS_H][PX];  // rows of dy: held[i] meets tap i of the row at hand
-#pragma unroll
-    for (int i = 0; i < TAPS_H * PX; ++i) held[i / PX][i % PX] = 0;
+    UNROLL for (int i = 0; i < TAPS_H * PX; ++i) held[i / PX][i % PX] = 0;
 #pragma unroll TAPS_H
     for (int r = 0; r < ROWS + TAPS_H - 1; ++r) {
-#pragma unroll
-      for (int i = TAPS_H - 1; i > 0; --i)
-#pragma unroll
-        for (int j = 0; j < PX; ++j) held[i][j] = held[i - 1][j];
+      UNROLL for (int i = TAPS_H - 1; i > 0; --i)
+        UNROLL for (int j = 0; j < PX; ++j) held[i][j] = held[i - 1][j];
       LOAD_GRADIENT(held[0], r < ROWS ? first + r : OH)
       float window[SPAN + 3];
       LOAD_WINDOW(window, plane, first + r - TOP, H, W, from)
-#pragma unroll
-      for (int tap = 0; tap < TAPS_H * TAPS_W; ++tap)
-#pragma unroll
-        for (int j = 0; j < PX; ++j) sums[tap] += window[j * STEP_W + tap % TAPS_W - LEFT - FROM] * held[tap / TAPS_W][j];
+      UNROLL for (int tap = 0; tap < TAPS_H * TAPS_W; ++tap)
+        UNROLL for (int j = 0; j < PX; ++j) sums[tap] += window[j * STEP_W + tap % TAPS_W - LEFT - FROM] * held[tap / TAPS_W][j];
     }
 #else
     for (int r = 0; r < ROWS; ++r) {
       float held[PX];
       LOAD_GRADIENT(held, first + r)
-#pragma unroll
-      for (int i = 0; i < TAPS_H; ++i) {
+      UNROLL for (int i = 0; i < TAPS_H; ++i) {
         float window[SPAN + 3];
         LOAD_WINDOW(window, plane, (first + r) * STEP_H + i - TOP, H, W, from)
-#pragma unroll
-        for (int k = 0; k < TAPS_W; ++k)
-#pragma unroll
-          for (int j = 0; j < PX; ++j) sums[i * TAPS_W + k] += window[j * STEP_W + k - LEFT - FROM] * held[j];
+        UNROLL for (int k = 0; k < TAPS_W; ++k)
+          UNROLL for (int j = 0; j < PX; ++j) sums[i * TAPS_W + k] += window[j * STEP_W + k - LEFT - FROM] * held[j];
       }
     }
 #endif
   }
   for (int turn = 0; turn < 8; ++turn) {  // eight work-items after each other into one column, then the columns
     if (l % 8 == turn)
-#pragma unroll
-      for (int tap = 0; tap < TAPS_H * TAPS_W; ++tap) shared[tap][l / 8] = (turn ? shared[tap][l / 8] : 0.0f) + sums[tap];
+      UNROLL for (int tap = 0; tap < TAPS_H * TAPS_W; ++tap) shared[tap][l / 8] = (turn ? shared[tap][l / 8] : 0.0f) + sums[tap];
     barrier(CLK_LOCAL_MEM_FENCE);
   }
   for (int tap = l; tap < TAPS_H * TAPS_W; tap += ITEMS) {

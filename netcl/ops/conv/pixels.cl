@@ -30,8 +30,7 @@ __kernel __attribute__((reqd_work_group_size(1, 1, 1))) void conv_pixels(
       __local const REAL* from[NV];
       int place[NV];
       V acc[FEW][NV];
-#pragma unroll
-      for (int j = 0; j < NV; ++j) {
+      UNROLL for (int j = 0; j < NV; ++j) {
         const int at = least(t + j, all - 1), row = at / chunks;                        // the last tile repeats its last vector,
         const int column = least((at - row * chunks) * VW, most(0, OW - VW));           // the last vector of a line overlaps the one before
         from[j] = seen + (row - low_y) * wide + column - low_x;

@@ -72,8 +72,7 @@ __kernel __attribute__((reqd_work_group_size(ITEMS, 1, 1))) void conv_gemm(
       }
       a_tile[e % BK * A_PITCH + e / BK] = value;
     }
-#pragma unroll
-    for (int i = 0; i < B_SLOTS; ++i) {
+    UNROLL for (int i = 0; i < B_SLOTS; ++i) {
       const int slot = t / BN + i * (ITEMS / BN), k = k0 + slot;
       const int c = over(k, by_taps), tap = k - c * taps, r = over(tap, by_width), s = tap - r * v.taps;
       const int py = y0 + r * h.step, px = x0 + s * v.step;
@@ -125,8 +124,7 @@ __kernel __attribute__((reqd_work_group_size(ITEMS, 1, 1))) void conv_gemm_weigh
   const Divisor by_plane = divisor(max(plane, 1)), by_width = divisor(max(OW, 1));
 
   int at_y[B_SLOTS], at_x[B_SLOTS], at[B_SLOTS];
-#pragma unroll
-  for (int i = 0; i < B_SLOTS; ++i) {
+  UNROLL for (int i = 0; i < B_SLOTS; ++i) {
     const int k = min(n0 + t / BK + i * (ITEMS / BK), columns - 1), c = k / taps, tap = k - c * taps;
     at_y[i] = tap / KW * dilation_h - pad_h;
     at_x[i] = tap % KW * dilation_w - pad_w;
@@ -142,8 +140,7 @@ __kernel __attribute__((reqd_work_group_size(ITEMS, 1, 1))) void conv_gemm_weigh
     __global const X_T* x_image = x + ((size_t)image * groups + group) * C * H * W;
     for (int i = t / BK; i < BM; i += ITEMS / BK)
       a_tile[lane * A_PITCH + i] = ok && m0 + i < M ? W_LOAD(dy_image, (m0 + i) * plane + pixel) : (REAL)0;
-#pragma unroll
-    for (int i = 0; i < B_SLOTS; ++i) {
+    UNROLL for (int i = 0; i < B_SLOTS; ++i) {
       const int py = row * stride_h + at_y[i], px = place * stride_w + at_x[i];
       REAL value = 0;
       if (ok && py >= 0 && py < H && px >= 0 && px < W) value = X_LOAD(x_image, at[i] + row * stride_h * W + place * stride_w);
@@ -154,11 +151,9 @@ __kernel __attribute__((reqd_work_group_size(ITEMS, 1, 1))) void conv_gemm_weigh
     barrier(CLK_LOCAL_MEM_FENCE);
   }
   __global Y_T* result = dw + (size_t)split * groups * M * columns;
-#pragma unroll
-  for (int i = 0; i < TM; ++i) {
+  UNROLL for (int i = 0; i < TM; ++i) {
     const int m = m0 + ty * TM + i;
-#pragma unroll
-    for (int j = 0; j < TN; ++j) {
+    UNROLL for (int j = 0; j < TN; ++j) {
       const int k = n0 + tx + j * TX;
       if (m < M && k < columns) Y_STORE(result, ((size_t)group * M + m) * columns + k, acc[i][j]);
     }

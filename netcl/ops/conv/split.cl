@@ -62,13 +62,11 @@ __kernel __attribute__((reqd_work_group_size(ITEMS, 1, 1))) void conv_split(
 #define TAP_OF(k) const int c = over(k, by_taps), tap = (k)-c * taps, r = over(tap, by_width), s = tap - r * v.taps;
 
   REAL acc[TM][4], from_x[SLOTS], from_w[LOADS * EACH];
-#pragma unroll
-  for (int i = 0; i < TM * 4; ++i) acc[i / 4][i % 4] = 0;
+  UNROLL for (int i = 0; i < TM * 4; ++i) acc[i / 4][i % 4] = 0;
   for (int k0 = begin - BK; k0 < end; k0 += BK) {
     const int next = k0 + BK, now = (k0 - begin) / BK & 1;
     if (next < end) {
-#pragma unroll
-      for (int i = 0; i < LOADS; ++i) {
+      UNROLL for (int i = 0; i < LOADS; ++i) {
         const int k = next + TERM(i), m = min(m0 + ROW(i), M - 1);
 #if INPUT_GRAD
         TAP_OF(k)
@@ -81,8 +79,7 @@ __kernel __attribute__((reqd_work_group_size(ITEMS, 1, 1))) void conv_split(
         from_w[i] = k < end && LOADED(i) ? W_LOAD(w, ((size_t)group * M + m) * depth + k) : (REAL)0;
 #endif
       }
-#pragma unroll
-      for (int i = 0; i < SLOTS; ++i) {
+      UNROLL for (int i = 0; i < SLOTS; ++i) {
         const int k = next + t / BN + i * (ITEMS / BN);
 #if POINT
         from_x[i] = k < end ? X_LOAD(planes, k * H * W) : (REAL)0;
@@ -94,25 +91,20 @@ __kernel __attribute__((reqd_work_group_size(ITEMS, 1, 1))) void conv_split(
       }
     }
     if (k0 >= begin) {
-#pragma unroll
-      for (int k = 0; k < BK; ++k) {
+      UNROLL for (int k = 0; k < BK; ++k) {
         const float4 b = *(__local const float4*)&b_tile[now][k * BN + right];
         const REAL z[4] = {b.x, b.y, b.z, b.w};
-#pragma unroll
-        for (int q = 0; q < TM / 4; ++q) {
+        UNROLL for (int q = 0; q < TM / 4; ++q) {
           const float4 a = *(__local const float4*)&a_tile[now][k * A_PITCH + down + q * APART];
           const REAL u[4] = {a.x, a.y, a.z, a.w};
-#pragma unroll
-          for (int i = 0; i < 16; ++i) acc[4 * q + i / 4][i % 4] += u[i / 4] * z[i % 4];
+          UNROLL for (int i = 0; i < 16; ++i) acc[4 * q + i / 4][i % 4] += u[i / 4] * z[i % 4];
         }
       }
     }
     if (next < end) {
-#pragma unroll
-      for (int i = 0; i < LOADS * EACH; ++i)
+      UNROLL for (int i = 0; i < LOADS * EACH; ++i)
         if (LOADED(i / EACH)) a_tile[now ^ 1][(TERM(i / EACH) + i % EACH) * A_PITCH + ROW(i / EACH)] = from_w[i];
-#pragma unroll
-      for (int i = 0; i < SLOTS; ++i) b_tile[now ^ 1][(t / BN + i * (ITEMS / BN)) * BN + column] = from_x[i];
+      UNROLL for (int i = 0; i < SLOTS; ++i) b_tile[now ^ 1][(t / BN + i * (ITEMS / BN)) * BN + column] = from_x[i];
     }
     barrier(CLK_LOCAL_MEM_FENCE);
   }

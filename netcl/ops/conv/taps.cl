@@ -103,7 +103,7 @@ __kernel __attribute__((reqd_work_group_size(ITEMS, 1, 1))) void conv_taps(
       *(__global const REAL4*)&tap_weights[(size_t)(c0 + a_row + i * (4 * ITEMS / BM)) * wide + a_column];
 #define KEEP(side)                                                                                         \
   _Pragma("unroll") for (int i = 0; i < SLOTS; ++i) b_tile[side][first + i * (ITEMS / BN)][column] = from_x[i]; \
-  _Pragma("unroll") for (int i = 0; i < FOURS; ++i) * (__local REAL4*)&a_tile[side][a_row + i * (4 * ITEMS / BM)][a_column] = from_w[i];
+  UNROLL for (int i = 0; i < FOURS; ++i) * (__local REAL4*)&a_tile[side][a_row + i * (4 * ITEMS / BM)][a_column] = from_w[i];
 
   if (steps > 0) {
     ENTER_TAP
@@ -171,7 +171,7 @@ __kernel __attribute__((reqd_work_group_size(ITEMS, 1, 1))) void conv_taps_weigh
   }
 #define KEEP_TERMS(side)                                                                                   \
   _Pragma("unroll") for (int i = 0; i < A_ROWS; ++i) a_tile[side][term][first + i * (ITEMS / BK)] = from_dy[i]; \
-  _Pragma("unroll") for (int i = 0; i < B_ROWS; ++i) b_tile[side][term][first + i * (ITEMS / BK)] = from_x[i];
+  UNROLL for (int i = 0; i < B_ROWS; ++i) b_tile[side][term][first + i * (ITEMS / BK)] = from_x[i];
 
   if (begin < end) {
     FETCH_TERMS
@@ -196,11 +196,9 @@ __kernel __attribute__((reqd_work_group_size(ITEMS, 1, 1))) void conv_taps_weigh
     barrier(CLK_LOCAL_MEM_FENCE);
   }
   __global Y_T* result = dw + (size_t)split * groups * M * C * taps + (size_t)group * M * C * taps;
-#pragma unroll
-  for (int i = 0; i < TM; ++i) {
+  UNROLL for (int i = 0; i < TM; ++i) {
     const int m = down + i / 4 * 16 + i % 4;
-#pragma unroll
-    for (int j = 0; j < TN; ++j) {
+    UNROLL for (int j = 0; j < TN; ++j) {
       const int c = right + j / 4 * 32 + j % 4;
       if (m < rows && c < columns) Y_STORE(result, ((size_t)(m0 + m) * C + c0 + c) * taps + tap, acc[i][j]);
     }

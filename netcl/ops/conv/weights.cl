@@ -79,8 +79,7 @@ __kernel __attribute__((reqd_work_group_size(1, 1, 1))) void conv_weights(
         V acc[MR][NV];
         __global REAL* to = parts + (size_t)m * width + tile * NR;
         __global const REAL* b_rows = t + first * picture + tile * NR;
-#pragma unroll
-        for (int i = 0; i < MR; ++i) a[i] = dy + first * filters + (size_t)least(m + i, M - 1) * plane;
+        UNROLL for (int i = 0; i < MR; ++i) a[i] = dy + first * filters + (size_t)least(m + i, M - 1) * plane;
         EACH_SUM(MR) acc[i][j] = ZERO;
         for (int k = 0; k < depth; ++k) ADD_PRODUCTS(MR, a[i][of[k]], VECTOR(__global const, b_rows + from[k] + j * VW))
         if (p0 == begin) EACH_SUM(MR) VECTOR(__global, to + (size_t)i * width + j * VW) = acc[i][j];
@@ -101,8 +100,7 @@ __kernel __attribute__((reqd_work_group_size(1, 1, 1))) void collect_weights(
     __global const REAL *r0 = from, *r1 = from + row_step, *r2 = from + 2 * row_step;
     for (int c = 0; c < C; ++c) {
       const REAL values[9] = {r0[c], r0[tap + c], r0[2 * tap + c], r1[c], r1[tap + c], r1[2 * tap + c], r2[c], r2[tap + c], r2[2 * tap + c]};
-#pragma unroll
-      for (int t = 0; t < 9; ++t) Y_STORE(to, c * 9 + t, values[t]);
+      UNROLL for (int t = 0; t < 9; ++t) Y_STORE(to, c * 9 + t, values[t]);
     }
     return;
   }

@@ -42,8 +42,7 @@ static inline void input_tile(__global const X_T* x, __global float* v, const in
   TILE_PLACE
   __global const X_T* plane = x + ((size_t)image * C + c) * H * W;
   float half_way[6][6];
-#pragma unroll
-  for (int r = 0; r < 6; ++r) {
+  UNROLL for (int r = 0; r < 6; ++r) {
     const int py = y0 - pad_h + r, at = py * W + x0 - pad_w, there = image < N && py >= 0 && py < H;
     float row[6];
 #if INPUT_QUADS
@@ -52,8 +51,7 @@ static inline void input_tile(__global const X_T* x, __global float* v, const in
     row[1] = middle.x, row[2] = middle.y, row[3] = middle.z, row[4] = middle.w;
     row[5] = there && x0 + 4 < W ? plane[at + 5] : 0;
 #else
-#pragma unroll
-    for (int s = 0; s < 6; ++s) row[s] = there && x0 - pad_w + s >= 0 && x0 - pad_w + s < W ? X_LOAD(plane, at + s) : 0;
+    UNROLL for (int s = 0; s < 6; ++s) row[s] = there && x0 - pad_w + s >= 0 && x0 - pad_w + s < W ? X_LOAD(plane, at + s) : 0;
 #endif
     INPUT_TRANSFORM(float, ROW, HALF_ROW)
   }
@@ -65,10 +63,8 @@ static inline void input_tile(__global const X_T* x, __global float* v, const in
 // 36 values, n apart, from the nine weights of a pair of filter and channel.
 static inline void weight_pair(__global const W_T* w, __global float* u, const int n) {
   float taps[3][3], half_way[3][6];
-#pragma unroll
-  for (int k = 0; k < 9; ++k) taps[k / 3][k % 3] = W_LOAD(w, INPUT_GRAD ? 8 - k : k);
-#pragma unroll
-  for (int r = 0; r < 3; ++r) {
+  UNROLL for (int k = 0; k < 9; ++k) taps[k / 3][k % 3] = W_LOAD(w, INPUT_GRAD ? 8 - k : k);
+  UNROLL for (int r = 0; r < 3; ++r) {
 #define GIVEN(k) taps[r][k]
     WEIGHT_TRANSFORM(float, GIVEN, HALF_ROW)
 #undef GIVEN
@@ -96,15 +92,12 @@ __kernel void winograd_outputs(__global const float* restrict sums, END_POINTERS
   if (tile >= N * high * wide) return;
   TILE_PLACE
   float half_way[4][6];
-#pragma unroll
-  for (int s = 0; s < 6; ++s) {
+  UNROLL for (int s = 0; s < 6; ++s) {
     float column[6];
-#pragma unroll
-    for (int r = 0; r < 6; ++r) column[r] = sums[(r * 6 + s) * step + m * span + tile];
+    UNROLL for (int r = 0; r < 6; ++r) column[r] = sums[(r * 6 + s) * step + m * span + tile];
     OUTPUT_TRANSFORM(float, COLUMN, HALF_COLUMN)
   }
-#pragma unroll
-  for (int r = 0; r < 4; ++r) {
+  UNROLL for (int r = 0; r < 4; ++r) {
     float row[4];
     OUTPUT_TRANSFORM(float, HALF_ROW, ROW)
     if (y0 + r >= OH) continue;
@@ -115,8 +108,7 @@ __kernel void winograd_outputs(__global const float* restrict sums, END_POINTERS
     four.z = FINISHED(row[2], m, at + 2), four.w = FINISHED(row[3], m, at + 3);
     *(__global float4*)(y + at) = four;
 #else
-#pragma unroll
-    for (int s = 0; s < 4; ++s)
+    UNROLL for (int s = 0; s < 4; ++s)
       if (x0 + s < OW) Y_STORE(y, at + s, FINISHED(row[s], m, at + s));
 #endif
   }
@@ -130,16 +122,14 @@ static inline void output_grad_tile(__global const W_T* dy, __global float* d, c
   TILE_PLACE
   __global const W_T* plane = dy + ((size_t)image * M + m) * OH * OW;
   float half_way[4][6];
-#pragma unroll
-  for (int r = 0; r < 4; ++r) {
+  UNROLL for (int r = 0; r < 4; ++r) {
     const int at = (y0 + r) * OW + x0, there = image < N && y0 + r < OH;
     float row[4];
 #if QUADS
     const float4 four = there ? *(__global const float4*)(plane + at) : (float4)(0);
     row[0] = four.x, row[1] = four.y, row[2] = four.z, row[3] = four.w;
 #else
-#pragma unroll
-    for (int s = 0; s < 4; ++s) row[s] = there && x0 + s < OW ? W_LOAD(plane, at + s) : 0;
+    UNROLL for (int s = 0; s < 4; ++s) row[s] = there && x0 + s < OW ? W_LOAD(plane, at + s) : 0;
 #endif
     OUTPUT_GRAD_TRANSFORM(float, ROW, HALF_ROW)
   }
@@ -167,16 +157,13 @@ __kernel void winograd_weight_grads(__global const float* restrict du, __global 
   if (i < n) {
     float sums[6][6] = {{0}}, half_way[3][6];
     for (int part = 0; part < parts; ++part)
-#pragma unroll
-      for (int e = 0; e < 36; ++e) sums[e / 6][e % 6] += du[(e * parts + part) * n + i];
-#pragma unroll
-    for (int s = 0; s < 6; ++s) {
+      UNROLL for (int e = 0; e < 36; ++e) sums[e / 6][e % 6] += du[(e * parts + part) * n + i];
+    UNROLL for (int s = 0; s < 6; ++s) {
 #define GIVEN(k) (sums[k][s] * scales[k][s])
       WEIGHT_GRAD_TRANSFORM(float, GIVEN, HALF_COLUMN)
 #undef GIVEN
     }
-#pragma unroll
-    for (int r = 0; r < 3; ++r) {
+    UNROLL for (int r = 0; r < 3; ++r) {
 #define MADE(k) turned[t * 9 + r * 3 + (k)]
       WEIGHT_GRAD_TRANSFORM(float, HALF_ROW, MADE)
 #undef MADE

@@ -50,18 +50,15 @@ static inline void transform_weights(__global REAL* u, __global const REAL* w, i
   const REAL* from = turned;
   for (int c = 0; c < channels; ++c, u += MR, from += 9 * MR) {
     F half_way[6][3];
-#pragma unroll
-    for (int s = 0; s < 3; ++s) {
+    UNROLL for (int s = 0; s < 3; ++s) {
 #define GIVEN(k) *(const F*)(from + (k * 3 + s) * MR)
       WEIGHT_TRANSFORM(F, GIVEN, HALF_COLUMN)
 #undef GIVEN
     }
-#pragma unroll
-    for (int r = 0; r < 6; ++r) {
+    UNROLL for (int r = 0; r < 6; ++r) {
       F row[6];
       WEIGHT_TRANSFORM(F, HALF_ROW, ROW)
-#pragma unroll
-      for (int s = 0; s < 6; ++s) ((__global LooseFilters*)(u + (r * 6 + s) * part))->v = row[s] * scales[r][s];
+      UNROLL for (int s = 0; s < 6; ++s) ((__global LooseFilters*)(u + (r * 6 + s) * part))->v = row[s] * scales[r][s];
     }
   }
 }
@@ -196,15 +193,13 @@ static inline void transform_inputs(__global REAL* room, __local REAL* lines, __
   for (int t = 0; t < vectors; ++t) {
     V half_way[6][6];
     __local const REAL* four = lines + t * 4 * VW;
-#pragma unroll
-    for (int r = 0; r < 6; ++r) {
+    UNROLL for (int r = 0; r < 6; ++r) {
       V row[6];
       columns_of(row, four + r * LINE, four + (6 + r) * LINE);
       INPUT_TRANSFORM(V, ROW, HALF_ROW)
     }
     __global REAL* to = room + t / NV * PARTS * part + t % NV * VW;
-#pragma unroll
-    for (int s = 0; s < 6; ++s) {
+    UNROLL for (int s = 0; s < 6; ++s) {
       INPUT_TRANSFORM(V, HALF_COLUMN, ROOM_PART)
     }
   }
@@ -226,19 +221,16 @@ static inline void transform_outputs(__global const ADDED_T* added, __global Y_T
                                      const Runs* runs, int vectors, int OW, REAL add, REAL scale) {
   for (int t = 0; t < vectors; ++t) {
     V half_way[4][6];
-#pragma unroll
-    for (int s = 0; s < 6; ++s) {
+    UNROLL for (int s = 0; s < 6; ++s) {
 #define GIVEN(k) load_local(products + (k * 6 + s) * (MR * STRIP) + t * VW)
       OUTPUT_TRANSFORM(V, GIVEN, HALF_COLUMN)
 #undef GIVEN
     }
-#pragma unroll
-    for (int r = 0; r < 4; ++r) {
+    UNROLL for (int r = 0; r < 4; ++r) {
       V row[4];
       OUTPUT_TRANSFORM(V, HALF_ROW, ROW)
 #if !LATE
-#pragma unroll
-      for (int k = 0; k < 4; ++k) row[k] = finish(row[k], scale, BIAS, (V)(add), ZERO);
+      UNROLL for (int k = 0; k < 4; ++k) row[k] = finish(row[k], scale, BIAS, (V)(add), ZERO);
 #endif
       __local V* to = (__local V*)(lines + r * LINE + t * 4 * VW);
       const V low_01 = lows(row[0], row[1]), low_23 = lows(row[2], row[3]);

@@ -74,11 +74,9 @@ __kernel __attribute__((reqd_work_group_size(1, 1, 1))) void winograd_weight_gra
   const REAL scales[6][6] = SCALES;
   for (int c = 0; c < C; c += VW) {
     V half_way[3][6];
-#pragma unroll
-    for (int s = 0; s < 6; ++s) {
+    UNROLL for (int s = 0; s < 6; ++s) {
       V column[6];
-#pragma unroll
-      for (int k = 0; k < 6; ++k) {
+      UNROLL for (int k = 0; k < 6; ++k) {
         column[k] = ZERO;
         for (int share = 0; share < shares; ++share)
           column[k] += load(sums + share * step + (k * 6 + s) * part + c);
@@ -87,12 +85,10 @@ __kernel __attribute__((reqd_work_group_size(1, 1, 1))) void winograd_weight_gra
       WEIGHT_GRAD_TRANSFORM(V, COLUMN, HALF_COLUMN)
     }
     REAL lanes[9 * VW];
-#pragma unroll
-    for (int r = 0; r < 3; ++r) {
+    UNROLL for (int r = 0; r < 3; ++r) {
       V row[3];
       WEIGHT_GRAD_TRANSFORM(V, HALF_ROW, ROW)
-#pragma unroll
-      for (int k = 0; k < 3; ++k) VECTOR(__private, lanes + (r * 3 + k) * VW) = row[k];
+      UNROLL for (int k = 0; k < 3; ++k) VECTOR(__private, lanes + (r * 3 + k) * VW) = row[k];
     }
     __global REAL* to = dw + ((size_t)m * C + c) * 9;
     int l = 0;

@@ -25,7 +25,7 @@
 // A panel is read from the second cache in order, and yet faster if it is asked for some rows ahead.
 #if FETCHES && PACKED_B
 #define AHEAD 8
-#define FETCH_ROW _Pragma("unroll") for (int f = 0; f < NR; f += 16) FETCH_AHEAD(row + AHEAD * NR + f);
+#define FETCH_ROW UNROLL for (int f = 0; f < NR; f += 16) FETCH_AHEAD(row + AHEAD * NR + f);
 #else
 #define FETCH_ROW
 #endif

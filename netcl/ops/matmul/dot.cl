@@ -5,7 +5,7 @@
 #ifndef TN  // columns of a tile, a multiple of 4: b's stay in the first cache, a is read from the second once for all of them
 #define TN 8
 #endif
-#define EACH(i, count) _Pragma("unroll") for (int i = 0; i < count; ++i)
+#define EACH(i, count) UNROLL for (int i = 0; i < count; ++i)
 
 // The sum of the lanes of four vectors.
 static inline QUAD sums_of(const V a, const V b, const V c, const V d) {

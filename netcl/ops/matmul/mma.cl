@@ -151,16 +151,16 @@ void gemm_mma(IN_POINTERS, END_POINTERS, const int m, const int n, const int k, 
   ulong from_b = (ulong)(b + (long)(t / PIECES_B + (ALONG_B ? n0 : 0)) * ldb + piece_b + (ALONG_B ? 0 : n0));
   const ulong lines_a = (ulong)lda * (LINES_A * SIZE), lines_b = (ulong)ldb * (LINES_B * SIZE);
   uint own_a[OWNS_A], own_b[OWNS_B];
-  _Pragma("unroll") for (int i = 0; i < OWNS_A; ++i) own_a[i] = base + OWN_A(i);
-  _Pragma("unroll") for (int i = 0; i < OWNS_B; ++i) own_b[i] = base + OWN_B(i);
+  UNROLL for (int i = 0; i < OWNS_A; ++i) own_a[i] = base + OWN_A(i);
+  UNROLL for (int i = 0; i < OWNS_B; ++i) own_b[i] = base + OWN_B(i);
 
   float sum[ROWS][COLUMNS][4];
-  _Pragma("unroll") for (int i = 0; i < ROWS; ++i)
-    _Pragma("unroll") for (int j = 0; j < COLUMNS; ++j)
-      _Pragma("unroll") for (int e = 0; e < 4; ++e) sum[i][j][e] = 0;
+  UNROLL for (int i = 0; i < ROWS; ++i)
+    UNROLL for (int j = 0; j < COLUMNS; ++j)
+      UNROLL for (int e = 0; e < 4; ++e) sum[i][j][e] = 0;
   int left = k_end - k_begin;
   const int count = (left + BK - 1) / BK;
-  _Pragma("unroll") for (int s = 0; s < STAGES - 1; ++s) {
+  UNROLL for (int s = 0; s < STAGES - 1; ++s) {
     if (s < count) LOAD(base + s * STAGE)
     COPIES_COMMIT();
   }
@@ -174,26 +174,26 @@ void gemm_mma(IN_POINTERS, END_POINTERS, const int m, const int n, const int k, 
     COPIES_COMMIT();
     NEXT_STAGE(into);
     uint b_high[STEPS][COLUMNS][2], b_low[STEPS][COLUMNS][2];
-    _Pragma("unroll") for (int s = 0; s < STEPS; ++s) {
+    UNROLL for (int s = 0; s < STEPS; ++s) {
       uint q[COLUMNS][2];
       TAKE_B(now, s, q)
-      _Pragma("unroll") for (int j = 0; j < COLUMNS; ++j)
-        _Pragma("unroll") for (int e = 0; e < 2; ++e) split_tf32(q[j][e], &b_high[s][j][e], &b_low[s][j][e]);
+      UNROLL for (int j = 0; j < COLUMNS; ++j)
+        UNROLL for (int e = 0; e < 2; ++e) split_tf32(q[j][e], &b_high[s][j][e], &b_low[s][j][e]);
     }
-    _Pragma("unroll") for (int i = 0; i < ROWS; ++i) {
+    UNROLL for (int i = 0; i < ROWS; ++i) {
       float fresh[COLUMNS][4];
-      _Pragma("unroll") for (int j = 0; j < COLUMNS; ++j)
-        _Pragma("unroll") for (int e = 0; e < 4; ++e) fresh[j][e] = 0;
-      _Pragma("unroll") for (int s = 0; s < STEPS; ++s) {
+      UNROLL for (int j = 0; j < COLUMNS; ++j)
+        UNROLL for (int e = 0; e < 4; ++e) fresh[j][e] = 0;
+      UNROLL for (int s = 0; s < STEPS; ++s) {
         uint q[4], a_high[4], a_low[4];
         TAKE_A(now, s, i, q);
-        _Pragma("unroll") for (int e = 0; e < 4; ++e) split_tf32(q[e], &a_high[e], &a_low[e]);
-        _Pragma("unroll") for (int j = 0; j < COLUMNS; ++j) MMA(fresh[j], a_low, b_high[s][j][0], b_high[s][j][1]);
-        _Pragma("unroll") for (int j = 0; j < COLUMNS; ++j) MMA(fresh[j], a_high, b_low[s][j][0], b_low[s][j][1]);
-        _Pragma("unroll") for (int j = 0; j < COLUMNS; ++j) MMA(fresh[j], a_high, b_high[s][j][0], b_high[s][j][1]);
+        UNROLL for (int e = 0; e < 4; ++e) split_tf32(q[e], &a_high[e], &a_low[e]);
+        UNROLL for (int j = 0; j < COLUMNS; ++j) MMA(fresh[j], a_low, b_high[s][j][0], b_high[s][j][1]);
+        UNROLL for (int j = 0; j < COLUMNS; ++j) MMA(fresh[j], a_high, b_low[s][j][0], b_low[s][j][1]);
+        UNROLL for (int j = 0; j < COLUMNS; ++j) MMA(fresh[j], a_high, b_high[s][j][0], b_high[s][j][1]);
       }
-      _Pragma("unroll") for (int j = 0; j < COLUMNS; ++j)
-        _Pragma("unroll") for (int e = 0; e < 4; ++e) sum[i][j][e] += fresh[j][e];
+      UNROLL for (int j = 0; j < COLUMNS; ++j)
+        UNROLL for (int e = 0; e < 4; ++e) sum[i][j][e] += fresh[j][e];
     }
     NEXT_STAGE(now);
   }
@@ -203,7 +203,7 @@ void gemm_mma(IN_POINTERS, END_POINTERS, const int m, const int n, const int k, 
   barrier(CLK_LOCAL_MEM_FENCE);
   TAKE(0, 0, 0)
   for (int at = 0; at < count; ++at) {
-    _Pragma("unroll") for (int s = 0; s < STEPS; ++s) {
+    UNROLL for (int s = 0; s < STEPS; ++s) {
       if (s == STEPS - 1) {
         COPIES_WAIT(STAGES - 2);
         barrier(CLK_LOCAL_MEM_FENCE);
@@ -216,13 +216,13 @@ void gemm_mma(IN_POINTERS, END_POINTERS, const int m, const int n, const int k, 
         NEXT_STAGE(into);
       }
 #if SIZE == 4
-      _Pragma("unroll") for (int i = 0; i < ROWS; ++i)
-        _Pragma("unroll") for (int e = 0; e < 4; ++e) qa[s % 2][i][e] = tf32_bits(as_float(qa[s % 2][i][e]));
-      _Pragma("unroll") for (int j = 0; j < COLUMNS; ++j)
-        _Pragma("unroll") for (int e = 0; e < 2; ++e) qb[s % 2][j][e] = tf32_bits(as_float(qb[s % 2][j][e]));
+      UNROLL for (int i = 0; i < ROWS; ++i)
+        UNROLL for (int e = 0; e < 4; ++e) qa[s % 2][i][e] = tf32_bits(as_float(qa[s % 2][i][e]));
+      UNROLL for (int j = 0; j < COLUMNS; ++j)
+        UNROLL for (int e = 0; e < 2; ++e) qb[s % 2][j][e] = tf32_bits(as_float(qb[s % 2][j][e]));
 #endif
-      _Pragma("unroll") for (int i = 0; i < ROWS; ++i)
-        _Pragma("unroll") for (int j = 0; j < COLUMNS; ++j) {
+      UNROLL for (int i = 0; i < ROWS; ++i)
+        UNROLL for (int j = 0; j < COLUMNS; ++j) {
           const int column = i % 2 ? COLUMNS - 1 - j : j;  // there and back: what was read last is used first
           MMA(sum[i][column], qa[s % 2][i], qb[s % 2][column][0], qb[s % 2][column][1]);
         }
@@ -235,9 +235,9 @@ void gemm_mma(IN_POINTERS, END_POINTERS, const int m, const int n, const int k, 
 #if SIZE == 4
   // Parts of a value that is not finite are not that value: sums that hold one, which are not finite either, are done again and plainly.
   float test = 0;
-  _Pragma("unroll") for (int i = 0; i < ROWS; ++i)
-    _Pragma("unroll") for (int j = 0; j < COLUMNS; ++j)
-      _Pragma("unroll") for (int e = 0; e < 4; ++e) test += sum[i][j][e] * 0.0f;
+  UNROLL for (int i = 0; i < ROWS; ++i)
+    UNROLL for (int j = 0; j < COLUMNS; ++j)
+      UNROLL for (int e = 0; e < 4; ++e) test += sum[i][j][e] * 0.0f;
   if (any_lane(!(test == 0.0f))) {
     _Pragma("unroll 1") for (int e = 0; e < ROWS * COLUMNS * 4; ++e) {
       const int row = row0 + e / (COLUMNS * 2) * 8, column = column0 + e / 2 % COLUMNS * 8 + e % 2;
@@ -251,13 +251,13 @@ void gemm_mma(IN_POINTERS, END_POINTERS, const int m, const int n, const int k, 
     return;
   }
 #endif
-  _Pragma("unroll") for (int i = 0; i < 2 * ROWS; ++i) {
+  UNROLL for (int i = 0; i < 2 * ROWS; ++i) {
     const int row = row0 + i * 8;
     const INDEX start = (INDEX)row * n;
 #define ENDED(j, e, column) FINISHED(sum[i / 2][j][i % 2 * 2 + (e)], (column) + (e), start + (column) + (e))
 #if C_WIDTH == 4
     // Neighbouring lanes exchange halves of two fragments, so that each stores four values and what four of them store lies side by side.
-    _Pragma("unroll") for (int j = 0; j < COLUMNS; j += 2) {
+    UNROLL for (int j = 0; j < COLUMNS; j += 2) {
       const int column = column0 + j * 8, mine = n0 + wn + (j + lane % 2) * 8 + lane / 2 % 2 * 4;
       TWO low = 0, high = 0;
       if (row < m && column < n) low = PAIR(ENDED(j, 0, column), ENDED(j, 1, column));
@@ -266,7 +266,7 @@ void gemm_mma(IN_POINTERS, END_POINTERS, const int m, const int n, const int k, 
       if (row < m && mine < n) *(__global FOUR*)(c + start + mine) = lane % 2 ? (FOUR)(got, high) : (FOUR)(low, got);
     }
 #else
-    _Pragma("unroll") for (int j = 0; j < COLUMNS; ++j) {
+    UNROLL for (int j = 0; j < COLUMNS; ++j) {
       const int column = column0 + j * 8;
       if (row >= m || column >= n) continue;
       C_STORE(c, start + column, ENDED(j, 0, column));

@@ -24,8 +24,7 @@ void pack_a(__global const A_T* restrict a, __global REAL* restrict packed, cons
       const int rows = min(MR, m - p * MR);
       if (rows == MR && a_row == 1) {
         for (int kk = k0; kk < k1; ++kk, d += MR, s += (INDEX)a_k) {
-#pragma unroll
-          for (int i = 0; i < MR; ++i) d[i] = (REAL)A_LOAD(s, i);
+          UNROLL for (int i = 0; i < MR; ++i) d[i] = (REAL)A_LOAD(s, i);
         }
       } else {
         for (int kk = k0; kk < k1; ++kk, d += MR, s += (INDEX)a_k)

@@ -118,7 +118,7 @@
     const QUAD v = *(__local const QUAD*)&TAKEN(i, kk);                                                                 \
     to[(kk) % 2][i] = v.x; to[(kk) % 2][i + 1] = v.y; to[(kk) % 2][i + 2] = v.z; to[(kk) % 2][i + 3] = v.w;             \
   }
-#define TAKE_ONES(to, count, TAKEN, kk) _Pragma("unroll") for (int i = 0; i < count; ++i) to[(kk) % 2][i] = TAKEN(i, kk);
+#define TAKE_ONES(to, count, TAKEN, kk) UNROLL for (int i = 0; i < count; ++i) to[(kk) % 2][i] = TAKEN(i, kk);
 #if TM % 4 == 0
 #define TAKE_A TAKE_FOURS
 #else
@@ -132,7 +132,7 @@
 #define TAKE(kk) { TAKE_A(x, TM, TAKEN_A, kk) TAKE_B(y, TN, TAKEN_B, kk) }
 #define MULTIPLY(kk)                                                                                                    \
   _Pragma("unroll") for (int i = 0; i < TM; ++i)                                                                        \
-    _Pragma("unroll") for (int j = 0; j < TN; ++j) sum[i][j] += x[(kk) % 2][i] * y[(kk) % 2][j];
+    UNROLL for (int j = 0; j < TN; ++j) sum[i][j] += x[(kk) % 2][i] * y[(kk) % 2][j];
 
 // A work-group computes a BM x BN block of c through blocks of A and B in local memory; a work-item TM x TN of it in registers.
 // With splits > 1 a batch is computed in parts of `depth` along k, which lie one after the other in c.
@@ -158,13 +158,13 @@ void gemm_tiles(IN_POINTERS, END_POINTERS, const int m, const int n, const int k
   c += part * m * n;
 
   REAL sum[TM][TN];
-  _Pragma("unroll") for (int i = 0; i < TM; ++i)
-    _Pragma("unroll") for (int j = 0; j < TN; ++j) sum[i][j] = 0;
+  UNROLL for (int i = 0; i < TM; ++i)
+    UNROLL for (int j = 0; j < TN; ++j) sum[i][j] = 0;
   PIECE next_a[LOADS_A], next_b[LOADS_B];
   INDEX from_a[LOADS_A], from_b[LOADS_B];  // beyond the edge: the last ones again, what comes of them is not stored
-  _Pragma("unroll") for (int l = 0; l < LOADS_A; ++l)
+  UNROLL for (int l = 0; l < LOADS_A; ++l)
     from_a[l] = TURN_A ? (INDEX)min(m0 + I_OF(l), m - 1) * lda + KA_OF(l) : (INDEX)KA_OF(l) * lda + min(m0 + I_OF(l), m - WIDTH);
-  _Pragma("unroll") for (int l = 0; l < LOADS_B; ++l)
+  UNROLL for (int l = 0; l < LOADS_B; ++l)
     from_b[l] = TURN_B ? (INDEX)min(n0 + J_OF(l), n - 1) * ldb + KB_OF(l) : (INDEX)KB_OF(l) * ldb + min(n0 + J_OF(l), n - WIDTH);
   // A block that k does not fill comes first, so that the others need no care.
   int left = (k_end - k_begin - 1) / BK;
@@ -180,7 +180,7 @@ void gemm_tiles(IN_POINTERS, END_POINTERS, const int m, const int n, const int k
   b += (INDEX)first * (TURN_B ? 1 : ldb);
   for (int now = BUFFERS - 1;; --left) {
     if (left > 0) { FETCH(ALL) }
-    _Pragma("unroll") for (int kk = 0; kk < DEPTH - 1; ++kk) {
+    UNROLL for (int kk = 0; kk < DEPTH - 1; ++kk) {
       TAKE(kk + 1)
       MULTIPLY(kk)
     }
@@ -202,27 +202,27 @@ void gemm_tiles(IN_POINTERS, END_POINTERS, const int m, const int n, const int k
   }
 #if SLICES > 1
 #define TAKES (ROOM / ((SLICES - 1) * TILES * TN) < TM ? ROOM / ((SLICES - 1) * TILES * TN) : TM)  // rows that there is room for at once
-  _Pragma("unroll") for (int i0 = 0; i0 < TM; i0 += TAKES) {
+  UNROLL for (int i0 = 0; i0 < TM; i0 += TAKES) {
     barrier(CLK_LOCAL_MEM_FENCE);
     if (slice > 0) {
-      _Pragma("unroll") for (int i = 0; i < TAKES && i0 + i < TM; ++i)
-        _Pragma("unroll") for (int j = 0; j < TN; ++j) blocks[(((slice - 1) * TAKES + i) * TN + j) * TILES + item] = sum[i0 + i][j];
+      UNROLL for (int i = 0; i < TAKES && i0 + i < TM; ++i)
+        UNROLL for (int j = 0; j < TN; ++j) blocks[(((slice - 1) * TAKES + i) * TN + j) * TILES + item] = sum[i0 + i][j];
     }
     barrier(CLK_LOCAL_MEM_FENCE);
     if (slice == 0) {
       for (int s = 0; s < SLICES - 1; ++s)
-        _Pragma("unroll") for (int i = 0; i < TAKES && i0 + i < TM; ++i)
-          _Pragma("unroll") for (int j = 0; j < TN; ++j) sum[i0 + i][j] += blocks[((s * TAKES + i) * TN + j) * TILES + item];
+        UNROLL for (int i = 0; i < TAKES && i0 + i < TM; ++i)
+          UNROLL for (int j = 0; j < TN; ++j) sum[i0 + i][j] += blocks[((s * TAKES + i) * TN + j) * TILES + item];
     }
   }
   if (slice > 0) return;
 #endif
-  _Pragma("unroll") for (int i = 0; i < TM; ++i) {
+  UNROLL for (int i = 0; i < TM; ++i) {
     const int row = m0 + ROW(i);
     const INDEX start = (INDEX)row * n;
     if (row < m) {
 #if C_QUADS
-      _Pragma("unroll") for (int j = 0; j < TN; j += 4) {
+      UNROLL for (int j = 0; j < TN; j += 4) {
         const int column = n0 + COLUMN(j);
         if (column < n) {
           QUAD v;
@@ -234,7 +234,7 @@ void gemm_tiles(IN_POINTERS, END_POINTERS, const int m, const int n, const int k
         }
       }
 #else
-      _Pragma("unroll") for (int j = 0; j < TN; ++j) {
+      UNROLL for (int j = 0; j < TN; ++j) {
         const int column = n0 + COLUMN(j);
         if (column < n) {
           const REAL v = FINISHED(sum[i][j], column, start + column);

@@ -50,21 +50,21 @@ void gemm_slices(IN_POINTERS, END_POINTERS, const int m, const int n, const int 
   OFFSETS(batch)
   int rows[4], columns[4];  // beyond the edge: the last ones again, what comes of them is not stored
   REAL sum[4][4];
-  _Pragma("unroll") for (int i = 0; i < 4; ++i) {
+  UNROLL for (int i = 0; i < 4; ++i) {
     rows[i] = min(m0 + tile / TILES_X * 4 + i, TRANS_A * WIDTH == 4 ? m - 4 + i : m - 1);
     columns[i] = min(n0 + tile % TILES_X * 4 + i, !TRANS_B * WIDTH == 4 ? n - 4 + i : n - 1);
-    _Pragma("unroll") for (int j = 0; j < 4; ++j) sum[i][j] = 0;
+    UNROLL for (int j = 0; j < 4; ++j) sum[i][j] = 0;
   }
   _Pragma("unroll 2") for (int from = slice * 4; from < k; from += SLICES * 4) {
     REAL x[4][4], y[4][4];
     READ_A
     READ_B
-    _Pragma("unroll") for (int d = 0; d < 4; ++d)
-      _Pragma("unroll") for (int i = 0; i < 4; ++i)
-        _Pragma("unroll") for (int j = 0; j < 4; ++j) sum[i][j] += x[i][d] * y[j][d];
+    UNROLL for (int d = 0; d < 4; ++d)
+      UNROLL for (int i = 0; i < 4; ++i)
+        UNROLL for (int j = 0; j < 4; ++j) sum[i][j] += x[i][d] * y[j][d];
   }
-  _Pragma("unroll") for (int i = 0; i < 4; ++i)
-    _Pragma("unroll") for (int j = 0; j < 4; ++j) shelf[(i * 4 + j) * STRIDE + t] = sum[i][j];
+  UNROLL for (int i = 0; i < 4; ++i)
+    UNROLL for (int j = 0; j < 4; ++j) shelf[(i * 4 + j) * STRIDE + t] = sum[i][j];
   barrier(CLK_LOCAL_MEM_FENCE);
   const int value = t % VALUES / TILES, of = t % TILES, part = t / VALUES;
   REAL total = 0;

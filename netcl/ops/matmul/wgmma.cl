@@ -219,9 +219,9 @@ void gemm_wgmma(IN_POINTERS, __global const BIAS_T* restrict bias, __global cons
     for (int item = get_group_id(0); item < items; item += get_num_groups(0)) {
       PLACE(item)
       ulong from_l[ROWS / 16], from_r[COLUMNS / 16];  // beyond the edge the last ones again: what comes of them is not stored
-      _Pragma("unroll") for (int i = 0; i < ROWS / 16; ++i)
+      UNROLL for (int i = 0; i < ROWS / 16; ++i)
         from_l[i] = (ulong)(left + LEFT_AT(min(r0 + R_L(i), LAST_L), begin * DEPTH + K_L(i)));
-      _Pragma("unroll") for (int i = 0; i < COLUMNS / 16; ++i)
+      UNROLL for (int i = 0; i < COLUMNS / 16; ++i)
         from_r[i] = (ulong)(right + RIGHT_AT(min(c0 + C_R(i), LAST_R), begin * DEPTH + K_R(i)));
       int there = k - begin * DEPTH;  // values along k from here on
       for (int step = begin; step < end; ++step) {
@@ -261,15 +261,15 @@ void gemm_wgmma(IN_POINTERS, __global const BIAS_T* restrict bias, __global cons
   const ulong right_told = ALONG_K | (ulong)((stages + LEFT_BYTES) >> 4);
 #if LEFT_K
   uint own_left[4];
-  _Pragma("unroll") for (int i = 0; i < 4; ++i)
+  UNROLL for (int i = 0; i < 4; ++i)
     own_left[i] = stages + (group * 64 + warp * 16 + (lane & 15)) * 128 + (((i * 2 + (lane >> 4)) ^ (lane & 7)) << 4);
 #define TAKE(x, i) FRAGMENTS(x[0], x[1], x[2], x[3], own_left[i] + at);
 #else
   uint own_left[2];
-  _Pragma("unroll") for (int h = 0; h < 2; ++h)
+  UNROLL for (int h = 0; h < 2; ++h)
     own_left[h] = stages + (lane & 3) * (ROWS * 4) + (((group * 64 + warp * 16 + h * 8 + (lane >> 2)) ^ ((lane & 3) << 3)) << 2);
 #define TAKE(x, i)                                                                                                      \
-  _Pragma("unroll") for (int q = 0; q < 4; ++q) WORD(x[q], own_left[q & 1] + at + ((i) * 8 + (q >> 1) * 4) * (ROWS * 4));
+  UNROLL for (int q = 0; q < 4; ++q) WORD(x[q], own_left[q & 1] + at + ((i) * 8 + (q >> 1) * 4) * (ROWS * 4));
 #endif
 #else
 #if LEFT_K
@@ -284,7 +284,7 @@ void gemm_wgmma(IN_POINTERS, __global const BIAS_T* restrict bias, __global cons
   for (int item = get_group_id(0); item < items; item += get_num_groups(0)) {
     PLACE(item)
     float sum[COLUMNS / 2];
-    _Pragma("unroll") for (int j = 0; j < COLUMNS / 2; ++j) sum[j] = 0;
+    UNROLL for (int j = 0; j < COLUMNS / 2; ++j) sum[j] = 0;
 #if SIZE == 4
     // The unit cuts while it adds, which many steps would feel: each is summed by itself and added in float32.
     float partial[COLUMNS / 2];
@@ -293,9 +293,9 @@ void gemm_wgmma(IN_POINTERS, __global const BIAS_T* restrict bias, __global cons
       SEEN();
       const uint at = stage * STAGE_BYTES;
       uint x[4][4], rest[4][4];
-      _Pragma("unroll") for (int i = 0; i < 4; ++i) {
+      UNROLL for (int i = 0; i < 4; ++i) {
         TAKE(x[i], i)
-        _Pragma("unroll") for (int q = 0; q < 4; ++q) {
+        UNROLL for (int q = 0; q < 4; ++q) {
           rest[i][q] = REST(x[i][q]);
           x[i][q] = NEAREST(x[i][q]);
         }
@@ -305,7 +305,7 @@ void gemm_wgmma(IN_POINTERS, __global const BIAS_T* restrict bias, __global cons
       MULTIPLY_FIRST(partial, rest[0], y);
       MULTIPLY(partial, x[0], y + (RIGHT_BYTES >> 4));
       MULTIPLY(partial, x[0], y);
-      _Pragma("unroll") for (int i = 1; i < 4; ++i) {
+      UNROLL for (int i = 1; i < 4; ++i) {
         MULTIPLY(partial, rest[i], y + i * 2);
         MULTIPLY(partial, x[i], y + (RIGHT_BYTES >> 4) + i * 2);
         MULTIPLY(partial, x[i], y + i * 2);
@@ -314,11 +314,11 @@ void gemm_wgmma(IN_POINTERS, __global const BIAS_T* restrict bias, __global cons
       SUMS_LEFT(0);
       SETTLED(partial);
       if (lane == 0) ARRIVE(empty + 8 * stage);
-      _Pragma("unroll") for (int j = 0; j < COLUMNS / 2; ++j) sum[j] += partial[j];
+      UNROLL for (int j = 0; j < COLUMNS / 2; ++j) sum[j] += partial[j];
       NEXT(stage, phase)
     }
     int odd = 0;
-    _Pragma("unroll") for (int j = 0; j < COLUMNS / 2; ++j) odd |= sum[j] != sum[j];
+    UNROLL for (int j = 0; j < COLUMNS / 2; ++j) odd |= sum[j] != sum[j];
 #else
     uint before = 0;
     for (int step = begin; step < end; ++step) {
@@ -326,7 +326,7 @@ void gemm_wgmma(IN_POINTERS, __global const BIAS_T* restrict bias, __global cons
       SEEN();
       const uint at = (stage * STAGE_BYTES) >> 4;
       SUMS_BEGIN();
-      _Pragma("unroll") for (int i = 0; i < 4; ++i) MULTIPLY(sum, left_told + at + i * LEFT_STEP, right_told + at + i * RIGHT_STEP);
+      UNROLL for (int i = 0; i < 4; ++i) MULTIPLY(sum, left_told + at + i * LEFT_STEP, right_told + at + i * RIGHT_STEP);
       SUMS_END();
       SUMS_LEFT(1);
       if (step > begin && lane == 0) ARRIVE(empty + 8 * before);
@@ -339,14 +339,14 @@ void gemm_wgmma(IN_POINTERS, __global const BIAS_T* restrict bias, __global cons
 #endif
     __global const ADDED_T* added = added_operand + (size_t)part * m * n;
     __global C_T* c = result + (size_t)part * m * n;
-    _Pragma("unroll") for (int h = 0; h < 2; ++h) {
+    UNROLL for (int h = 0; h < 2; ++h) {
       const int r = r0 + group * 64 + warp * 16 + h * 8 + (lane >> 2);
 #if C_WIDTH == 4
       // Two lanes exchange half of what they have, so that each stores four values in a row.
-      _Pragma("unroll") for (int j = 0; j < COLUMNS / 8; j += 2) {
+      UNROLL for (int j = 0; j < COLUMNS / 8; j += 2) {
         const int s = c0 + j * 8 + (lane & 3) * 2, inside_s = r < rows;
         uint pair[2];
-        _Pragma("unroll") for (int i = 0; i < 2; ++i) {
+        UNROLL for (int i = 0; i < 2; ++i) {
           const int s_i = s + i * 8;
           const float first = inside_s && s_i < columns ? FINISHED_AT(sum[(j + i) * 4 + 2 * h], r, s_i) : 0;
           const float second = inside_s && s_i < columns ? FINISHED_AT(sum[(j + i) * 4 + 2 * h + 1], r, s_i + 1) : 0;
@@ -359,7 +359,7 @@ void gemm_wgmma(IN_POINTERS, __global const BIAS_T* restrict bias, __global cons
           *(__global uint2*)(c + RESULT_AT(r, s_to)) = lane & 1 ? (uint2)(other, pair[1]) : (uint2)(pair[0], other);
       }
 #else
-      _Pragma("unroll") for (int j = 0; j < COLUMNS / 8; ++j) {
+      UNROLL for (int j = 0; j < COLUMNS / 8; ++j) {
         const int s = c0 + j * 8 + (lane & 3) * 2;
         if (r < rows && s < columns) {
 #if C_WIDTH == 2
