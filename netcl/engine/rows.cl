@@ -4,17 +4,11 @@
 // work-item whole rows and wide vectors, GPUs give a work-group to each row. A column is a run of n elements `inner` apart; a
 // work-item then takes VEC neighbouring columns, so that its loads are whole vectors as well.
 
-#ifndef LOCAL  // work-items of a work-group
-#define LOCAL 1
-#endif
-#ifndef GROUP  // work-items that share a row: 1, or LOCAL
-#define GROUP 1
-#endif
-#ifndef VEC  // elements a work-item takes at a time: 1, 8 or 16, or 4 where every row begins at a multiple of four
-#define VEC 1
-#endif
-#ifndef HELD  // vectors of a row that a work-item keeps in registers, so that the row is read once; 0: it is read again
-#define HELD 0
+#ifndef LOCAL
+#define LOCAL 1  // work-items of a work-group
+#define GROUP 1  // work-items that share a row: 1, or LOCAL
+#define VEC 1  // elements a work-item takes at a time: 1, 8 or 16, or 4 where every row begins at a multiple of four
+#define HELD 0  // vectors of a row that a work-item keeps in registers, so that the row is read once; 0: it is read again
 #endif
 
 #pragma OPENCL FP_CONTRACT ON

@@ -1,9 +1,7 @@
 // Copies between strided blocks. Nothing here computes, so the element is any type of the right size.
-#ifndef T  // the element: uchar, ushort, uint, ulong or uint4, by its bytes
-#define T uint
-#endif
-#ifndef INDEX  // long where an offset does not fit an int
-#define INDEX int
+#ifndef T
+#define T uint  // the element: uchar, ushort, uint, ulong or uint4, by its bytes
+#define INDEX int  // long where an offset does not fit an int
 #endif
 #ifndef TILE  // side of the tiles of a transposition
 #define TILE 32

@@ -5,23 +5,13 @@
 
 #pragma OPENCL FP_CONTRACT OFF  // 16-bit logits then give the loss of their float32 copy, bit for bit
 
-#ifndef PROBABILITIES  // 1: targets are probabilities, 0: class labels
-#define PROBABILITIES 0
-#endif
-#ifndef LOG_PROBS  // 1: x holds log-probabilities already
-#define LOG_PROBS 0
-#endif
-#ifndef HAS_WEIGHT  // 1: classes have weights
-#define HAS_WEIGHT 0
-#endif
-#ifndef SMOOTHED  // 1: label smoothing
-#define SMOOTHED 0
-#endif
-#ifndef STRIDED  // 1: classes lie `inner` apart, (N, C, inner); VEC is 1 then
-#define STRIDED 0
-#endif
-#ifndef REDUCED  // 1: the upstream gradient is one number, 0: one per row
-#define REDUCED 1
+#ifndef PROBABILITIES
+#define PROBABILITIES 0  // 1: targets are probabilities, 0: class labels
+#define LOG_PROBS 0  // 1: x holds log-probabilities already
+#define HAS_WEIGHT 0  // 1: classes have weights
+#define SMOOTHED 0  // 1: label smoothing
+#define STRIDED 0  // 1: classes lie `inner` apart, (N, C, inner); VEC is 1 then
+#define REDUCED 1  // 1: the upstream gradient is one number, 0: one per row
 #endif
 
 #if STRIDED

@@ -8,12 +8,8 @@
 
 #ifndef HAS_WEIGHT
 #define HAS_WEIGHT 1
-#endif
-#ifndef HAS_BIAS
 #define HAS_BIAS 1
-#endif
-#ifndef PER_ELEMENT  // 1: weight and bias along the row (layer norm); 0: one of each per channel
-#define PER_ELEMENT 1
+#define PER_ELEMENT 1  // 1: weight and bias along the row (layer norm); 0: one of each per channel
 #endif
 #ifndef CENTERED  // 0: RMS norm, no mean is subtracted
 #define CENTERED 1

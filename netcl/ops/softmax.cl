@@ -2,11 +2,9 @@
 // Operands: X input or upstream gradient, P the softmax in gradients, Y result (X_T X_LOAD X_VLOAD P_T P_LOAD P_VLOAD Y_T Y_LOAD Y_STORE
 // Y_VLOAD Y_VSTORE); the rest is of rows.cl: VEC HELD FOR_HELD SUM_VECTORS LARGER SIZED SHARED LOWEST GROUP_MAX GROUP_SUM LANES_OF STORE_LANES_OF FOR_VECTORS FOR_REST FOR_ROWS.
 
-#ifndef LOGARITHM  // 1: the logarithm of softmax
-#define LOGARITHM 0
-#endif
-#ifndef KEEPS_EXP  // 1: y holds exp(x - max) for a while (it must not round), so it need not be computed twice; without LOGARITHM only
-#define KEEPS_EXP 1
+#ifndef LOGARITHM
+#define LOGARITHM 0  // 1: the logarithm of softmax
+#define KEEPS_EXP 1  // 1: y holds exp(x - max) for a while (it must not round), so it need not be computed twice; without LOGARITHM only
 #endif
 
 LANES_OF(X)

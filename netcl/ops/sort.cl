@@ -1,18 +1,12 @@
 // Stable sorting of rows: runs of BLOCK are sorted by insertion, then merged pairwise, each pass into the other buffer. A work-item
 // of a pass writes `chunk` elements; where its part of the two runs begins is found by bisection.
 // Operands: X the values that are sorted (X_REAL X_T X_LOAD).
-#ifndef KEY  // uint, or ulong for dtypes of 8 bytes
-#define KEY uint
+#ifndef KEY
+#define KEY uint  // uint, or ulong for dtypes of 8 bytes
+#define KIND 1  // of the values: 0 integers, 1 float, 2 double, 3 unsigned integers of the size of KEY
 #endif
-#ifndef KIND  // of the values: 0 integers, 1 float, 2 double, 3 unsigned integers of the size of KEY
-#define KIND 1
-#endif
-#ifndef BLOCK
 #define BLOCK 16
-#endif
-#ifndef MOST  // how many keys a work-item of least_of_parts keeps at the most
-#define MOST 64
-#endif
+#define MOST 64  // how many keys a work-item of least_of_parts keeps at the most
 
 // Unsigned numbers in the order of the values; zeros are equal, a NaN is above everything.
 static inline KEY key_of(const X_REAL x) {

@@ -5,11 +5,9 @@
 #ifndef REAL  // the type arithmetic is done in
 #define REAL float
 #endif
-#ifndef INTERLEAVED  // 1: pairs of neighbours, 0: an element of the first half with one of the second
-#define INTERLEAVED 0
-#endif
-#ifndef POSITIONS  // 0: offset, offset + 1, ..; 1: from a tensor
-#define POSITIONS 0
+#ifndef INTERLEAVED
+#define INTERLEAVED 0  // 1: pairs of neighbours, 0: an element of the first half with one of the second
+#define POSITIONS 0  // 0: offset, offset + 1, ..; 1: from a tensor
 #endif
 
 typedef REAL real;

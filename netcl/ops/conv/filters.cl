@@ -18,14 +18,8 @@
 #endif
 #ifndef TAP_STEP
 #define TAP_STEP 1  // distance of the inputs of neighbouring taps: the dilation
-#endif
-#ifndef ACROSS
 #define ACROSS 3  // taps of a kernel row
-#endif
-#ifndef TALL
 #define TALL 3  // kernel rows whose gradients are summed together: TALL * ACROSS * NV sums fit the registers
-#endif
-#ifndef TURNED
 #define TURNED 8192  // elements of the gradients a work-group turns
 #endif
 #ifndef ROOM

@@ -11,20 +11,10 @@
 
 #ifndef BM
 #define BM 128  // filters of a work-group
-#endif
-#ifndef BN
 #define BN 128  // pixels of a work-group (weight gradient: columns)
-#endif
-#ifndef WM
 #define WM 64  // of a warp; a multiple of 16
-#endif
-#ifndef WN
 #define WN 64  // of a warp; a multiple of 32
-#endif
-#ifndef STAGES
 #define STAGES 3
-#endif
-#ifndef MMA
 #define MMA MMA_BFLOAT16
 #endif
 #define ITEMS ((BM / WM) * (BN / WN) * 32)

@@ -3,8 +3,6 @@
 // Arguments of CONV_NUMBERS (ends.cl): N C H W M OH OW KH KW, and the options in lower case.
 #ifndef FEW
 #define FEW 2  // filters of a tile
-#endif
-#ifndef ROOM
 #define ROOM 8192  // elements of the lines a work-group copies
 #endif
 

@@ -11,17 +11,9 @@
 #endif
 #ifndef BM
 #define BM 32  // filters of a work-group
-#endif
-#ifndef BN
 #define BN 32  // pixels of a work-group (weight gradient: columns)
-#endif
-#ifndef BK
 #define BK 16  // rows of the unfolded input per step (weight gradient: pixels)
-#endif
-#ifndef TM
 #define TM 4  // filters of a work-item
-#endif
-#ifndef TN
 #define TN 4  // pixels of a work-item
 #endif
 #ifndef LANES

@@ -8,20 +8,10 @@
 
 #ifndef BM
 #define BM 64  // filters of a work-group; a multiple of 4 * TM
-#endif
-#ifndef BN
 #define BN 64  // pixels of a work-group; a multiple of 32
-#endif
-#ifndef BK
 #define BK 16  // terms per step
-#endif
-#ifndef TM
 #define TM 4  // filters of a work-item, a multiple of 4
-#endif
-#ifndef POINT
 #define POINT 0  // 1: a 1 x 1 kernel without padding, not an input gradient: every tap is inside
-#endif
-#ifndef W_QUADS
 #define W_QUADS 0  // 1: weights of a filter are loaded four at a time
 #endif
 #define ITEMS (BM / TM * (BN / 4))

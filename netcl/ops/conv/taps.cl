@@ -8,20 +8,10 @@
 
 #ifndef REAL4
 #define REAL4 float4  // four of what sums are kept in
-#endif
-#ifndef BM
 #define BM 64  // filters of a work-group; a multiple of 4 * TM
-#endif
-#ifndef BN
 #define BN 128  // pixels (weight gradient: channels) of a work-group; a multiple of 8 * TN
-#endif
-#ifndef BK
 #define BK 16  // channels (weight gradient: pixels) per step
-#endif
-#ifndef TM
 #define TM 8
-#endif
-#ifndef TN
 #define TN 8
 #endif
 

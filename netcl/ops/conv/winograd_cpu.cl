@@ -6,11 +6,7 @@
 // SCALES as in transforms.cl.
 #ifndef PART
 #define PART 0  // 1: only the transform of weights, 2: only the convolution
-#endif
-#ifndef FRESH
 #define FRESH 0  // 1: the convolution transforms weights itself
-#endif
-#ifndef DEPTH
 #define DEPTH 64  // channels for which it does at a time, a multiple of CHANNELS
 #endif
 #define PARTS 36

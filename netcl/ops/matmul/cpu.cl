@@ -2,17 +2,11 @@
 // B into local memory (the second cache) and sweeps it with tiles of MR rows that live in registers, reading A where it lies.
 // Defined for dtypes that are not converted value by value: B_LANES(p), BIAS_LANES(p), ADDED_LANES(p): vectors of operands as REAL;
 // C_LANES(x, p): stores one of the result; B_QUAD(p): four values of B.
-#ifndef MR  // rows of a register tile: 1, 2, 4, 6, 8 or 12
-#define MR 6
-#endif
-#ifndef NV  // vectors of a register tile: 1 to 4
-#define NV 4
-#endif
-#ifndef STRIPS  // register tiles side by side in a panel: narrow tiles share what they read of A while it is in the first cache
-#define STRIPS 4
-#endif
-#ifndef KC  // rows of a panel; KC * NR * STRIPS values must fit local memory
-#define KC 256
+#ifndef MR
+#define MR 6  // rows of a register tile: 1, 2, 4, 6, 8 or 12
+#define NV 4  // vectors of a register tile: 1 to 4
+#define STRIPS 4  // register tiles side by side in a panel: narrow tiles share what they read of A while it is in the first cache
+#define KC 256  // rows of a panel; KC * NR * STRIPS values must fit local memory
 #endif
 #ifndef PACKED_A  // 1: A was packed into panels of MR rows by pack_a
 #define PACKED_A 0

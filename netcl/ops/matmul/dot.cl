@@ -1,9 +1,7 @@
 // a as it is times b transposed, on CPUs: both are walked along k, so nothing is packed. For few rows.
-#ifndef TM  // rows of a tile
-#define TM 3
-#endif
-#ifndef TN  // columns of a tile, a multiple of 4: b's stay in the first cache, a is read from the second once for all of them
-#define TN 8
+#ifndef TM
+#define TM 3  // rows of a tile
+#define TN 8  // columns of a tile, a multiple of 4: b's stay in the first cache, a is read from the second once for all of them
 #endif
 #define EACH(i, count) UNROLL for (int i = 0; i < count; ++i)
 

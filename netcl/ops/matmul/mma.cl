@@ -1,38 +1,18 @@
 // Products on the matrix units of NVIDIA GPUs, with epilogue.cl, reads.cl and ptx.cl before it: blocks of both operands go to local memory
 // while those before them are multiplied, in warps of 32 work-items. Rows of both operands start at multiples of 16 bytes; pad_operand sees
 // to that.
-#ifndef BM  // rows of the block a work-group computes
-#define BM 64
-#endif
-#ifndef BN  // its columns
-#define BN 64
-#endif
-#ifndef BK  // how deep the blocks of A and B in local memory are: 64 or 128 bytes
-#define BK 32
-#endif
-#ifndef WM  // rows that a warp computes
-#define WM 32
-#endif
-#ifndef WN  // columns that a warp computes
-#define WN 32
-#endif
-#ifndef STAGES  // blocks in local memory at once
-#define STAGES 3
-#endif
-#ifndef MMA  // how the units multiply: float16, bfloat16 or TF32
-#define MMA MMA_TF32
-#endif
-#ifndef SIZE  // bytes of a value of A and B: 2, or 4 for TF32
-#define SIZE 4
-#endif
-#ifndef TERMS  // 1: operands are rounded to what the units take. 2: float32 as two TF32 that add up to it, three products
-#define TERMS 1
-#endif
-#ifndef C_WIDTH  // values of the result in one store: 4 where its rows are multiples of that, else 1
-#define C_WIDTH 1
-#endif
-#ifndef C_SIZE  // bytes of a value of the result
-#define C_SIZE 4
+#ifndef BM
+#define BM 64  // rows of the block a work-group computes
+#define BN 64  // its columns
+#define BK 32  // how deep the blocks of A and B in local memory are: 64 or 128 bytes
+#define WM 32  // rows that a warp computes
+#define WN 32  // columns that a warp computes
+#define STAGES 3  // blocks in local memory at once
+#define MMA MMA_TF32  // how the units multiply: float16, bfloat16 or TF32
+#define SIZE 4  // bytes of a value of A and B: 2, or 4 for TF32
+#define TERMS 1  // 1: operands are rounded to what the units take. 2: float32 as two TF32 that add up to it, three products
+#define C_WIDTH 1  // values of the result in one store: 4 where its rows are multiples of that, else 1
+#define C_SIZE 4  // bytes of a value of the result
 #endif
 #if C_SIZE == 2
 #ifndef PAIR  // two of 16 bits

@@ -1,27 +1,13 @@
 // Matrix products through local memory and registers: what GPUs are made for.
-#ifndef BM  // rows of the block a work-group computes
-#define BM 64
-#endif
-#ifndef BN  // its columns
-#define BN 64
-#endif
-#ifndef BK  // how deep the blocks of A and B in local memory are
-#define BK 16
-#endif
-#ifndef TM  // rows a work-item keeps in registers
-#define TM 4
-#endif
-#ifndef TN  // columns a work-item keeps in registers
-#define TN 4
-#endif
-#ifndef SLICES  // parts of a block's depth that different work-items sum: more of them than the result has tiles
-#define SLICES 1
-#endif
-#ifndef C_QUADS  // 1: results are stored four at a time
-#define C_QUADS 0
-#endif
-#ifndef BUFFERS  // 2: the next block is stored while this one is multiplied; 1: where local memory is short
-#define BUFFERS 2
+#ifndef BM
+#define BM 64  // rows of the block a work-group computes
+#define BN 64  // its columns
+#define BK 16  // how deep the blocks of A and B in local memory are
+#define TM 4  // rows a work-item keeps in registers
+#define TN 4  // columns a work-item keeps in registers
+#define SLICES 1  // parts of a block's depth that different work-items sum: more of them than the result has tiles
+#define C_QUADS 0  // 1: results are stored four at a time
+#define BUFFERS 2  // 2: the next block is stored while this one is multiplied; 1: where local memory is short
 #endif
 
 #define ITEMS_X (BN / TN)

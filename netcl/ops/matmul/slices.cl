@@ -1,12 +1,8 @@
 // Small products: many work-items share the depth of a sum, for the result alone would leave a GPU idle. Operands are read in place.
-#ifndef BM  // rows of the block a work-group computes
-#define BM 8
-#endif
-#ifndef BN  // its columns
-#define BN 8
-#endif
-#ifndef SLICES  // work-items that share a 4 x 4 tile of it: a multiple of 16
-#define SLICES 64
+#ifndef BM
+#define BM 8  // rows of the block a work-group computes
+#define BN 8  // its columns
+#define SLICES 64  // work-items that share a 4 x 4 tile of it: a multiple of 16
 #endif
 
 #define TILES_X (BN / 4)

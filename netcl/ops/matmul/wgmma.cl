@@ -4,17 +4,11 @@
 // the first two multiply, 64 rows of the tile each. As many work-groups as there are processors take tiles in turn, so the next tile
 // is on its way while one is stored. Lines behind a mark reach the assembler in a second pass (core/kernels/program.py). Generated:
 // MULTIPLY(sums, x, y) and MULTIPLY_FIRST for a tile's columns, and SETTLED(sums), behind which they may be read.
-#ifndef COLUMNS  // of a tile
-#define COLUMNS 128
-#endif
-#ifndef STAGES
+#ifndef COLUMNS
+#define COLUMNS 128  // of a tile
 #define STAGES 4
-#endif
-#ifndef SIZE  // bytes of an operand's values: 2, or 4 for float32, which is split into the two parts that the unit multiplies
-#define SIZE 4
-#endif
-#ifndef SWAPPED  // 1: the tile's rows are columns of the result
-#define SWAPPED 0
+#define SIZE 4  // bytes of an operand's values: 2, or 4 for float32, which is split into the two parts that the unit multiplies
+#define SWAPPED 0  // 1: the tile's rows are columns of the result
 #endif
 #ifndef PAIR  // two results of 16 bits, the first in the lower half
 #define PAIR(low, high) pair_bfloat16(low, high)

@@ -13,15 +13,9 @@
 #define BACK_PROJECT 4   // and that times weight_hr, then the gradient of the cell
 #ifndef PART
 #define PART FORWARD
-#endif
-#ifndef KIND
 #define KIND LSTM_CELL
-#endif
-#ifndef HIDDEN
 #define HIDDEN 4
-#endif
-#ifndef WIDTH  // of h: HIDDEN, or less with a projection
-#define WIDTH HIDDEN
+#define WIDTH HIDDEN  // of h: HIDDEN, or less with a projection
 #endif
 // Bits of `flags`.
 #define REVERSED 1  // from the last step to the first

@@ -2,10 +2,8 @@
 // steps s0 .. s1. Rows do not depend on each other, so with all units in a group one launch does all steps; with few rows, or weights that
 // exceed a core's cache, units are divided as well and a launch does one step. A block is CELLS vectors of units for each of COLUMN_GATES
 // gates, NV vectors together; MR rows of sums live in registers. Weights are packed into panels: block, k, vector, lane.
-#ifndef MR  // rows of a register tile
-#define MR 4
-#endif
-#ifndef CELLS
+#ifndef MR
+#define MR 4  // rows of a register tile
 #define CELLS 1
 #endif
 #define REAL4 JOIN(REAL, 4)

@@ -7,14 +7,8 @@
 // wait any more, so the kernel ends in any case; what is missing stays SENTINEL, which is a NaN.
 #ifndef BLOCK
 #define BLOCK 8
-#endif
-#ifndef RT  // BLOCK * RT must not exceed ITEMS
-#define RT 8
-#endif
-#ifndef CT
+#define RT 8  // BLOCK * RT must not exceed ITEMS
 #define CT 4
-#endif
-#ifndef ITEMS
 #define ITEMS 256
 #endif
 #ifndef HOLDS
