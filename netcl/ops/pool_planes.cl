@@ -3,21 +3,11 @@
 #define X_T float
 #endif
 
-typedef struct __attribute__((packed)) {
-  float4 v;
-} Loose4;
-typedef struct __attribute__((packed)) {
-  float8 v;
-} Loose8;
-typedef struct __attribute__((packed)) {
-  float16 v;
-} Loose16;
-typedef struct __attribute__((packed)) {
-  int4 v;
-} LooseInt4;
-typedef struct __attribute__((packed)) {
-  int8 v;
-} LooseInt8;
+typedef struct __attribute__((packed)) { float4 v; } Loose4;
+typedef struct __attribute__((packed)) { float8 v; } Loose8;
+typedef struct __attribute__((packed)) { float16 v; } Loose16;
+typedef struct __attribute__((packed)) { int4 v; } LooseInt4;
+typedef struct __attribute__((packed)) { int8 v; } LooseInt8;
 
 // The first of equals wins, and NaN before all.
 #define BETTER(value, best) (((value) > (best)) | ((value) != (value))) & ((best) == (best))

@@ -32,12 +32,8 @@
 #define NR (VW * NV)     // columns of a micro tile
 #define STRIP (NT * NR)  // columns of a work-group
 
-typedef struct __attribute__((packed)) {
-  V v;
-} Loose;
-typedef struct __attribute__((packed)) {
-  Q v;
-} LooseQuad;
+typedef struct __attribute__((packed)) { V v; } Loose;
+typedef struct __attribute__((packed)) { Q v; } LooseQuad;
 #define QUAD(space, p) (((space LooseQuad*)(p))->v)
 // Four rows of four values, turned: four quads `step` apart, with one value of each row.
 #define PUT_TURNED(space, to, step, a, b, c, d)                   \

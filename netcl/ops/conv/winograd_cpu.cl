@@ -14,9 +14,7 @@
 
 #define CHANNELS 16  // whose weights are turned before they are transformed
 #define F JOIN(REAL, MR)
-typedef struct __attribute__((packed)) {
-  F v;
-} LooseFilters;
+typedef struct __attribute__((packed)) { F v; } LooseFilters;
 
 // n values of each of MR filters, side by side by value, to_step apart; a filter beyond the last is the last.
 static inline void turn(REAL* to, int to_step, __global const REAL* from, int step, int filters, int n) {

@@ -65,8 +65,7 @@ static inline VA part_of(const Memory m, const int s, const int b, const int end
 #define PLACE_ROW(l) (PLACE(l) / (KC / VK))
 #define PLACE_K(l) (PLACE(l) % (KC / VK) * VK)
 static inline void fetch(const Memory m, Chunk* c, const int s, const int b, const int end, const int k0) {
-UNROLL
-  for (int l = 0; l < LOADS; ++l) c->v[l] = part_of(m, s, b + PLACE_ROW(l), min(end, b + RT), k0 + PLACE_K(l));
+  UNROLL for (int l = 0; l < LOADS; ++l) c->v[l] = part_of(m, s, b + PLACE_ROW(l), min(end, b + RT), k0 + PLACE_K(l));
 }
 
 static inline REAL4 weights_of(__global const REAL* weight, const int column, const int k) {
@@ -90,8 +89,7 @@ static inline void run(const Memory m, __global const REAL* weight, __global int
   int alone = 0;  // has waited in vain
 #if HOLDS
   REAL4 held[CHUNKS][QUADS][CT];
-UNROLL
-  for (int i = 0; i < CHUNKS * QUADS * CT; ++i)
+  UNROLL for (int i = 0; i < CHUNKS * QUADS * CT; ++i)
     held[i / CT / QUADS][i / CT % QUADS][i % CT] =
         weights_of(weight, column + i % CT, i / CT / QUADS * KC + (i / CT % QUADS * SLICES + slice) * 4);
 #define WEIGHTS(chunk, q, j) held[chunk][q][j]
@@ -106,14 +104,11 @@ UNROLL
       Known known;
       if (works) know(&known, m, s, b, unit, 1);
       REAL sums[RT][CT];
-UNROLL
-      for (int i = 0; i < RT * CT; ++i) sums[i / CT][i % CT] = 0;
-      UNROLL_CHUNKS
-      for (int chunk = 0; chunk < CHUNKS; ++chunk) {
+      UNROLL for (int i = 0; i < RT * CT; ++i) sums[i / CT][i % CT] = 0;
+      UNROLL_CHUNKS for (int chunk = 0; chunk < CHUNKS; ++chunk) {
         __local REAL* stage = shared + chunk % 2 * STAGE;
         if (chunk == 0) barrier(CLK_LOCAL_MEM_FENCE);  // the sums of the rows before lie there
-UNROLL
-        for (int l = 0; l < LOADS; ++l) {
+        UNROLL for (int l = 0; l < LOADS; ++l) {
           for (int tries = 0; ABSENT(next.v[l]) && !alone; ++tries) {
             if (tries >= LIMIT) *late = alone = 1;
             else fetch(m, &next, s, b0, end, chunk * KC);
@@ -123,16 +118,12 @@ UNROLL
         barrier(CLK_LOCAL_MEM_FENCE);
         const int more = chunk + 1 < CHUNKS;
         fetch(m, &next, s, more ? b0 : b0 + RT, end, more ? (chunk + 1) * KC : 0);  // of rows beyond the last: zeros
-UNROLL
-        for (int q = 0; q < QUADS; ++q) {
+        UNROLL for (int q = 0; q < QUADS; ++q) {
           REAL4 w[CT];
-UNROLL
-          for (int j = 0; j < CT; ++j) w[j] = WEIGHTS(chunk, q, j);
-UNROLL
-          for (int i = 0; i < RT; ++i) {
+          UNROLL for (int j = 0; j < CT; ++j) w[j] = WEIGHTS(chunk, q, j);
+          UNROLL for (int i = 0; i < RT; ++i) {
             const REAL4 a = *(__local REAL4*)(stage + i * KC + (q * SLICES + slice) * 4);
-UNROLL
-            for (int j = 0; j < CT; ++j) {
+            UNROLL for (int j = 0; j < CT; ++j) {
               sums[i][j] += a.x * w[j].x;
               sums[i][j] += a.y * w[j].y;
               sums[i][j] += a.z * w[j].z;
@@ -142,8 +133,7 @@ UNROLL
         }
       }
       barrier(CLK_LOCAL_MEM_FENCE);
-UNROLL
-      for (int i = 0; i < RT * CT; ++i) shared[(slice * RT + i / CT) * COLS + column + i % CT] = sums[i / CT][i % CT];
+      UNROLL for (int i = 0; i < RT * CT; ++i) shared[(slice * RT + i / CT) * COLS + column + i % CT] = sums[i / CT][i % CT];
       barrier(CLK_LOCAL_MEM_FENCE);
       for (int o = tid; o < PARTS * RT * COLS; o += ITEMS) {  // into the first slice of each part
         __local REAL* p = shared + o / (RT * COLS) * EACH * RT * COLS + o % (RT * COLS);
