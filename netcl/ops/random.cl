@@ -9,11 +9,9 @@
 #define P_T float
 #define P_LOAD(p, i) ((p)[i])
 #endif
-#ifndef BITS  // of a uniform value: as many as the dtype's significand, so that rounding never gives 1
-#define BITS 24
-#endif
-#ifndef WIDE  // 1: values of 64 random bits, two per block; 0: of 32, four per block
-#define WIDE 0
+#ifndef BITS
+#define BITS 24  // of a uniform value: as many as the dtype's significand, so that rounding never gives 1
+#define WIDE 0  // 1: values of 64 random bits, two per block; 0: of 32, four per block
 #endif
 #ifndef OUT_QUAD  // four floats v to element i on, where that is one store
 #define OUT_QUAD(p, i, v)                    \

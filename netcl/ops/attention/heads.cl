@@ -1,10 +1,8 @@
 // What the kernels of cpu.cl, simt.cl and mma.cl share: which of them is built, the numbers of a call, and where heads lie in memory.
 // Operand X: queries, keys and values (X_T); M: the mask (M_T).
-#ifndef PART  // 1: forward, 2: the gradient of queries, 3: of keys and values; each is a program of its own, compiled when needed
-#define PART 1
-#endif
-#ifndef MASK  // 0: none, 1: true where a key takes part, 2: added to the scores
-#define MASK 0
+#ifndef PART
+#define PART 1  // 1: forward, 2: the gradient of queries, 3: of keys and values; each is a program of its own, compiled when needed
+#define MASK 0  // 0: none, 1: true where a key takes part, 2: added to the scores
 #endif
 
 #pragma OPENCL FP_CONTRACT ON

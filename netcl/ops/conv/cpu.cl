@@ -11,8 +11,6 @@
 #endif
 #ifndef KC
 #define KC 512  // rows of a panel
-#endif
-#ifndef ROWS
 #define ROWS 96  // most rows a work-group makes: their sums wait in local memory between panels; a multiple of MR
 #endif
 #ifndef AHEAD
@@ -24,11 +22,7 @@
 #define PACKED_QUADS (PACKED_W && MR % 4 == 0 && VW == 4)  // narrow vectors multiply by a lane of another, wide ones by a broadcast load
 #ifndef ROOM
 #define ROOM 4096  // elements of the lines that conv_depth copies, and of its sums
-#endif
-#ifndef TAPS
 #define TAPS 64  // most taps of its kernels
-#endif
-#ifndef EARLY
 #define EARLY 0  // 1: conv_depth finishes sums before it cuts them into lines: nothing is added, and they are stored as they are
 #endif
 

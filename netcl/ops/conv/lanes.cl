@@ -17,8 +17,6 @@
 #endif
 #ifndef ENDS
 #define ENDS 0  // 1: there is a finish(): what follows the convolution
-#endif
-#ifndef LATE
 #define LATE 0  // 1: that is done as results are stored, where it needs their places or another dtype
 #endif
 

@@ -3,16 +3,10 @@
 // B_LOAD C_T C_STORE BIAS_T. The kernel that multiplies ends in vectors (line.cl: BIAS_LANES C_LANES), the one that repairs in single values,
 // so each of them is in a program of its own.
 //   a: [term][tile of 16 rows][tile of 32 k][16][32]        b: [term][tile of 16 columns][tile of 32 k][16 pairs of k][16][2]
-#ifndef TERMS  // 1: operands rounded to bfloat16; 2: three products, to about 2^-16; 3: six, to float32
-#define TERMS 1
-#endif
-#ifndef DIRECT  // 1: finished tiles go straight to c: float32, as they are
-#define DIRECT 0
-#endif
-#ifndef A_PLAIN  // 1: a holds float32, else bfloat16
-#define A_PLAIN 1
-#endif
-#ifndef B_PLAIN
+#ifndef TERMS
+#define TERMS 1  // 1: operands rounded to bfloat16; 2: three products, to about 2^-16; 3: six, to float32
+#define DIRECT 0  // 1: finished tiles go straight to c: float32, as they are
+#define A_PLAIN 1  // 1: a holds float32, else bfloat16
 #define B_PLAIN 1
 #endif
 #define A_BITS (TERMS == 1 && !A_PLAIN)  // packed as it is

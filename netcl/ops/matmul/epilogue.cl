@@ -1,22 +1,14 @@
 // What matrix products share: the operands' dtypes and where a finished value comes from. finish() itself is generated.
-#ifndef A_T  // left operand
-#define A_T float
+#ifndef A_T
+#define A_T float  // left operand
 #define A_LOAD(p, i) ((p)[i])
-#endif
-#ifndef B_T  // right operand
-#define B_T float
+#define B_T float  // right operand
 #define B_LOAD(p, i) ((p)[i])
-#endif
-#ifndef C_T  // result
-#define C_T float
+#define C_T float  // result
 #define C_STORE(p, i, x) (p)[i] = (x)
-#endif
-#ifndef BIAS_T  // one value per column of the result
-#define BIAS_T float
+#define BIAS_T float  // one value per column of the result
 #define BIAS_LOAD(p, i) ((p)[i])
-#endif
-#ifndef INDEX  // long where an offset does not fit an int
-#define INDEX int
+#define INDEX int  // long where an offset does not fit an int
 #endif
 
 // The operands, Operands.end, and Matmul.strides(): batches are numbered i0 * batch1 + i1, and operands have a stride for each.

@@ -1,10 +1,8 @@
 // What the kernels of products that GPUs run (simt.cl, slices.cl, mma.cl, wgmma.cl) share: how operands lie and are read, whose block is
 // which.
-#ifndef TRANS_A  // 1: the left operand is stored transposed, K x M
-#define TRANS_A 0
-#endif
-#ifndef TRANS_B  // 1: the right operand is stored transposed, N x K
-#define TRANS_B 0
+#ifndef TRANS_A
+#define TRANS_A 0  // 1: the left operand is stored transposed, K x M
+#define TRANS_B 0  // 1: the right operand is stored transposed, N x K
 #endif
 #ifndef BAND  // block rows that neighbouring work-groups share, so that B is read from cache
 #define BAND 8
