@@ -24,7 +24,7 @@ _TURNED_TILE, _TURNED_ROWS = 32, 8
 _LEAST_TILE = 8  # size along both axes below which tiles do not pay
 _CPU_RUN = 1 << 16  # bytes that a CPU's work-item copies at a time
 _CPU_ITEM = 1 << 14  # bytes of whole rows that a work-item copies on a CPU
-_FEW_AXES, _MOST_AXES = 4, 8  # of the kernels
+_FEW_AXES, _ALL_AXES = 4, 8  # of the kernels
 _GROUP = 256  # work-items of a GPU's group
 _ITEM_ROWS = 4  # elements that a GPU's work-item copies: loads in flight together
 _MOST_GROUPS = 65535  # along the second and third dimension of a launch
@@ -119,7 +119,7 @@ def _copy_kernel(queue: Any, name: str, copy: Copy) -> Any:
 
 def _run_copy(queue: Any, copy: Copy, src: Tensor, dst: Tensor) -> None:
     tiled = _transposition(queue, copy)
-    if tiled is None and len(copy.axes) > _MOST_AXES:
+    if tiled is None and len(copy.axes) > _ALL_AXES:
         first, rest = copy.axes[0], copy.axes[1:]
         for i in range(first.size):
             part = copy._replace(source=copy.source + i * first.source, target=copy.target + i * first.target, axes=rest)
@@ -130,13 +130,13 @@ def _run_copy(queue: Any, copy: Copy, src: Tensor, dst: Tensor) -> None:
     kernel(queue, size, local, src, dst, *args)
 
 
-def _padded(copy: Copy, count: int) -> tuple[CopyAxis, ...]:
+def _with_unit_axes(copy: Copy, count: int) -> tuple[CopyAxis, ...]:
     return (CopyAxis(1, 0, 0),) * (count - len(copy.axes)) + copy.axes
 
 
 def _grid_copy(queue: Any, copy: Copy) -> _Launch:
     """Return a launch in three dimensions for a copy of few axes on a GPU."""
-    axes = _padded(copy, _FEW_AXES)
+    axes = _with_unit_axes(copy, _FEW_AXES)
     size, source, target = axes[3]
     if len(copy.axes) == 1 and size % _ITEM_ROWS == 0:  # one long run: copy it as rows
         size //= _ITEM_ROWS
@@ -152,7 +152,7 @@ def _grid_copy(queue: Any, copy: Copy) -> _Launch:
 
 def _row_copy(queue: Any, copy: Copy) -> _Launch:
     """Return a launch for a copy of few axes on a CPU: a work-item copies some rows or a part of a row."""
-    axes = _padded(copy, _FEW_AXES)
+    axes = _with_unit_axes(copy, _FEW_AXES)
     inner, rows = axes[3].size, math.prod(axis.size for axis in axes[:3])
     chunk, _ = _elements_per_item(queue, inner, copy.itemsize)
     count = max(1, _CPU_ITEM // (chunk * copy.itemsize))
@@ -162,7 +162,7 @@ def _row_copy(queue: Any, copy: Copy) -> _Launch:
 
 
 def _plain_copy(queue: Any, copy: Copy) -> _Launch:
-    axes = _padded(copy, _MOST_AXES)
+    axes = _with_unit_axes(copy, _ALL_AXES)
     inner, rows = axes[-1].size, math.prod(axis.size for axis in axes[:-1])
     chunk, local = _elements_per_item(queue, inner, copy.itemsize)
     sizes = (rows, *(axis.size for axis in axes[1:]))

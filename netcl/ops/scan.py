@@ -39,7 +39,7 @@ def _scan_shape(name: str, x: Tensor, axis: Any) -> Shape3:
 
 def _scan_kernel(name: str, kernel: str, x: Tensor, target: str, compute: str, n: int, **defines: int) -> Any:
     launch.check_double(name, x.queue, (x.dtype, target))
-    macros = {"REAL": compute, "INDEX": launch.index_type(n), **defines}
+    macros: dict[str, int | str] = {"REAL": compute, "INDEX": launch.index_type(n), **defines}
     return launch.kernel(x.queue, __file__, "scan.cl", kernel, {"X": x.dtype, "Y": target}, macros)
 
 
