@@ -18,7 +18,6 @@
 #define LOWS (LOW == 4 && PER_RUN == 1 ? 1 : 2)
 #define LANE_AT (PLAIN ? t * 256 + g * 4 : QUAD_OF(0) / EIGHTHS * 64 + g * 8)  // of its first word in the codes of a run
 #define LANE_WORDS (PLAIN ? 8 : LOWS + HIGH)
-#define TOGETHER (KINDS / (1 + SPLIT) < 4 ? KINDS / (1 + SPLIT) : 4)  // tokens whose activations wait for memory together
 #define SPAN (SCALES ? 8 : DEEP)  // runs that a warp takes at a time: a record, where groups have scales
 #define SUMMED (MIN && GROUPS == 8 && STAGED)  // minimums meet the sums of groups in one product per record
 #if STAGED
@@ -279,24 +278,13 @@ void strips_mma(__global const uchar* w, __global const X_T* x, EXTRA_POINTERS A
       const int count = CHUNKED ? min(runs - base, STAGED) : runs;
 #if STAGED
       if (base) barrier(CLK_LOCAL_MEM_FENCE);
-      for (int i = item; i < (CHUNKED || begin == first ? count : 0) * 4; i += WARPS * 32) {
-        const int t = i % 4, run = i / 4, column = (base + run) * 32 + QUAD_OF(0) * 4;
-        for (int token0 = 0; token0 < tokens; token0 += TOGETHER) {
-          float4 one[TOGETHER], other[TOGETHER];
-          UNROLL for (int k = 0; k < TOGETHER; ++k) {
-            __global const X_T* from = x + (size_t)min(token0 + k, tokens - 1) * columns + column;
-            one[k] = X_QUAD(from);
-            other[k] = X_QUAD(from + APART);
-          }
-          UNROLL for (int k = 0; k < TOGETHER; ++k) {
-            const int token = token0 + k;
-            if (token >= tokens) continue;
-            one[k] = NORMED(one[k], shared_stats[token], column) * POWER(token);
-            other[k] = NORMED(other[k], shared_stats[token], column + APART) * POWER(token);
-            UNROLL for (int rest = 0; rest <= SPLIT; ++rest)
-              staged[run][token * (1 + SPLIT) + rest][t] = (uint4)(halves_of(one[k], rest), halves_of(other[k], rest));
-          }
-        }
+      for (int i = item; i < (CHUNKED || begin == first ? count : 0) * 4 * tokens; i += WARPS * 32) {
+        const int t = i % 4, run = i / 4 % count, token = i / 4 / count, column = (base + run) * 32 + QUAD_OF(0) * 4;
+        __global const X_T* from = x + (size_t)token * columns + column;
+        const float4 one = NORMED(X_QUAD(from), shared_stats[token], column) * POWER(token);
+        const float4 other = NORMED(X_QUAD(from + APART), shared_stats[token], column + APART) * POWER(token);
+        UNROLL for (int rest = 0; rest <= SPLIT; ++rest)
+          staged[run][token * (1 + SPLIT) + rest][t] = (uint4)(halves_of(one, rest), halves_of(other, rest));
       }
       barrier(CLK_LOCAL_MEM_FENCE);
 #if SUMMED
@@ -370,7 +358,7 @@ void strips_mma(__global const uchar* w, __global const X_T* x, EXTRA_POINTERS A
         UNROLL for (int i = 0; i < 4; ++i) sums[(((warp * MT + m) * SETS + s) * 8 + 2 * t + i % 2) * 16 + 2 * g + i / 2] = acc[m][s][i];
     barrier(CLK_LOCAL_MEM_FENCE);
     for (int i = item; i < taken * 16 * tokens; i += WARPS * 32) {
-      const int m = i / 16 >= tokens, token = i / 16 - m * tokens, row = (begin + m) * 16 + i % 16;  // MT is 1 or 2
+      const int m = i / 16 / tokens, token = i / 16 % tokens, row = (begin + m) * 16 + i % 16;
       if (row >= rows) continue;
       const size_t at = (size_t)token * rows + row;
 #if GATED
