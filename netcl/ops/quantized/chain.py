@@ -27,7 +27,7 @@ _PIECES = (256, 128)  # columns that a warp copies at a time
 _BULK_WIDTH = 4096  # of x, from which one instruction copies a piece of an 8-bit kind
 WIDE_PRODUCT = 1 << 26  # weights of a product that is a chain of its own
 MOST_POINTERS = 500  # of a launch: arguments have 4352 bytes
-_SHORT_CACHE = 512  # positions
+_SHORT_CACHE = 1024  # positions
 # Bytes of local memory of a work-group, from a compute capability on; 12.0 has as much as 8.6.
 _LOCAL_MEMORY = {(9, 0): 224 << 10, (8, 8): 96 << 10, (8, 7): 160 << 10, (8, 6): 96 << 10, (8, 0): 160 << 10}
 
