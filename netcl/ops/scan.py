@@ -22,7 +22,7 @@ from netcl.engine.registry import S, op
 _SLICE = 1024  # elements from which a slice is worth a work-item of its own
 _COMPARED = 16  # elements that a work-item of a CPU compares at a time
 _WALK = 64  # elements that one work-item of a work-group walks before another work-group is worth a second launch
-_AHEAD = 8  # elements that a work-item of a work-group loads before it compares them
+_IN_FLIGHT = 8  # elements that a work-item of a work-group loads before it compares them
 
 
 def _scan_shape(name: str, x: Tensor, axis: Any) -> Shape3:
@@ -152,7 +152,7 @@ def _arg_cl(name: str, x: Tensor, target: Tensor, shape: Shape3, finite: bool) -
         lanes = 1 << (min(1024, int(profile.max_work_group_size)).bit_length() - 1)
         if shape.length > _WALK * lanes:
             lanes = min(lanes, 256)
-            slices = min(slices, _AHEAD * lanes, -(-shape.length // (_AHEAD * lanes)))
+            slices = min(slices, _IN_FLIGHT * lanes, -(-shape.length // (_IN_FLIGHT * lanes)))
         else:
             slices = 1
         length = -(-shape.length // slices)

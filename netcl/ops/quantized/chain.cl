@@ -12,7 +12,7 @@
 //   LAYER_POINTERS  of all layers, which KEEP_POINTERS puts into `table`
 //   ATTENTION_POINTERS ATTENTION_NUMBERS  `inside` and z, or what attend.cl needs; from there ROTARY      MOST_TOKENS  no fewer than the tokens
 //   MOST_RUNS  runs of 32 columns of the widest product      HELD  quads of a normed row that a work-item holds      EPS NEXT_EPS  of the norms
-// From codes.cl: LOW HIGH MIN SCALES WORDS RECORD; from ptx.cl: LOCAL_AT COPY_16 COPIES_COMMIT COPIES_WAIT MMA_FRESH MMA_FLOAT16; from the
+// From codes.cl: LOW HIGH MIN SCALES WORDS RECORD; from ptx.cl: LOCAL_AT COPY_16 COPIES_COMMIT COPIES_WAIT BARRIER_INIT BARRIERS_BEGIN COPY_BULK MMA_FRESH MMA_FLOAT16; from the
 // launch: SPLIT KINDS as in mma.cl, X_T X_QUAD X_LOAD X_STORE, NORM_T NORM_QUAD, BIAS_T BIAS_LOAD; finish() is generated.
 #define ITEMS (WARPS * 32)
 #define HELD_RUNS 4  // that a warp loads before it multiplies
