@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+from functools import partial
 
 import numpy as np
 import pytest
@@ -51,6 +52,12 @@ MISTAKES = {
     "one-hot labels of another width": (
         lambda: ag.cross_entropy(netcl.ones((2, 3)), netcl.ones((2, 4))), "class numbers of shape (2,) or probabilities of shape (2, 3)",
     ),
+    # lists
+    **{f"a list of tensors in {name}": (partial(call, leaf()), "join the tensors with stack()") for name, call in {
+        "add": lambda x: ag.add([x, x], 1.0), "x * list": lambda x: x * [x, x, x], "matmul": lambda x: ag.matmul([x, x], x),
+        "sum": lambda x: ag.sum([x, x]), "a layer": lambda x: nn.Linear(3, 1)([[x, x]]), "where": lambda x: ag.where(x > 0, [x, x, x], x),
+        "a loss": lambda x: nn.MSELoss()([x, x], np.ones((2, 3))), "x[i] =": lambda x: (x * 1).__setitem__(slice(2), [x[0], x[1]]),
+    }.items()},
     # dtypes
     "a label that is no class": (lambda: ag.cross_entropy(netcl.ones((2, 3)), netcl.tensor([0, 3])), "classes are 0..2; -100 is ignored"),
     "an index of floats": (lambda: nn.Embedding(10, 4)(netcl.ones((2,))), 'index.to("int64")'),

@@ -16,6 +16,7 @@ from netcl.core.hooks import hooks
 from netcl.core.kernels import primitives, program
 from netcl.core.tensor import Tensor, wrap_array
 from netcl.engine.functions import exp_below
+from netcl.engine.operands import from_values
 
 FLOATS = tuple(dtypes.NAMES[name] for name in ("float32", "float16", "bfloat16", "float64"))
 INTEGERS = tuple(name for name, row in dtypes.DTYPES.items() if 0 < row.rank < 40)
@@ -65,19 +66,18 @@ def as_tensors(op: str, *values: Any) -> list[Any]:
                     raise DeviceError(message(op, "all inputs must be on the same device", "move one with tensor.to(device)", **named))
             result.append(value)
         else:
-            result.append(None if value is None else _moved_to(value, queue, first))
+            result.append(None if value is None else _moved_to(op, value, queue, first))
     return result
 
 
-def _moved_to(value: Any, queue: Any, first: Tensor | None) -> Tensor:
+def _moved_to(op: str, value: Any, queue: Any, first: Tensor | None) -> Tensor:
     like = None if first is None else dtypes.DTYPES[first.dtype]
-    array = np.asarray(value)
     dtype = None
     if like is not None:
         weak = isinstance(value, (bool, int)) or (isinstance(value, float) and like.is_float)
-        if (weak and like.name != "bool") or (array.dtype == np.float64 and like.name == "float64"):
+        if (weak and like.name != "bool") or (like.name == "float64" and np.asarray(value).dtype == np.float64):
             dtype = like.name
-    return Tensor.from_host(queue, array, dtype)
+    return from_values(op, value, queue, dtype)
 
 
 # ---- checks

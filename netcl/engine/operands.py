@@ -20,11 +20,23 @@ Operand = Tensor | bool | int | float
 SCALARS = (bool, int, float)
 
 
+def from_values(op: str, values: object, queue: Any, dtype: str | None = None) -> Tensor:
+    """Copy an array, a number or a list to a device; raises for a list with a tensor that requires a gradient, which would be lost."""
+    if isinstance(values, list | tuple) and _holds_learning(values):
+        what = "a list must not hold tensors that require a gradient, because its values are copied"
+        raise TypeError(message(op, what, "join the tensors with stack(), or detach() them"))
+    return Tensor.from_host(values, dtype) if queue is None else Tensor.from_host(queue, values, dtype)
+
+
+def _holds_learning(values: Sequence[object]) -> bool:
+    return any(x._learns if isinstance(x, Tensor) else isinstance(x, list | tuple) and _holds_learning(x) for x in values)
+
+
 def operands(op: str, values: Sequence[Any], names: Sequence[str] = ()) -> tuple[Operand, ...]:
     """Convert arrays and lists to tensors on the first tensor's device. Numbers stay; if all values are numbers, convert the first."""
     first = next((x for x in values if isinstance(x, Tensor)), None)
     queue = first.queue if first is not None else None
-    made = [_operand(x, queue) for x in values]
+    made = [_operand(op, x, queue) for x in values]
     if first is None and not any(isinstance(x, Tensor) for x in made):
         made[0] = Tensor.from_host(made[0])
     tensors = [x for x in made if isinstance(x, Tensor)]
@@ -50,14 +62,14 @@ def tensors(op: str, values: Sequence[Any]) -> tuple[Tensor, ...]:
     return tuple(x if isinstance(x, Tensor) else Tensor.from_host(queue, x) for x in made)
 
 
-def _operand(x: Any, queue: Any) -> Operand:
+def _operand(op: str, x: Any, queue: Any) -> Operand:
     if isinstance(x, Tensor) or type(x) in SCALARS:
         return x
     if isinstance(x, np.generic):
         return x.item()
     if isinstance(x, int):  # x.size
         return int(x)
-    return Tensor.from_host(queue, x) if queue is not None else Tensor.from_host(x)
+    return from_values(op, x, queue)
 
 
 def check_same_device(op: str, a: Tensor, b: Tensor) -> None:

@@ -116,6 +116,8 @@ class Sequential(_Ordered):
     ReLU()
     """
 
+    _takes_lists = False  # its first module decides
+
     def __init__(self, *layers: Any):
         super().__init__()
         first = layers[0] if len(layers) == 1 else None

@@ -30,6 +30,11 @@ _HOST_VALUES = (np.ndarray, list, float)
 _SETTINGS = (bool, int, float, str, type(None), FunctionType, BuiltinFunctionType, MethodType, type)
 
 
+def _holds_numbers(value: object) -> bool:
+    """Whether a value is a number, or a list or tuple of such values at any depth."""
+    return all(map(_holds_numbers, value)) if isinstance(value, list | tuple) else isinstance(value, int | float | np.generic | np.ndarray)
+
+
 def _is_setting(value: Any) -> bool:
     """Whether a value is a number, a string, ``None``, a function or a type, or a tuple of such values."""
     return all(map(_is_setting, value)) if type(value) is tuple else isinstance(value, _SETTINGS)
@@ -109,6 +114,7 @@ class Module(metaclass=_Constructed):
 
     training: bool
     saved_by = "decorate it with @netcl.nn.register_layer"  # the remedy if a class that is not registered must be written
+    _takes_lists = True  # whether ``forward``, if it is netcl's, gets lists of numbers as tensors
     _holds_arguments = False  # whether the current child modules are the arguments of the constructor
     _roles: dict[str, str]
     _module_hooks: dict[str, dict[int, Callable[..., Any]]]
@@ -147,15 +153,28 @@ class Module(metaclass=_Constructed):
             recorder.depends(self, settings, list(self._roles), (vars(self), self._module_hooks))
 
     def _on_device(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Convert arrays, floats and lists of numbers to tensors, on the device of the first tensor argument, else on the module's."""
+        """Convert arrays to tensors, on the device of the first tensor argument, else on the module's.
+
+        A ``forward`` of netcl also gets floats and lists of numbers as tensors. One of the user's gets them unchanged, as in torch.
+        """
         queue = next((x.queue for x in args if isinstance(x, Tensor)), None) or self.queue
+        own = self._takes_lists and type(self).forward.__module__.startswith("netcl.")
 
-        def holds_numbers(x: Any) -> bool:
-            return isinstance(x, np.ndarray | float) or (isinstance(x, list) and not any(isinstance(part, Tensor | Mapping) for part in x))
+        def is_converted(x: object) -> bool:
+            return isinstance(x, np.ndarray) or (own and isinstance(x, list | float) and _holds_numbers(x))
 
-        return tuple(Tensor.from_host(queue, x) if holds_numbers(x) else x for x in args)
+        return tuple(Tensor.from_host(queue, x) if is_converted(x) else x for x in args)
 
     # ---- attributes
+
+    if not TYPE_CHECKING:  # or no attribute would be checked
+
+        def __getattr__(self, name: str) -> Any:
+            """Return an attribute that :func:`getattr` has not found; code written for torch calls this method itself."""
+            try:
+                return vars(self)[name]
+            except KeyError:
+                raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self) from None
 
     def __setattr__(self, name: str, value: Any) -> None:
         roles = self._roles

@@ -17,6 +17,7 @@ import numpy as np
 from netcl.core.errors import DtypeError, ShapeError, message
 from netcl.core.tensor import Tensor, duplicate
 from netcl.engine import launch
+from netcl.engine.operands import from_values
 from netcl.engine.registry import composite, op
 from netcl.engine.strided import broadcast_strides, copy_block, dense
 from netcl.ops.index import flat_nonzero, joined_index, put_flat
@@ -181,7 +182,7 @@ def getitem(F: Any, x: Tensor, index: Any) -> Tensor:
 def _written_value(x: Tensor, value: Any) -> Tensor:
     """Return the value to write as a tensor that shares no memory with ``x``; raises for a tensor of another dtype."""
     if not isinstance(value, Tensor):
-        return Tensor.from_host(x.queue, value if isinstance(value, int | float) else np.asarray(value), x.dtype)
+        return from_values("setitem", value, x.queue, x.dtype)
     (_, value) = launch.as_tensors("setitem", x, value)
     if value.dtype != x.dtype:
         what = "x and the value must have the same dtype"

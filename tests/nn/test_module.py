@@ -334,3 +334,33 @@ def test_models_run_in_half(device, dtype):
     loss.backward()
     assert {p.grad.dtype for p in gpt.parameters()} == {dtype}
     assert np.isfinite(loss.item())
+
+
+class Received(nn.Module):
+    """Keeps what it is called with."""
+
+    def forward(self, *args):
+        self.last = args
+        return args[0]
+
+
+def test_a_forward_of_the_user_gets_lists_and_floats_unchanged():
+    x, images = Tensor.ones(2, 3), [[Tensor.ones(3), Tensor.ones(2)], [Tensor.ones(1)]]
+    module = Received()
+    for value in (0.5, [4, 4], [], ["a"], images, [[x, x], [x, x]]):
+        module(x, value)
+        assert module.last[1] is value
+        nn.Sequential(module)(value)
+        assert module.last[0] is value
+    module(np.ones(3, np.float32))
+    assert isinstance(module.last[0], Tensor)
+    assert nn.Sequential(nn.Linear(2, 1))([[1.0, 2], (3.0, 4.0)]).shape == (2, 1)
+
+
+def test_attributes_by_the_name_that_torch_has_for_the_look_up():
+    module = nn.Sequential(nn.Linear(2, 3))
+    module.add_module("named", nn.ReLU())
+    assert module.__getattr__("named") is module.named and module.__getattr__("training") is True
+    with pytest.raises(AttributeError, match="'Sequential' object has no attribute 'absent'"):
+        module.__getattr__("absent")
+    assert not hasattr(module, "absent")
