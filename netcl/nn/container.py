@@ -26,10 +26,15 @@ class _Container(Module):
         """Return the names of the entries. While a step is recorded, also report the container: a ``ModuleList`` is never called."""
         if recording.listening:
             self._tell_recorder()
-        return [name for name, role in self._roles.items() if role == self._kept]
+        return [name for name, role in self._roles.items() if role == self._kept or role == "none"]
 
     def _put(self, name: str, value: Any) -> None:
-        self.add_module(name, value)
+        if value is not None:
+            return self.add_module(name, value)
+        self._check_name(name, "add_module")
+        object.__setattr__(self, name, None)
+        self._roles[name] = "none"  # an entry without a module keeps its place
+        self._changed_names.add(name)
 
     def __len__(self) -> int:
         return len(self._names())

@@ -364,3 +364,15 @@ def test_attributes_by_the_name_that_torch_has_for_the_look_up():
     with pytest.raises(AttributeError, match="'Sequential' object has no attribute 'absent'"):
         module.__getattr__("absent")
     assert not hasattr(module, "absent")
+
+
+def test_entries_without_a_module_keep_their_places():
+    layers = nn.ModuleList([nn.Linear(2, 2), None, nn.ReLU()])
+    layers.append(None)
+    assert [type(layer) for layer in layers] == [nn.Linear, type(None), nn.ReLU, type(None)] and len(layers) == 4
+    assert list(layers.state_dict()) == ["0.weight", "0.bias"] and [name for name, _ in layers.named_children()] == ["0", "2"]
+    layers[0], layers[1] = None, nn.Linear(2, 1)
+    assert layers[0] is None and list(copy.deepcopy(layers).state_dict()) == ["1.weight", "1.bias"]
+    layers.insert(0, None)
+    assert [layer is None for layer in layers] == [True, True, False, False, True] and layers.pop(0) is None
+    assert list(nn.ModuleDict({"a": None, "b": nn.ReLU()})) == ["a", "b"]
