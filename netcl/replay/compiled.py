@@ -54,7 +54,8 @@ class _Call:
         self.kwargs = kwargs
         key: list[Any] = []
         for i, arg in enumerate(args):
-            if type(arg) is Tensor and not arg.requires_grad and arg.context is not None:  # the usual case, without a call
+            # the usual case, without a call
+            if type(arg) is Tensor and not arg.requires_grad and arg.context is not None and arg.grad is None:
                 for other in tensors:
                     if other.realize() is arg.realize():
                         break
@@ -90,20 +91,23 @@ class _Call:
         if type(arg) in (list, tuple):
             return (type(arg).__name__, *[self._key(part) for part in arg])
         if type(arg) is dict:
-            return ("dict", *[(name, self._key(part)) for name, part in arg.items()])
+            return ("dict", *[(self._key(name), self._key(part)) for name, part in arg.items()])
         if type(arg) in EXACTLY_PLAIN or is_a(arg, np.generic):
             return (type(arg), repr(arg))
         self.objects.append(arg)  # kept alive, so that no other object gets its identity
         return ("object", id(arg))
 
     def _tensor_key(self, t: Tensor) -> tuple[Any, ...]:
-        """Return the key of ``t``: its identity if it requires grad or is on NumPy, else shape, dtype and queue (or aliased argument)."""
-        if t.requires_grad or t.context is None:
+        """Return the key of ``t``: shape, dtype and queue, or its place among the arguments if it shares the memory of one.
+
+        A tensor that requires or has a gradient, or that is on NumPy, is identified by its ``id``.
+        """
+        if t.requires_grad or t.context is None or t.grad is not None:
             self.objects.append(t)
             return ("object", id(t), t.backend)
         for i, other in enumerate(self.tensors):
             if other.realize() is t.realize():
-                return ("as", i, t.shape, t.dtype)
+                return ("as", i, t is other, t.shape, t.dtype)
         self.tensors.append(t)
         return (t.shape, t.dtype, id(t.queue))
 
@@ -207,8 +211,8 @@ class _Case:
         self.programs: dict[Any, list[_Program]] = {}
         self.seen = False
 
-    def watch(self, recorder: Recorder) -> None:
-        """Add everything that this recording depends on to the state."""
+    def watch(self, recorder: Recorder, graded: Iterable[Tensor]) -> None:
+        """Add everything that this recording depends on to the state; ``graded`` are tensors whose gradient it may read."""
         known = {(id(of), name) for of, name in zip(*self.modes, strict=True)}
         tensors, leaves, sizes = ({id(t) for t in known_as} for known_as in (self.watched, self.leaves, self.sizes))
         for d in recorder.dependencies.values():
@@ -218,7 +222,7 @@ class _Case:
             self.modes[1].extend(modes)
             self.watched += [t for t in d.tensors() if id(t) not in tensors]
             tensors |= {id(t) for t in d.tensors()}
-        self.leaves += [t for t in recorder.leaves.values() if id(t) not in leaves]
+        self.leaves += [t for i, t in {**recorder.leaves, **{id(t): t for t in graded}}.items() if i not in leaves]
         self.watched += [t for t in self.leaves if id(t) not in tensors]
         self.seen = True
 
@@ -357,7 +361,7 @@ class CompiledFunction:
             recorder.host_work("a container among its arguments changes")
         if case.changed(settings):
             recorder.host_work("a setting of a module changes, or which tensors require a gradient")
-        case.watch(recorder)
+        case.watch(recorder, contract.graded())
         if program is not None and (recorder.queue is not None or program.story is not None):
             self._queue = recorder.queue or self._queue
             self._keep(case.programs[state], program, recorder, run, call, gradients)

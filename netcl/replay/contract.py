@@ -11,9 +11,10 @@ variable) is guarded in every object that the function can reach. Attributes of 
 
 from __future__ import annotations
 
+import abc
 import builtins
 import sys
-from collections import OrderedDict, deque
+from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache, cached_property, lru_cache, partial
 from importlib.util import resolve_name
@@ -33,9 +34,11 @@ from netcl.replay.kinds import (
     impure_call,
     instance_dict,
     is_a,
+    is_descriptor,
     is_layer,
     is_own_object,
     is_pure,
+    is_read_by_methods,
     is_users,
     is_users_function,
     is_value_class,
@@ -60,10 +63,14 @@ _ON_REQUEST: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(
         ("__repr__", "__str__", "__format__"), ("FORMAT_VALUE", "FORMAT_SIMPLE", "FORMAT_WITH_SPEC", "%", "str", "repr", "format")
     ),
-    **dict.fromkeys(("__eq__", "__ne__", "__hash__"), ("COMPARE_OP", "CONTAINS_OP", "index", "count", "remove", "hash", "set")),
+    **dict.fromkeys(("__eq__", "__ne__"), tuple("COMPARE_OP CONTAINS_OP index count remove hash set eq ne contains groupby".split())),
 }
 #: Names that read attributes by names that are not in the code.
-_READ_ANY = frozenset(("__dict__", "MATCH_CLASS", "attrgetter", "dir", "format", "format_map", "methodcaller", "vars"))
+_READ_ANY = frozenset(("__dict__", "__getattribute__", "MATCH_CLASS", "attrgetter", "dir", "format", "format_map", "methodcaller", "vars"))
+#: Names that lead to values without a guard, and names that set attributes by names that are not in the code.
+_UNGUARDED = frozenset(("__closure__", "__globals__", "__subclasses__", "_version", "cell_contents"))
+_SETTERS = frozenset(("__delattr__", "__setattr__"))
+_READ_GRADIENTS = frozenset(("grad", "step", "clip_grad_norm_", "clip_grad_value_", "unscale_grads"))
 _CALLED_BY_NETCL = frozenset(("step", "zero_grad", "parameters", "forward", "backward"))  # methods of any class
 _READERS = (getattr, hasattr, vars, dir)
 _METHOD_TYPES = (FunctionType, property, staticmethod, classmethod)
@@ -71,6 +78,9 @@ _DESCRIPTORS = ("builtins", "collections", "enum", "types", "typing", "abc")  # 
 _MISSING: Any = type("_Missing", (), {"__repr__": lambda self: "nothing"})()
 _COMPUTED: Any = object()  # an attribute that is not stored
 _CONTENTS: Any = vars(CellType)["cell_contents"]
+_FACTORY: Any = vars(defaultdict)["default_factory"]
+_MRO: Any = vars(type)["__mro__"]
+_REGISTERED: Any = property(lambda _: abc.get_cache_token())
 _get = object.__getattribute__
 
 
@@ -85,7 +95,7 @@ class Contract:
         self.own: list[Any] = []  # objects of netcl, which report to the recorder
         self._layers: dict[int, Any] = {}
         self._by_method: dict[int, object] = {}  # layers with a method of netcl that the function names
-        self._calls_forward = False
+        self._calls_forward = self._reads_gradients = False
         self.loose: set[str] = set()
         self._optional: set[str] = set()
         self._on_request: set[str] = set()
@@ -131,16 +141,18 @@ class Contract:
         """Return the attributes that code may read from ``value`` without naming it: by local variables, by operators, inside netcl."""
         wanted, of_class = self.loose | self._optional, is_a(value, type)
         names = set() if of_class else set(instance_dict(value))
-        if is_a(value, (ModuleType, FunctionType)):
+        if type(value) in (ModuleType, FunctionType):
             return {name for name in names if name[:2] != "__"} if ANY in wanted else wanted & names
         if of_class and not self._is_users(value):
             return set() if is_pure(module_of(value), "") else wanted & {name for kind in value.__mro__[:-1] for name in vars(kind)}
         kinds = [kind for kind in (*(value.__mro__ if of_class else ()), *type(value).__mro__) if self._is_users(kind)]
         defined = {name for kind in kinds for name in vars(kind)}
         names |= defined
-        found = {name for name in names if name[:2] != "__"} if ANY in wanted else (wanted & names) | (self._optional - {ANY})
-        on_request = self._on_request | ({"__init__", "__new__", "__post_init__"} if of_class else set())
+        every = ANY in wanted or (not of_class and is_read_by_methods(type(value), self._on_request))
+        found = ({name for name in names if name[:2] != "__"} if every else wanted & names) | (self._optional - {ANY})
+        on_request = self._on_request | ({"__init__", "__new__", "__post_init__", "__class_getitem__"} if of_class else set())
         methods = {name for kind in kinds for name, member in vars(kind).items() if is_a(member, _METHOD_TYPES)}
+        on_request |= {"__eq__"} if "__hash__" in methods else set()  # a key of a dictionary
         found |= {name for name in methods if name[:2] == "__" == name[-2:] and (name not in _ON_REQUEST or name in on_request)}
         found |= methods & _CALLED_BY_NETCL
         found |= {name for kind in kinds for name, member in vars(kind).items() if name in self._set and "__set__" in dir(type(member))}
@@ -182,6 +194,8 @@ class Contract:
                 self._refuse(f"it reads a value that is not guarded: {label} is {problem or f'nested more than {MOST_DEPTH} deep'}")
                 return
         self._items.append((base.__iter__, base.__len__, value, keys, label))
+        if is_a(value, defaultdict):
+            self._visit(self._guard(value, _Place(_FACTORY, value), "default_factory", label), label)
         if issubclass(base, dict):
             items = base.values(value)
             self._items.append((iter, len, items, [*items], label))
@@ -223,6 +237,9 @@ class Contract:
         if is_layer(value) or is_own_object(value):
             self.own.append(value)
         self._objects.setdefault(id(value), (value, kind, label, set()))
+        for of in (kind, value) if is_a(value, type) else (kind,):
+            if self._is_users(of):
+                self._guard(of, _Place(_MRO, of), "__mro__", f"the base classes of {of.__name__}")
 
     # ---- attributes
 
@@ -235,7 +252,7 @@ class Contract:
     def _attribute(self, value: Any, name: str, label: str) -> Any:
         """Guard and visit an attribute where it is stored: in the object, in a slot or in classes; returns it, or ``_COMPUTED``."""
         label = f"{label}.{name}"
-        if is_a(value, ModuleType):
+        if is_a(value, ModuleType) and (type(value) is ModuleType or name in vars(value)):
             return self._of_module(value, name, label)
         own, found, of_class = instance_dict(value), _COMPUTED, is_a(value, type)
         if is_layer(value) and name not in own:
@@ -254,7 +271,7 @@ class Contract:
                 if name in vars(kind) or found is _COMPUTED:
                     member = self._guard(kind, vars(kind), name, label)
                     stored = _COMPUTED if member is _MISSING else self._member(value, member, label)
-                    found = stored if found is _COMPUTED else found
+                    found = stored if found is _COMPUTED or (stored is _COMPUTED and member is not _MISSING) else found
             elif of_class and found is _COMPUTED and name in vars(kind) and name[:2] != "__":
                 self._of_library(getattr(value, name, None), label)  # a method of a library's class
         return found
@@ -275,9 +292,9 @@ class Contract:
                 stored = self._guard(member, _Place(member, owner), str(id(owner)), label)
                 self._visit(None if stored is _MISSING else stored, label)
                 return stored
-        elif not (module_of(type(member)).lstrip("_") in _DESCRIPTORS and any("__get__" in vars(kind) for kind in type(member).__mro__)):
+        elif not (module_of(type(member)).lstrip("_") in _DESCRIPTORS and is_descriptor(member)):
             self._visit(member, label)
-            return member
+            return _COMPUTED if is_descriptor(member) else member
         return _COMPUTED
 
     def _of_module(self, module: ModuleType, name: str, label: str) -> Any:
@@ -318,6 +335,11 @@ class Contract:
         if not is_users_function(function) and function is not self._first and owner is not self._first:
             if problem := impure_call(function):
                 self._refuse(f"it calls {problem}")
+            for cell in function.__closure__ or ():  # a library may make a function of the user's functions, as singledispatch does
+                held = _Place(_CONTENTS, cell).get("")
+                parts = items_of(held) if is_a(held, (dict, list, tuple)) else (held,)
+                if any(is_users_function(part) or (is_a(part, FunctionType) and not of_netcl(part.__module__)) for part in parts):
+                    self._visit(held, function.__name__)
             return
         self._functions[id(function)] = function, function.__code__, function.__defaults__, function.__kwdefaults__
         for part in (function.__defaults__, function.__kwdefaults__):
@@ -330,8 +352,15 @@ class Contract:
         used = names.syntax | names.loose | {name for path in names.paths for name in path}
         self._on_request |= {name for name, by in _ON_REQUEST.items() if name in used or not used.isdisjoint(by)}
         self._calls_forward |= "forward" in used
+        self._reads_gradients |= not used.isdisjoint(_READ_GRADIENTS)
+        if not used.isdisjoint(("isinstance", "issubclass", "MATCH_CLASS")):
+            self._guard(abc, _Place(_REGISTERED, abc), "", "the subclasses registered with an abstract class")
+        for name in sorted(used & (_UNGUARDED if function.__name__[:2] == "__" else _UNGUARDED | _SETTERS)):
+            self._refuse(f"it uses {name}")
         if ANY in names.optional or used & _READ_ANY:
             self.loose.add(ANY)
+        if "MATCH_CLASS" in used:
+            self._optional.add("__match_args__")
         for module, level, name in sorted(names.imports):
             self._import(function, module, level, name)
         for first, *rest in sorted(names.paths):
@@ -420,9 +449,13 @@ class Contract:
         named = self._named.values()
         self._mappings = [entry for entry in named if type(entry[0]) is not _Place]
         self._places = [[entry[0].read, *entry[2:]] for entry in named if type(entry[0]) is _Place]
-        self._instances = [one for one in objects if not (is_a(one[0], (type, ModuleType)) or is_own_object(one[0]))]
-        self._own_dicts = [(value, own, len(own), label) for value, _, label in self._instances
-                           if (own := instance_dict(value)) is not NO_DICT and not is_layer(value)]  # fmt: skip
+        stateful = [one for one in objects if not is_a(one[0], (type, ModuleType))]
+        self._instances = [one for one in stateful if is_layer(one[0]) or not is_own_object(one[0])]
+        self._own_dicts = [(value, own, label) for value, _, label in self._instances
+                           if (own := instance_dict(value)) is not NO_DICT and not is_own_object(value)]  # fmt: skip
+        classes = {id(kind): kind for value, *_ in objects for kind in (value if is_a(value, type) else type(value)).__mro__}
+        named_classes = [(vars(kind), f"class {kind.__name__}") for kind in classes.values() if self._is_users(kind)]
+        self._name_lists = [(own, list(own), label) for own, label in (*[one[1:] for one in self._own_dicts], *named_classes)]
         self.told = (
             *[(label, _signature(value)) for _, _, value, label in named],
             *[(length(container), *map(_signature, items)) for _, length, container, items, _ in self._items],
@@ -430,7 +463,7 @@ class Contract:
             *[(i, id(buffer), learns) for i, (_, buffer, learns, _) in self._tensors.items()],
             *[(id(function), id(code)) for function, code, *_ in self._functions.values()],
             *[(id(value), id(kind)) for value, kind, _ in self._instances],
-            *[size for *_, size, _ in self._own_dicts],
+            *[tuple(names) for _, names, _ in self._name_lists],
             *[(label, kind) for _, _, kind, label in self._kinds],
         )
 
@@ -470,8 +503,11 @@ class Contract:
         for value, kind, label in self._instances:
             if type(value) is not kind:
                 return label
-        for value, own, size, label in self._own_dicts:
-            if len(own) != size or _get(value, "__dict__") is not own:
+        for value, own, label in self._own_dicts:
+            if _get(value, "__dict__") is not own:
+                return label
+        for own, names, label in self._name_lists:
+            if list(own) != names:
                 return label
         for t, buffer, learns, label in self._tensors.values():
             if t.memory is not buffer or t.requires_grad is not learns:
@@ -500,6 +536,11 @@ class Contract:
     def tensors(self) -> list[Tensor]:
         """Return the tensors that the function reaches by name, alone or in objects of netcl."""
         return [*[one[0] for one in self._tensors.values()], *tensors_of(self.own)]
+
+    def graded(self) -> list[Tensor]:
+        """Return the tensors whose ``grad`` the function may read."""
+        named = [one[0] for one in self._tensors.values()]
+        return [*named, *[t for t in tensors_of(self.own) if t.requires_grad]] if self._reads_gradients else []
 
     def left(self) -> list[Left]:
         """Return the names and attributes that the function sets, with their current values."""
@@ -560,7 +601,7 @@ def _stored(value: Any, name: str) -> Any:
     for kind in (value if is_a(value, type) else type(value)).__mro__ if found is None else ():
         if name in vars(kind):
             found = vars(kind)[name]
-            return None if any("__get__" in vars(one) for one in type(found).__mro__) else found
+            return None if is_descriptor(found) else found
     return found
 
 

@@ -14,7 +14,7 @@ import pathlib
 import re
 import sys
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from functools import partial
 from importlib.machinery import EXTENSION_SUFFIXES
 from types import (
@@ -47,7 +47,7 @@ NO_DICT: dict[str, Any] = {}  # of an object without attributes of its own
 #: Functions that are not pure, though those of their module are.
 IMPURE = {
     "builtins": frozenset("__import__ breakpoint delattr eval exec globals input locals open print setattr".split()),
-    "numpy": frozenset(("dump", "fromfile", "memmap", "tofile")),
+    "numpy": frozenset("dump fromfile geterr get_printoptions memmap seterr set_printoptions tofile".split()),
 }
 _IMPURE_MODULES = ("netcl.data", "netcl.io", "numpy.random", "numpy.lib._npyio", "numpy.lib.npyio", "numpy.lib._datasource")
 #: Modules whose functions depend on their arguments alone.
@@ -58,8 +58,8 @@ _PURE = frozenset(
 _LIBRARIES = {*sys.stdlib_module_names, "netcl", "numpy", "pyopencl", "pytools", "platformdirs", "ml_dtypes", "mpi4py"}
 _VALUES = (datetime.date, datetime.time, datetime.timedelta, datetime.tzinfo, decimal.Decimal, fractions.Fraction, pathlib.PurePath,
            enum.Enum)  # fmt: skip
-_FIXED = (type, ModuleType, CodeType, np.dtype, np.ufunc, type(np.sum), range, slice, re.Pattern, property, staticmethod, classmethod,
-          type(Ellipsis), type(NotImplemented), *_VALUES)  # fmt: skip
+_FIXED = (type, ModuleType, CodeType, np.dtype, np.ufunc, type(np.sum), range, slice, re.Pattern, type(Ellipsis), type(NotImplemented),
+          *_VALUES)  # fmt: skip
 _HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: a class that Python code defines
 _MODULE: Any = vars(type)["__module__"]  # which a class may hide
 
@@ -119,6 +119,18 @@ def is_users(kind: type) -> bool:
     return not (isinstance(file, str) and file.endswith(tuple(EXTENSION_SUFFIXES)))
 
 
+def is_descriptor(value: Any) -> bool:
+    """Whether an attribute of a class is computed: ``value`` in the class decides what is read from an object."""
+    return any("__get__" in vars(kind) for kind in type(value).__mro__)
+
+
+def is_read_by_methods(kind: type, called: Collection[str]) -> bool:
+    """Whether methods of a library read attributes of objects of this class; ``called`` are special methods that are called."""
+    if issubclass(kind, SimpleNamespace) and ("__eq__" in called or "__repr__" in called):
+        return True
+    return issubclass(kind, enum.Enum) or any(module_of(base) == "contextlib" for base in kind.__mro__)
+
+
 def is_users_function(function: Any) -> bool:
     return (
         is_a(function, FunctionType)
@@ -138,6 +150,8 @@ def _base_is_known(kind: type) -> bool:
 def unguarded(value: Any) -> str:
     """Return a description of ``value`` if no guard compares values of its kind; else empty."""
     kind, module = type(value), module_of(type(value))
+    if kind is np.ufunc and set("".join(value.types)) <= set("O->"):  # of np.frompyfunc: no name leads to the Python function that it calls
+        return "a NumPy function of Python objects"
     if is_a(value, pathlib.Path):
         return f"a {kind.__name__}, which stands for a file"
     if kind in BASES or is_a(value, (Tensor, *_FIXED, *CALLABLE)) or (is_a(value, np.generic) and not is_a(value, np.void)):

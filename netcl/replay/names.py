@@ -29,15 +29,26 @@ class Names(NamedTuple):
 def names_in(code: CodeType) -> Names:
     """Return the names in a function and in the functions inside it."""
     found = Names(*(set() for _ in Names.__annotations__))
-    steps = [step for step in dis.get_instructions(code) if step.opname not in _SKIPPED]
+    steps: list[dis.Instruction] = []
+    joined = set()  # indices of steps that code jumps to: the value on the stack has several sources
+    for step in dis.get_instructions(code):
+        if step.is_jump_target:
+            joined.add(len(steps))
+        if step.opname not in _SKIPPED:
+            steps.append(step)
+    parts = [names_in(part) for part in code.co_consts if isinstance(part, CodeType)]
     local: dict[str, Path] = dict.fromkeys((*code.co_varnames, *code.co_cellvars), ())
     first = code.co_varnames[0] if code.co_argcount else ""
-    if first and not any(step.opname.startswith(("STORE_FAST", "STORE_DEREF")) and first in _both(step.argval) for step in steps):
+    stored = {name for step in steps if step.opname.startswith(("STORE_FAST", "STORE_DEREF")) for name in _both(step.argval)}
+    if first and first not in stored.union(*(path for part in parts for path in part.stores if len(path) == 1)):
         local[first] = (FIRST,)
     path: Path = ()
     module = "", 0
     for i, step in enumerate(steps):
         name, op = step.argval, step.opname
+        if i in joined:
+            found.paths.add(path)
+            path = ()
         if op in ("LOAD_ATTR", "LOAD_METHOD"):
             path = (*path, name) if path else ()
             found.loose.update(() if path else (name,))
@@ -66,9 +77,8 @@ def names_in(code: CodeType) -> Names:
         found.syntax.add("%" if op == "BINARY_MODULO" or (op == "BINARY_OP" and "%" in step.argrepr) else op)
     found.paths.update((path, ()))
     found.paths.remove(())
-    for part in code.co_consts:
-        if isinstance(part, CodeType):
-            _include(found, names_in(part), local)
+    for part in parts:
+        _include(found, part, local)
     return found
 
 
