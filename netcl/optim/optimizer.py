@@ -255,12 +255,12 @@ class Optimizer:
         return [numbers[name] for name in rule.scalars]
 
     def _structure(self, state: Mapping[Tensor, Any]) -> tuple[Any, ...]:
-        """Return the dependencies of a recorded step: rules, parameters, the memory of their state, frozen parameters with a gradient."""
+        """Return the dependencies of a recorded step: rules, parameters, their state, frozen parameters with a gradient."""
         groups = [
             (self.rule(group), self.tensors(group), group["master_weights"], *map(id, group["params"])) for group in self.param_groups
         ]
         left = [p.grad is not None for group in self.param_groups for p in group["params"] if not p.requires_grad]
-        return self.state is state, *groups, *left
+        return self.state is state, *map(id, state.values()), *groups, *left
 
     def _factor(
         self, live: Sequence[tuple[Group, list[Tensor]]], max_norm: float | None, grad_scale: Tensor | None
