@@ -87,6 +87,11 @@ def is_copy(t: Tensor) -> bool:
     return t.place is not None and t.place.strides is not None
 
 
+def base_of(t: Tensor) -> Tensor | None:
+    """Return a tensor over the memory of which ``t`` holds a copy of a part; ``None`` if there is none, or if it was released."""
+    return writes_of(t).base() if is_copy(t) else None
+
+
 # ---- making views
 
 

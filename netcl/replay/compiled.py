@@ -27,9 +27,10 @@ from netcl.core.errors import message
 from netcl.core.hooks import hooks
 from netcl.core.tensor import Tensor, duplicate
 from netcl.engine.lazy_graph import fusing
+from netcl.ops.views import base_of
 from netcl.replay.contract import Contract, Left, tensors_of
 from netcl.replay.fold_constants import KeptValues
-from netcl.replay.graph import Graph, Output, map_leaves
+from netcl.replay.graph import Graph, Output, map_leaves, same_memory, tensors_in
 from netcl.replay.kinds import EXACTLY_PLAIN, instance_dict, is_a, is_layer, items_of
 from netcl.replay.recorder import CaptureError, Recorder, difference
 from netcl.replay.values import CONSTANT, INPUT, MADE, OUTSIDE
@@ -406,7 +407,7 @@ class CompiledFunction:
                 self._refuse_for_good(f"{hidden}; return it, or set an attribute that the function names")
                 return
             del of_call  # the run is the only holder of its result: the memory may be shared
-            run.result = map_leaves(run.result, partial(_own_copy, recorder=recorder))
+            run.result = map_leaves(run.result, partial(_own_copy, recorder=recorder, copies={}))
             read = [(t, g.buffer) for t, g in of_held if id(t) not in recorder.leaves and g.array is None]
             program.guards = Guards(recorder, [*gradients, *read], left)
             contract.leave_out(program.guards.parts)
@@ -479,14 +480,20 @@ def _comparable_result(tree: Any) -> Any:
     if isinstance(tree, Output):
         return (tree.value.known_as(), tree.shape, tree.dtype)
     if isinstance(tree, (list, tuple)):
-        return tuple(_comparable_result(part) for part in tree)
+        return (type(tree), *[_comparable_result(part) for part in tree])
     return tuple((key, _comparable_result(part)) for key, part in tree.items()) if type(tree) is dict else repr(tree)
 
 
-def _own_copy(leaf: Any, recorder: Recorder) -> Any:
-    """Return a leaf of a result; a tensor in recorded memory is copied, because the next replay overwrites that memory."""
-    copied = isinstance(leaf, Tensor) and recorder.value_of(leaf.buffer).kind in (MADE, CONSTANT)
-    return duplicate(leaf) if copied else leaf
+def _own_copy(leaf: Any, recorder: Recorder, copies: dict[Any, Tensor]) -> Any:
+    """Return a leaf of a result; a tensor in recorded memory is copied, because the next replay overwrites that memory.
+
+    ``copies`` holds the copy of each value, so that tensors that share memory share it again.
+    """
+    if not isinstance(leaf, Tensor) or (value := recorder.value_of(leaf.buffer)).kind not in (MADE, CONSTANT):
+        return leaf
+    if value not in copies:
+        copies[value] = duplicate(leaf)
+    return same_memory(copies[value], leaf.shape)
 
 
 class _Run:
@@ -495,6 +502,8 @@ class _Run:
     def __init__(self, result: Any, recorder: Recorder):
         self.result = result
         self.tree = map_leaves(result, partial(_output, recorder=recorder))
+        if any(base_of(t) is not None for t in tensors_in(result)):
+            recorder.problem = recorder.problem or "a result is a view of a tensor that exists after the call: return its clone()"
 
 
 def _first_difference(before: list[Any], now: list[Any], recorder: Recorder, excuses: Callable[[Any, Any], bool]) -> tuple[str, bool]:

@@ -252,8 +252,9 @@ class Graph:
             self._note_writes(inputs)
             self._run_parts()
             if type(self.result) is Output:
-                return self._returned(self.result, inputs, fresh)
-            return map_leaves(self.result, lambda leaf: self._returned(leaf, inputs, fresh) if type(leaf) is Output else leaf)
+                return self._returned(self.result, inputs, fresh, {})
+            made: dict[Value, Tensor] = {}
+            return map_leaves(self.result, lambda leaf: self._returned(leaf, inputs, fresh, made) if type(leaf) is Output else leaf)
 
     def _compute_readers(self, inputs: Sequence[Tensor]) -> None:
         """Compute the deferred values of other threads that read memory which a replay overwrites."""
@@ -282,6 +283,9 @@ class Graph:
                 t.realize()
             if id(t.memory) in self._written or (self._outside and i in self._rewritten and id(t.memory) in self._outside):
                 return i
+        for i in self._rewritten:
+            if (place := inputs[i].place) is not None and not place.is_plain():
+                return i  # a view, whose base the step would have to write too
         return None
 
     def _check_inputs(self, inputs: Sequence[Tensor]) -> None:
@@ -364,17 +368,18 @@ class Graph:
             for observer in hooks.launch_observers:
                 observer(launch.kernel, self.queue, launch.sizes, launch.local, node.args, event)
 
-    def _returned(self, output: Output, inputs: Sequence[Tensor], fresh: Mapping[Value, BufferHandle]) -> Tensor:
+    def _returned(self, output: Output, inputs: Sequence[Tensor], fresh: Mapping[Value, BufferHandle], made: dict[Value, Tensor]) -> Tensor:
+        """Return the tensor of an output. ``made`` are the results of this replay so far; outputs of one value share their memory."""
         value = output.value
         if output.tensor is not None:
             return output.tensor
-        if value.kind == INPUT:
-            given = inputs[value.place]
-            return given if given.shape == output.shape else with_shape(given, output.shape)
+        if value.kind == INPUT or value in made:
+            return same_memory(inputs[value.place] if value.kind == INPUT else made[value], output.shape)
         handle = fresh.get(value)
         if handle is None:
             handle = backend_of(self.queue).clone(self._buffers[value], output.shape, dtypes.DTYPES[output.dtype])
-        return Tensor(handle.buffer, output.shape, output.dtype, self.queue.context, self.queue, handle)
+        made[value] = Tensor(handle.buffer, output.shape, output.dtype, self.queue.context, self.queue, handle)
+        return made[value]
 
     def table(self) -> str:
         """Return the commands of a replay, one per line: op, kernel, sizes, bytes read and written."""
@@ -395,6 +400,11 @@ class Graph:
         return f"<Graph: {launches} launches, {len(self.nodes) - launches} transfers, {self.planned_bytes} planned bytes>"
 
 
+def same_memory(t: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """Return ``t`` itself or, if its shape differs, a tensor of ``shape`` over its memory."""
+    return t if t.shape == shape else with_shape(t, shape)
+
+
 def tensors_in(value: Any) -> list[Tensor]:
     """Return the tensors of a result, in order; a result may be nested in lists, tuples and dictionaries."""
     if isinstance(value, Tensor):
@@ -404,10 +414,11 @@ def tensors_in(value: Any) -> list[Tensor]:
 
 
 def map_leaves(tree: Any, of: Callable[[Any], Any]) -> Any:
-    """Return a result with ``of(leaf)`` in the place of everything that is not a list, a tuple or a dictionary."""
-    if isinstance(tree, (list, tuple)):
+    """Return a result with ``of(leaf)`` in the place of everything that is not a list, a (named) tuple or a dictionary."""
+    named = isinstance(tree, tuple) and hasattr(tree, "_fields") and not getattr(tree, "__dict__", None)
+    if named or type(tree) in (list, tuple):
         parts = [map_leaves(part, of) for part in tree]
-        return type(tree)(*parts) if hasattr(tree, "_fields") else type(tree)(parts)
+        return type(tree)(*parts) if named else type(tree)(parts)
     return {key: map_leaves(part, of) for key, part in tree.items()} if type(tree) is dict else of(tree)
 
 

@@ -14,6 +14,7 @@ from netcl.core.recording import Number
 from netcl.core.tensor import Tensor
 from netcl.core.tracebacks import user_line
 from netcl.core.writes import writes_of
+from netcl.ops.views import base_of
 from netcl.replay.graph import Output
 from netcl.replay.values import CONSTANT, INPUT, MADE, OUTSIDE, CommandNode, Value
 
@@ -232,9 +233,10 @@ class Recorder:
         return Output(value, tensor.shape, tensor.dtype, tensor if value.kind == OUTSIDE else None)
 
     def leaves_behind(self, name: str, tensors: Iterable[Tensor]) -> None:
-        """Report that the step has set ``name`` to these tensors. A replay sets nothing, so no argument may be among them."""
+        """Report that the step has set ``name`` to these tensors. A replay sets nothing: none may be an argument or a view of one."""
         inputs = {id(value.buffer) for value in self.inputs}
-        if any(t.array is None and id(t.buffer) in inputs for t in tensors):
+        owners = [t if (base := base_of(t)) is None else base for t in tensors]
+        if any(t.array is None and id(t.buffer) in inputs for t in owners):
             self.problem = self.problem or f"it leaves an argument behind ({name}), which a replay would not"
 
     def finish(self) -> None:
