@@ -7,6 +7,7 @@ refusal), ``refused`` (never replayed again, one warning with these words in it)
 
 from __future__ import annotations
 
+import abc
 import asyncio
 import contextlib
 import copy
@@ -2538,6 +2539,469 @@ def an_optimizer_of_the_users(way):
         descent.rate = 0.1 if i < 6 else 0.5
         step(one(float(i)))
         yield weight.detach().clone()
+
+
+# ---- several sources of one value, attributes that are computed
+
+
+@replayed
+def an_attribute_of_one_of_two_objects(way):
+    box = SimpleNamespace(first=True, a=SimpleNamespace(scale=2.0), b=SimpleNamespace(scale=3.0), none=None)
+    a, b = box.a, box.b
+    step = way(lambda x: x * (a if box.first else b).scale + (box.none or box.b).scale)
+    yield from around(step, lambda: setattr(a, "scale", 5.0), lambda: setattr(box, "first", False), lambda: setattr(b, "scale", 7.0))
+
+
+@replayed
+def an_argument_that_an_inner_function_replaces(way):
+    class Holder(Setting):
+        def replaced(self, x):
+            def replace():
+                nonlocal self
+                self = other
+
+            replace()
+            return x * self.scale
+
+    other, holder = Holder(3.0), Holder()
+    yield from around(way(lambda x: holder.replaced(x)), lambda: setattr(other, "scale", 5.0))
+
+
+@replayed
+def a_new_attribute_takes_the_place_of_another(way):
+    setting = Setting()
+
+    def change():
+        del setting.calls
+        setting.shared = 5.0
+
+    yield from around(way(lambda x: x * setting.shared), change)
+
+
+@replayed
+def an_object_that_computes_every_attribute(way):
+    class Closed:
+        def __init__(self):
+            object.__setattr__(self, "_data", {"scale": 2.0})
+
+        def __getattribute__(self, name):
+            return object.__getattribute__(self, "_data")[name]
+
+    closed, setting = Closed(), Setting()
+    data = object.__getattribute__(closed, "_data")
+    yield from around(way(lambda x: x * closed.scale), lambda: data.update(scale=5.0))
+    yield from around(way(lambda x: x * setting.__getattribute__("scale")), lambda: setattr(setting, "scale", 5.0))
+
+
+@replayed
+def an_attribute_of_a_computed_attribute(way):
+    table = {"inner": SimpleNamespace(scale=2.0)}
+
+    class Computed:
+        def __get__(self, owner, kind):
+            return table["inner"]
+
+    class Holder:
+        inner = Computed()
+
+        @property
+        def other(self):
+            return table["inner"]
+
+    holder = Holder()
+    holder.__dict__["other"] = SimpleNamespace(scale=1.0)
+    step = way(lambda x: x * holder.inner.scale + holder.other.scale)
+    yield from around(step, lambda: setattr(table["inner"], "scale", 5.0))
+
+
+@replayed
+def a_module_of_a_class_of_its_own(way):
+    state = {"scale": 2.0}
+
+    class Computing(types.ModuleType):
+        @property
+        def scale(self):
+            return state["scale"]
+
+    module = Computing("module_of_a_scene")
+    yield from around(way(lambda x: x * module.scale), lambda: state.update(scale=5.0))
+
+
+@replayed
+def a_class_gets_special_methods(way):
+    class Plain:
+        scale = 2.0
+
+    plain, other = Plain(), Plain()
+    step = way(lambda x: x * plain.scale * (2.0 if plain else 5.0) + (1.0 if plain == other else 0.0))
+    yield from around(step, lambda: setattr(Plain, "__bool__", lambda self: False))
+    Plain.__eq__ = lambda self, other: True
+    yield from several(step)
+    Plain.__getattribute__ = lambda self, name: 7.0
+    yield from several(step)
+
+
+@replayed
+def the_bases_of_a_class_are_replaced(way):
+    class Base:
+        scale = 2.0
+
+    class Other:
+        scale = 5.0
+
+    class Holder(Base):
+        pass
+
+    holder = Holder()
+    yield from around(way(lambda x: x * holder.scale), lambda: setattr(Holder, "__bases__", (Other,)))
+
+
+@replayed
+def a_class_is_registered_with_an_abstract_class(way):
+    class Base(abc.ABC):  # noqa: B024
+        pass
+
+    class Own(Setting):
+        pass
+
+    own = Own()
+    yield from around(way(lambda x: x * (5.0 if isinstance(own, Base) else 2.0)), lambda: Base.register(Own))
+
+
+@replayed
+def an_enumeration_of_tables(way):
+    class Preset(enum.Enum):
+        SMALL = {"scale": 2.0}  # noqa: RUF012
+
+    yield from around(way(lambda x: x * Preset.SMALL.value["scale"]), lambda: Preset.SMALL.value.update(scale=5.0))
+
+
+@replayed
+def patterns_by_position(way):
+    class Point:
+        __match_args__ = ("a", "b")
+
+        def __init__(self):
+            self.a, self.b = 2.0, 3.0
+
+    point = Point()
+
+    def step(x):
+        match point:
+            case Point(a, b):
+                return x * a + b
+
+    yield from around(way(step), lambda: setattr(point, "a", 5.0), lambda: setattr(Point, "__match_args__", ("b", "a")))
+
+
+@replayed
+def a_class_with_brackets(way):
+    table = {"scale": 2.0}
+
+    class Holder:
+        def __class_getitem__(cls, name):
+            return table[name]
+
+    yield from around(way(lambda x: x * Holder["scale"]), lambda: table.update(scale=5.0))
+
+
+# ---- objects whose attributes a library reads
+
+
+@replayed
+def namespaces_that_are_compared_and_shown(way):
+    one_, other = SimpleNamespace(scale=2.0), SimpleNamespace(scale=2.0)
+    yield from around(way(lambda x: x * (2.0 if one_ == other else 5.0)), lambda: setattr(other, "scale", 5.0))
+    yield from around(way(lambda x: x * len(repr(other))), lambda: setattr(other, "scale", 5.25))
+
+
+@replayed
+def a_context_that_holds_a_value(way):
+    table = {"scale": 2.0}
+    context = contextlib.nullcontext(table)
+
+    def step(x):
+        with context as entered:
+            return x * entered["scale"]
+
+    yield from around(way(step), lambda: table.update(scale=5.0), lambda: setattr(context, "enter_result", {"scale": 7.0}))
+
+
+@replayed
+def autocast_that_is_set_again(way):
+    weight, casting = Tensor.full((2, 2), 1.001), autocast(dtype="bfloat16")
+
+    def step(x):
+        with casting:
+            return (x @ weight).to("float32")
+
+    step = way(step)
+    for i in range(8):
+        casting.dtype = "bfloat16" if i < 4 else "float16"
+        yield step(Tensor.full((2, 2), 1.003 + i))
+
+
+@replayed
+def keys_that_are_objects(way):
+    class Key:
+        def __init__(self, number):
+            self.number = number
+
+        def __hash__(self):
+            return hash(self.number)
+
+        def __eq__(self, other):
+            return self.number == other.number
+
+    table, key, other = {Key(1): 2.0, Key(2): 5.0}, Key(1), Key(3)
+    step = way(lambda x: x * table[key] + table.get(other, 1.0))
+    yield from around(step, lambda: setattr(key, "number", 2), lambda: setattr(other, "number", 2))
+
+
+@replayed
+def groups_of_equal_objects(way):
+    @dataclasses.dataclass
+    class Point:
+        number: int
+
+    points = [Point(1), Point(1)]
+    yield from around(way(lambda x: x * len(list(itertools.groupby(points)))), lambda: setattr(points[0], "number", 2))
+
+
+@replayed
+def a_function_for_each_class(way):
+    table = {"scale": 2.0}
+
+    @functools.singledispatch
+    def scaled(x):
+        return x
+
+    @scaled.register
+    def _(x: Tensor):
+        return x * table["scale"]
+
+    yield from around(way(lambda x: scaled(x)), lambda: table.update(scale=5.0), lambda: scaled.register(Tensor, lambda x: x * 7.0))
+
+
+@right
+def a_default_of_a_dict_that_is_emptied(way):
+    table = {"scale": 2.0}
+    made = defaultdict(lambda: table["scale"])
+
+    def step(x):
+        scale = made["any"]
+        made.clear()
+        return x * scale
+
+    yield from around(way(step), lambda: table.update(scale=5.0), lambda: setattr(made, "default_factory", lambda: 7.0))
+
+
+@refused("f is a NumPy function of Python objects")
+def a_function_of_numpy_over_a_function(way):
+    table = {"scale": 2.0}
+    f = np.frompyfunc(lambda value: value * table["scale"], 1, 1)
+    yield from around(way(lambda x: x * float(f(3.0))), lambda: table.update(scale=5.0))
+
+
+@refused("is a builtins.staticmethod")
+def a_static_method_in_a_dict(way):
+    settings = {"scale": 2.0}
+    table = {"f": staticmethod(lambda x: x * settings["scale"])}
+    yield from around(way(lambda x: table["f"](x)), lambda: settings.update(scale=5.0))
+
+
+@refused("numpy.*geterr")
+def the_error_state_of_numpy(way):
+    with np.errstate(divide="warn"):
+        yield from around(way(lambda x: x * (2.0 if np.geterr()["divide"] == "warn" else 5.0)), lambda: np.seterr(divide="ignore"))
+
+
+@refused("it uses __subclasses__")
+def all_subclasses(way):
+    class Base:
+        scale = 2.0
+
+    class Lower(Base):
+        scale = 3.0
+
+    def step(x):
+        for kind in Base.__subclasses__():
+            x = x * kind.scale
+        return x
+
+    yield from around(way(step), lambda: setattr(Lower, "scale", 5.0))
+
+
+@refused("it uses __setattr__")
+def an_attribute_is_set_by_a_special_method(way):
+    box = SimpleNamespace(called=False)
+
+    def step(x):
+        object.__setattr__(box, "called", True)
+        return x * 2.0
+
+    step = way(step)
+    for i in range(8):
+        box.called = False
+        yield step(one(float(i)))
+        yield box.called
+
+
+# ---- arguments, gradients, results and views
+
+
+@replayed
+def keys_of_dicts_among_the_arguments(way):
+    step = way(lambda table: table["x"] * (2.0 if type(next(iter(table))) is int else 5.0))
+    for i in range(12):
+        yield step({1 if i < 6 else True: 0, "x": one(float(i))})
+
+
+@replayed
+def one_tensor_or_two_over_its_memory(way):
+    step = way(lambda x, y: x * 2.0 if x is y else x * 5.0)
+    for i in range(12):
+        x = one(float(i))
+        yield step(x, x if i < 6 else x.reshape((2,)))
+
+
+@replayed
+def gradients_that_are_there_or_not(way):
+    weight, other = Tensor.ones((2,), requires_grad=True), Tensor.ones((2,), requires_grad=True)
+    weight.grad, kept = one(2.0), one(3.0)
+
+    def step(x):
+        for tensor in (weight, other):
+            if tensor.grad is not None:
+                x = x + tensor.grad
+        return x
+
+    yield from around(way(step), lambda: setattr(other, "grad", kept), lambda: setattr(weight, "grad", None))
+    norm = way(lambda: nn.utils.clip_grad_norm_([weight, other], 0.5))
+    for i in range(12):
+        weight.grad, other.grad = (kept if i >= 6 else None), kept
+        kept.fill_(float(i))
+        yield norm()
+        yield kept
+
+
+@replayed
+def the_gradient_of_an_argument_that_needs_none(way):
+    step = way(lambda x: x * 2.0 if x.grad is None else x * 5.0)
+    for i in range(12):
+        x = one(float(i))
+        x.grad = None if i < 6 else one(3.0)
+        yield step(x)
+
+
+@right
+def the_state_of_an_optimizer_is_emptied(way):
+    model = nn.Linear(3, 2)
+    optimizer = optim.Adam(model.parameters(), lr=0.1)
+    step = training_step(way, model, optimizer)
+    for i in range(12):
+        if i == 6:
+            optimizer.state.clear()
+        step(*batch(i))
+        yield model.weight.detach().clone()
+
+
+@replayed
+def the_class_of_a_layer_is_replaced(way):
+    class Doubled(nn.Linear):
+        def forward(self, x):
+            return super().forward(x) * 2.0
+
+    model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
+    step = training_step(way, model, optim.SGD(model.parameters(), lr=0.1))
+    for i in range(12):
+        if i == 6:
+            model[0].__class__ = Doubled
+        yield step(*batch(i))
+
+
+@refused("a result is a view")
+def a_result_is_a_view_of_an_argument(way):
+    step = way(lambda x: x[0])
+    for i in range(8):
+        x = Tensor.full((2, 2), float(i))
+        y = step(x)
+        x.fill_(7.0 + i)
+        yield y
+        y.fill_(9.0 + i)
+        yield x
+
+
+@refused("a result is a view")
+def a_result_is_a_view_of_another(way):
+    def step(x):
+        y = x * 2.0
+        return y, y[0:1]
+
+    step = way(step)
+    for i in range(8):
+        y, part = step(one(float(i)))
+        y.fill_(7.0 + i)
+        yield part
+
+
+@replayed
+def results_that_share_memory(way):
+    def step(x):
+        y = x * 2.0
+        return y, y, y.reshape((1, 2)), y[0] * 1.0
+
+    step = way(step)
+    for i in range(8):
+        y, same, flat, first = step(one(float(i)))
+        y.fill_(7.0 + i)
+        yield y is same
+        yield flat
+        yield first
+
+
+@refused("leaves an argument behind \\(box.last\\)")
+def a_view_of_an_argument_is_left_behind(way):
+    box, given = SimpleNamespace(last=None), []
+
+    def step(x):
+        box.last = x[0:1]
+        return x * 2.0
+
+    step = way(step)
+    for i in range(8):
+        given.append(one(float(i)))
+        yield step(given[-1])
+        given[i // 2].fill_(9.0)
+        yield box.last
+
+
+@replayed
+def a_view_that_is_written_among_the_arguments(way):
+    def step(x, y):
+        x.mul_(3.0)
+        return x + y
+
+    step = way(step)
+    for i in range(10):
+        base = Tensor.from_host(np.arange(8, dtype=np.float32).reshape(2, 4) + i)
+        x, y = (base[:, :2], base[:, 1:3]) if i >= 5 else (base[:, :2].clone(), base[:, 1:3].clone())
+        yield step(x, y)
+        yield base
+
+
+@refused("the result holds a Tagged")
+def a_list_of_the_users_is_returned(way):
+    class Tagged(list):
+        def __init__(self, part, tag):
+            super().__init__([part])
+            self.tag = tag
+
+    step = way(lambda x: Tagged(x * 2.0, 5))
+    for i in range(6):
+        result = step(one(float(i)))
+        yield list(result)
+        yield result.tag
 
 
 # ---- the test
