@@ -346,7 +346,9 @@ class CompiledFunction:
 
     def _recorded(self, case: _Case, state: Any, program: _Program | None, call: _Call) -> Any:
         """Run the function, record it and return its result. The first recording of a case only determines its state."""
-        contract = program.contract if program is not None else Contract(self.function, call.objects)
+        contract = program.contract if program is not None and program.contract.whole else Contract(self.function, call.objects)
+        if program is not None:
+            program.contract = contract
         if program is None and case.seen:
             program = self._program(case, state, contract)
             if program is None or program.refused:

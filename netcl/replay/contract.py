@@ -92,6 +92,7 @@ class Contract:
 
     def __init__(self, function: Callable[..., Any], arguments: Sequence[Any] = ()):
         self.problem = ""
+        self.whole = True  # no guard was left out
         self.own: list[Any] = []  # objects of netcl, which report to the recorder
         self._layers: dict[int, Any] = {}
         self._by_method: dict[int, object] = {}  # layers with a method of netcl that the function names
@@ -142,7 +143,8 @@ class Contract:
         wanted, of_class = self.loose | self._optional, is_a(value, type)
         names = set() if of_class else set(instance_dict(value))
         if type(value) in (ModuleType, FunctionType):
-            return {name for name in names if name[:2] != "__"} if ANY in wanted else wanted & names
+            computing = {"__getattr__"} if is_a(value, ModuleType) and of_user(value.__name__) else set()
+            return ({name for name in names if name[:2] != "__"} if ANY in wanted else wanted & names) | (names & computing)
         if of_class and not self._is_users(value):
             return set() if is_pure(module_of(value), "") else wanted & {name for kind in value.__mro__[:-1] for name in vars(kind)}
         kinds = [kind for kind in (*(value.__mro__ if of_class else ()), *type(value).__mro__) if self._is_users(kind)]
@@ -469,6 +471,7 @@ class Contract:
 
     def leave_out(self, parts: Iterable[tuple[Any, str, Any]]) -> None:
         """Drop the guards of attributes that a recording guards itself; ``parts`` are (dictionary, name, value)."""
+        self.whole = False
         guarded = {(id(holder), name): value for holder, name, value in parts}
         self._mappings = [entry for entry in self._mappings if (id(entry[0]), entry[1]) not in guarded]
         for value in guarded.values():

@@ -159,7 +159,7 @@ def unguarded(value: Any) -> str:
     if kind is np.ndarray:
         fits = value.nbytes <= MOST_BYTES and not value.dtype.hasobject
         return "" if fits else f"an array of {value.nbytes} bytes of {value.dtype} (up to {MOST_BYTES} bytes of numbers are compared)"
-    if module.partition(".")[0] in ("typing", "pyopencl"):
+    if module.partition(".")[0] in ("_abc", "typing", "pyopencl"):
         return ""
     if of_netcl(module):
         hidden = module.startswith(_IMPURE_MODULES) or any("__next__" in vars(one) for one in kind.__mro__)
