@@ -266,6 +266,10 @@ class CompiledFunction:
     def __repr__(self) -> str:
         return f"compile({self.function!r})"
 
+    def __get__(self, instance: Any, owner: Any = None) -> Any:
+        """Bind to an object as a function does, so that methods can be compiled in the body of a class."""
+        return MethodType(self, instance) if instance is not None and is_a(self.function, FunctionType) else self
+
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle and copy without the recordings, which refer to the memory of this function's tensors."""
         return type(self), (self.function, self.strict, self.fuse)
