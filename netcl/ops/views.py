@@ -92,6 +92,11 @@ def base_of(t: Tensor) -> Tensor | None:
     return writes_of(t).base() if is_copy(t) else None
 
 
+def views_of(t: Tensor) -> list[Tensor]:
+    """Return the views that hold copies of parts of the memory of ``t``."""
+    return _copies(writes_of(t))
+
+
 # ---- making views
 
 

@@ -24,6 +24,7 @@ from netcl.core.recording import Number
 from netcl.core.tensor import Tensor, with_shape
 from netcl.core.waiting_runs import flush_waiting, waiting
 from netcl.core.writes import Writes, clock, stamp, wrote
+from netcl.ops.views import base_of, views_of
 from netcl.replay.fold_constants import FoldedCommands, KeptValues
 from netcl.replay.memory_plan import MemoryBlock, lease_blocks, needed, share
 from netcl.replay.values import CONSTANT, INPUT, MADE, OUTSIDE, CommandNode, Value
@@ -277,16 +278,26 @@ class Graph:
             stamp(mark, now)
 
     def meets(self, inputs: Sequence[Tensor]) -> int | None:
-        """Return the index of the first input that shares memory with another value, if the step writes to that memory; else ``None``."""
+        """Return the index of the first input that shares memory with another value, if the step writes to that memory; else ``None``.
+
+        A view that holds a copy shares the memory of its base.
+        """
         for i, t in enumerate(inputs):
             if t.memory is None:
                 t.realize()
             if id(t.memory) in self._written or (self._outside and i in self._rewritten and id(t.memory) in self._outside):
                 return i
-        for i in self._rewritten:
-            if (place := inputs[i].place) is not None and not place.is_plain():
-                return i  # a view, whose base the step would have to write too
+            if t.place is not None and self._meets_base(inputs, i):
+                return i
         return None
+
+    def _meets_base(self, inputs: Sequence[Tensor], i: int) -> bool:
+        """Whether the step writes to the input ``i`` and to one of its views or its base, or reads one of them after such a write."""
+        t, base = inputs[i], base_of(inputs[i])
+        if i in self._rewritten and (not t.place.is_plain() or any(id(view.memory) in self._outside for view in views_of(t))):
+            return True
+        written = [inputs[at].memory for at in self._rewritten]
+        return base is not None and (id(base.memory) in self._written or any(base.memory is memory for memory in written))
 
     def _check_inputs(self, inputs: Sequence[Tensor]) -> None:
         if len(inputs) != len(self._like):
