@@ -3004,6 +3004,102 @@ def a_list_of_the_users_is_returned(way):
         yield result.tag
 
 
+@replayed
+def a_layer_that_is_not_called_is_replaced_and_then_changed(way):
+    class Settings(nn.Module):
+        def __init__(self, scale):
+            super().__init__()
+            self.scale, self.table = scale, [scale]
+
+    class Outer(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.settings = Settings(2.0)
+
+        def forward(self, x):
+            return x * self.settings.scale + self.settings.table[0]
+
+    model = Outer().eval()
+    changes = [
+        lambda: setattr(model, "settings", Settings(3.0)),
+        lambda: setattr(model.settings, "scale", 7.0),
+        lambda: model.settings.table.__setitem__(0, 9.0),
+    ]
+    yield from around(way(model), *changes)
+
+
+@replayed
+def a_module_in_a_list_that_computes_its_attributes(way):
+    settings = types.ModuleType("settings_of_a_scene")
+    settings.table = {"scale": 2.0}
+    exec("def __getattr__(name):\n    return table[name]", vars(settings))
+    modules = [settings]
+    yield from around(way(lambda x: x * modules[0].scale), lambda: settings.table.update(scale=5.0))
+
+
+@replayed
+def methods_that_are_compiled(way):
+    class Owner:
+        def __init__(self, scale):
+            self.scale = scale
+
+        @way
+        def step(self, x):
+            return x * self.scale
+
+    first, second = Owner(2.0), Owner(3.0)
+    for i in range(12):
+        first.scale = 2.0 if i < 6 else 5.0
+        yield first.step(one(float(i)))
+        yield second.step(one(float(i)))
+
+
+def rows(i: int) -> Tensor:
+    return Tensor.from_host(np.arange(6, dtype=np.float32).reshape(2, 3) + i)
+
+
+@replayed
+def a_view_of_what_the_step_writes_among_the_arguments(way):
+    weight, parameter = rows(1), Tensor.ones((2, 3), requires_grad=True)
+    optimizer = optim.SGD([parameter], 0.1)
+
+    def written(x):
+        weight.add_(1.0)
+        return x * 2.0
+
+    def trained(x):
+        optimizer.zero_grad()
+        (parameter * parameter).sum().backward()
+        optimizer.step()
+        return x * 2.0
+
+    def both(x, y):
+        x.add_(1.0)
+        return y * 2.0
+
+    written, trained, both = way(written), way(trained), way(both)
+    for i in range(12):
+        other, base = Tensor.full((3,), float(i)), rows(i)
+        yield written(weight[0] if i in (6, 9) else other)
+        yield trained(parameter.detach()[0] if i in (6, 9) else other)
+        yield both(base, base[0] if i in (6, 9) else other)
+
+
+@right
+def the_base_of_a_view_around_the_function_among_the_arguments(way):
+    base = rows(5)
+    view = base[0]
+
+    def step(x):
+        x.add_(1.0)
+        return view * 2.0
+
+    step = way(step)
+    for i in range(12):
+        yield step(base if i in (6, 9) else rows(i))
+        yield view
+
+
 # ---- the test
 
 
