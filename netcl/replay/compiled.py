@@ -357,7 +357,8 @@ class CompiledFunction:
             program = self._program(case, state, contract)
             if program is None or program.refused:
                 return self._plain(call.args, call.kwargs)
-        recorder = Recorder(call.tensors)
+        graded = contract.graded()
+        recorder = Recorder(call.tensors, graded)
         gradients = [(leaf, leaf.grad.realize()) for leaf in case.leaves if leaf.grad is not None]
         settings, inside = case.settings(), call.inside()
         with recorder:
@@ -368,7 +369,7 @@ class CompiledFunction:
             recorder.host_work("a container among its arguments changes")
         if case.changed(settings):
             recorder.host_work("a setting of a module changes, or which tensors require a gradient")
-        case.watch(recorder, contract.graded())
+        case.watch(recorder, graded)
         if program is not None and (recorder.queue is not None or program.story is not None):
             self._queue = recorder.queue or self._queue
             self._keep(case.programs[state], program, recorder, run, call, gradients)

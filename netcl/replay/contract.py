@@ -152,7 +152,7 @@ class Contract:
         names |= defined
         every = ANY in wanted or (not of_class and is_read_by_methods(type(value), self._on_request))
         found = ({name for name in names if name[:2] != "__"} if every else wanted & names) | (self._optional - {ANY})
-        on_request = self._on_request | ({"__init__", "__new__", "__post_init__", "__class_getitem__"} if of_class else set())
+        on_request = self._on_request | ({"__init__", "__new__", "__post_init__", "__del__", "__class_getitem__"} if of_class else set())
         methods = {name for kind in kinds for name, member in vars(kind).items() if is_a(member, _METHOD_TYPES)}
         on_request |= {"__eq__"} if "__hash__" in methods else set()  # a key of a dictionary
         found |= {name for name in methods if name[:2] == "__" == name[-2:] and (name not in _ON_REQUEST or name in on_request)}
@@ -426,8 +426,6 @@ class Contract:
             if value is None:
                 self._loose_stores.add(rest[-1])
                 return
-            if is_layer(value):  # which reports its tensors
-                return
             at, holder = value, _holder(value, rest[-1])
         name = rest[-1] if rest else first
         self._stores[id(at), name] = holder, name, ".".join((first, *rest)).lstrip(".")
@@ -438,9 +436,8 @@ class Contract:
         """Sort the guards by how they are compared. A tensor that the function itself sets is guarded by shape and dtype alone."""
         objects = [(value, kind, label) for value, kind, label, _ in self._objects.values()]
         for value, _, label in objects:
-            if not is_a(value, (type, ModuleType)) and not is_layer(value) and not is_own_object(value):
-                for name in self._loose_stores & instance_dict(value).keys():
-                    self._stores.setdefault((id(value), name), (instance_dict(value), name, f"{label}.{name}"))
+            for name in self._loose_stores & instance_dict(value).keys():
+                self._stores.setdefault((id(value), name), (instance_dict(value), name, f"{label}.{name}"))
         self._kinds: list[tuple[Any, str, Any, str]] = []
         for key, (holder, name, _) in self._stores.items():
             entry = self._named.get(key)
@@ -541,9 +538,10 @@ class Contract:
         return [*[one[0] for one in self._tensors.values()], *tensors_of(self.own)]
 
     def graded(self) -> list[Tensor]:
-        """Return the tensors whose ``grad`` the function may read."""
-        named = [one[0] for one in self._tensors.values()]
-        return [*named, *[t for t in tensors_of(self.own) if t.requires_grad]] if self._reads_gradients else []
+        """Return the tensors whose ``grad`` the function may read or set."""
+        if not self._reads_gradients and "grad" not in self._set:
+            return []
+        return [*[one[0] for one in self._tensors.values()], *[t for t in tensors_of(self.own) if t.requires_grad]]
 
     def left(self) -> list[Left]:
         """Return the names and attributes that the function sets, with their current values."""

@@ -40,13 +40,18 @@ class Dependency:
         return [part for _, part in self.parts() if isinstance(part, Tensor)]
 
 
+def gradients_of(tensors: Iterable[Tensor]) -> list[tuple[Tensor, weakref.ref[Tensor] | None]]:
+    """Return the tensors with their current gradients."""
+    return [(t, None if t.grad is None else weakref.ref(t.grad)) for t in tensors]
+
+
 class Recorder:
     """A recording of one run of a step: ``with recorder: step(...)``.
 
-    ``problem`` is the reason why the run cannot be replayed, or empty.
+    ``problem`` is the reason why the run cannot be replayed, or empty. ``graded`` are tensors whose gradient the step may read or set.
     """
 
-    def __init__(self, inputs: Sequence[Tensor]):
+    def __init__(self, inputs: Sequence[Tensor], graded: Iterable[Tensor] = ()):
         self.nodes: list[CommandNode] = []
         self.values: list[Value] = []
         self.inputs: list[Value] = []
@@ -61,7 +66,7 @@ class Recorder:
         self.problem = ""
         self.trains = False
         self._now: dict[int, Value] = {}  # which value a buffer holds
-        self._gradients: list[tuple[Tensor, weakref.ref[Tensor] | None]] = []  # of leaves, at their first use
+        self._gradients = gradients_of(graded)  # of other leaves, at their first use
         self._used = 0
         for t in inputs:
             if id(t.buffer) in self._now:
@@ -98,7 +103,7 @@ class Recorder:
             if all(owner() is not tensor for owner in value.owners):
                 value.owners.append(weakref.ref(tensor))
                 if tensor.requires_grad and tensor.grad_fn is None:
-                    self._gradients.append((tensor, None if tensor.grad is None else weakref.ref(tensor.grad)))
+                    self._gradients += gradients_of([tensor])
         return value
 
     def _touch(self, value: Value) -> Value:

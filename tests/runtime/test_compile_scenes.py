@@ -3100,6 +3100,64 @@ def the_base_of_a_view_around_the_function_among_the_arguments(way):
         yield view
 
 
+@right
+def attributes_that_a_step_sets_on_what_has_no_name(way):
+    """Between the calls they are set to something else."""
+
+    class Kind:
+        flag = 0
+
+    layer, optimizer = nn.ReLU(), optim.SGD([Tensor.ones((2,), requires_grad=True)], 0.1)
+    module = types.ModuleType("module_of_a_scene")
+    layer._flag = optimizer.flag = module.flag = 0
+
+    def step(x):
+        for one_ in (layer,):
+            one_._flag = 5
+        for one_ in (optimizer, module, Kind):
+            one_.flag = 5
+        return x * 2.0
+
+    for i in range(3):  # of each, a function of its own
+        step_ = way([step, lambda x: setting_of(layer, x), lambda x: Removed(x).x * 2.0][i])
+        for k in range(8):
+            layer._flag = optimizer.flag = module.flag = Kind.flag = LEFT["count"] = 0
+            yield step_(one(float(k)))
+            yield [layer._flag, optimizer.flag, module.flag, Kind.flag, LEFT["count"]]
+
+
+def setting_of(layer, x):
+    layer._flag = 7
+    return x * 3.0
+
+
+LEFT = {"count": 0}
+
+
+class Removed:
+    def __init__(self, x):
+        self.x = x
+
+    def __del__(self):
+        LEFT["count"] = 1
+
+
+@right
+def a_gradient_that_a_loop_sets_to_none(way):
+    weight = Tensor.ones((2,), requires_grad=True)
+
+    def step(x):
+        for tensor in [weight]:
+            tensor.grad = None
+        return x * 2.0
+
+    step = way(step)
+    for i in range(8):
+        weight.grad = one(3.0)
+        yield step(one(float(i)))
+        yield weight.grad is None
+
+
 # ---- the test
 
 
