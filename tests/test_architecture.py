@@ -222,7 +222,7 @@ LINES = {
     "ops": 28952,
     "optim": 2370,
     "profiling": 1351,
-    "replay": 2533,
+    "replay": 2660,
     "runtime": 774,
     "serve": 657,
     "torch": 804,
