@@ -33,7 +33,7 @@ from netcl.replay.fold_constants import KeptValues
 from netcl.replay.graph import Graph, Output, map_leaves, same_memory, tensors_in
 from netcl.replay.kinds import EXACTLY_PLAIN, instance_dict, is_a, is_layer, items_of
 from netcl.replay.recorder import CaptureError, Recorder, difference
-from netcl.replay.values import CONSTANT, INPUT, MADE, OUTSIDE
+from netcl.replay.values import CONSTANT, INPUT, MADE, OUTSIDE, Value
 
 __all__ = ["CaptureError", "CompiledFunction", "capture_graph", "compile"]
 
@@ -266,7 +266,7 @@ class CompiledFunction:
     def __repr__(self) -> str:
         return f"compile({self.function!r})"
 
-    def __get__(self, instance: Any, owner: Any = None) -> Any:
+    def __get__(self, instance: object, owner: type | None = None) -> CompiledFunction | MethodType:
         """Bind to an object as a function does, so that methods can be compiled in the body of a class."""
         return MethodType(self, instance) if instance is not None and is_a(self.function, FunctionType) else self
 
@@ -491,7 +491,7 @@ def _comparable_result(tree: Any) -> Any:
     return tuple((key, _comparable_result(part)) for key, part in tree.items()) if type(tree) is dict else repr(tree)
 
 
-def _own_copy(leaf: Any, recorder: Recorder, copies: dict[Any, Tensor]) -> Any:
+def _own_copy(leaf: Any, recorder: Recorder, copies: dict[Value, Tensor]) -> Any:
     """Return a leaf of a result; a tensor in recorded memory is copied, because the next replay overwrites that memory.
 
     ``copies`` holds the copy of each value, so that tensors that share memory share it again.

@@ -78,9 +78,9 @@ _DESCRIPTORS = ("builtins", "collections", "enum", "types", "typing", "abc")  # 
 _MISSING: Any = type("_Missing", (), {"__repr__": lambda self: "nothing"})()
 _COMPUTED: Any = object()  # an attribute that is not stored
 _CONTENTS: Any = vars(CellType)["cell_contents"]
-_FACTORY: Any = vars(defaultdict)["default_factory"]
-_MRO: Any = vars(type)["__mro__"]
-_REGISTERED: Any = property(lambda _: abc.get_cache_token())
+_FACTORY = vars(defaultdict)["default_factory"]
+_MRO = vars(type)["__mro__"]
+_REGISTERED = property(lambda _: abc.get_cache_token())
 _get = object.__getattribute__
 
 

@@ -119,7 +119,7 @@ def is_users(kind: type) -> bool:
     return not (isinstance(file, str) and file.endswith(tuple(EXTENSION_SUFFIXES)))
 
 
-def is_descriptor(value: Any) -> bool:
+def is_descriptor(value: object) -> bool:
     """Whether an attribute of a class is computed: ``value`` in the class decides what is read from an object."""
     return any("__get__" in vars(kind) for kind in type(value).__mro__)
 
