@@ -143,40 +143,51 @@ class Architecture:
 
 _ALL_BIASES = {"query_bias": True, "output_bias": True, "mlp_bias": True}
 _CLASSIC = {"norm": "layer", "gated": False, "learned_positions": True, **_ALL_BIASES}
-_ENCODER = {**_CLASSIC, "causal": False}
+_ENCODER = {**_CLASSIC, "causal": False, "activation": "gelu"}
 _BERT = {**_ENCODER, "norm_first": False, "embedding_norm": True, "final_norm": False, "pooling": "tanh"}
 _BERT_FIXED = {"is_decoder": False, "position_embedding_type": "absolute"}
+_BERT_DEFAULTS = {"max_position_embeddings": 512}
 _GPT2_KEYS = {"hidden_size": "n_embd", "num_hidden_layers": "n_layer", "num_attention_heads": "n_head",
               "max_position_embeddings": "n_positions", "intermediate_size": "n_inner", "hidden_act": "activation_function"}  # fmt: skip
+_ORIGINAL = "original_max_position_embeddings"
+_CAUSAL = {"use_bidirectional_attention": False}
+_QWEN = {"sliding_window": 4096, "max_position_embeddings": 32768}
 ARCHITECTURES: dict[str, Architecture] = {
     "gpt2": Architecture("GPT2LMHeadModel", GPT2, "gpt2", _GGUF_FUSED, keys=_GPT2_KEYS, settings={**_CLASSIC, "activation": "gelu_new"},
-                         ignored=(".attn.bias", ".attn.masked_bias"),
+                         ignored=(".attn.bias", ".attn.masked_bias"), defaults={"max_position_embeddings": 1024},
                          fixed={"scale_attn_weights": True, "scale_attn_by_inverse_layer_idx": False, "add_cross_attention": False}),
     "llama": Architecture("LlamaForCausalLM", LLAMA, "llama", _GGUF_LLAMA),
     "mistral": Architecture("MistralForCausalLM", LLAMA, "llama", _GGUF_LLAMA, windows="all",
-                         defaults={"sliding_window": 4096}),
+                         defaults={"sliding_window": 4096, "max_position_embeddings": 131072}),
     "mixtral": Architecture("MixtralForCausalLM", MIXTRAL, "llama", _GGUF_LLAMA, windows="all", keys={"num_experts": "num_local_experts"},
-                         defaults={"rope_theta": 1e6, "rms_norm_eps": 1e-5}),
-    "qwen2": Architecture("Qwen2ForCausalLM", LLAMA, "qwen2", GGUF, windows="upper", settings={"query_bias": True}),
-    "qwen2_moe": Architecture("Qwen2MoeForCausalLM", LLAMA, "qwen2moe", GGUF, windows="upper", settings={"query_bias": True}),
-    "qwen3": Architecture("Qwen3ForCausalLM", LLAMA, "qwen3", GGUF, windows="upper", settings={"qk_norm": True}),
-    "qwen3_moe": Architecture("Qwen3MoeForCausalLM", LLAMA, "qwen3moe", GGUF, settings={"qk_norm": True}),
+                         defaults={"rope_theta": 1e6, "rms_norm_eps": 1e-5, "max_position_embeddings": 131072}),
+    "qwen2": Architecture("Qwen2ForCausalLM", LLAMA, "qwen2", GGUF, windows="upper", settings={"query_bias": True}, defaults=_QWEN),
+    "qwen2_moe": Architecture("Qwen2MoeForCausalLM", LLAMA, "qwen2moe", GGUF, windows="lower", settings={"query_bias": True},
+                              defaults=_QWEN),
+    "qwen3": Architecture("Qwen3ForCausalLM", LLAMA, "qwen3", GGUF, windows="upper", settings={"qk_norm": True},
+                          defaults={**_QWEN, "head_dim": 128}),
+    "qwen3_moe": Architecture("Qwen3MoeForCausalLM", LLAMA, "qwen3moe", GGUF, windows="used", settings={"qk_norm": True}, defaults=_QWEN),
     "gemma2": Architecture("Gemma2ForCausalLM", GEMMA, "gemma2", GGUF, windows="even", keys={"hidden_act": "hidden_activation"},
-                           settings={"post_norms": True, "activation": "gelu_pytorch_tanh", "tied": True},
-                         defaults={"sliding_window": 4096, "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0}),
+                           settings={"post_norms": True, "activation": "gelu_pytorch_tanh", "tied": True}, fixed=_CAUSAL,
+                           defaults={"sliding_window": 4096, "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0,
+                                     "head_dim": 256, "max_position_embeddings": 8192}),
     "gemma3_text": Architecture("Gemma3ForCausalLM", GEMMA, "gemma3", GGUF, windows="most", keys={"hidden_act": "hidden_activation"},
                                 settings={"post_norms": True, "qk_norm": True, "activation": "gelu_pytorch_tanh", "tied": True},
-                                fixed={"use_bidirectional_attention": False},
-                         defaults={"sliding_window": 4096, "rope_theta": 1e6, "rope_local_base_freq": 10000.0}),
+                                fixed=_CAUSAL, defaults={"sliding_window": 4096, "rope_theta": 1e6, "rope_local_base_freq": 10000.0,
+                                                         "head_dim": 256, "max_position_embeddings": 131072}),
     "phi3": Architecture("Phi3ForCausalLM", PHI3, "phi3", _GGUF_PHI3, windows="all",
-                         defaults={"rms_norm_eps": 1e-5}),
-    "bert": Architecture("BertModel", BERT, kind="encoder", settings=_BERT, ignored=("cls.", "position_ids"), fixed=_BERT_FIXED),
-    "roberta": Architecture("RobertaModel", BERT, kind="encoder", settings=_BERT, ignored=("lm_head.", "position_ids"), fixed=_BERT_FIXED),
-    "vit": Architecture("ViTModel", VIT, kind="encoder", settings={**_ENCODER, "pooling": "tanh"}, ignored=("classifier.",)),
+                         defaults={"rms_norm_eps": 1e-5, **dict.fromkeys(("max_position_embeddings", _ORIGINAL), 4096)}),
+    "bert": Architecture("BertModel", BERT, kind="encoder", settings=_BERT, ignored=("cls.", "position_ids"), fixed=_BERT_FIXED,
+                         defaults=_BERT_DEFAULTS),
+    "roberta": Architecture("RobertaModel", BERT, kind="encoder", settings=_BERT, ignored=("lm_head.", "position_ids"), fixed=_BERT_FIXED,
+                            defaults=_BERT_DEFAULTS),
+    "vit": Architecture("ViTModel", VIT, kind="encoder", settings={**_ENCODER, "pooling": "tanh"}, ignored=("classifier.",),
+                        defaults={"image_size": 224, "patch_size": 16}, fixed={"pooler_act": "tanh"}),
     "clip_text_model": Architecture("CLIPTextModel", CLIP_TEXT, kind="encoder", settings={**_CLASSIC, "activation": "quick_gelu",
-                                    "pooling": "end"}, ignored=("position_ids",)),
+                                    "pooling": "end"}, ignored=("position_ids",), defaults={"max_position_embeddings": 77}),
     "clip_vision_model": Architecture("CLIPVisionModel", CLIP_VISION, kind="encoder", settings={**_ENCODER, "activation": "quick_gelu",
-                                      "embedding_norm": True, "final_norm": False, "pooling": "norm"}, ignored=("position_ids",)),
+                                      "embedding_norm": True, "final_norm": False, "pooling": "norm"}, ignored=("position_ids",),
+                                      defaults={"image_size": 224, "patch_size": 32}),
     "clip": Architecture("CLIPModel", CLIP, kind="pair", ignored=("position_ids",)),
     "t5": Architecture("T5ForConditionalGeneration", T5, kind="seq2seq", keys={"hidden_size": "d_model", "num_hidden_layers": "num_layers",
                        "num_attention_heads": "num_heads", "intermediate_size": "d_ff", "head_dim": "d_kv"},
@@ -218,7 +229,7 @@ def read_config(config: Mapping[str, Any]) -> ModelConfig:
         inner=whole_number(given, "intermediate_size", default=4 * width),
         context=whole_number(given, "max_position_embeddings", default=2048),
         eps=real_number(given, "rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", default=1e-5 if row.settings.get("norm") else 1e-6),
-        activation=check_activation(given.get("hidden_act") or settings.pop("activation", "silu")),
+        activation=check_activation(given.get(row.keys.get("hidden_act", "hidden_act")) or settings.pop("activation", "silu")),
         **{key: value for key, value in settings.items() if key != "activation"},
     )  # fmt: skip
     if found.eps <= 0:
@@ -241,9 +252,10 @@ def _decoder_details(given: Mapping[str, Any], row: Architecture, found: ModelCo
     ropes = {kind: None if found.learned_positions else rope_of(given, found.head_size, kind) for kind in dict.fromkeys(types)}
     window = whole_number(given, "sliding_window") if "sliding_attention" in types else None
     caps: dict[str, Any] = {
-        name: None if given.get(key) is None or not gemma else real_number(given, key)
-        for name, key in (("attention_cap", "attn_logit_softcapping"), ("final_cap", "final_logit_softcapping"))
-    }
+        name: None if given.get(key) is None or not capped else real_number(given, key)
+        for name, key, capped in (("attention_cap", "attn_logit_softcapping", row.gguf == "gemma2"),  # Gemma 3 has the key, unused
+                                  ("final_cap", "final_logit_softcapping", gemma))
+    }  # fmt: skip
     divisor = real_number(given, "query_pre_attn_scalar", default=256.0) if gemma else 1.0
     if divisor <= 0:
         raise refusal("config", "query_pre_attn_scalar must be above 0", given=divisor)
@@ -268,9 +280,10 @@ def _layer_types(given: Mapping[str, Any], row: Architecture, layers: int) -> li
             raise refusal("config", "layer_types must list full_attention or sliding_attention per layer", layers=layers, given=types)
         return types
     window, pattern = given.get("sliding_window"), whole_number(given, "sliding_window_pattern", default=6)
-    upper = whole_number(given, "max_window_layers", default=28, least=0) if given.get("use_sliding_window") else layers
-    slides = {"all": lambda i: True, "even": lambda i: i % 2 == 0, "most": lambda i: (i + 1) % pattern != 0,
-              "upper": lambda i: i >= upper, "none": lambda i: False}[row.windows]  # fmt: skip
+    used, most = bool(given.get("use_sliding_window")), whole_number(given, "max_window_layers", default=28, least=0)
+    slides = {"all": lambda i: True, "even": lambda i: i % 2 == 0, "most": lambda i: (i + 1) % pattern != 0, "used": lambda i: used,
+              "upper": lambda i: used and i >= most, "lower": lambda i: used and i % 2 == 0 and i < most,
+              "none": lambda i: False}[row.windows]  # fmt: skip
     return ["sliding_attention" if window and slides(i) else "full_attention" for i in range(layers)]
 
 

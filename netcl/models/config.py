@@ -104,15 +104,16 @@ class Rope:
 
 def rope_of(config: Mapping[str, Any], head: int, layer_type: str) -> Rope:
     """Return the rotary positions of layers of one type, from either form of a configuration: ``rope_parameters`` or ``rope_theta``."""
-    given = config.get("rope_parameters")
-    if isinstance(given, Mapping) and isinstance(given.get(layer_type), Mapping):
-        given = given[layer_type]
-    if not isinstance(given, Mapping):
-        local = layer_type == "sliding_attention" and config.get("rope_local_base_freq") is not None
-        scaling = None if local else config.get("rope_scaling")
-        if scaling is not None and not isinstance(scaling, Mapping):
-            raise refusal("config", "rope_scaling must be an object or null", given=f"{scaling!r:.80}")
-        given = {"rope_theta": config.get("rope_local_base_freq" if local else "rope_theta"), **(scaling or {})}
+    local = layer_type == "sliding_attention" and config.get("rope_local_base_freq") is not None
+    whole = config.get("rope_parameters")
+    apart = isinstance(whole, Mapping) and not whole.keys().isdisjoint(("full_attention", "sliding_attention"))  # by type of layers
+    inside = whole.get(layer_type) if isinstance(whole, Mapping) and apart else whole
+    forms = {"rope_parameters": inside, "rope_scaling": None if local else config.get("rope_scaling")}
+    if wrong := {name: f"{value!r:.80}" for name, value in forms.items() if value is not None and not isinstance(value, Mapping)}:
+        raise refusal("config", f"{' and '.join(wrong)} must be an object or null", **wrong)
+    given, scaling = (value or {} for value in forms.values())
+    theta = config.get("rope_local_base_freq" if local else "rope_theta")
+    given = {"rope_theta": theta, **({} if scaling and not apart else given), **scaling}
     kind = given.get("rope_type") or given.get("type") or "default"
     kind = "longrope" if kind == "su" else kind
     known = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
@@ -125,7 +126,8 @@ def rope_of(config: Mapping[str, Any], head: int, layer_type: str) -> Rope:
         raise refusal("config", "factor must be above 0", rope_type=kind, factor=given["factor"])
     share = real_number(given, "partial_rotary_factor", default=real_number(config, "partial_rotary_factor", default=1.0))
     context = whole_number(config, "max_position_embeddings", default=2048)
-    options = {"original_max_position_embeddings": config.get("original_max_position_embeddings"), **given}
+    original = None if apart else config.get("original_max_position_embeddings")
+    options = given if original is None else {**given, "original_max_position_embeddings": original}
     found = Rope(real_number(given, "rope_theta", default=10000.0), int(head * share), context, kind, options)
     if found.size < 2 or found.size % 2 or found.size > head or found.base <= 1 or (kind == "dynamic" and found.size < 4):
         least = 4 if kind == "dynamic" else 2

@@ -139,7 +139,9 @@ def _config_of(source: HubFolder | _GGUFModel) -> ModelConfig:
 
 
 def _clip_config(config: Mapping[str, Any], name: str) -> ModelConfig:
-    given = config.get(f"{name}_config")
+    given, older = config.get(f"{name}_config"), config.get(f"{name}_config_dict")
+    if isinstance(given, dict) and isinstance(older, dict):  # of older files; its values count
+        given = {**given, **older}
     if not isinstance(given, dict) or not isinstance(config.get("projection_dim"), int):
         what, size = f"config.json of CLIP must have an object {name}_config and an integer projection_dim", config.get("projection_dim")
         raise refusal("config", what, projection_dim=repr(size), keys=sorted(config))

@@ -72,6 +72,9 @@ def config_from_gguf(metadata: Mapping[str, Any], shapes: Mapping[str, tuple[int
             pattern = metadata.get("gemma3.attention.sliding_window_pattern")
             if isinstance(pattern, np.ndarray):
                 found["layer_types"] = ["sliding_attention" if slides else "full_attention" for slides in pattern]
+    if arch == "phi3":
+        original = metadata.get("phi3.rope.scaling.original_context_length")
+        found["original_max_position_embeddings"] = found.get("max_position_embeddings") if original is None else original
     if arch == "qwen2moe":
         found["qkv_bias"] = "blk.0.attn_q.bias" in shapes
     if arch == "qwen3moe" or types[0] == "mixtral":

@@ -185,7 +185,10 @@ def test_a_configuration_that_does_not_fit_is_refused(change, expected, folder_o
     [
         ({"model_type": "gpt2"}, {"scale_attn_by_inverse_layer_idx": True}, r"the model must have scale_attn_by_inverse_layer_idx=False"),
         ({"model_type": "gemma3_text"}, {"use_bidirectional_attention": True}, r"the model must have use_bidirectional_attention=False"),
+        ({"model_type": "gemma2"}, {"use_bidirectional_attention": True}, r"the model must have use_bidirectional_attention=False"),
         ({"model_type": "gemma2"}, {"query_pre_attn_scalar": 0}, r"query_pre_attn_scalar must be above 0"),
+        ({}, {"rope_parameters": "linear"}, r"rope_parameters must be an object or null"),
+        ({}, {"rope_parameters": {"full_attention": 4}}, r"rope_parameters must be an object or null"),
         ({"model_type": "qwen3_moe", **_EXPERTS}, {"mlp_only_layers": "0"}, r"mlp_only_layers must be a list"),
     ],
 )
@@ -195,19 +198,92 @@ def test_configurations_that_are_not_supported_are_refused(config, change, expec
         random_model(**config, **change)
 
 
+def read(**config):
+    sizes = {"vocab_size": 96, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
+    return models.read_config({**sizes, **config})
+
+
+_LONG = {"rope_type": "longrope", "short_factor": [1.0] * 4, "long_factor": [2.0] * 4}
+
+
 @pytest.mark.parametrize(
-    "config",
+    ("config", "defaults"),
     [
-        {"model_type": "mixtral", "num_local_experts": 2, "num_experts_per_tok": 1, "rope_theta": 1e6, "rms_norm_eps": 1e-5},
-        {"model_type": "gemma2", "sliding_window": 4096, "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0},
-        {"model_type": "gemma3_text", "sliding_window": 4096, "rope_theta": 1e6, "rope_local_base_freq": 1e4},
-        {"model_type": "mistral", "sliding_window": 4096}, {"model_type": "phi3", "rms_norm_eps": 1e-5},
+        ({"model_type": "mixtral", "num_local_experts": 2, "num_experts_per_tok": 1}, {"rope_theta": 1e6, "rms_norm_eps": 1e-5,
+                                                                                      "max_position_embeddings": 131072}),
+        ({"model_type": "mixtral", "num_local_experts": 2, "num_experts_per_tok": 1, "rope_parameters": {"rope_type": "default"}},
+         {"rope_theta": 1e6}),
+        ({"model_type": "gemma2"}, {"sliding_window": 4096, "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0,
+                                    "head_dim": 256, "hidden_activation": "gelu_pytorch_tanh", "max_position_embeddings": 8192}),
+        ({"model_type": "gemma2", "hidden_act": "relu"}, {"hidden_activation": "gelu_pytorch_tanh"}),
+        ({"model_type": "gemma3_text"}, {"sliding_window": 4096, "rope_theta": 1e6, "rope_local_base_freq": 1e4, "head_dim": 256}),
+        ({"model_type": "gemma3_text", "num_hidden_layers": 6, "rope_parameters": {"full_attention": {}, "sliding_attention": {}}},
+         {"rope_parameters": {"full_attention": {"rope_theta": 1e6}, "sliding_attention": {"rope_theta": 1e4}}}),
+        ({"model_type": "gemma3_text"}, {"attn_logit_softcapping": 2.0}),  # unused, also there
+        ({"model_type": "mistral"}, {"sliding_window": 4096, "max_position_embeddings": 131072}),
+        ({"model_type": "qwen2", "use_sliding_window": True, "max_window_layers": 1}, {"sliding_window": 4096}),
+        ({"model_type": "qwen3"}, {"head_dim": 128, "max_position_embeddings": 32768}),
+        ({"model_type": "phi3"}, {"rms_norm_eps": 1e-5, "max_position_embeddings": 4096}),
+        ({"model_type": "phi3", "max_position_embeddings": 8192, "rope_scaling": _LONG}, {"original_max_position_embeddings": 4096}),
+        ({"model_type": "gpt2"}, {"activation_function": "gelu_new", "n_positions": 1024}),
+        ({"model_type": "bert"}, {"hidden_act": "gelu", "max_position_embeddings": 512}),
+        ({"model_type": "roberta"}, {"hidden_act": "gelu"}),
+        ({"model_type": "vit"}, {"hidden_act": "gelu", "image_size": 224, "patch_size": 16, "pooler_act": "tanh"}),
+        ({"model_type": "clip_vision_model"}, {"hidden_act": "quick_gelu", "image_size": 224, "patch_size": 32}),
+        ({"model_type": "clip_text_model"}, {"hidden_act": "quick_gelu", "max_position_embeddings": 77}),
+        ({"rope_parameters": {"rope_type": "linear", "factor": 2.0}, "rope_theta": 3e5, "model_type": "llama"},
+         {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 3e5}}),
     ],
 )  # fmt: skip
-def test_settings_left_out_are_those_of_transformers(config):
-    left_out = {key: value for key, value in config.items() if "type" in key or "expert" in key}
-    whole, short = random_model(**config).config, random_model(**left_out).config
-    assert whole == short and [rope.base for rope in whole.ropes] == [rope.base for rope in short.ropes]
+def test_settings_left_out_are_those_of_transformers(config, defaults):
+    short, whole = read(**config), read(**{**config, **defaults})
+    assert whole == short
+    for one, two in zip(short.ropes, whole.ropes, strict=True):
+        if one is not None:
+            lengths = (1, one.context + 1)
+            assert all((one.frequencies(n) == two.frequencies(n)).all() for n in lengths) and one.attention_factor == two.attention_factor
+
+
+def test_settings_of_rotary_positions_count_in_the_order_of_transformers():
+    linear = {"rope_type": "linear", "factor": 4.0}
+    both = read(model_type="llama", rope_parameters={"rope_theta": 5e4}, rope_scaling=linear, rope_theta=1e4).ropes[0]
+    assert (both.kind, both.base) == ("linear", 1e4)
+    inside, outside = ({"original_max_position_embeddings": n} for n in (64, 512))
+    found = read(model_type="phi3", max_position_embeddings=2048, rope_scaling={**_LONG, **inside}, **outside)
+    assert found.ropes[0].original == 512
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        ({"model_type": "qwen2_moe", "max_window_layers": 3}, (3, None, 3, None)),
+        ({"model_type": "qwen3_moe"}, (3, 3, 3, 3)),
+        ({"model_type": "qwen3", "max_window_layers": 3}, (None, None, None, 3)),
+        ({"model_type": "qwen3_moe", "use_sliding_window": False}, (None,) * 4),
+    ],
+)
+def test_layers_with_windows_are_those_of_transformers(config, expected):
+    assert read(**{"num_hidden_layers": 4, "use_sliding_window": True, "sliding_window": 3, **_EXPERTS, **config}).windows == expected
+
+
+def test_pooling_of_images_is_checked():
+    with pytest.raises(FileError, match=r"\[config\] the model must have pooler_act='tanh'"):
+        read(model_type="vit", pooler_act="relu")
+
+
+def test_older_settings_of_clip_count(folder_of, tmp_path):
+    shutil.copytree(folder_of("clip"), tmp_path / "clip")
+    config = json.loads((tmp_path / "clip" / "config.json").read_text())
+    config["text_config_dict"] = {"hidden_act": "relu"}
+    (tmp_path / "clip" / "config.json").write_text(json.dumps(config))
+    found = models.load(tmp_path / "clip", "cpu")
+    assert (found.text.config.activation, found.vision.config.activation) == ("relu", "quick_gelu")
+
+
+def test_the_original_context_of_phi3_survives_gguf(folder_of, tmp_path):
+    """transformers reads it beside the settings of rotary positions, and takes 4096 if it is not there."""
+    models.save(models.load(folder_of("phi3-long"), "cpu"), tmp_path / "phi3.gguf", "gguf")
+    assert models.load(tmp_path / "phi3.gguf", "cpu").config.source["original_max_position_embeddings"] == 96
 
 
 @pytest.mark.parametrize(
