@@ -62,6 +62,8 @@ class CausalLM(ConfiguredModel):
         self.generation: dict[str, Any] = {}
         self._tables: dict[Any, Tensor] = Recomputed()
         self.is_split = False  # over devices, by split()
+        # As in transformers, a text that outgrows the original context is computed again: its keys have the angles of short texts.
+        self.recomputes = config.architecture == "phi3" and any(rope is not None and rope.kind == "longrope" for rope in config.ropes)
 
     def new_cache(self, capacity: int | None = None, dtype: str | None = None) -> KVCache:
         """Return an empty cache of ``capacity`` positions (``None``: it grows); ``dtype`` is ``"int8"`` or, by default, ``cache_dtype``."""
@@ -99,6 +101,15 @@ class CausalLM(ConfiguredModel):
     def _states(self, ids: Tensor, cache: KVCache | None, positions: Tensor | None, documents: Tensor | None) -> Tensor:
         """Compute the hidden states before the last norm."""
         seen = 0 if cache is None else cache.length
+        if cache is not None and self.recomputes and positions is None:
+            past = [] if not seen or cache.ids is None else [ag.narrow(cache.ids, 1, 0, seen)]
+            cache.ids = whole = ag.cat([*past, ids], axis=1) if past else ids
+            if past and self.rope_stretch(seen) != self.rope_stretch(whole.shape[1]):
+                ahead = cache.reserves_ahead(0)
+                cache.reset()
+                states = self._states(whole, cache, None, documents)
+                cache.reserves_ahead(ahead)
+                return ag.narrow(states, 1, seen, ids.shape[1])
         if ids.ndim != 2 or (self.embed_positions is not None and seen + ids.shape[1] > self.config.context):
             what = f"ids must have shape (batch, length); learned positions allow length + in_cache up to {self.config.context}"
             raise ShapeError(message("CausalLM", what, shape=ids.shape, in_cache=seen))

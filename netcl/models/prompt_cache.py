@@ -57,6 +57,7 @@ class PromptFile:
         count, self._whole = min(same, len(ids) - 1), same == len(tokens) < len(ids)
         if count:
             cache.fill({name: ag.narrow(t, 2, 0, count) for name, t in tensors.items()})
+            cache.ids = Tensor.from_host(self.model.queue, np.array([ids[:count]], np.int64))
         return count
 
     def store(self, cache: KVCache, ids: list[int]) -> None:

@@ -50,6 +50,7 @@ class KVCache(Module):
         self._ahead = 0  # positions that were reserved before the call that writes them
         self._places: Tensor | None = None
         self._elsewhere: dict[Any, Tensor] = {}  # the lengths on the other devices of a model that is split over several
+        self.ids: Tensor | None = None  # (batch, positions): the tokens of the cache, for models that may have to compute them again
 
     @property
     def length(self) -> int:
@@ -69,9 +70,13 @@ class KVCache(Module):
                     setattr(self, name, ag.pad(old, (0, 0, 0, self._room - old.shape[2])))
         self._count = wanted
 
-    def reserves_ahead(self, positions: int) -> None:
-        """Expect the caller to :meth:`reserve` ``positions`` before each call (compiled steps need this). With 0, calls reserve memory."""
-        self._ahead = positions
+    def reserves_ahead(self, positions: int) -> int:
+        """Expect the caller to :meth:`reserve` ``positions`` before each call (compiled steps need this). With 0, calls reserve memory.
+
+        Returns the previous number.
+        """
+        before, self._ahead = self._ahead, positions
+        return before
 
     def positions(self, batch: int, new: int, queue: Any) -> Tensor:
         """Return the indices of the next ``new`` positions of each sequence, ``(batch, new)``; computed on the device."""
@@ -195,6 +200,7 @@ class KVCache(Module):
                     one = ag.narrow(getattr(source, name), 0, source_row, 1)
                     memory[row : row + 1, :, :count] = ag.narrow(one, 2, 0, count)
         self._count = max(self._count, count)
+        self.ids = None if source.ids is None else ag.narrow(source.ids, 0, source_row, 1)
 
     def fill(self, tensors: Mapping[str, Tensor]) -> None:
         """Replace the contents with one sequence; ``tensors`` maps buffer names to tensors ``(1, heads, positions, size)``."""

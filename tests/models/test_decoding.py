@@ -80,6 +80,26 @@ def test_frequencies_that_depend_on_the_length_are_those_of_each_text(scaling, r
     assert model.generate(prompts[0][:10], 10, prompt_cache=path) == model.generate(prompts[0][:10], 10)
 
 
+def test_phi3_computes_a_text_that_outgrows_the_original_context_again(rng, tmp_path):
+    """As in transformers: its tokens are those of a model without a cache."""
+    sizes = {"vocab_size": 96, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
+    model, draft = (models.CausalLM(models.read_config({"model_type": "phi3", **sizes, **LONGROPE})) for _ in range(2))
+    for one in (model, draft):
+        for parameter in one.parameters():
+            parameter.write(rng.normal(0, 0.4, parameter.shape).astype(np.float32))
+    prompt = rng.integers(0, 96, 11).tolist()
+    text = list(prompt)
+    with no_grad():
+        for _ in range(12):
+            text.append(int(model(Tensor.from_host(model.queue, np.array([text]))).to_host()[0, -1].argmax()))
+    new = text[len(prompt) :]
+    assert model.generate(prompt, 12) == new and model.generate([prompt, prompt], 12) == [new, new]
+    assert all(model.generate(prompt, 12, draft=other, draft_tokens=4) == new for other in (draft, model))
+    path = tmp_path / "prompt.netcl"
+    model.generate(prompt[:9], 1, prompt_cache=path)
+    assert model.generate(prompt, 12, prompt_cache=path) == new
+
+
 def test_sampled_text_with_a_draft_follows_the_model(model, draft):
     """The first token and the second are distributed as the model's, whatever the draft proposes."""
     rng = np.random.default_rng(0)

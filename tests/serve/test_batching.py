@@ -191,9 +191,11 @@ def test_only_requests_whose_logits_become_not_finite_fail(host_model):
         assert answers[1][-1].error.status == 500 and "logits must be finite" in str(answers[1][-1].error)
 
 
-def test_prompts_are_not_padded_where_frequencies_depend_on_the_length(host_model):
+@pytest.mark.parametrize("kind", ["llama", "phi3"])  # phi3 computes a text again that outgrows the original context
+def test_prompts_are_not_padded_where_frequencies_depend_on_the_length(kind, host_model):
     longrope = {"rope_type": "longrope", "short_factor": [1.0] * 4, "long_factor": [1.0, 2.0, 4.0, 8.0], "factor": 4.0}
-    model = models.CausalLM(models.read_config({**CONFIG, "rope_scaling": longrope, "original_max_position_embeddings": 30}))
+    scaled = {"model_type": kind, "rope_scaling": longrope, "original_max_position_embeddings": 30}
+    model = models.CausalLM(models.read_config({**CONFIG, **scaled}))
     model.load_state_dict(host_model.state_dict())
     model.make_tokenizer = host_model.make_tokenizer
     batcher, prompts = Batcher(model.eval()), ["Hello", "x" * 28, "y" * 40]
