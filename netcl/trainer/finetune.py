@@ -108,9 +108,14 @@ class TokenLosses(Module):
         return ag.reshape(ag.cross_entropy(*flat, ignore_index=IGNORED_TARGET, reduction="none"), ids.shape)
 
 
+def _learned_tokens(targets: Tensor) -> Tensor:
+    """Return the number of tokens whose target is not ignored, as a float."""
+    return ag.cast(ag.sum(ag.ne(targets, IGNORED_TARGET)), "float32")
+
+
 def mean_of_learned(losses: Tensor, targets: Tensor) -> Tensor:
     """Return the mean loss over the tokens whose target is not ignored."""
-    return ag.div(ag.sum(losses), ag.cast(ag.sum(ag.ne(targets, IGNORED_TARGET)), "float32"))
+    return ag.div(ag.sum(losses), _learned_tokens(targets))
 
 
 class AnswerLosses(TokenLosses):
@@ -179,13 +184,14 @@ def finetune(path: str | os.PathLike[str], data: str | os.PathLike[str], out: st
             models.lora(model, chosen.rank, chosen.alpha, names, chosen.dropout, chosen.method == "dora")
         learned, make_optimizer = [p for p in wrapped.parameters() if p.requires_grad], TUNING_OPTIMIZERS[chosen.optimizer]
         optimizer = make_optimizer(learned, lr=chosen.lr, weight_decay=chosen.weight_decay)
-        steps = chosen.epochs * -(-len(train) // chosen.accumulate)
+        steps, tokens = chosen.epochs * -(-len(train) // chosen.accumulate), float(parts[0][1].shape[-1] * chosen.batch_size)
         trainer = Trainer(
             wrapped, optimizer, loss_fn=_preference_loss(chosen.beta) if pairs else mean_of_learned,
             metrics=[PreferenceAccuracy() if pairs else Perplexity()], grad_clip=chosen.grad_clip or None,
             mixed_precision=False if chosen.precision == "float32" else chosen.precision, accumulation_steps=chosen.accumulate,
             scheduler=optim.WarmupCosine(optimizer, min(round(chosen.warmup * steps), steps - 1), steps),
             callbacks=[LRMonitor(), NaNGuard(), keeper, Report(place, f"{Path(path).name} / {chosen.method}"), *callbacks],
+            batch_weight=None if pairs else lambda targets: ag.div(_learned_tokens(targets), tokens),
         )  # fmt: skip
         trainer.fit(train, val[0] if val else None, epochs=chosen.epochs, resume="auto" if resume else None)
         best = restore_best(trainer, keeper, World())

@@ -77,6 +77,8 @@ class Trainer:
     - **ema**: a ``ModelEMA``, updated at each step; evaluation and prediction use its averages.
     - **compile**: run the training step through ``netcl.compile``.
     - **callbacks**: see :mod:`netcl.trainer.callbacks`.
+    - **batch_weight**: the weight of a batch in an optimizer step of several, a function of the targets that returns a tensor; by default
+      all batches of a step count the same.
 
     Data is an iterable of batches ``(x, y)`` of arrays or tensors, such as a ``DataLoader`` or a list. It is iterated once per epoch.
 
@@ -93,7 +95,8 @@ class Trainer:
     def __init__(self, model: Any, optimizer: Any, device_queue: Any = None, loss_fn: Callable[[Any, Any], Tensor] | None = None,
                  metrics: Sequence[str | Metric] = (), mixed_precision: bool | str = False, grad_clip: float | None = None,
                  accumulation_steps: int = 1, scheduler: Any = None, ema: Any = None, compile: bool = False,
-                 callbacks: Sequence[Callback] = (), *, schedule_by: str = "step", device: Any = None):  # fmt: skip
+                 callbacks: Sequence[Callback] = (), *, schedule_by: str = "step", device: Any = None,
+                 batch_weight: Callable[[Tensor], Tensor] | None = None):  # fmt: skip
         check_counts("Trainer", accumulation_steps=accumulation_steps)
         if schedule_by not in ("step", "epoch"):
             raise ValueError(message("Trainer", "schedule_by must be step or epoch", schedule_by=repr(schedule_by)))
@@ -104,6 +107,7 @@ class Trainer:
         self.loss_fn = ag.cross_entropy if loss_fn is None else loss_fn
         self.metrics = [make_metric(metric) for metric in metrics]
         self.grad_clip, self.accumulation_steps = grad_clip, accumulation_steps
+        self.batch_weight = batch_weight if accumulation_steps > 1 else None
         self.scheduler, self.schedule_by, self.ema = scheduler, schedule_by, ema
         self._autocast, self.scaler = _precision_of(mixed_precision)
         learn = self._whole_step if accumulation_steps == 1 else self._gradients
@@ -125,6 +129,7 @@ class Trainer:
         self.batch_loss: Tensor | None = None
         self.grad_norm: Tensor | None = None
         self._accumulated = 0
+        self._weights: Tensor | None = None  # of the accumulated batches, together
         self._train_data: Any = None
         for metric in self._counting:
             metric.reset()
@@ -275,6 +280,9 @@ class Trainer:
         outputs, loss, norm = self._learn(inputs, targets, self._measures)
         self.grad_norm = self.grad_norm if norm is None else norm
         self._accumulated += 1
+        if self.batch_weight is not None:
+            weight = self.batch_weight(targets)
+            self._weights = weight if self._weights is None else ag.add(self._weights, weight)
         if self._accumulated == self.accumulation_steps:
             self._update()
         self._count(outputs, loss, targets)
@@ -291,7 +299,8 @@ class Trainer:
             loss = self.loss_fn(outputs, targets)
         if not isinstance(loss, Tensor):
             raise TypeError(message("fit", "loss_fn must return a Tensor", given=type(loss).__name__))
-        (loss if self.scaler is None else self.scaler.scale_loss(loss)).backward()
+        weighted = loss if self.batch_weight is None else ag.mul(loss, self.batch_weight(targets))
+        (weighted if self.scaler is None else self.scaler.scale_loss(weighted)).backward()
         return outputs.detach(), loss.detach(), None
 
     def _whole_step(self, inputs: Any, targets: Any, measures: bool) -> tuple[Any, Tensor, Tensor | None]:
@@ -311,12 +320,13 @@ class Trainer:
     def _update(self) -> None:
         """Count an optimizer step, step the scheduler and update ``ema``. With accumulation, the optimizer itself steps here."""
         if self.accumulation_steps > 1:
-            if self._accumulated > 1:
+            if self._accumulated > 1 or self._weights is not None:
+                share = 1 / self._accumulated if self._weights is None else ag.div(1.0, self._weights)
                 params = getattr(self.optimizer, "params", None) or self.model.parameters()  # of replicas, those of all
                 for gradients in update.by_context([p.grad for p in params if p.grad is not None]).values():
-                    update.scale(gradients, 1 / self._accumulated)
+                    update.scale(gradients, share)
             self.grad_norm = self._optimize(self._measures)
-        self._accumulated = 0
+        self._accumulated, self._weights = 0, None
         self.step += 1
         self._step_scheduler("step", {})
         if self.ema is not None:
