@@ -110,8 +110,9 @@ class Tokenizer:
         """
         if not self.chat_template:
             raise ValueError(message("apply_chat_template", "the model has no chat template", "write the prompt as a text"))
+        given: dict[str, object] = {"tools": None, "documents": None, **dict.fromkeys([f"{name}_token" for name in _SPECIAL_NAMES], "")}
         text = render_template(self.chat_template, messages=[dict(m) for m in messages], add_generation_prompt=add_generation_prompt,
-                               **{**dict.fromkeys([f"{name}_token" for name in _SPECIAL_NAMES], ""), **self.special, **values})  # fmt: skip
+                               **{**given, **self.special, **values})  # fmt: skip
         return self.encode(text, add_special_tokens=False) if tokenize else text
 
     def save(self, folder: Path) -> None:
@@ -129,13 +130,21 @@ def render_template(source: str, **values: Any) -> str:
         raise jinja2.TemplateError(text)
 
     room = sandbox.ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"])
-    room.filters["tojson"] = lambda value, indent=None, **_: json.dumps(value, ensure_ascii=False, indent=indent)
+    room.filters["tojson"] = _as_json
     room.globals |= {"raise_exception": raise_exception, "strftime_now": lambda form: datetime.now().strftime(form)}
     try:
         return room.from_string(source).render(**values)
     except (jinja2.TemplateError, TypeError, ValueError, ArithmeticError, LookupError, AttributeError, RecursionError) as fault:
         what = "the chat template cannot be applied to these messages"
         raise ValueError(message("apply_chat_template", what, reason=f"{type(fault).__name__}: {fault}")) from fault
+
+
+def _as_json(
+    value: object, ensure_ascii: bool = False, indent: int | str | None = None, separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:  # fmt: skip
+    """Return a value as JSON: the filter ``tojson`` of templates, with the parameters of transformers."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
 # ---- folders

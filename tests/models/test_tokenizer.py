@@ -177,6 +177,14 @@ def test_chat_templates_run_in_a_sandbox(trained):
         Tokenizer(trained["gpt-2"]).apply_chat_template(messages)
 
 
+def test_chat_templates_have_the_values_and_filters_of_transformers(trained):
+    pytest.importorskip("jinja2")
+    source = "{{ 'plain' if tools is none and documents is none else 'tools' }}{{ m | tojson(separators=(',', ':'), sort_keys=True) }}"
+    made = Tokenizer(trained["gpt-2"], {}, source.replace("m |", "messages[0] |"))
+    text = made.apply_chat_template([{"role": "user", "content": "é"}], tokenize=False)
+    assert text == 'plain{"content":"é","role":"user"}'
+
+
 def test_tokenizers_that_mark_the_first_word_keep_their_mark():
     """Llama's tokenizer.json has a Metaspace pre-tokenizer in place of the normalizer."""
     _, metadata = pieces_of("bpe", add_dummy_prefix=True)
