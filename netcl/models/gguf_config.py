@@ -141,6 +141,19 @@ def _same_angles(one: Rope | None, two: Rope | None, context: int) -> bool:
     return same and math.isclose(one.attention_factor, two.attention_factor, rel_tol=1e-6)
 
 
+def _check_fixed(config: ModelConfig, arch: str) -> None:
+    """Raise if llama.cpp, which has no keys for some settings, would compute something else, or refuse the file."""
+    wide = config.width // config.heads if config.layers == _WIDE_SCALE.get(arch) else config.head_size
+    wrong = {
+        "attention_scale": config.scale is not None and not math.isclose(config.scale**-2, wide, rel_tol=1e-6),
+        "output_bias": config.output_bias and arch not in ("gpt2", "llama"),
+        "tied_head": config.tied and arch == "qwen2moe",
+        "untied_head": not config.tied and arch == "gemma2",
+    }
+    if lost := [name for name, is_wrong in wrong.items() if is_wrong]:
+        raise refusal("save", f"GGUF fixes settings of {arch} that this model has otherwise", "use format='hf'", settings=lost)
+
+
 def metadata_of(config: ModelConfig) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     """Return the GGUF metadata of a configuration, and the tensors of rotary factors that belong to it."""
     source, (_, row) = config.source, architecture_of(config.source)
@@ -173,19 +186,21 @@ def metadata_of(config: ModelConfig) -> tuple[dict[str, Any], dict[str, np.ndarr
                        f"{arch}.rope.scaling.original_context_length": int(full.original)}  # fmt: skip
             if full.kind == "yarn" and not math.isclose(full.attention_factor, _yarn_factor(full.factor)):
                 values[f"{arch}.rope.scaling.attn_factor"] = full.attention_factor / _yarn_factor(full.factor)
-        elif full.attention_factor == 1 and (
-            full.kind == "llama3" or (full.kind == "longrope" and full.options["short_factor"] == full.options["long_factor"])
+        elif (
+            arch == "llama"
+            and full.attention_factor == 1
+            and (full.kind == "llama3" or (full.kind == "longrope" and full.options["short_factor"] == full.options["long_factor"]))
         ):
             plain = full.base ** (-np.arange(0, full.size, 2) / full.size)
             tensors["rope_freqs.weight"] = (plain / full.frequencies(1)).astype(np.float32)
-        elif full.kind == "longrope":
+        elif full.kind == "longrope" and arch in ("llama", "phi3"):
+            values |= {"llama.rope.scaling.type": "longrope"} if arch == "llama" else {}
             values |= {f"{arch}.rope.scaling.original_context_length": int(full.original),
                        f"{arch}.rope.scaling.attn_factor": full.attention_factor}  # fmt: skip
             tensors |= {f"rope_factors_{n}.weight": np.array(full.options[f"{n}_factor"], np.float32) for n in ("long", "short")}
         elif full.kind != "default":
-            raise refusal("save", "GGUF does not support this rotary scaling", "use format='hf'", rope_type=full.kind)
-    if config.scale is not None:
-        values[f"{arch}.attention.scale"] = config.scale
+            raise refusal("save", f"GGUF does not support this rotary scaling of {arch}", "use format='hf'", rope_type=full.kind)
+    _check_fixed(config, arch)
     if arch == "gemma3":
         values["gemma3.attention.sliding_window_pattern"] = np.array([window is not None for window in config.windows])
         values["gemma3.rope.freq_base_swa"] = next((r.base for r, w in zip(config.ropes, config.windows, strict=True) if r and w), 10000.0)

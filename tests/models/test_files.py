@@ -18,7 +18,7 @@ from netcl.io import FileError
 from netcl.models.gguf import GGUFFile, NewTensor, write_gguf
 from netcl.ops.quantized.formats import kind_of
 
-GGUF_CASES = ["gpt2", "llama", "llama-linear", "llama-yarn", "qwen3", "gemma2", "gemma3", "phi3-long", "mixtral", "qwen3_moe"]
+GGUF_CASES = ["gpt2", "llama", "llama-linear", "llama-yarn", "qwen3", "phi3-long", "mixtral", "qwen3_moe"]
 
 
 def logits(model, ids=((3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5),)) -> np.ndarray:
@@ -60,8 +60,12 @@ def random_model(**config):
         {"rope_scaling": {"rope_type": "longrope", "short_factor": [2.0] * 4, "long_factor": [2.0] * 4, "factor": 4.0}},
         {"model_type": "qwen2_moe", "qkv_bias": False, **_EXPERTS},
         {"model_type": "gpt2", "activation_function": "gelu_fast"},
+        {"model_type": "gemma2", "head_dim": 16, "query_pre_attn_scalar": 16, "sliding_window": 3},
+        {"model_type": "gemma3_text", "head_dim": 16, "query_pre_attn_scalar": 16, "sliding_window": 3, "num_hidden_layers": 7},
+        {"rope_scaling": {"rope_type": "longrope", "short_factor": [1.0] * 4, "long_factor": [2.0] * 4,
+                          "original_max_position_embeddings": 8}},
     ],
-)
+)  # fmt: skip
 def test_settings_that_gguf_has_are_kept(config, tmp_path):
     model = random_model(**config)
     models.save(model, tmp_path / "model.gguf", "gguf")
@@ -84,6 +88,22 @@ def test_settings_that_gguf_lacks_are_refused(name, config, tmp_path):
     with pytest.raises(FileError, match=rf"\[save\] GGUF must be able to describe the settings of the model; {name}=.*format='hf'"):
         models.save(random_model(**config), tmp_path / "model.gguf", "gguf")
     assert not (tmp_path / "model.gguf").exists()
+
+
+@pytest.mark.parametrize(
+    ("what", "config"),
+    [
+        (r"fixes settings of gemma2 .*\['attention_scale'\]", {"model_type": "gemma2", "head_dim": 16, "query_pre_attn_scalar": 8}),
+        (r"fixes settings of gemma2 .*\['untied_head'\]", {"model_type": "gemma2", "tie_word_embeddings": False}),
+        (r"fixes settings of qwen3 .*\['output_bias'\]", {"model_type": "qwen3", "attention_bias": True}),
+        (r"fixes settings of qwen2moe .*\['tied_head'\]", {"model_type": "qwen2_moe", "tie_word_embeddings": True, **_EXPERTS}),
+        (r"does not support this rotary scaling of qwen2", {"model_type": "qwen2", "rope_scaling": {**_LLAMA3, "low_freq_factor": 1.0,
+                                                                                                  "high_freq_factor": 4.0}}),
+    ],
+)  # fmt: skip
+def test_models_that_llama_cpp_would_compute_otherwise_are_refused(what, config, tmp_path):
+    with pytest.raises(FileError, match=rf"\[save\] GGUF {what}"):
+        models.save(random_model(**config), tmp_path / "model.gguf", "gguf")
 
 
 def test_all_end_tokens_are_kept(tmp_path):
@@ -377,7 +397,8 @@ def test_bfloat16_weights_of_folders_and_gguf_files(folder_of, tmp_path):
     ml_dtypes = pytest.importorskip("ml_dtypes")
     from netcl.io import load_safetensors, save_safetensors
 
-    shutil.copy(folder_of("gemma2") / "config.json", tmp_path)
+    config = json.loads((folder_of("gemma2") / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "query_pre_attn_scalar": config["head_dim"]}))  # which GGUF fixes
     tensors = load_safetensors(folder_of("gemma2") / "model.safetensors")
     save_safetensors({name: value.astype(ml_dtypes.bfloat16) for name, value in tensors.items()}, tmp_path / "model.safetensors")
     model = models.load(tmp_path, "cpu")
