@@ -221,4 +221,4 @@ def _assembled(model: Any, parts: list[tuple[Origin, str, Any]]) -> np.ndarray:
                 begin = _fused_rows(config, op)[0].start
         made.append((begin, array))
     whole = np.concatenate([array for _, array in sorted(made, key=lambda part: part[0])]) if len(made) > 1 else made[0][1]
-    return np.ascontiguousarray(whole.T if "T" in parts[0][0].ops else whole)
+    return np.asarray(whole.T if "T" in parts[0][0].ops else whole, order="C")  # ascontiguousarray would give a scalar an axis

@@ -128,6 +128,7 @@ def test_a_saved_folder_has_the_tensors_it_was_read_from(case, folder_of, tmp_pa
     assert ours.keys() == theirs.keys()
     for name, value in theirs.items():
         np.testing.assert_allclose(ours[name], value, atol=2e-7, err_msg=name)
+        assert ours[name].shape == value.shape  # NumPy compares a scalar with a vector
 
 
 def test_shards_are_read_by_their_index(folder_of, tmp_path):
