@@ -65,6 +65,7 @@ SAME_SPLITS = {
 #: Splits of vocabularies in which a word that is a token is not merged from its parts, and which begin texts with a token unless told.
 _WHOLE_WORDS = ("llama-bpe", "llama3", "llama-v3", "falcon3", "falcon-h1", "pixtral", "lfm2", "tekken")
 NORMAL, UNKNOWN_TOKEN, CONTROL_TOKENS, USER_DEFINED, UNUSED, BYTE = range(1, 7)  # types of tokens in GGUF files
+_GENERATION = re.compile(r"(\{%[-+]?\s*)(end)?generation(\s*[-+]?%\})")  # a tag that marks answers and renders its content
 _SPACE = "\N{LOWER ONE EIGHTH BLOCK}"  # what SentencePiece writes for a space
 _SPECIAL_NAMES = {"bos": "bos", "eos": "eos", "pad": "padding", "unk": "unknown"}  # and their names in GGUF files
 
@@ -133,6 +134,7 @@ def render_template(source: str, **values: Any) -> str:
     room.filters["tojson"] = _as_json
     room.globals |= {"raise_exception": raise_exception, "strftime_now": lambda form: datetime.now().strftime(form)}
     try:
+        source = _GENERATION.sub(lambda tag: f"{tag[1]}{'endif' if tag[2] else 'if true'}{tag[3]}", source)
         return room.from_string(source).render(**values)
     except (jinja2.TemplateError, TypeError, ValueError, ArithmeticError, LookupError, AttributeError, RecursionError) as fault:
         what = "the chat template cannot be applied to these messages"

@@ -183,6 +183,8 @@ def test_chat_templates_have_the_values_and_filters_of_transformers(trained):
     made = Tokenizer(trained["gpt-2"], {}, source.replace("m |", "messages[0] |"))
     text = made.apply_chat_template([{"role": "user", "content": "é"}], tokenize=False)
     assert text == 'plain{"content":"é","role":"user"}'
+    made.chat_template = "a {%- generation -%} {{ messages[0].content }} {% endgeneration %} b"
+    assert made.apply_chat_template([{"role": "user", "content": "x"}], tokenize=False) == "ax  b"
 
 
 def test_tokenizers_that_mark_the_first_word_keep_their_mark():
