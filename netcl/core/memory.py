@@ -203,7 +203,7 @@ class BufferPool:
     def allocate(self, nbytes: int, flags: Any = None, what: str = "") -> BufferHandle:
         """Lease at least ``nbytes``. A buffer with other ``flags`` than the pool's is not pooled. ``what`` names the tensor in an error."""
         if flags is not None and flags != self._flags:
-            return BufferHandle(_Unpooled(None, nbytes, False), self._new(nbytes, flags, what), nbytes)
+            return self._adopt(self._new(nbytes, flags, what), nbytes)
         try:
             shelf = self._by_size[nbytes]
         except KeyError:
@@ -282,14 +282,15 @@ class BufferPool:
         """
         cl = platforms.opencl()
         buffer = self._new(array.nbytes, cl.mem_flags.READ_WRITE | cl.mem_flags.COPY_HOST_PTR, f"{array.shape} {array.dtype}", array)
-        self._held += array.nbytes
-        return BufferHandle(_Adopted(self, array.nbytes, None), buffer, array.nbytes)
+        return self._adopt(buffer, array.nbytes)
 
     def alias_array(self, queue: Any, array: np.ndarray) -> BufferHandle:
         """Lease a buffer over the caller's memory; the end of the lease waits for ``queue``, so that no kernel outlives the array."""
-        buffer = create_zero_copy_buffer(queue, array)
-        self._held += array.nbytes
-        return BufferHandle(_Adopted(self, array.nbytes, queue), buffer, array.nbytes)
+        return self._adopt(create_zero_copy_buffer(queue, array), array.nbytes, queue)
+
+    def _adopt(self, buffer: Any, nbytes: int, queue: Any = None) -> BufferHandle:
+        self._held += nbytes
+        return BufferHandle(_Adopted(self, nbytes, queue), buffer, nbytes)
 
     def buffers(self) -> list[Any]:
         """List the free buffers, which a forked child keeps alive."""
@@ -322,15 +323,6 @@ class _Adopted(Shelf):
 def shares_host(lease: BufferHandle | None) -> bool:
     """Whether a lease is over the caller's array (``share=True``), which may be less aligned than other memory."""
     return lease is not None and isinstance(lease.shelf, _Adopted) and lease.shelf.queue is not None
-
-
-class _Unpooled(Shelf):
-    """The shelf of buffers with special flags, which are not pooled."""
-
-    __slots__ = ()
-
-    def take_back(self, buffer: Any) -> None:
-        del buffer
 
 
 class _Cut(Shelf):
