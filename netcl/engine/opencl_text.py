@@ -29,16 +29,11 @@ SEPARATE = "#pragma OPENCL FP_CONTRACT OFF"
 _NUMPY_TYPES = {"float": "float32", "double": "float64", "int": "int32", "long": "int64", "ulong": "uint64"}
 COMPUTE: dict[str, np.dtype[Any]] = {name: np.dtype(kind) for name, kind in _NUMPY_TYPES.items()}
 _INFINITE = ("-INFINITY", "INFINITY")
-C_LIMITS = {"float": _INFINITE, "double": _INFINITE, "int": ("INT_MIN", "INT_MAX"), "long": ("LONG_MIN", "LONG_MAX"),
+_C_LIMITS = {"float": _INFINITE, "double": _INFINITE, "int": ("INT_MIN", "INT_MAX"), "long": ("LONG_MIN", "LONG_MAX"),
           "ulong": ("0", "ULONG_MAX")}  # fmt: skip
 _MASKS = {"float": "int", "double": "long", "ulong": "long"}  # of compute types whose comparisons give another type
 #: NumPy's functions for folds, by the expression that combines two values.
 UFUNCS = {"v0 + v1": np.add, "v0 * v1": np.multiply, "MAX(v0, v1)": np.maximum, "MIN(v0, v1)": np.minimum}
-
-
-def rotated(width: int, by: int) -> str:
-    """Return the swizzle that rotates the lanes of a vector: ``1230`` for a width of 4, rotated by 1."""
-    return "".join(f"{(lane + by) % width:x}" for lane in range(width))
 
 
 # ---- bodies
@@ -404,6 +399,24 @@ def statements(body: Body, compute: str) -> list[str]:
     """Return the body's assignments in C."""
     writer = CText(compute)
     return [f"const real {c_name(name)} = {rounded(body.rounds.get(name), writer.statement(tree))};" for name, tree in body.lines]
+
+
+def c_function(name: str, text: str, arguments: Sequence[str], compute: str) -> str:
+    """Return a C function of vectors that computes a formula."""
+    (line,) = statements(Body((), (), (("result", parse(text)),), ()), compute)
+    return f"real {name}({', '.join(f'const real {a}' for a in arguments)}) {{ {line} return result_; }}"
+
+
+def folded_lanes(combine: str, width: int) -> str:
+    """Return C that combines all lanes of ``x`` with the function ``combine``, by rotations; every lane gets the result."""
+    turns = {by: "".join(f"{(lane + by) % width:x}" for lane in range(width)) for by in (8, 4, 2, 1) if by < width}
+    return "".join(f" x = {combine}(x, x.s{lanes});" for lanes in turns.values())
+
+
+def c_neutral(neutral: str, compute: str) -> str:
+    """Return the neutral element of a fold as a vector in C."""
+    low, high = _C_LIMITS[compute]
+    return f"((real)({ {'LOWEST': low, 'HIGHEST': high}.get(neutral, neutral) }))"
 
 
 def rounded(dtype: str | None, text: str) -> str:

@@ -22,11 +22,10 @@ from netcl.core.errors import DtypeError, ShapeError, message
 from netcl.core.kernel_selector import KernelVariant, get_kernel_selector, is_named
 from netcl.core.kernels import program
 from netcl.core.tensor import Tensor, with_shape
-from netcl.engine import lazy_graph, rows
+from netcl.engine import lazy_graph, opencl_text, rows
 from netcl.engine.launch import check_double, index_type, without_other_kernels
 from netcl.engine.map_kernel import CPU_WIDTH, as_compute, from_compute, fusable, merged_axes
 from netcl.engine.modes import deferral, in_mode
-from netcl.engine.opencl_text import C_LIMITS, UFUNCS, Body, Layout, helper_functions, numpy_function, rotated, statements, value_functions
 from netcl.engine.operands import check_out, common_shape, operand
 from netcl.engine.plan import planned
 from netcl.engine.pointwise import run
@@ -97,32 +96,22 @@ class Stage(NamedTuple):
     finishes: bool
 
 
-def _function(name: str, text: str, arguments: Sequence[str], compute: str) -> str:
-    body = Body((), (), (("result", parse(text)),), ("result",))
-    (line,) = statements(body, compute)
-    declared = ", ".join(f"const real {a}" for a in arguments)
-    return f"real {name}({declared}) {{ {line} return result_; }}"
-
-
 def _fold_functions(stage: Stage, width: int) -> str:
     row, compute = stage.row, stage.compute
     params = [f"{name}_" for name in row.params] + ["unused0", "unused1"][: 2 - len(row.params)]
     parts = [
-        _function("fold_combine", row.combine, ("v0", "v1"), compute),
-        _function("fold_map", row.map if stage.maps else "v0", ("v0", "v1", *params), compute),
-        _function("fold_finish", row.finish if stage.finishes else "v0", ("v0", "v1", "n_", *params), compute),
+        opencl_text.c_function("fold_combine", row.combine, ("v0", "v1"), compute),
+        opencl_text.c_function("fold_map", row.map if stage.maps else "v0", ("v0", "v1", *params), compute),
+        opencl_text.c_function("fold_finish", row.finish if stage.finishes else "v0", ("v0", "v1", "n_", *params), compute),
     ]
-    lanes = "".join(f" x = fold_combine(x, x.s{rotated(width, by)});" for by in (8, 4, 2, 1) if by < width)
-    parts.append(f"real fold_lanes(real x) {{{lanes} return x; }}")
+    parts.append(f"real fold_lanes(real x) {{{opencl_text.folded_lanes('fold_combine', width)} return x; }}")
     text = "\n".join(parts)
-    low, high = C_LIMITS[compute]
-    neutral = {"LOWEST": low, "HIGHEST": high}.get(row.neutral, row.neutral)
-    numbers = ", ".join(map(str, range(width)))
-    return f"{helper_functions(text)}\n{text}\n#define NEUTRAL ((real)({neutral}))\n#define LANES ((mask)({numbers}))\n"
+    neutral, numbers = opencl_text.c_neutral(row.neutral, compute), ", ".join(map(str, range(width)))
+    return f"{opencl_text.helper_functions(text)}\n{text}\n#define NEUTRAL {neutral}\n#define LANES ((mask)({numbers}))\n"
 
 
-def _source(stage: Stage, source: DType, given: DType, target: DType, layout: Layout, chosen: FoldLayout) -> str:
-    values = value_functions([source, given], [target], stage.compute, layout)
+def _source(stage: Stage, source: DType, given: DType, target: DType, layout: opencl_text.Layout, chosen: FoldLayout) -> str:
+    values = opencl_text.value_functions([source, given], [target], stage.compute, layout)
     defines = {"SRC": source.c_storage, "GIVEN": given.c_storage, "DST": target.c_storage, "LOAD": f"load_{source.name}",
                "LOAD_GIVEN": f"load_{given.name}", "STORE": f"store_{target.name}", "WIDTH": layout.width, "LOCAL": chosen.local,
                "SPAN": chosen.span, "TILE": chosen.tile}  # fmt: skip
@@ -194,7 +183,7 @@ def _launch_stage(
     columns = chosen.kernel in ("reduce_columns", "reduce_tile")
     aligned = (shape.inner if columns else shape.length) % chosen.width == 0
     integer, cpu = index_type(math.prod(shape)), profile_of(queue).device_type == "cpu"
-    layout = Layout(0, chosen.width, aligned, integer, cpu, whole=columns and aligned)
+    layout = opencl_text.Layout(0, chosen.width, aligned, integer, cpu, whole=columns and aligned)
     tensors = (x, x if given is None else given, target)
     types = tuple(DTYPES[t.dtype] for t in tensors)
     key = (stage.row.name, "reduce", stage, types, layout, chosen._replace(slices=1))
@@ -325,47 +314,34 @@ def _map_row(row: Reduction) -> Pointwise:
     return Pointwise(f"{row.name}_map", row.map, (None, None), row.ref, params=row.params, inputs=("x", "given"))
 
 
-def _text_function(text: str, names: tuple[str, ...], compute: str) -> Callable[..., Any]:
-    return numpy_function(_text_body(text, names), compute)
-
-
-@cache
-def _text_body(text: str, names: tuple[str, ...]) -> Body:
-    return Body(names, (), (("result", parse(text)),), ("result",))
-
-
 def _reduce_numpy(
     row: Reduction, x: Tensor, axes: tuple[int, ...], shape: tuple[int, ...], compute: str, result: DType, count: int,
     params: Sequence[float],
 ) -> Tensor:  # fmt: skip
     kept = folded_shape(x.shape, axes, True)
-    numbers = [as_compute(value, compute) for value in params]
+    numbers = dict(zip(row.params, params, strict=True))
     v1 = as_compute(0, compute)
     if count == 0 or not math.prod(kept):
-        folded = np.full(kept, _neutral(row, compute), _numpy_type(compute))
+        folded = np.full(kept, _neutral(row, compute), v1.dtype)
         v1 = folded * np.nan if row.given else v1
         with np.errstate(all="ignore"):
-            (value,) = _text_function(row.finish, ("v0", "v1", "n", *row.params), compute)(folded, v1, as_compute(count, compute), *numbers)
+            value = formula_of_arrays(row.finish, {"v0": folded, "v1": v1}, {"n": count, **numbers}, compute)
         host = np.broadcast_to(np.asarray(value).reshape(shape) if np.size(value) == math.prod(shape) else value, shape)
         return Tensor.from_host(x.queue, np.ascontiguousarray(host).reshape(shape), result.name)
     if row.given:
         first = _row_named(row.given)
         v1 = as_compute(_fold(first, x, axes, True, tuple(first.params.values()), dtype=STORED[compute]), compute)
     with np.errstate(all="ignore"):
-        (mapped,) = _text_function(row.map, ("v0", "v1", *row.params), compute)(as_compute(x, compute), v1, *numbers)
+        mapped = formula_of_arrays(row.map, {"v0": as_compute(x, compute), "v1": v1}, numbers, compute)
         folded = _combine_numpy(row, np.broadcast_to(mapped, x.shape), axes, compute)
-        (value,) = _text_function(row.finish, ("v0", "v1", "n", *row.params), compute)(folded, v1, as_compute(count, compute), *numbers)
+        value = formula_of_arrays(row.finish, {"v0": folded, "v1": v1}, {"n": count, **numbers}, compute)
     return from_compute(np.asarray(value).reshape(shape), shape, result, x.queue, (x,))
-
-
-def _numpy_type(compute: str) -> np.dtype:
-    return DTYPES[STORED[compute]].storage
 
 
 def _neutral(row: Reduction, compute: str) -> float:
     if row.neutral not in ("LOWEST", "HIGHEST"):
         return float(row.neutral)
-    kind = _numpy_type(compute)
+    kind = as_compute(0, compute).dtype
     limits = np.iinfo(kind) if kind.kind in "iu" else None
     low, high = (limits.min, limits.max) if limits else (-math.inf, math.inf)
     return low if row.neutral == "LOWEST" else high
@@ -373,16 +349,15 @@ def _neutral(row: Reduction, compute: str) -> float:
 
 def _combine_numpy(row: Reduction, x: np.ndarray, axes: tuple[int, ...], compute: str) -> np.ndarray:
     """Fold with NumPy and keep the axes: with a ufunc if ``combine`` is one (float32 sums in float64), else by combining halves."""
-    ufunc = UFUNCS.get(row.combine)
+    ufunc = opencl_text.UFUNCS.get(row.combine)
     if ufunc is not None:
         wide = np.float64 if compute == "float" and ufunc in (np.add, np.multiply) else None
-        return ufunc.reduce(x, axis=axes, keepdims=True, dtype=wide).astype(_numpy_type(compute), copy=False) if axes else x
-    combine = _text_function(row.combine, ("v0", "v1"), compute)
+        return ufunc.reduce(x, axis=axes, keepdims=True, dtype=wide).astype(as_compute(0, compute).dtype, copy=False) if axes else x
     kept = folded_shape(x.shape, axes, True)
     x = np.moveaxis(x, axes, range(len(axes))).reshape(-1, *(n for a, n in enumerate(x.shape) if a not in axes))
     while len(x) > 1:
         half = len(x) // 2
-        (pairs,) = combine(x[:half], x[half : 2 * half])
+        pairs = formula_of_arrays(row.combine, {"v0": x[:half], "v1": x[half : 2 * half]}, {}, compute)
         x = np.concatenate([pairs, x[2 * half :]])
     return x[0].reshape(kept)
 
@@ -391,10 +366,10 @@ def _combine_numpy(row: Reduction, x: np.ndarray, axes: tuple[int, ...], compute
 
 
 @lru_cache(maxsize=256)
-def _formula(text: str, inputs: tuple[str, ...], scalars: tuple[str, ...] = ()) -> Body:
+def _formula(text: str, inputs: tuple[str, ...], scalars: tuple[str, ...] = ()) -> opencl_text.Body:
     used = names_read_by(text)
     kept = tuple(name for name in inputs if name in used)
-    return Body(kept, tuple(name for name in scalars if name in used), (("out", parse(text)),), ("out",))
+    return opencl_text.Body(kept, tuple(name for name in scalars if name in used), (("out", parse(text)),), ("out",))
 
 
 SAME = _formula("v0", ("v0",))
@@ -413,8 +388,8 @@ def formula(
 def formula_of_arrays(text: str, bound: dict[str, Any], numbers: dict[str, Any], real: str) -> np.ndarray:
     """Compute an expression over arrays and numbers."""
     body = _formula(text, tuple(bound), tuple(numbers))
-    kind = _numpy_type(real).type
-    return numpy_function(body, real)(*(bound[name] for name in body.inputs), *(kind(numbers[name]) for name in body.scalars))[0]
+    scalars = (as_compute(numbers[name], real) for name in body.scalars)
+    return opencl_text.numpy_function(body, real)(*(bound[name] for name in body.inputs), *scalars)[0]
 
 
 def busy(queue: Any, count: int, inner: int) -> bool:

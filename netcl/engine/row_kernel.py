@@ -19,20 +19,20 @@ from netcl.engine import rows
 from netcl.engine.launch import index_type
 from netcl.engine.map_kernel import merged_axes, steps_of
 from netcl.engine.opencl_text import (
-    C_LIMITS,
     SEPARATE,
     Body,
     Layout,
     Port,
+    c_function,
+    c_neutral,
+    folded_lanes,
     helper_functions,
     renamed,
-    rotated,
     rounded,
     scalar_load,
     statements,
     value_functions,
 )
-from netcl.engine.registry import parse
 
 #: Functions whose values a CPU stores for the next pass, because computing them again is slower.
 _SLOW = {"EXP", "EXP_BELOW", "EXPM1", "LOG", "LOG1P", "LOG2",
@@ -151,22 +151,18 @@ class _Row:
                 body.append(f"store_{stored}(u_s{k}, i, left, s{k});")
         for k in folds:
             fold, x = self.steps[k].body, self.steps[k].refs[0]
-            body.append(f"t{k} = combine{self.combines.index(fold)}(t{k}, IN_RANGE({x}, {self.neutral(fold)}));")
+            body.append(f"t{k} = combine{self.combines.index(fold)}(t{k}, IN_RANGE({x}, {c_neutral(fold.neutral, self.real)}));")
         body += [f"store_{p.dtype.name}(q_{p.name} + row * inner, i, left, {p.name});" for _, p in self.written(level, "map")]
         for k, port in self.written(level, "columns"):
             x, kind, place = self.steps[k].refs[0], port.dtype.name, f"q_s{k} + item * inner, i, left"
             body.append(f"store_{kind}({place}, row == first ? {x} : {x} + load_{kind}({place}));")
-        text = [f"real t{k} = {self.neutral(self.steps[k].body)};" for k in folds]
+        text = [f"real t{k} = {c_neutral(self.steps[k].body.neutral, self.real)};" for k in folds]
         text += ["for (INT i = lane * WIDTH; i < inner; i += GROUP * WIDTH) {", "  const INT left = LEFT;"]
         text += [*(f"  {line}" for line in body), "}"]
         for k in folds:
             value = f"across{self.combines.index(self.steps[k].body)}(t{k}, parts, lane)"
             text.append(f"const real s{k} = {rounded(self.steps[k].rounds or None, value)};")
         return text
-
-    def neutral(self, fold: RowFold) -> str:
-        low, high = C_LIMITS[self.real]
-        return f"(real)({ {'LOWEST': low, 'HIGHEST': high}.get(fold.neutral, fold.neutral) })"
 
     def whole(self) -> list[str]:
         """Return the body of the loop over rows: passes, and between them the formulas on folded values."""
@@ -193,9 +189,8 @@ def _combine_functions(row: _Row, width: int, group: int) -> str:
     """Return, per kind of fold, functions that combine two values, all lanes of a vector, and all work-items of a group."""
     parts = []
     for j, fold in enumerate(row.combines):
-        (line,) = statements(Body((), (), (("result", parse(fold.combine)),), ()), row.real)
-        parts.append(f"real combine{j}(const real v0, const real v1) {{ {line} return result_; }}")
-        lanes = "".join(f" x = combine{j}(x, x.s{rotated(width, by)});" for by in (8, 4, 2, 1) if by < width)
+        parts.append(c_function(f"combine{j}", fold.combine, ("v0", "v1"), row.real))
+        lanes = folded_lanes(f"combine{j}", width)
         share = f"""
   barrier(CLK_LOCAL_MEM_FENCE);
   parts[lane] = x;
