@@ -359,6 +359,7 @@ TYPE = r"(?:(?:u?(?:char|short|int|long)|float|double|half|real|element)\d*|size
 DECLARED = re.compile(rf"\b{TYPE}\b(?:\s*\*)?(?:\s*(?:const|restrict))*\s*\b([A-Z]\w*)\s*(?=[,)=;\[])")
 
 
+OPERAND_MACROS = ("T", "REAL", "LOAD", "STORE", "VLOAD", "VSTORE", "VSTREAM")  # of launch.kernel and rows.row_kernel
 MACRO_PARAMETERS = re.compile(r"^\s*#\s*define\s+\w+\(([^)]*)\)", re.M)
 TYPEDEF = re.compile(r"\btypedef\b[^;]*?\b([A-Z]\w*)\s*;")
 
@@ -370,13 +371,14 @@ def macros_of(text: str) -> set[str]:
 @pytest.mark.parametrize("path", KERNELS, ids=name_of)
 def test_every_macro_of_a_kernel_file_has_a_default(path):
     """A macro is defaulted in its file, a shared one beside it, or the preamble; what generated code must bring is named in the
-    file's first comment."""
+    file's first comment, and so are operands, which have macros for their type, loads and stores."""
     whole = path.read_text(encoding="utf-8")
     text = re.sub(r"//[^\n]*|/\*.*?\*/", " ", whole, flags=re.S)
     shared = [PACKAGE / "core/kernels/preamble.cl", PACKAGE / "engine/macros.cl", PACKAGE / "engine/rows.cl", *path.parent.glob("*.cl")]
     known = set().union(*(macros_of(file.read_text(encoding="utf-8")) for file in shared))
     known |= {*DECLARED.findall(text), *TYPEDEF.findall(text), *re.findall(r"\w+", " ".join(MACRO_PARAMETERS.findall(text)))}
-    known |= set(re.findall(r"\b[A-Z]\w*", re.match(r"(//[^\n]*\n)*", whole)[0]))
+    named = set(re.findall(r"\b[A-Z]\w*", re.match(r"(//[^\n]*\n)*", whole)[0]))
+    known |= named | {f"{operand}_{end}" for operand in named for end in OPERAND_MACROS}
     used = {word for word in re.findall(r"\b[A-Z][A-Z0-9_]*\b", text) if not OPENCL_NAMES.fullmatch(word)}
     assert sorted(used - known) == []
 

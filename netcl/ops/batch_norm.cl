@@ -1,7 +1,4 @@
-// Batch norm of whole channels in one launch, or of channels in parts. Macros of norm.cl and rows.cl: X_T X_LOAD X_VLOAD Z_T Z_LOAD Z_VLOAD
-// W_T B_T M_T M_LOAD M_STORE M_VLOAD R_T Y_T Y_STORE Y_VSTORE K_T REAL VEC GROUP SIZED SHARED SHARED_PASS LANE COLUMNS STRIP VARIANCE
-// WEIGHT_OF WEIGHT_LANES WEIGHT_AT BIAS_OF BIAS_LANES BIAS_AT UPSTREAM_LANES UPSTREAM_AT FLIGHT LONG_FLIGHT FOR_FLIGHTS IN_FLIGHT RUNS
-// VECTOR_AT FOR_VECTORS FOR_REST FOR_ROWS.
+// Batch norm of whole channels in one launch, or of channels in parts. Operands X Z K W B M R Y, as in norm.cl.
 
 #ifndef APPLIES  // 0: the statistics only
 #define APPLIES 1

@@ -1,7 +1,5 @@
 // Cross entropy of logits (or of log-probabilities) with class labels or with probabilities; its reduction; its gradient.
-// Operands: X logits, L labels or probabilities, W class weights, M logarithms and sums, G upstream gradient, Y result
-// (X_T X_LOAD X_VLOAD L_T L_REAL L_LOAD L_VLOAD W_T W_LOAD W_VLOAD M_T M_LOAD M_STORE G_T G_LOAD Y_T Y_STORE Y_VSTORE); the rest is of rows.cl: REAL
-// VEC GROUP LANE LOCAL SIZED SHARED LOWEST GROUP_MAX GROUP_SUM FOR_VECTORS FOR_REST FOR_ROWS.
+// Operands: X logits, L labels or probabilities, W class weights, M logarithms and sums, G upstream gradient, Y result.
 
 #pragma OPENCL FP_CONTRACT OFF  // 16-bit logits then give the loss of their float32 copy, bit for bit
 

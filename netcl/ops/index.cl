@@ -1,5 +1,5 @@
 // Gathering and adding by index. Indices out of range are never followed: they give zeros, or are left out, and leave a mark.
-// Operands: IDX indices (IDX_T IDX_LOAD), X what is added (X_T X_REAL X_LOAD X_STORE).
+// Operands: IDX indices, X what is added.
 #ifndef T  // the element of what is only moved: uchar, ushort, uint, ulong or uint4, by its bytes
 #define T uint
 #endif

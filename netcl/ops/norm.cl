@@ -1,10 +1,7 @@
 // Normalisation: what its kernels share. norm_rows.cl folds rows (layer, RMS, group and instance norm), batch_norm.cl channels of (images,
 // channels, span) tensors or, where there are few channels or the span is 1, parts of them, as norm_sums.cl does for the gradients.
 // Operands: X input or upstream gradient, Z the input in gradients, K the result of a ReLU behind the norm, W weight, B bias, M statistics
-// and sums, R running statistics, Y result (X_T X_LOAD X_VLOAD, Z_T Z_LOAD Z_VLOAD, K_T K_LOAD K_VLOAD, W_T W_LOAD
-// W_VLOAD, B_T B_LOAD B_VLOAD, M_T M_LOAD M_STORE M_VLOAD M_VSTORE,
-// R_T R_LOAD R_STORE, Y_T Y_STORE Y_VSTORE); the rest is of rows.cl: REAL VEC GROUP LANE SIZED SHARED SHARED_ARG SHARED_PASS JOIN
-// GROUP_SUM SUM_VECTORS LANES_OF STORE_LANES_OF FOR_VECTORS FOR_REST FOR_ROWS.
+// and sums, R running statistics, Y result.
 
 #ifndef HAS_WEIGHT
 #define HAS_WEIGHT 1

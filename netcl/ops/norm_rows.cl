@@ -1,7 +1,4 @@
-// Normalisation of rows: layer, RMS, group and instance norm. Macros of norm.cl and rows.cl: X_T X_LOAD X_VLOAD Z_T Z_LOAD Z_VLOAD W_T B_T
-// M_T M_LOAD M_STORE M_VLOAD M_VSTORE Y_T Y_STORE Y_VSTREAM REAL SIZED SHARED LANE GROUP_SUM GROUP_SUMS SUMS CENTERED WEIGHT_OF
-// WEIGHT_LANES WEIGHT_AT BIAS_OF BIAS_LANES BIAS_AT FOR_VECTORS FOR_REST FOR_ROWS SUM_VECTORS FOR_CHAINS
-// HELD FOR_HELD FETCH_AHEAD.
+// Normalisation of rows: layer, RMS, group and instance norm. Operands X Z W B M Y, as in norm.cl.
 
 // Row r holds `channels` channels of its group, r % groups. Two passes, since sums of squares lose what a large mean swamps.
 SIZED __kernel void norm_rows(__global const X_T* x, __global const W_T* weight, __global const B_T* bias, __global Y_T* y,

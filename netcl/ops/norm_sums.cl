@@ -1,5 +1,4 @@
-// The sums that are gradients of weight and bias, in parts. Macros of norm.cl and rows.cl: K_T X_T Z_T M_T M_LOAD M_STORE VEC LOCAL GROUP
-// SIZED SHARED SHARED_PASS LANE COLUMNS STRIP.
+// The sums that are gradients of weight and bias, in parts. Operands X Z K M, as in norm.cl.
 
 // With COLUMNS, statistics are per image (layer norm: per_image = 1) or per column (batch norm: per_image = 0).
 SIZED __kernel void sum_parts(__global const X_T* g, __global const K_T* kept, __global const Z_T* x, __global const M_T* means,

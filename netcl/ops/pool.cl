@@ -1,6 +1,6 @@
 // Pooling of images, with LINE_OF of images.cl. Gradients gather: a pixel asks the windows that hold it, so nothing is added concurrently.
 // CPUs with planes for every core do better by pool_planes.cl.
-// Operands: X what is read (X_T X_REAL X_LOAD), Y what is written (Y_T Y_STORE), I places of the largest values (I_T I_STORE I_LOAD).
+// Operands: X what is read, Y what is written, I places of the largest values.
 
 // Of a pooling; images have H x W pixels, results OH x OW.
 #define SIZE_NUMBERS                                                                                                  \

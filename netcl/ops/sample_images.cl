@@ -1,6 +1,5 @@
 // Values of images at the points of a grid. The gradient of the images scatters, one plane per work-item, in order; that of the grid gathers.
-// Operands: X what is read (X_T X_LOAD), D gradients that come in (D_T D_LOAD), G coordinates (G_T G_LOAD), Y what is written (Y_T
-// Y_STORE).
+// Operands: X what is read, D gradients that come in, G coordinates, Y what is written.
 
 // Options, as one argument: how an image is read is decided while running, so that a dtype has one program.
 #define LINEAR(how) ((how) & 1)  // else the nearest pixel

@@ -1,6 +1,5 @@
 // Softmax and log-softmax over rows and over columns, and their gradients.
-// Operands: X input or upstream gradient, P the softmax in gradients, Y result (X_T X_LOAD X_VLOAD P_T P_LOAD P_VLOAD Y_T Y_LOAD Y_STORE
-// Y_VLOAD Y_VSTORE); the rest is of rows.cl: VEC HELD FOR_HELD SUM_VECTORS LARGER SIZED SHARED LOWEST GROUP_MAX GROUP_SUM LANES_OF STORE_LANES_OF FOR_VECTORS FOR_REST FOR_ROWS.
+// Operands: X input or upstream gradient, P the softmax in gradients, Y result.
 
 #ifndef LOGARITHM
 #define LOGARITHM 0  // 1: the logarithm of softmax

@@ -3,8 +3,7 @@
 // Scores: every lane of a vector is one query (or key), so the other side is read in place as scalars, no product needs a sum over lanes,
 // and only the LANES rows are packed, once. Scores of a block live in BLOCK vectors; no matrix of all scores exists.
 // Results: lanes are elements of a head where vectors divide its size (add_rows); elsewhere they are queries or keys (gather, unpack).
-// Operand X: queries, keys, values, results and gradients (X_T, which is REAL); M: mask (M_T M_LOAD); S: sums and logarithms (S_T S_LOAD
-// S_STORE).
+// Operands: X queries, keys, values, results and gradients (X_T is REAL); M mask; S sums and logarithms.
 
 #ifndef LANES  // queries of a work-item: 16 or 8
 #define LANES 16

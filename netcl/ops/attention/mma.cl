@@ -4,7 +4,7 @@
 // Rows and blocks lie in local memory; scores and sums are fragments in registers (ptx.cl), and scores become the left operand of the
 // second product where they are: within a fragment the keys of a sum may come in any order. With TERMS 2, float32 is split into two TF32.
 // matmul/ptx.cl: LOCAL_AT, COPY_16, COPIES_COMMIT, COPIES_WAIT, FRAGMENTS, FRAGMENTS_TURNED, WORD, FROM_LANE, MMA_TF32.
-// Operand X: queries, keys, values, results and gradients (X_T X_LOAD); M: mask (M_T M_LOAD); S: sums and logarithms (S_T S_LOAD S_STORE).
+// Operands: X queries, keys, values, results and gradients; M mask; S sums and logarithms.
 #ifndef WARPS
 #define WARPS 4
 #endif

@@ -4,8 +4,8 @@
 // Each work-item holds RY x RX scores in registers and, of the result, RY rows of OWN elements of every chunk. The head is read in chunks
 // of CHUNK elements, so local memory does not depend on its size; no matrix of all scores exists. Local memory is read and written in
 // quads of four elements, which lie permuted within a row so that work-items side by side find theirs in different banks.
-// Operand X: queries, keys, values, results and gradients (X_T X_LOAD X_STORE); M: mask (M_T M_LOAD); S: sums and logarithms (S_T S_LOAD
-// S_STORE). Where rows are whole quads, X_QUAD(p) reads one and X_QUAD_STORE(p, v) writes one.
+// Operands: X queries, keys, values, results and gradients; M mask; S sums and logarithms. Where rows are whole quads, X_QUAD(p) reads one
+// and X_QUAD_STORE(p, v) writes one.
 
 #ifndef TX  // work-items along a row of scores; a power of two, at least 8
 #define TX 16

@@ -1,7 +1,6 @@
 // Products on the tile registers of x86 CPUs with amx_bf16, by inline assembly: no part of OpenCL C, so only where amx.py has tried it.
-// Operands become TERMS values of bfloat16 that add up to them; their products are summed in float32. Macros of epilogue.cl: A_T A_LOAD B_T
-// B_LOAD C_T C_STORE BIAS_T. The kernel that multiplies ends in vectors (line.cl: BIAS_LANES C_LANES), the one that repairs in single values,
-// so each of them is in a program of its own.
+// Operands become TERMS values of bfloat16 that add up to them; their products are summed in float32. Operands A B C BIAS. The kernel that
+// multiplies ends in vectors (BIAS_LANES C_LANES), the one that repairs in single values: each of them is in a program of its own.
 //   a: [term][tile of 16 rows][tile of 32 k][16][32]        b: [term][tile of 16 columns][tile of 32 k][16 pairs of k][16][2]
 #ifndef TERMS
 #define TERMS 1  // 1: operands rounded to bfloat16; 2: three products, to about 2^-16; 3: six, to float32

@@ -1,8 +1,7 @@
 // c = op(a) op(b) for at most ROWS rows of a, as fast as memory gives b: LANES work-items share the depth of COLUMNS columns, in quads, and
 // every work-item has DEPTH loads in flight. Work-groups have ITEMS work-items; k, and n where TRANS_B is 0, are multiples of four.
 //   TRANS_B 1: b is n x k and a quad lies along k.  0: b is k x n, a quad is four columns, and COLUMNS is 4.
-// From reads.cl: TRANS_B A_QUAD B_QUAD; from epilogue.cl: REAL FINISHED; from decode.cl, where it comes before (TRANS_B 1, and COLUMNS 2 if
-// GATED): EXTRA_POINTERS NORM NORMED GATED GATED_VALUE.
+// decode.cl may come before, which gives GATED_VALUE; TRANS_B is then 1, and COLUMNS 2 if GATED.
 #ifndef EXTRA_POINTERS
 #define EXTRA_POINTERS
 #define NORM 0

@@ -1,5 +1,5 @@
 // C = A B for row-major matrices: the kernel that build_matmul_kernel hands out. A work-group does one TILE x TILE block of C.
-// Operands: X the dtype of all three (X_T X_REAL X_LOAD X_STORE).
+// Operand X: all three.
 #ifndef TILE
 #define TILE 16
 #endif
