@@ -272,7 +272,10 @@ class BufferPool:
     def _no_room(self, nbytes: int, what: str, reason: str) -> str:
         stats, device = self.stats, self.context.devices[0]
         held = f"{_size(stats.bytes_allocated)} of which {_size(stats.bytes_cached)} free"
-        return message("allocate", reason, f"largest live tensors: {_largest_live(self) or 'none'}; {program.MAKE_ROOM}",
+        tensors = [o for o in gc.get_objects() if type(o).__name__ == "Tensor" and getattr(o, "lease", None) is not None]
+        mine = sorted((t for t in tensors if t.pool_handle.pool is self), key=lambda t: -t.nbytes)
+        largest = ", ".join(f"{t.shape} {t.dtype} {_size(t.pool_handle.nbytes)}" for t in mine[:3])
+        return message("allocate", reason, f"largest live tensors: {largest or 'none'}; {program.MAKE_ROOM}",
                        tensor=what or "buffer", bytes=nbytes, limit=self.limit, device=device.name, pool=held)  # fmt: skip
 
     def adopt_array(self, array: np.ndarray) -> BufferHandle:
@@ -625,12 +628,6 @@ def live_buffers() -> list[Any]:
     """List every buffer of pools and leases; a forked child keeps them so that they are not destroyed twice."""
     leased = [o.buffer for o in gc.get_objects() if type(o) is BufferHandle and o.buffer is not None]
     return leased + [buffer for pool in list(pools) for buffer in pool.buffers()]
-
-
-def _largest_live(pool: BufferPool) -> str:
-    tensors = [o for o in gc.get_objects() if type(o).__name__ == "Tensor" and getattr(o, "lease", None) is not None]
-    mine = sorted((t for t in tensors if t.pool_handle.pool is pool), key=lambda t: -t.nbytes)
-    return ", ".join(f"{t.shape} {t.dtype} {_size(t.pool_handle.nbytes)}" for t in mine[:3])
 
 
 def _size(nbytes: float) -> str:

@@ -28,7 +28,8 @@ def tensor_html(x: Any) -> str:
         return f"<pre>{html.escape(repr(x))}</pre>"
     values = x.detach().to_host().reshape(-1, x.shape[-1])
     rows, columns = (_ends(n) for n in values.shape)
-    cells = [["..." if i is None or j is None else _number_text(values[i, j]) for j in columns] for i in rows]
+    form = "{:.4g}" if values.dtype.kind == "f" else "{}"
+    cells = [["..." if i is None or j is None else form.format(values[i, j]) for j in columns] for i in rows]
     return html_table(caption, [], cells)
 
 
@@ -36,7 +37,3 @@ def _ends(count: int) -> list[int | None]:
     """Return the indices of an axis to show; ``None`` marks the place of omitted ones."""
     half = _MOST // 2
     return [*range(count)] if count <= _MOST else [*range(half), None, *range(count - half, count)]
-
-
-def _number_text(value: Any) -> str:
-    return f"{value:.4g}" if value.dtype.kind == "f" else str(value)

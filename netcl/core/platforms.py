@@ -131,7 +131,8 @@ class Places:
         elif name:
             read = (Path(text),)
         others = tuple(folder for folder in (LOADER_FOLDER, *OTHER_FOLDERS) if folder not in read)
-        return cls(read, others, wheel_folder, bundled, _prefixes(), tuple(_library_folders()), named, DRIVERS)
+        prefixes = dict.fromkeys([sys.prefix, *([site.getuserbase()] if site.ENABLE_USER_SITE else [])])
+        return cls(read, others, wheel_folder, bundled, tuple(map(Path, prefixes)), tuple(_library_folders()), named, DRIVERS)
 
 
 @dataclass
@@ -178,11 +179,6 @@ def _bundled_loader() -> bool:
     """Whether pyopencl includes its own loader, as its wheels do."""
     folder = _wheel_folder()
     return folder is not None and any(folder.glob("libOpenCL*"))
-
-
-def _prefixes() -> tuple[Path, ...]:
-    user = [site.getuserbase()] if site.ENABLE_USER_SITE else []
-    return tuple(Path(folder) for folder in dict.fromkeys([sys.prefix, *user]))
 
 
 def _library_folders() -> Iterator[Path]:

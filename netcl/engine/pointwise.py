@@ -21,7 +21,7 @@ from netcl.engine.lazy_graph import defer, worth_deferring
 from netcl.engine.map_kernel import INTEGRAL, as_compute, as_integer, from_compute, fusable, map_kernel, plan_map
 from netcl.engine.modes import deferral, in_mode
 from netcl.engine.opencl_text import Body, forward_body, numpy_function, vjp_body
-from netcl.engine.operands import SCALARS, Operand, check_out, check_same_device, common_dtype, common_shape, operands
+from netcl.engine.operands import SCALARS, check_out, check_same_device, common_dtype, common_shape, operands
 from netcl.engine.plan import MOST_PLANS, Plan, plan_cache
 from netcl.engine.registry import Choice, Pointwise
 
@@ -299,12 +299,15 @@ def _vjp_kernel(
         plan = None
     if plan is None or deferral.mode is not None:
         targets = [DTYPES[x.dtype] for x, w in zip(values, wanted, strict=True) if w]
-        compute = _float_compute(inputs, targets)
+        wide = any(x.dtype == "float64" for x in inputs if isinstance(x, Tensor)) or DTYPES["float64"] in targets
+        compute = "double" if wide else "float"
         wait = deferral.mode is not None or worth_deferring(queue, g.shape)
         if wait and all(fusable(queue, g.shape, compute, target, inputs) for target in targets):
             return [_deferred_vjp(row, i, given, params, compute) for i, w in enumerate(wanted) if w]
         if isinstance(queue, CPUQueue):
-            return _vjp_numpy(body, queue, inputs, scalars, targets, g.shape)
+            with np.errstate(all="ignore"):
+                values_of = numpy_function(body, compute)(*(as_compute(x, compute) for x in (*inputs, *scalars)))
+            return [from_compute(v, g.shape, dtype, queue, inputs) for v, dtype in zip(values_of, targets, strict=True)]
         plan = plan_map(f"{row.name}_vjp", queue, body, inputs, targets, compute, len(scalars), g.shape)
         plan_cache(queue)[key] = plan
     numbers = [plan.cast(x) for x in inputs if not isinstance(x, Tensor)]
@@ -318,16 +321,3 @@ def _deferred_vjp(row: Pointwise, i: int, given: Sequence[Any], params: Mapping[
     numbers = [float(params[name]) for name in body.scalars]
     g, dtype = given[0], DTYPES[given[2 + i].dtype]
     return defer(f"{row.name}_vjp", body, [given[k] for k in read], numbers, g.shape, dtype, compute, g.queue)
-
-
-def _float_compute(inputs: Sequence[Any], targets: Sequence[DType]) -> str:
-    return "double" if any(x.dtype == "float64" for x in inputs if isinstance(x, Tensor)) or DTYPES["float64"] in targets else "float"
-
-
-def _vjp_numpy(
-    body: Body, queue: Any, inputs: Sequence[Operand], scalars: Sequence[float], targets: Sequence[DType], shape: tuple[int, ...]
-) -> list[Tensor]:
-    compute = _float_compute(inputs, targets)
-    with np.errstate(all="ignore"):
-        values = numpy_function(body, compute)(*(as_compute(x, compute) for x in (*inputs, *scalars)))
-    return [from_compute(v, shape, dtype, queue, inputs) for v, dtype in zip(values, targets, strict=True)]

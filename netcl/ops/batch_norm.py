@@ -333,7 +333,11 @@ def batch_norm_inference(
     _check_batch("batch_norm", x, weight, bias, mean, var)
     if x.backend == "cpu":
         return launch.run_cpu(_inference_cpu, x, mean, var, weight, bias, eps=eps, fuse_relu=fuse_relu)
-    ends = fuse_relu and _selects_fused(x)
+    ends = fuse_relu
+    if fuse_relu:
+        flags = {"training": False, "fuse_relu": True}
+        problem = Problem("batchnorm", (*x.shape[:2], math.prod(x.shape[2:]), 1), x.dtype, flags, profile_of(x.queue))
+        ends = get_kernel_selector().choose(problem, (x.shape,)).variant is KernelVariant.BATCHNORM_FUSED
     y = Tensor.empty(x.shape, x.dtype, queue=x.queue)
     if x.size:
         kind, extra, n_rows, n = _apply_args(x, math.prod(x.shape[2:]))
@@ -341,13 +345,6 @@ def batch_norm_inference(
         args = (x, x if weight is None else weight, x if bias is None else bias, mean, var, y, eps, *extra)
         run_norm_rows(f"norm_apply_{kind}", operands_of(x, x, y, weight, bias, mean), defines, x, n_rows, n, *args)
     return relu(y) if fuse_relu and not ends else y
-
-
-def _selects_fused(x: Tensor) -> bool:
-    """Whether the selector's variant for an inference with ReLU is BATCHNORM_FUSED."""
-    flags = {"training": False, "fuse_relu": True}
-    problem = Problem("batchnorm", (*x.shape[:2], math.prod(x.shape[2:]), 1), x.dtype, flags, profile_of(x.queue))
-    return get_kernel_selector().choose(problem, (x.shape,)).variant is KernelVariant.BATCHNORM_FUSED
 
 
 @composite(

@@ -232,15 +232,11 @@ def setitem(x: Tensor, index: Any, value: Any) -> Tensor:
         shape = result_shape(selected)
         copy_block(shape, given, 0, _broadcast(given, shape), x, *block_of(selected, dense(x.shape)))
         return x
-    places = _index_places(x, index)
+    from netcl import ops
+
+    positions = Tensor.from_host(x.queue, np.arange(x.size, dtype=np.int64).reshape(x.shape))
+    places = ops.function("getitem")(positions, index)
     whole = Tensor.empty(places.shape, x.dtype, queue=x.queue)
     copy_block(places.shape, given, 0, _broadcast(given, places.shape), whole, 0, dense(places.shape))
     put_flat("setitem", x, places, whole)
     return x
-
-
-def _index_places(x: Tensor, index: Any) -> Tensor:
-    """Return the position in the flattened ``x`` of each element of ``x[index]``, by indexing a tensor of these positions."""
-    from netcl import ops
-
-    return ops.function("getitem")(Tensor.from_host(x.queue, np.arange(x.size, dtype=np.int64).reshape(x.shape)), index)

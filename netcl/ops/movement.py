@@ -642,16 +642,14 @@ def roll(x: Tensor, shifts: SizesArgument, axis: SizesArgument | None = None) ->
     pairs = {at: amount % max(x.shape[at], 1) for amount, at in zip(amounts, axes, strict=True)}
     out = Tensor.empty(x.shape, x.dtype, queue=x.queue)
     strides = dense(x.shape)
-    pieces = [_rolled(n, pairs.get(i, 0)) for i, n in enumerate(x.shape)]
+    pieces = []  # of each axis, the one or two pieces as (length, source position, target position)
+    for i, n in enumerate(x.shape):
+        amount = pairs.get(i, 0)
+        pieces.append([(n - amount, 0, amount), (amount, n - amount, 0)] if amount else [(n, 0, 0)])
     for block in product(*pieces):
         source, target = (sum(piece[side] * stride for piece, stride in zip(block, strides, strict=True)) for side in (1, 2))
         copy_block([piece[0] for piece in block], x, source, strides, out, target, strides)
     return out
-
-
-def _rolled(n: int, amount: int) -> list[tuple[int, int, int]]:
-    """Return the one or two pieces of a rolled axis as (length, source position, target position)."""
-    return [(n - amount, 0, amount), (amount, n - amount, 0)] if amount else [(n, 0, 0)]
 
 
 # ---- triangles

@@ -149,20 +149,12 @@ def _batches(queue: Any, sizes: Sequence[int], slots: int, block: int) -> tuple[
         members = full[at : at + slots]
         rows = [(slot, begin, min(begin + block, sizes[i])) for slot, i in enumerate(members) for begin in range(0, sizes[i], block)]
         rows.sort(key=lambda row: row[1] - row[2])
-        rows = [rows[i] for i in _evenly(len(rows))]
+        # Multiples of the golden ratio spread work evenly: PoCL gives half of all groups to the first core that requests work.
+        rows = [rows[i] for i in sorted(range(len(rows)), key=lambda i: i * GOLDEN % 1)]
         padded = (*members, *[members[0]] * (slots - len(members)))
         pick = itemgetter(*padded) if slots > 1 else lambda values, only=members[0]: (values[only],)
         made.append(Batch(pick, Tensor.from_host(queue, np.array(rows, np.int64), persistent=True), len(rows)))
     return tuple(made)
-
-
-def _evenly(count: int) -> list[int]:
-    """Return an order that spreads work evenly: PoCL gives half of all groups to the first core that requests work.
-
-    >>> _evenly(5)
-    [0, 2, 4, 1, 3]
-    """
-    return sorted(range(count), key=lambda i: i * GOLDEN % 1)
 
 
 def _batched(

@@ -155,10 +155,6 @@ def _join_family(x: Tensor, view: Tensor, place: Place) -> None:
     _note(written.copies, view)
 
 
-def _owner_itself(owner: Any) -> Any:
-    return owner
-
-
 def _base(x: Tensor) -> Callable[[], Tensor | None]:
     """Return a function that returns a tensor over the memory of ``x``, or ``None`` after that memory has been released."""
     there, written, kind = weakref.ref(x), weakref.ref(writes_of(x)), (x.shape, x.dtype, x.context, x.queue)
@@ -172,7 +168,7 @@ def _base(x: Tensor) -> Callable[[], Tensor | None]:
         memory_owner = memory_owner if weak else x.array  # a part of an array of the caller's
     elif memory_owner is None:
         memory_owner, weak = x.pool_handle or x.buffer, x.pool_handle is not None
-    held: Callable[[], Any] = weakref.ref(memory_owner) if weak else partial(_owner_itself, memory_owner)
+    held: Callable[[], Any] = weakref.ref(memory_owner) if weak else lambda owner=memory_owner: owner
     del memory_owner
 
     def find() -> Tensor | None:

@@ -75,15 +75,14 @@ class FoldedCommands:
 
     def _compute(self) -> None:
         times = [mark.last for mark in self._read]  # before the commands run: a write in between is noticed next time
-        leases = {value: self._lease_for(value, result) for value, result in self.results.items()}
+        leases = {}
+        for value, result in self.results.items():  # temporary memory if the result is intermediate, or kept for another value
+            kept = result.lease is not None and self._places[result] is value
+            leases[value] = result.lease if kept else self._pool.allocate(value.nbytes)
         buffers = self._given | {value: lease.buffer for value, lease in leases.items()}
         for node in self.nodes:
             self._call(node, buffers)
         self._times = times  # not if a command failed: the next replay computes all of them again
-
-    def _lease_for(self, value: Value, result: KeptValue) -> BufferHandle:
-        """Return the kept memory of ``result``; temporary memory if the result is intermediate, or if it is kept for another value."""
-        return result.lease if result.lease is not None and self._places[result] is value else self._pool.allocate(value.nbytes)
 
 
 def _constant_nodes(nodes: Sequence[CommandNode], outputs: Collection[Value]) -> dict[CommandNode, None]:

@@ -45,12 +45,6 @@ def _strip_rows(high: int, units: int, profile: DeviceProfile) -> int:
                  if units * -(-high // n) >= BUSY_ITEMS * profile.max_compute_units), min(2, high))  # fmt: skip
 
 
-def _reads_fours(job: Job, t: ConvOperands) -> bool:
-    """Whether all rows can be loaded and stored four elements at a time."""
-    known = job.dtype in launch.QUADS and job.ending.stored in _QUAD_STORES
-    return known and job.g.w % STRIP_COLUMNS == job.g.ow % STRIP_COLUMNS == 0 and alignment(t.source, t.weight, t.result) == 16
-
-
 def run_narrow(queue: Any, job: Job, config: KernelConfig, profile: DeviceProfile, t: ConvOperands) -> None:
     """Launch the kernel; a weight gradient is summed in parts if the channels are too few to keep the device busy."""
     g, back = job.g, job.kind == INPUT_GRAD
@@ -60,7 +54,8 @@ def run_narrow(queue: Any, job: Job, config: KernelConfig, profile: DeviceProfil
     high, wide = job.sizes[5:7]
     step = g.stride[0] if spread else 1
     across = -(-wide // STRIP_COLUMNS)
-    quads = _reads_fours(job, t)
+    quads = job.dtype in launch.QUADS and job.ending.stored in _QUAD_STORES  # all rows are loaded and stored four elements at a time
+    quads = quads and g.w % STRIP_COLUMNS == g.ow % STRIP_COLUMNS == 0 and alignment(t.source, t.weight, t.result) == 16
     tiles: dict[str, Any] = {
         "TAPS_H": g.kh, "TAPS_W": g.kw, "STEP_H": g.stride[0], "STEP_W": g.stride[1], "TOP": top, "LEFT": left,
         "CHANNELS": job.sizes[1], "QUADS": int(quads), "X_QUAD(p)": launch.QUADS.get(job.dtype, "0"),

@@ -22,13 +22,6 @@ LARGE_PRODUCTS = 80_000_000  # multiply-adds from which larger tiles are faster
 NARROWEST = 16  # channels and filters of one of several groups
 
 
-def _split_tile(job: Job, config: KernelConfig) -> dict[str, int]:
-    """Return the macros of a tile: BM filters and BN pixels, BK terms per step, TM filters of a work-item."""
-    large = job.filters > 32 and job.products > LARGE_PRODUCTS
-    tile = {"BM": 64, "BN": 32, "BK": 16, "TM": 4} if large else {"BM": 32, "BN": 32, "BK": 32, "TM": 4}
-    return {name: config.extra.get(name, size) for name, size in tile.items()}
-
-
 def suits_split(job: Job, config: KernelConfig, profile: DeviceProfile) -> bool:
     """Whether split sums are requested or, if the policy decides, results are few and neither Winograd nor a single product is faster."""
     able = job.kind != WEIGHT_GRAD and job.dtype == "float32" and profile.max_work_group_size >= 256 and profile.local_mem_size >= 1 << 15
@@ -42,7 +35,9 @@ def suits_split(job: Job, config: KernelConfig, profile: DeviceProfile) -> bool:
 
 def run_split(queue: Any, job: Job, config: KernelConfig, profile: DeviceProfile, t: ConvOperands) -> None:
     """Launch a convolution or an input gradient. Sums are split only if they are long and the tiles do not occupy the device."""
-    g, macros = job.g, _split_tile(job, config)
+    g, large = job.g, job.filters > 32 and job.products > LARGE_PRODUCTS
+    tile = {"BM": 64, "BN": 32, "BK": 16, "TM": 4} if large else {"BM": 32, "BN": 32, "BK": 32, "TM": 4}
+    macros = {name: config.extra.get(name, size) for name, size in tile.items()}
     items, steps = macros["BM"] * macros["BN"] // (4 * macros["TM"]), (1, 1) if job.kind == FORWARD else g.stride
     terms = job.sizes[1] * math.prod(-(-k // step) for k, step in zip((g.kh, g.kw), steps, strict=True))  # of the longest sums
     across, down, third = -(-job.pixels // macros["BN"]), -(-job.filters // macros["BM"]), g.groups * job.classes
