@@ -246,7 +246,6 @@ def _plan_rows(region: Region, options: tuple[str, ...]) -> Plan:
 
 
 def _rows_numpy(region: Region) -> list[Tensor]:
-    """Compute a region over rows on NumPy, node by node."""
     space, real, queue = region.space, region.order[0].real, region.order[0].queue
     assert space is not None
     values: dict[str, Any] = {f"v{j}": as_compute(x, real) for j, x in enumerate(region.leaves)}

@@ -446,7 +446,6 @@ def rounding_functions(names: Iterable[str], compute: str, layout: Layout) -> st
 
 
 def _row_offsets(inputs: Sequence[Port], outputs: Sequence[Port], layout: Layout) -> list[str]:
-    """Return the lines that compute a work-item's row and advance every pointer to it."""
     index = layout.integer
     text = [f"const {index} per_row = (inner + chunk - 1) / chunk;", f"const {index} row = item / per_row;", "if (row >= rows) return;"]
     text += [f"p_{port.name} += row / {_inner_sizes(layout, 0)} * step_{port.name}_0;" for port in inputs]

@@ -199,7 +199,6 @@ def _launch_stage(
 
 
 def _fold_cl(stage: Stage, x: Tensor, given: Tensor | None, target: Tensor, shape: Shape3, args: tuple[Any, ...]) -> None:
-    """Fold on a device, in one stage or two."""
     profile = profile_of(x.queue)
     chosen = fold_layout(shape, x.dtype, profile)
     if chosen.slices == 1:

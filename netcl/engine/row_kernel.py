@@ -212,7 +212,6 @@ def _in_range(width: int) -> str:
 
 
 def _offsets(ports: Sequence[Port], rank: int) -> list[str]:
-    """Return the lines that compute a pointer to the row in each leaf."""
     text = []
     for d in range(rank):
         below = " * ".join(f"size{e}" for e in range(d + 1, rank))

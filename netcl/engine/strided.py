@@ -234,7 +234,6 @@ def _strided_array(x: Tensor, sizes: Sequence[int], start: int, strides: Sequenc
 
 
 def _take_block(x: Tensor, sizes: Sequence[int], start: int, strides: Sequence[int]) -> Tensor:
-    """Copy a strided block of ``x`` to a new tensor."""
     out = Tensor.empty(tuple(sizes), x.dtype, queue=x.queue)
     return _copy_block(sizes, x, start, strides, out, 0, dense(sizes))
 

@@ -72,7 +72,6 @@ class _Waiting(lazy_graph.Product):
         return append_op(name, values, place, shape, dtype) if name in _FOLLOWS else None
 
     def release(self) -> None:
-        """Release the inputs from which the values were computed."""
         self.inputs = ()
         self.extras = Extras(self.extras.finish)
 

@@ -188,7 +188,6 @@ def add_rows(name: str, out: Tensor, index: Tensor, src: Tensor, outer: int, n: 
 
 
 def _key_type(keys: Tensor) -> str:
-    """Return the type of the keys in C."""
     return "uint" if keys.dtype == "int32" else "ulong"
 
 
@@ -312,7 +311,6 @@ def embedding_grad(x: Tensor, index: Tensor, count: int, padding_idx: int | None
 
 
 def _along_axis(name: str, x: Tensor, axis: int, index: Any, src: Tensor | None = None) -> tuple[int, Tensor]:
-    """Return the checked axis and index of a gather or scatter."""
     at, _, n, _ = _around_axis(name, x, axis)
     index = indices(name, index, x, n)
     fits = index.ndim == x.ndim and all(i == at or a <= b for i, (a, b) in enumerate(zip(index.shape, x.shape, strict=True)))

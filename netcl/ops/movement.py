@@ -153,7 +153,6 @@ def reorder(x: Tensor, order: Sequence[int]) -> Tensor:
 
 
 def _reorder_layout(shape: Ints, strides: Ints, order: Sequence[int]) -> ViewPlaces:
-    """Place the result of ``reorder``."""
     return _reordered_axes(shape, strides, tuple(order))
 
 
@@ -213,7 +212,6 @@ def sum_to(F: Any, g: Any, shape: tuple[int, ...]) -> Any:
 
 
 def _expand_layout(have: Ints, strides: Ints, shape: SizesArgument, *more: int) -> ViewPlaces:
-    """Place the result of ``expand``."""
     wanted = sizes_of(shape, more)
     extra = len(wanted) - len(have)
     sizes = tuple(have[i - extra] if n == -1 and i >= extra else n for i, n in enumerate(wanted))
@@ -315,7 +313,6 @@ def strided_slice(x: Tensor, starts: Sequence[int], sizes: Sequence[int], steps:
 
 
 def _slice_layout(shape: Ints, strides: Ints, starts: Sequence[int], sizes: Sequence[int], steps: Sequence[int]) -> ViewPlaces:
-    """Place the result of ``strided_slice``."""
     return _checked_slice("strided_slice", shape, strides, tuple(starts), tuple(sizes), tuple(steps))
 
 
@@ -531,7 +528,6 @@ def split(x: Tensor, sizes: SizesArgument, axis: int = 0) -> tuple[Tensor, ...]:
 
 
 def _split_layout(shape: Ints, strides: Ints, sizes: SizesArgument, axis: int = 0) -> ViewPlaces:
-    """Place the results of ``split``."""
     return _split_parts(shape, strides, sizes if isinstance(sizes, (int, np.integer)) else tuple(sizes), axis)
 
 
@@ -563,7 +559,6 @@ def unbind(x: Tensor, axis: int = 0, *, order: Sequence[int] | None = None) -> t
 
 
 def _unbind_layout(shape: Ints, strides: Ints, axis: int = 0, order: Sequence[int] | None = None) -> ViewPlaces:
-    """Place the results of ``unbind``."""
     return _unbound_parts(shape, strides, axis, tuple(range(len(shape) - 1) if order is None else order))
 
 

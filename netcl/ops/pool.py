@@ -92,7 +92,6 @@ def _check_gradient(name: str, dy: Tensor, w: Windows) -> None:
 
 
 def _run_pool(kernel: str, w: Windows, result: Tensor, *tensors: Tensor, count_pad: bool = True) -> None:
-    """Launch a kernel of ``pool.cl`` that fills ``result``."""
     numbers = (*w.size, *w.outs, *w.kernel, *w.stride, *w.pad, *w.dilation, w.adaptive + 2 * count_pad)
     run_lines("pool.cl", kernel, {}, result, *tensors, math.prod(result.shape[:2]), *numbers)
 

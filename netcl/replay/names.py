@@ -83,7 +83,6 @@ def names_in(code: CodeType) -> Names:
 
 
 def _both(argval: Any) -> tuple[Any, ...]:
-    """Return the names of an instruction, one or two, as a tuple."""
     return argval if isinstance(argval, tuple) else (argval,)
 
 

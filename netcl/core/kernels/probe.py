@@ -62,7 +62,6 @@ class _Child:
         return f"the process ends with {ended}, after: {re.sub(r'0x[0-9a-f]+: ?', '', said)[:200]}"
 
     def close(self) -> None:
-        """End the process."""
         atexit.unregister(self.close)
         self.process.kill()
         self.process.communicate()

@@ -598,7 +598,6 @@ def _with_dropout(F: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, 
 
 
 def _repeated_heads(F: Any, x: Tensor, times: int) -> Any:
-    """Repeat every head ``times`` times."""
     *lead, heads, rows, depth = x.shape
     wide = F.expand(F.reshape(x, (*lead, heads, 1, rows, depth)), (*lead, heads, times, rows, depth))
     return F.reshape(wide, (*lead, heads * times, rows, depth))

@@ -226,7 +226,6 @@ algorithms.add(
 
 
 def _by_product(job: Job, queue: Any, t: ConvOperands, a: Tensor, b: Tensor) -> None:
-    """Run a pass that is one product, with its epilogue."""
     p = replace(columns_product(job), c=job.ending.stored, finish=job.ending, scaled=job.finish is not None)
     multiply_unaligned(queue, p, gemm.Operands(a, b, t.result, None, t.residual, t.scale))
 

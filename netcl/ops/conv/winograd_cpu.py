@@ -130,7 +130,6 @@ def _strip(tiles: Mapping[str, int]) -> int:
 
 
 def _transformed_bytes(channels: int, tiles: int) -> int:
-    """Return the bytes of the transformed inputs of ``tiles`` tiles."""
     return 4 * TILE_PRODUCTS * channels * tiles
 
 

@@ -59,7 +59,6 @@ class _Tile(NamedTuple):
 
 
 def _register_lanes(p: Matmul, profile: DeviceProfile) -> int:
-    """Return the elements of a vector register."""
     return profile.lanes * 4 // p.itemsize
 
 

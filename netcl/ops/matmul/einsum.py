@@ -24,7 +24,6 @@ class _Term:
         return self.x.shape[self.labels.index(label)] if label in self.labels else 1
 
     def ordered(self, labels: str) -> Any:
-        """Return the tensor with its axes in the order of ``labels``."""
         order = [self.labels.index(label) for label in labels]
         return self.x if order == list(range(len(order))) else self.F.permute(self.x, order)
 

@@ -223,7 +223,6 @@ ADDING, PER_PART = 1_400_000, 18  # multiply-adds of a unit in the time that a s
 
 
 def _read_macros(p: Matmul, quads: bool) -> dict[str, Any]:
-    """Return the macros by which kernels load the operands."""
     macros: dict[str, Any] = {"WIDTH": 4 if quads else 1, "TRANS_A": int(p.trans_a), "TRANS_B": int(p.trans_b)}
     return macros | ({"A_QUAD(p)": launch.QUADS[p.a], "B_QUAD(p)": launch.QUADS[p.b]} if quads else {})
 

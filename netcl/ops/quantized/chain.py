@@ -211,7 +211,6 @@ def _pointer_macros(chain: Chain) -> dict[str, str]:
 
 
 def _attention_macros(chain: Chain, attention: Attention) -> dict[str, int | float]:
-    """Return the macros of attend.cl."""
     turned, normed = attention.frequencies, chain.layers[0].query_norm is not None
     return {
         "MOST_TOKENS": chain.tokens, "KEY_HEADS": chain.key_heads, "SHARING": chain.sharing, "DEPTH": chain.depth, "ROWS": chain.rows,

@@ -147,12 +147,10 @@ def _compiled(
 
 
 def _assembly(x: Tensor, p: Packed, dots: bool) -> int:
-    """Return the macro ASM for a product on a CPU."""
     return _cpu_instructions() if (dots or p.kind.plain) and has_dots(x.queue, p.kind) else 0
 
 
 def _fetching(x: Tensor) -> dict[str, int]:
-    """Return the macros AHEAD and LEVEL for a CPU."""
     queue = x.queue
     wide = launch.fetches(queue) and profile_of(queue).vector_width >= 8
     distance, level = _WIDE_AHEAD if wide else launch.ahead(queue) or (0, 3)
