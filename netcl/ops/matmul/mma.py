@@ -10,7 +10,7 @@ dtype. The cost model includes this copy, so small products of that kind use the
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -115,20 +115,14 @@ def copy_cost(p: Matmul, units: int, dtype: str) -> float:
     return sum(gemm.ADDING + gemm.PER_PART * p.batches * side.lines * side.width / units for side in copied)
 
 
-def choices(p: Matmul, units: int, dtype: str) -> Iterator[Tile]:
-    """Yield every tile for a product, with the splits of k that give enough work-groups."""
-    for tile in MMA_TILES[DTYPES[dtype].itemsize]:
-        yield from (tile._replace(splits=splits) for splits in gemm.useful_splits(p, tile, units))
-
-
 def best(p: Matmul, units: int, config: KernelConfig | None = None) -> tuple[Tile, float]:
     """Return the fastest tile by the model and its estimated time; only tiles of the size that ``config`` names, if there are any."""
     dtype = unit_dtype(p) or "float32"
-    found = list(choices(p, units, dtype))
+    tiles: Sequence[Tile] = MMA_TILES[DTYPES[dtype].itemsize]
     if config and config.extra.get("tier") == MMA_TIER:
-        found = [tile for tile in found if tile[:3] == (config.tile_m, config.tile_n, config.tile_k)] or found
-    costs = [gemm.cost(p, tile, units) for tile in found]
-    return found[costs.index(min(costs))], min(costs) + copy_cost(p, units, dtype)
+        tiles = [tile for tile in tiles if tile[:3] == (config.tile_m, config.tile_n, config.tile_k)] or tiles
+    tile, time = gemm.fastest(p, tiles, units)
+    return tile, time + copy_cost(p, units, dtype)
 
 
 def run(queue: Any, p: Matmul, t: Operands, tile: Tile | None = None) -> None:

@@ -87,16 +87,11 @@ def best_tile(p: Matmul, units: int, config: KernelConfig | None = None) -> tupl
     if config and extra.get("tier") == WGMMA_TIER:
         wanted = (config.tile_m, config.tile_n, bool(extra.get("swapped")))
         tiles = [tile for tile in tiles if (tile.m, tile.n, tile.swapped) == wanted] or tiles
-    splits = (extra["splits"],) if "splits" in extra else None
-    found = [tile._replace(splits=parts) for tile in tiles for parts in splits or gemm.useful_splits(p, tile, units)]
-    costs = [gemm.cost(p, _priced(p, tile, dtype), units) for tile in found]
-    return found[costs.index(min(costs))], min(costs) + _BEGIN + mma.copy_cost(p, units, dtype)
-
-
-def _priced(p: Matmul, tile: WarpGroupTile, dtype: str) -> WarpGroupTile:
-    """Return a tile with its rate reduced if the right operand must be transposed."""
-    along = not p.trans_a if tile.swapped else p.trans_b
-    return tile if along or dtype != "float32" else tile._replace(rate=_TURNING * tile.rate)
+    if dtype == "float32":  # the right operand of the units must be contiguous along k
+        turned = {False: not p.trans_b, True: p.trans_a}  # by whether a tile is swapped
+        tiles = [tile._replace(rate=_TURNING * tile.rate) if turned[tile.swapped] else tile for tile in tiles]
+    tile, time = gemm.fastest(p, tiles, units, extra.get("splits"))
+    return tile, time + _BEGIN + mma.copy_cost(p, units, dtype)
 
 
 def instruction(name: str, columns: int, dtype: str, turned: tuple[int, int], first: bool = False) -> str:
