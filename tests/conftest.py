@@ -16,6 +16,7 @@ import subprocess
 import sys
 import zlib
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
@@ -56,6 +57,21 @@ TOL: dict[str, dict[str, float]] = {
     "bfloat16": {"rtol": 1.6e-2, "atol": 1e-3},
     **{name: {"rtol": 0.0, "atol": 0.0} for name in ("int64", "int32", "uint8", "bool")},
 }
+
+
+@contextmanager
+def eager_fusion(least: int) -> Iterator[None]:
+    """Within the block, eager code defers ops from ``least`` elements on; 0 means never. Plans, which hold such decisions, are dropped."""
+    from netcl.core.kernels import program
+    from netcl.engine import lazy_graph
+
+    before, lazy_graph.EAGER_FROM = lazy_graph.EAGER_FROM, least
+    program.forget("plans")
+    try:
+        yield
+    finally:
+        lazy_graph.EAGER_FROM = before
+        program.forget("plans")
 
 
 @dataclass(frozen=True)

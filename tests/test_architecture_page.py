@@ -14,7 +14,7 @@ import pytest
 
 import netcl as nc
 from netcl import nn
-from netcl.engine import lazy_graph
+from tests.conftest import eager_fusion
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = Path(nc.__file__).parent
@@ -95,7 +95,7 @@ def linear_relu(rng) -> Callable[[], object]:
 def test_a_call_does_what_the_figure_says(cl_device, rng):
     entries, run = figure("opencl"), linear_relu(rng)
     planning = {entry.step for entry in entries if entry.miss}
-    with lazy_graph.eager_fusion(0):  # forgets plans, those of other tests too
+    with eager_fusion(0):  # forgets plans, those of other tests too
         first, *others = (traced(run) for _ in range(4))
     assert len(entries) > 20 and planning
     assert missing(entries, first) == []
@@ -115,7 +115,7 @@ def test_a_call_on_numpy_does_what_the_figure_says(rng):
 def test_deferred_values_are_computed_as_the_figures_say(name, cl_device, rng):
     a, b = (nc.tensor(rng.standard_normal((16, 16), np.float32)) for _ in range(2))
     run = {"chain": lambda: (a * 2.0 + 1.0).to_host(), "epilogue": lambda: nc.relu(nc.matmul(a, b)).to_host()}[name]
-    with lazy_graph.eager_fusion(1):
+    with eager_fusion(1):
         first, second = traced(run), traced(run)
     assert missing(figure(name), first) == [] and missing(figure(name), second) == []
 

@@ -23,6 +23,7 @@ from netcl.core import env
 from netcl.core.device import manager
 from netcl.core.tensor import Tensor
 from netcl.engine import lazy_graph, reduction, schedule
+from tests.conftest import eager_fusion
 
 PROGRAMS = int(os.environ.get("RANDOM_PROGRAMS", "20"))  # per device; --full runs five times as many
 SMALL_LEAST = 48  # elements from which plain eager code defers in programs of small tensors
@@ -408,7 +409,7 @@ def draw(seed: int) -> Program:
     names = list(OPS)
     weights = np.array([OPS[name][0] for name in names])
     count = 5 + int((8 if p.large else 21) * p.rng.random() ** 2.5)  # mostly short: long programs have more kernels to compile
-    with lazy_graph.eager_fusion(0):
+    with eager_fusion(0):
         done = 0
         while done < count:
             name = names[int(p.rng.choice(len(names), p=weights / weights.sum()))]
@@ -480,7 +481,7 @@ def run(p: Program, mode: str, queue: Any, function: Any = None, shift: float = 
         return [_tensor(a * np.float32(1 + shift), name not in p.buffers, queue) for name, a in p.arguments.items()]
 
     with ExitStack() as stack:
-        stack.enter_context(lazy_graph.eager_fusion((env.FUSE_FROM if p.large else SMALL_LEAST) if defers else 0))
+        stack.enter_context(eager_fusion((env.FUSE_FROM if p.large else SMALL_LEAST) if defers else 0))
         stack.enter_context(limited(p))
         values, grads = wrap(scope["program"])(make)
         return [np.zeros(()) if t is None else t.to_host() for t in (*values, *grads)]

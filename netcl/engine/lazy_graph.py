@@ -24,7 +24,6 @@ from netcl.core import env
 from netcl.core.device import CPUQueue, profile_of
 from netcl.core.dtype import DType
 from netcl.core.hooks import Readers, hooks
-from netcl.core.kernels import program
 from netcl.core.tensor import CountedSource, Tensor, deferred_tensor, memory_of, with_shape
 from netcl.engine import fused_kernel
 from netcl.engine.modes import Mode, deferral, in_mode
@@ -405,31 +404,14 @@ def defer_columns(name: str, body: Body, x: Tensor, axes: int, shape: tuple[int,
     return _made(TraceNode("columns", name, body, (node,), (), shape, dtype.name, real, x.queue, space, False))
 
 
-class _Eager:
-    """Eager fusion defers ops with ``least`` elements or more; 0 means never. It is read once: the environment is as slow as a launch."""
-
-    least = int(env.value("NETCL_FUSION"))
+#: Elements from which eager code defers ops; 0 means never. It is read once: the environment is as slow as a launch.
+EAGER_FROM = int(env.value("NETCL_FUSION"))
 
 
 def worth_deferring(queue: Any, shape: tuple[int, ...], per_unit: float = CHAINED) -> bool:
     """Whether an op has enough elements to defer: at least NETCL_FUSION; on GPUs by default, ``per_unit`` times that per compute unit."""
-    least, size = _Eager.least, math.prod(shape)
+    least, size = EAGER_FROM, math.prod(shape)
     if not least or size < least or isinstance(queue, CPUQueue):
         return False
     profile = profile_of(queue)
     return profile.device_type == "cpu" or least != env.FUSE_FROM or size >= per_unit * profile.max_compute_units * least
-
-
-@contextmanager
-def eager_fusion(least: int) -> Iterator[None]:
-    """Within the block, defer eager ops from ``least`` elements on; 0 means never. For tests and measurements.
-
-    Decisions are cached per queue with the plans of calls, so these caches are cleared on entry and exit.
-    """
-    before, _Eager.least = _Eager.least, least
-    program.forget("plans")
-    try:
-        yield
-    finally:
-        _Eager.least = before
-        program.forget("plans")

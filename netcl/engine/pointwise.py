@@ -261,7 +261,7 @@ def run_vjp(
 ) -> list[Tensor | None]:
     """Compute gradients of the wanted float inputs, each with the shape of ``g`` and its input's dtype; others are ``None``.
 
-    For tensors that the row does not keep (``row.saved_for(i)``), any object with ``dtype`` will do. A gradient may be ``g``
+    For tensors that no wanted gradient reads, any object with ``dtype`` will do. A gradient may be ``g``
     itself, so gradients must not be changed in place.
     """
     grads: list[Tensor | None] = [None] * row.arity

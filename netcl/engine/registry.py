@@ -175,10 +175,6 @@ class Pointwise:
         """Return the names of the tensors that the gradient formulas read (``out``, ``v0``..), which backward keeps."""
         return frozenset().union(*self._kept)
 
-    def saved_for(self, index: int) -> frozenset[str]:
-        """Return the names of the tensors that the gradient of input ``index`` reads."""
-        return self._kept[index]
-
     @cached_property
     def promoting(self) -> tuple[int, ...]:
         """The inputs whose dtype decides the dtype of the result: inputs used as numbers, not only as conditions; all if there are none."""

@@ -17,6 +17,7 @@ from netcl.core.tensor import Tensor
 from netcl.engine import lazy_graph, rows, schedule
 from netcl.engine.registry import REGISTRY, Choice, Pointwise
 from netcl.ops import epilogue
+from tests.conftest import eager_fusion
 
 ROWS = sorted(name for name, row in REGISTRY.items() if not isinstance(row, Choice) and row.ref is not None)
 POINTWISE = [name for name in ROWS if isinstance(REGISTRY[name], Pointwise)]
@@ -146,7 +147,7 @@ def check_graph(queue, steps, seed, fuse):
         return [ag.tensor(a, requires_grad=True, queue=queue) for a in arrays]
 
     function = graph_of(steps)
-    with lazy_graph.eager_fusion(0):
+    with eager_fusion(0):
         plain = both_ways(function, leaves())
     fused = fuse(function, leaves())
     compare(plain[:2], fused[:2], True)
@@ -210,7 +211,7 @@ def test_random_graphs_on_a_device(how, cl_device, full):
     def fuse(function, leaves):
         if how == "compiled":
             return both_ways(ag.jit_compile(function), leaves)
-        with lazy_graph.eager_fusion(1):
+        with eager_fusion(1):
             return both_ways(function, leaves)
 
     settings(max_examples=30 if full else 2, **quiet)(graphs(lambda steps, seed: check_graph(cl_device.queue, steps, seed, fuse)))()
@@ -242,10 +243,10 @@ def chain(a, b, c):
 def test_the_chain_is_one_kernel(how, cl_device):
     queue = cl_device.queue
     a, b, c = (Tensor.rand(1 << 16, queue=queue) for _ in range(3))
-    with lazy_graph.eager_fusion(0):
+    with eager_fusion(0):
         plain = chain(a, b, c).to_host()
     function = ag.jit_compile(chain) if how == "compiled" else chain
-    with lazy_graph.eager_fusion(1 << 12), Launches() as seen:  # on GPUs from 16 times as many elements on
+    with eager_fusion(1 << 12), Launches() as seen:  # on GPUs from 16 times as many elements on
         fused = function(a, b, c).to_host()
         assert seen.names == ["op_mul_add_relu_mul_add"]
     np.testing.assert_array_equal(fused, plain)
@@ -403,7 +404,7 @@ def test_a_changed_input_does_not_change_what_was_asked_before(change, device, r
             ops.masked_fill(x, x > 0, 1.0)
             x[0] = -1.0
 
-    with lazy_graph.eager_fusion(1):
+    with eager_fusion(1):
         later = x * 2.0 + 1.0
         touch()
         np.testing.assert_array_equal(later.to_host(), values * 2 + 1)
@@ -448,16 +449,16 @@ def test_values_that_are_kept_are_right_however_they_are_asked_for(cl_device, rn
         return [*first, again, view.to_host(), copy.to_host(), y.detach().to_host()]
 
     with ag.no_grad():
-        with lazy_graph.eager_fusion(0):
+        with eager_fusion(0):
             plain = results()
-        with lazy_graph.eager_fusion(1):
+        with eager_fusion(1):
             fused = results()
     compare(plain, fused, True)
 
 
 def test_long_chains_are_cut(cl_device):
     x = Tensor.ones((4,), queue=cl_device.queue)
-    with lazy_graph.eager_fusion(1):
+    with eager_fusion(1):
         y = x
         for _ in range(120):
             y = y + 1.0
@@ -472,7 +473,7 @@ def test_what_waits_is_bounded(limit, cl_device, monkeypatch):
     lazy_graph.flush()
     monkeypatch.setattr(lazy_graph, limit, 8 if limit == "MOST_WAITING" else 8 * x.nbytes)
     monkeypatch.setattr(lazy_graph, "most_held", lambda queue: lazy_graph.MOST_HELD)  # whatever the device could hold
-    with lazy_graph.eager_fusion(1):
+    with eager_fusion(1):
         held = [x + float(k) for k in range(40)]
         assert sum(lazy_graph.waiting_node(t) is not None for t in held) <= 8
         assert [t.to_host()[0] for t in held] == [1.0 + k for k in range(40)]
@@ -483,7 +484,7 @@ def test_large_values_wait_as_long_as_the_device_can_hold_them(cl_device, monkey
     monkeypatch.setattr(lazy_graph, "MOST_HELD", 1)
     a, b, c = (Tensor.ones((64,), queue=cl_device.queue) for _ in range(3))
     assert len(ag.jit_compile(chain).graph(a, b, c).forward) == 1
-    with lazy_graph.eager_fusion(1):
+    with eager_fusion(1):
         m = Tensor.ones((8, 8), queue=cl_device.queue)
         assert ag.relu(ag.matmul(m, m) + 1.0).to_host().tolist() == [[9.0] * 8] * 8
 
@@ -611,11 +612,11 @@ def ends_operands(handle, rng, grad=False):
 def test_a_product_ends_in_what_follows(what, device, rng):
     """One launch, in plain eager code and compiled, and bit for bit what separate ops give."""
     t = ends_operands(device, rng)
-    with lazy_graph.eager_fusion(0):
+    with eager_fusion(0):
         want = ENDS[what](t).to_host()
     before = ("pack_", "op_cast") if "half" in what else "pack_"  # what is done to operands is not counted
     for call in (ENDS[what], ag.jit_compile(ENDS[what])):
-        with lazy_graph.eager_fusion(1), Launches() as seen:
+        with eager_fusion(1), Launches() as seen:
             got = call(t).to_host()
         np.testing.assert_array_equal(got, want)
         assert device.backend == "cpu" or len([name for name in seen.names if not name.startswith(before)]) == 1, seen.names
@@ -639,7 +640,7 @@ def test_what_backward_or_the_program_holds_is_computed_by_itself(cl_device, rng
         leaves = [x for name, x in t.items() if len(name) == 1]
         results = []
         for least in (0, 1):
-            with lazy_graph.eager_fusion(least), Launches() as seen:
+            with eager_fusion(least), Launches() as seen:
                 y = function(t)
                 values = [y.to_host()]
             gradients = ag.grad([y], leaves, [Tensor.ones(y.shape, queue=y.queue)], allow_unused=True)
@@ -653,7 +654,7 @@ def test_a_product_that_found_no_memory_may_be_asked_again(cl_device, monkeypatc
         raise OutOfMemoryError("none left")
 
     t = ends_operands(cl_device, rng)
-    with lazy_graph.eager_fusion(1):
+    with eager_fusion(1):
         y = ag.relu(ag.linear(t["x"], t["w"], t["b"]) + t["r"])
     with monkeypatch.context() as patched, pytest.raises(OutOfMemoryError):
         patched.setattr(epilogue.PendingProduct, "ending_in", no_memory)
@@ -679,7 +680,7 @@ def test_threads_do_not_mix_what_waits(cl_device):
     from concurrent.futures import ThreadPoolExecutor
 
     x = Tensor.ones((64,), queue=cl_device.queue)
-    with lazy_graph.eager_fusion(1):
+    with eager_fusion(1):
         left = (x + 1.0) * 3.0
         function = ag.jit_compile(lambda k: ag.sum((x * float(k) + 1.0) * 2.0))
         with ThreadPoolExecutor(4) as pool:

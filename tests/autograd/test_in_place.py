@@ -8,9 +8,9 @@ from netcl import nn, ops, optim
 from netcl.core.errors import AutogradError
 from netcl.core.tensor import Tensor, duplicate
 from netcl.distributed.collectives import broadcast
-from netcl.engine.lazy_graph import eager_fusion
 from netcl.runtime.capture import compile as compiled
 from netcl.runtime.scheduler import Stream
+from tests.conftest import eager_fusion
 
 CHANGED = "a tensor that backward reads must not be changed in place after the op saved it"
 

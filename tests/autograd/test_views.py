@@ -10,9 +10,9 @@ import netcl.autograd as ag
 from netcl import nn, ops, optim
 from netcl.core.errors import AutogradError, DtypeError, ShapeError
 from netcl.core.tensor import Tensor
-from netcl.engine.lazy_graph import eager_fusion
 from netcl.ops.views import restrided
 from netcl.runtime.capture import compile as compiled
+from tests.conftest import eager_fusion
 
 CHANGED = "a tensor that backward reads must not be changed in place"
 

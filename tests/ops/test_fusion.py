@@ -13,6 +13,7 @@ from netcl.core.hooks import hooks
 from netcl.core.tensor import Tensor
 from netcl.engine import lazy_graph, schedule
 from netcl.profiling.profiler import profile
+from tests.conftest import eager_fusion
 
 
 def test_weights_that_never_change_do_not_gather_notes(device):
@@ -112,9 +113,9 @@ def test_a_view_of_a_pending_value_keeps_its_shape(device, rng, what, mode, held
         return [t.to_host() for t in (ag.jit_compile(function) if mode == "jit_compile" else function)(*inputs)]
 
     for name, follow in FOLLOWERS.items():
-        with lazy_graph.eager_fusion(0):
+        with eager_fusion(0):
             want = [t.to_host() for t in (follow(view(*inputs[:2]), inputs[2]), view(*inputs[:2]))]
-        with lazy_graph.eager_fusion(1):
+        with eager_fusion(1):
             got = run(follow)
         for g, w in zip(got, want, strict=False):
             np.testing.assert_allclose(g, w, rtol=1e-5, atol=1e-5, err_msg=name)
@@ -142,7 +143,7 @@ def test_making_room_computes_every_value_once(device, rng, monkeypatch):
     """Held products are computed before what follows them, which leaves formulas: those count as waiting, too."""
     monkeypatch.setattr(lazy_graph, "MOST_WAITING", 3)
     x, w = (ag.tensor(rng.standard_normal(s).astype("f4"), queue=device.queue) for s in ((8, 4), (4, 6)))
-    with lazy_graph.eager_fusion(1):
+    with eager_fusion(1):
         held, relus = [], []
         for _ in range(4):
             held.append(x @ w)
@@ -192,7 +193,7 @@ def test_steps_after_a_product_are_applied_in_order(device, rng):
         "two activations": (lambda y: ops.tanh(ops.relu(y)), np.tanh(np.maximum(plain, 0))),
         "residual after activation": (lambda y: ops.relu(y) + r[0], np.maximum(plain, 0) + r.to_host()[0]),
     }
-    with lazy_graph.eager_fusion(1):
+    with eager_fusion(1):
         for name, (follow, want) in cases.items():
             np.testing.assert_allclose(follow(ops.linear(x, w, b)).to_host(), want, rtol=1e-5, atol=1e-5, err_msg=name)
 

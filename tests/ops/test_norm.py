@@ -11,8 +11,9 @@ from netcl import ops
 from netcl.core.errors import DtypeError, ShapeError
 from netcl.core.hooks import hooks
 from netcl.core.tensor import Tensor
-from netcl.engine import lazy_graph, rows
+from netcl.engine import rows
 from netcl.engine.registry import REGISTRY
+from tests.conftest import eager_fusion
 
 GOLDEN = np.load(Path(__file__).parent.parent / "golden/rows.npz")
 CASES = {
@@ -201,7 +202,7 @@ def test_a_residual_and_a_relu_are_part_of_the_kernels(shape, gpu, backward, cl_
     seen: list[str] = []
     hooks.launch_observers.append(lambda kernel, *_: seen.append(kernel.name))
     try:
-        with lazy_graph.eager_fusion(1):
+        with eager_fusion(1):
             y = ag.relu(ag.batch_norm(tx, *running, tw, tb, training=True) + tr)
             np.testing.assert_allclose(running[0].to_host(), 0.1 * mean, rtol=1e-4, atol=1e-5)
             np.testing.assert_allclose(y.to_host(), want, rtol=1e-4, atol=1e-5)

@@ -16,10 +16,10 @@ from netcl.core.kernels import program
 from netcl.core.memory import is_integrated_gpu
 from netcl.core.tensor import Tensor
 from netcl.engine import plan
-from netcl.engine.lazy_graph import eager_fusion
 from netcl.ops.conv import plans
 from netcl.ops.matmul import gemm
 from netcl.runtime.capture import compile as compiled
+from tests.conftest import eager_fusion
 
 RNG = np.random.default_rng(5)
 

@@ -8,7 +8,7 @@ import netcl.autograd as ag
 from netcl.core.errors import DtypeError
 from netcl.core.kernels.primitives import build_elementwise_kernel
 from netcl.core.tensor import Tensor
-from netcl.engine import lazy_graph
+from tests.conftest import eager_fusion
 
 
 def gradients(device, op, *values, **params):
@@ -98,7 +98,7 @@ RELUS = {
 def test_every_relu_treats_infinities_zeros_and_nan_alike(device, name):
     """As torch: +0 for -Inf and negative numbers, NaN stays; the gradient is 0 up to 0 and 1 above and at NaN."""
     values = np.array([-np.inf, -3.0, 0.0, 2.0, np.inf, np.nan] * 3, np.float32)
-    with lazy_graph.eager_fusion(1):
+    with eager_fusion(1):
         x = ag.tensor(values, requires_grad=True, queue=device.queue)
         y = RELUS[name](x, device)
         y.sum().backward()

@@ -19,9 +19,10 @@ from netcl.amp import GradScaler
 from netcl.core import tensor, writes
 from netcl.core.kernel_selector import KernelConfig, KernelVariant, get_kernel_selector
 from netcl.core.tensor import Tensor
-from netcl.engine import lazy_graph, plan
+from netcl.engine import plan
 from netcl.runtime.capture import capture_graph
 from netcl.trainer import Trainer
+from tests.conftest import eager_fusion
 from tests.runtime.test_capture import RECORDED, both_ways
 
 
@@ -148,7 +149,7 @@ def test_zeros_of_either_sign_around_a_function_are_told_apart(cl_device):
 def test_what_a_thread_left_uncomputed_is_computed_before_a_replay_changes_its_input(cl_device):
     total, one = Tensor.ones((1 << 12,)), Tensor.ones((1 << 12,))
     left = []
-    with lazy_graph.eager_fusion(1):
+    with eager_fusion(1):
         add = netcl.compile(lambda x: ops.add(total, x, out=total))
         for _ in range(RECORDED + 1):
             add(one)
