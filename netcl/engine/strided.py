@@ -47,17 +47,13 @@ class Copy(NamedTuple):
     axes: tuple[CopyAxis, ...]
 
 
-def dense(shape: Sequence[int]) -> tuple[int, ...]:
+@lru_cache(4096)
+def dense(shape: tuple[int, ...]) -> tuple[int, ...]:
     """Return the strides of a contiguous tensor.
 
     >>> dense((2, 3, 4))
     (12, 4, 1)
     """
-    return _dense(tuple(shape))
-
-
-@lru_cache(4096)
-def _dense(shape: tuple[int, ...]) -> tuple[int, ...]:
     strides = [1] * len(shape)
     for axis in range(len(shape) - 2, -1, -1):
         strides[axis] = strides[axis + 1] * shape[axis + 1]
@@ -235,7 +231,7 @@ def _strided_array(x: Tensor, sizes: Sequence[int], start: int, strides: Sequenc
 
 def _take_block(x: Tensor, sizes: Sequence[int], start: int, strides: Sequence[int]) -> Tensor:
     out = Tensor.empty(tuple(sizes), x.dtype, queue=x.queue)
-    return _copy_block(sizes, x, start, strides, out, 0, dense(sizes))
+    return _copy_block(sizes, x, start, strides, out, 0, dense(out.shape))
 
 
 take_block = planned("take_block", _take_block)
@@ -250,6 +246,6 @@ def broadcast_to(x: Tensor, shape: Sequence[int]) -> Tensor:
 
 def broadcast_strides(shape: Sequence[int], to: Sequence[int]) -> tuple[int, ...]:
     """Return the strides that traverse a contiguous tensor of ``shape`` as if it had the shape ``to``."""
-    strides = dense(shape)
+    strides = dense(tuple(shape))
     walked = [0 if n == 1 and wanted != 1 else stride for n, stride, wanted in zip(shape, strides, to[len(to) - len(shape) :], strict=True)]
     return (0,) * (len(to) - len(shape)) + tuple(walked)

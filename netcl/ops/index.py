@@ -430,7 +430,7 @@ def joined_index(name: str, parts: Sequence[tuple[Any, int]], like: Tensor) -> T
     """Combine indices of several axes into one flat index; indices broadcast, and negative indices count from the end."""
     on_device = [index for index, _ in parts if isinstance(index, Tensor) and index.array is None]
     shape = np.broadcast_shapes(*(np.shape(index) if not isinstance(index, Tensor) else index.shape for index, _ in parts))
-    strides = dense([size for _, size in parts])
+    strides = dense(tuple([size for _, size in parts]))
     if not on_device:
         hosts = [np.asarray(index.array if isinstance(index, Tensor) else index) for index, _ in parts]
         checked = [check_host(name, host, size, wrap=True) for host, (_, size) in zip(hosts, parts, strict=True)]

@@ -593,7 +593,7 @@ def bound(xs: Sequence[Tensor], *, axis: int, order: Sequence[int]) -> Tensor:
         steps = [of_part[i] for i in back]
         steps.insert(at, step)
         return views.unshared_block(base, offset, tuple(shape), tuple(steps))
-    parts, strides = _unbind_layout(tuple(shape), dense(shape), at, order)
+    parts, strides = _unbind_layout(tuple(shape), dense(tuple(shape)), at, order)
     return views.copy_blocks(tuple(shape), xs, [start for start, _ in parts], strides)
 
 

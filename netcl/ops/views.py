@@ -168,7 +168,7 @@ def _base(x: Tensor) -> Callable[[], Tensor | None]:
         memory_owner = memory_owner if weak else x.array  # a part of an array of the caller's
     elif memory_owner is None:
         memory_owner, weak = x.pool_handle or x.buffer, x.pool_handle is not None
-    held: Callable[[], Any] = weakref.ref(memory_owner) if weak else lambda owner=memory_owner: owner
+    held: Callable[[], Any] = weakref.ref(memory_owner) if weak else partial(lambda owner: owner, memory_owner)
     del memory_owner
 
     def find() -> Tensor | None:
@@ -633,5 +633,5 @@ def as_strided_scatter(x: Tensor, src: Tensor, size: Sequence[int], stride: Sequ
     """Return ``x`` with ``src`` at the elements that :func:`as_strided` reads."""
     _check_block("as_strided_scatter", x.shape, size, stride, storage_offset)
     out = duplicate(x)
-    copy_block(tuple(size), src, 0, dense(size), out, storage_offset, tuple(stride))
+    copy_block(tuple(size), src, 0, dense(tuple(size)), out, storage_offset, tuple(stride))
     return out

@@ -77,8 +77,7 @@ class FoldedCommands:
         times = [mark.last for mark in self._read]  # before the commands run: a write in between is noticed next time
         leases = {}
         for value, result in self.results.items():  # temporary memory if the result is intermediate, or kept for another value
-            kept = result.lease is not None and self._places[result] is value
-            leases[value] = result.lease if kept else self._pool.allocate(value.nbytes)
+            leases[value] = (result.lease if self._places[result] is value else None) or self._pool.allocate(value.nbytes)
         buffers = self._given | {value: lease.buffer for value, lease in leases.items()}
         for node in self.nodes:
             self._call(node, buffers)
