@@ -220,7 +220,7 @@ LINES = {
     "nn": 6972,
     "onnx": 734,
     "ops": 28952,
-    "optim": 2370,
+    "optim": 2314,
     "profiling": 1351,
     "replay": 2660,
     "runtime": 774,

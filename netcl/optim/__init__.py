@@ -8,21 +8,20 @@ import sys
 
 from netcl.amp.grad_scaler import GradScaler as AMPGradScaler
 from netcl.autograd.clip import clip_grad_norm, clip_grad_norm_device, clip_grad_value
+from netcl.optim import formula
 from netcl.optim import schedule as lr_scheduler
-from netcl.optim.adam import Adam, AdamW, AdamW8bit
 from netcl.optim.ema import ModelEMA
-from netcl.optim.formula import ASGD, Adadelta, Adagrad, Adamax, Lion, NAdam, RAdam, RMSProp, RMSprop, Rprop
+from netcl.optim.formula import *  # noqa: F403
 from netcl.optim.layerwise import LAMB, LARS, Adafactor, Muon
 from netcl.optim.lbfgs import LBFGS
 from netcl.optim.optimizer import Optimizer
 from netcl.optim.schedule import *  # noqa: F403
-from netcl.optim.sgd import SGD, Momentum
 
 sys.modules[f"{__name__}.lr_scheduler"] = lr_scheduler  # torch's name, also for import statements
 
 __all__ = [
-    "ASGD", "LAMB", "LARS", "LBFGS", "SGD", "AMPGradScaler", "Adadelta", "Adafactor", "Adagrad", "Adam", "AdamW", "AdamW8bit", "Adamax",
-    "Lion", "ModelEMA", "Momentum", "Muon", "NAdam", "Optimizer", "RAdam", "RMSProp", "RMSprop", "Rprop", "clip_grad_norm",
-    "clip_grad_norm_device", "clip_grad_value", "lr_scheduler",
+    "LAMB", "LARS", "LBFGS", "AMPGradScaler", "Adafactor", "ModelEMA", "Muon", "Optimizer", "clip_grad_norm", "clip_grad_norm_device",
+    "clip_grad_value", "lr_scheduler",
 ]  # fmt: skip
+__all__ += formula.__all__
 __all__ += lr_scheduler.__all__

@@ -1,10 +1,10 @@
-"""Optimizers that are a formula per element: Adagrad, Adadelta, Adamax, ASGD, Lion, NAdam, RAdam, RMSProp, Rprop."""
+"""Optimizers that are a formula per element: SGD, Adam and most others."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from inspect import Parameter, Signature
 from operator import itemgetter
@@ -12,11 +12,17 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
+from netcl.core.errors import message
 from netcl.core.tensor import Tensor
 from netcl.engine import opencl_text
 from netcl.engine.registry import names_read_by, parse
-from netcl.ops.update import Rule
+from netcl.ops.update import PACK, Rule
 from netcl.optim.optimizer import Group, Optimizer, check_betas, check_number
+
+__all__ = [
+    "ASGD", "SGD", "Adadelta", "Adagrad", "Adam", "AdamW", "AdamW8bit", "Adamax", "Lion", "Momentum", "NAdam", "RAdam", "RMSProp",
+    "RMSprop", "Rprop",
+]  # fmt: skip
 
 _GRAD = {"grad": "g * (factor * sign) + decay * p"}
 _RUNNING_MEAN = {"new_m": "m + (grad - m) * take1"}
@@ -53,19 +59,22 @@ class FormulaOptimizer(Optimizer):
     #: Names of Python numbers in a parameter's state: the formula reads their values from before the step.
     kept: ClassVar[tuple[str, ...]] = ()
     counts = True
+    _signature: ClassVar[Signature]
 
     def __init_subclass__(cls) -> None:
         cls.names = tuple(cls.formula.tensors.values())
         named = [Parameter("params", Parameter.POSITIONAL_OR_KEYWORD)]
         named += [Parameter(name, Parameter.POSITIONAL_OR_KEYWORD, default=value) for name, value in cls.formula.options.items()]
         named += [Parameter(name, Parameter.KEYWORD_ONLY, default=False) for name in ("maximize", "master_weights")]
-        cls.__signature__ = Signature([*named, Parameter("switches", Parameter.VAR_KEYWORD)])  # type: ignore[attr-defined]
+        cls._signature = Signature([*named, Parameter("switches", Parameter.VAR_KEYWORD)])
+        if cls.__init__ is FormulaOptimizer.__init__:
+            cls.__signature__ = cls._signature  # type: ignore[attr-defined]
 
     def __init__(self, params: Iterable[Any], *values: Any, **options: Any):
-        given = self.__signature__.bind(params, *values, **options)  # type: ignore[attr-defined]
+        given = self._signature.bind(params, *values, **options)
         given.apply_defaults()
-        named = given.arguments
-        super().__init__(named.pop("params"), {"weight_decay": 0.0, **named}, named.pop("switches"))
+        params, named, switches = given.arguments.pop("params"), given.arguments, given.arguments.pop("switches")
+        super().__init__(params, {**named, "weight_decay": named.get("weight_decay", 0.0)}, switches)
 
     def check(self, group: Group) -> None:
         super().check(group)
@@ -108,6 +117,8 @@ class FormulaOptimizer(Optimizer):
         return values if self.kept else values | _update_on_host(type(self), values, age)
 
     def _next_numbers(self, group: Group, rule: Rule, counted: Sequence[dict[str, Any]], age: int) -> list[float]:
+        if "age" in rule.given:  # the device counts the steps and computes the numbers
+            return [read(group) for read in self.compiled(group).readers.values()]
         if not self.kept:
             return super()._next_numbers(group, rule, counted, age)
         age, values = counted[0].get("step", 0) + 1, self._values(group)
@@ -161,11 +172,15 @@ def option_readers(kind: Any) -> dict[str, Callable[[Group], float]]:
 
 
 class _Compiled(NamedTuple):
-    """The rules of a formula, with numbers computed on the host (``host``) or the device (``counted``), and the readers of its options."""
+    """The rules of a formula, with numbers computed on the host (``host``) or the device (``counted``), and the readers of its options.
+
+    ``scalars`` are the readers of those options that ``host`` reads itself.
+    """
 
     host: Rule
     counted: Rule
     readers: dict[str, Callable[[Group], float]]
+    scalars: tuple[tuple[str, Callable[[Group], float]], ...]
 
 
 @cache
@@ -178,7 +193,7 @@ def compiled_formula(kind: Any, formula: Formula) -> _Compiled:
     every, name = ("p", "g", *tensors), kind.__name__.lower()
     host = Rule(name, every, tuple(option for option in (*readers, *kind.kept, *numbers) if option in used), lines, writes)
     counted = Rule(f"{name}_counted", every, tuple(readers), lines, writes, ("factor", "age"), numbers) if numbers else host
-    return _Compiled(host, counted, readers)
+    return _Compiled(host, counted, readers, tuple((option, read) for option, read in readers.items() if option in used))
 
 
 @cache
@@ -194,6 +209,172 @@ def _update_on_host(kind: Any, values: Mapping[str, float], age: int) -> dict[st
     with np.errstate(all="ignore"):
         found = _host_function(kind, tuple(values))(*map(np.float64, values.values()), np.float64(age - 1))
     return {name: float(value) for name, value in zip(kind.formula.numbers, found, strict=True)}
+
+
+class SGD(FormulaOptimizer):
+    """Gradient descent: ``p -= lr * g``; with momentum ``m = momentum * m + (1 - dampening) * g`` and ``p -= lr * m``.
+
+    The first step takes ``m = g``. ``weight_decay`` adds ``weight_decay * p`` to the gradient, ``nesterov`` moves by
+    ``g + momentum * m``, ``maximize`` ascends. ``master_weights`` keeps float32 copies of half parameters.
+
+    >>> from netcl.core.tensor import Tensor
+    >>> w = Tensor.from_host([1.0, 2.0], requires_grad=True)
+    >>> opt = SGD([w], lr=0.5)
+    >>> w.grad = Tensor.from_host([1.0, -1.0])
+    >>> opt.step()
+    >>> w.tolist()
+    [0.5, 2.5]
+    """
+
+    formula = Formula(
+        {"lr": 1e-3, "momentum": 0.0, "dampening": 0.0, "weight_decay": 0.0, "nesterov": False},
+        {"m": "momentum_buffer"},
+        {**_GRAD, "new_m": "momentum * m + take * grad"},
+    )
+    counts = False
+
+    def __init__(
+        self, params: Iterable[Any], lr: float = 1e-3, momentum: float = 0.0, dampening: float = 0.0, weight_decay: float = 0.0,
+        nesterov: bool = False, *, maximize: bool = False, master_weights: bool = False, **switches: bool | None,
+    ):  # fmt: skip
+        super().__init__(params, lr, momentum, dampening, weight_decay, nesterov, maximize=maximize, master_weights=master_weights,
+                         **switches)  # fmt: skip
+
+    def check(self, group: Group) -> None:
+        super().check(group)
+        if group["nesterov"] and (group["momentum"] == 0 or group["dampening"] != 0):
+            what = "nesterov requires a momentum and dampening=0"
+            raise ValueError(message(self.op, what, momentum=group["momentum"], dampening=group["dampening"]))
+
+    def formula_of(self, group: Group) -> Formula:
+        return _sgd(bool(group["momentum"]), bool(group["nesterov"]))
+
+    @property
+    def skips_on_device(self) -> bool:
+        """Whether the device can skip a step: not with dampening, where the host must know whether the first step was skipped."""
+        return not any(group["dampening"] for group in self.param_groups)
+
+    def numbers(self, group: Group, age: int) -> Mapping[str, float]:
+        found = {name: read(group) for name, read in self.compiled(group).scalars}
+        found["take"] = 1.0 if age == 1 else 1.0 - group["dampening"]
+        return found
+
+
+@cache
+def _sgd(momentum: bool, nesterov: bool) -> Formula:
+    if not momentum:
+        return replace(SGD.formula, tensors={}, lines={**_GRAD, "new_p": "p - lr * grad"})
+    move = "(grad + momentum * new_m)" if nesterov else "new_m"
+    return replace(SGD.formula, lines={**SGD.formula.lines, "new_p": f"p - lr * {move}"}, numbers={"take": "1 - dampening"})
+
+
+class Momentum(SGD):
+    """:class:`SGD` with a momentum of 0.9 unless another is given."""
+
+    def __init__(self, params: Iterable[Any], lr: float = 1e-3, momentum: float = 0.9, **options: Any):
+        super().__init__(params, lr, momentum, **options)
+
+
+class Adam(FormulaOptimizer):
+    """The Adam optimizer: ``p -= lr * m / (sqrt(v) + eps)``, with bias-corrected running averages ``m`` of gradients and ``v`` of squares.
+
+    ``amsgrad`` divides by the root of the largest average of squares so far. ``weight_decay`` adds ``weight_decay * p`` to the gradient.
+    With ``decoupled_weight_decay``, as in :class:`AdamW`, weight decay shrinks the parameter instead. ``master_weights`` keeps float32
+    copies of half parameters.
+
+    >>> from netcl.core.tensor import Tensor
+    >>> w = Tensor.from_host([1.0, 2.0], requires_grad=True)
+    >>> opt = Adam([w], lr=0.5)
+    >>> w.grad = Tensor.from_host([3.0, -100.0])
+    >>> opt.step()
+    >>> w.to_host().round(5).tolist()
+    [0.5, 2.5]
+    """
+
+    formula = Formula(
+        {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.0, "amsgrad": False, "decoupled_weight_decay": False},
+        {"m": "exp_avg", "v": "exp_avg_sq", "most": "max_exp_avg_sq"},
+        {**_GRAD, **MEANS, "new_most": "MAX(most, new_v)", "new_p": "p * keep - step_size * new_m / (SQRT(new_most) * correction + eps)"},
+        {**CORRECTIONS, "step_size": "lr / correction1", "correction": "1 / SQRT(correction2)"},
+    )
+
+    def __init__(
+        self, params: Iterable[Any], lr: float = 1e-3, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8,
+        weight_decay: float = 0.0, amsgrad: bool = False, *, maximize: bool = False, decoupled_weight_decay: bool = False,
+        master_weights: bool = False, **switches: bool | None,
+    ):  # fmt: skip
+        super().__init__(params, lr, betas, eps, weight_decay, amsgrad, decoupled_weight_decay, maximize=maximize,
+                         master_weights=master_weights, **switches)  # fmt: skip
+
+    def formula_of(self, group: Group) -> Formula:
+        return Adam.formula if group["amsgrad"] else _ADAM
+
+    def numbers(self, group: Group, age: int) -> Mapping[str, float]:
+        found = {name: read(group) for name, read in self.compiled(group).scalars}
+        beta1, beta2 = group["betas"]  # in Python, which takes less time than the numbers of the formula
+        found["step_size"], found["correction"] = group["lr"] / (1 - beta1**age), 1 / math.sqrt(1 - beta2**age)
+        return found
+
+
+_ADAM = replace(
+    Adam.formula, tensors={name: Adam.formula.tensors[name] for name in "mv"},
+    lines={name: text.replace("most", "v") for name, text in Adam.formula.lines.items() if name != "new_most"},
+)  # fmt: skip
+
+
+class AdamW(Adam):
+    """:class:`Adam` whose weight decay multiplies the parameters by ``1 - lr * weight_decay`` and does not enter the averages."""
+
+    def __init__(
+        self, params: Iterable[Any], lr: float = 1e-3, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8,
+        weight_decay: float = 1e-2, amsgrad: bool = False, *, maximize: bool = False, master_weights: bool = False, **switches: bool | None,
+    ):  # fmt: skip
+        super().__init__(params, lr, betas, eps, weight_decay, amsgrad, maximize=maximize, decoupled_weight_decay=True,
+                         master_weights=master_weights, **switches)  # fmt: skip
+
+    def check(self, group: Group) -> None:
+        super().check(group)
+        if not group["decoupled_weight_decay"]:
+            raise ValueError(message(self.op, "decoupled_weight_decay must be True", "use Adam"))
+
+
+class AdamW8bit(AdamW):
+    """:class:`AdamW` with averages of 8 bits per element, a quarter of the memory: a code per element and a scale per 256 elements.
+
+    Codes have a similar relative precision for small and large values. A positive average of squares never becomes 0. Rounding chooses one
+    of the two nearest codes by a hash of the parameter and its gradient: equal runs on a device give equal bits.
+    """
+
+    formula = replace(Adam.formula, tensors={**_ADAM.tensors, "m_scale": "exp_avg_scale", "v_scale": "exp_avg_sq_scale"})
+
+    def check(self, group: Group) -> None:
+        super().check(group)
+        if group["amsgrad"]:
+            raise ValueError(message(self.op, "amsgrad must be False", "use AdamW"))
+
+    def formula_of(self, group: Group) -> Formula:
+        return _ADAM_8BIT
+
+    def rule(self, group: Group) -> Rule:
+        return _packed(super().rule(group))
+
+    def counted_rule(self, group: Group) -> Rule:
+        return _packed(super().counted_rule(group))
+
+    def state_shape(self, name: str, p: Tensor) -> tuple[int, ...]:
+        return (-(-p.size // PACK),) if name.endswith("scale") else p.shape
+
+    def state_dtype(self, name: str, p: Tensor) -> str:
+        return "float32" if name.endswith("scale") else "uint8" if name in self.names else super().state_dtype(name, p)
+
+
+_ADAM_8BIT = replace(_ADAM, tensors=AdamW8bit.formula.tensors)
+
+
+@cache
+def _packed(rule: Rule) -> Rule:
+    scales = {"m_scale": "new_m", "v_scale": "new_v"}
+    return replace(rule, name=f"{rule.name}_packed", writes={**rule.writes, **scales}, packed=("m", "v", *scales))
 
 
 class Adagrad(FormulaOptimizer):

@@ -427,6 +427,12 @@ def test_state_has_torchs_form(queue):
     assert {"lr", "betas", "eps", "weight_decay", "amsgrad", "maximize"} <= set(state["param_groups"][0])
 
 
+@pytest.mark.parametrize("kind", [optim.SGD, optim.Adagrad])
+def test_switches_of_torch_are_no_options(kind, queue):
+    opt = kind([Tensor.from_host(queue, [1.0], requires_grad=True)], foreach=True)
+    assert not {"switches", "foreach"} & {*opt.defaults, *opt.state_dict()["param_groups"][0]}
+
+
 class Foreign:
     """A tensor of another library, as far as loading is concerned."""
 
