@@ -20,6 +20,20 @@ from netcl.nn.utils.rnn import PackedSequence
 State = tuple[Tensor, ...]
 
 
+def _steps(
+    owner: Module, kind: str, suffix: str, x: Tensor, state: State, lengths: Tensor | None = None, reverse: bool = False
+) -> tuple[Tensor, State]:
+    """Run the steps of ``x`` (time, batch, features) with the weights of ``owner`` named ``...suffix``; return y and the last state."""
+    names = ("weight_ih", "bias_ih", "weight_hh", "bias_hh", "weight_hr")
+    weights: list[Any] = [getattr(owner, name + suffix, None) for name in names]
+    weight_ih, bias, weight_hh, inner, projection = weights
+    if kind != "gru" and inner is not None:  # a GRU's candidate needs its recurrent half separately
+        bias, inner = ag.add(bias, inner), None
+    h, c = (*state, None, None)[:2]
+    y, *ends, _ = ag.recurrent(ag.linear(x, weight_ih, bias), weight_hh, inner, h, c, projection, lengths, kind=kind, reverse=reverse)
+    return y, tuple(ends)
+
+
 class _Recurrent(Module):
     """Base class of recurrent networks: layers, directions and layouts; a subclass sets the kind of cell."""
 
@@ -73,18 +87,9 @@ class _Recurrent(Module):
         """Return the output of one layer over ``x`` (time, batch, features), and the final state of each direction."""
         outputs, finals = [], []
         for direction, name in enumerate(self._directions()):
-            suffix = f"_l{layer}{name}"
-            weights: list[Any] = [
-                getattr(self, f"{part}{suffix}", None) for part in ("weight_ih", "bias_ih", "weight_hh", "bias_hh", "weight_hr")
-            ]
-            weight_ih, bias, weight_hh, inner, projection = weights
-            if self.kind != "gru" and inner is not None:  # a GRU's candidate needs its recurrent half separately
-                bias, inner = ag.add(bias, inner), None
-            h, c = (*states[direction], None, None)[:2]
-            given = (ag.linear(x, weight_ih, bias), weight_hh, inner, h, c, projection, lengths)
-            y, *ends, _ = ag.recurrent(*given, kind=self.kind, reverse=bool(name))
+            y, ends = _steps(self, self.kind, f"_l{layer}{name}", x, states[direction], lengths, bool(name))
             outputs.append(y)
-            finals.append(tuple(ends))
+            finals.append(ends)
         return (outputs[0] if len(outputs) == 1 else ag.cat(outputs, axis=-1)), finals
 
     def forward(self, x: Tensor | PackedSequence, state: Any = None) -> tuple[Any, Any]:
@@ -227,6 +232,7 @@ class _Cell(Module):
 
     def __init__(self, input_size: int, hidden_size: int, bias: bool = True):
         super().__init__()
+        self.kind = self.of.kind
         self.input_size, self.hidden_size, rows = input_size, hidden_size, self.of.gates * hidden_size
         self.weight_ih, self.weight_hh = empty((rows, input_size)), empty((rows, hidden_size))
         self.bias_ih = empty((rows,)) if bias else None
@@ -242,18 +248,14 @@ class _Cell(Module):
             what = f"the last axis of the input must have {self.input_size} elements"
             raise ShapeError(message(type(self).__name__, what, **{"input.shape": input.shape}))
         shape = (*input.shape[:-1], self.hidden_size)
-        if hx is None:
-            hx = (Tensor.zeros(shape, input.dtype, queue=input.queue),) * len(self.of.states)
-        state = tuple(hx) if isinstance(hx, tuple | list) else (hx,)
-        if [part.shape for part in state] != [shape] * len(self.of.states):
+        state = () if hx is None else tuple(hx) if isinstance(hx, tuple | list) else (hx,)
+        if hx is not None and [part.shape for part in state] != [shape] * len(self.of.states):
             shapes = [part.shape for part in state]
             raise ShapeError(message(type(self).__name__, f"state must be {len(self.of.states)} tensor(s) of shape {shape}", shapes=shapes))
-        state = self._step(ag.linear(input, self.weight_ih, self.bias_ih), state, self.weight_hh, self.bias_hh)
-        return state if len(state) > 1 else state[0]
-
-    def _step(self, projected: Tensor, state: State, weight: Tensor, bias: Tensor | None) -> State:
-        """Return the next state, given the projected input and the previous state."""
-        raise NotImplementedError
+        rows = tuple(ag.reshape(part, (-1, self.hidden_size)) for part in state)
+        _, ends = _steps(self, self.kind, "", ag.reshape(input, (1, -1, self.input_size)), rows)
+        ends = tuple(ag.reshape(part, shape) for part in ends)
+        return ends if len(ends) > 1 else ends[0]
 
 
 class RNNCell(_Cell):
@@ -270,11 +272,7 @@ class RNNCell(_Cell):
         if nonlinearity not in ("tanh", "relu"):
             raise ValueError(message("RNNCell", "nonlinearity must be tanh or relu", nonlinearity=repr(nonlinearity)))
         super().__init__(input_size, hidden_size, bias)
-        self.nonlinearity = nonlinearity
-
-    def _step(self, projected: Tensor, state: State, weight: Tensor, bias: Tensor | None) -> State:
-        total = ag.add(projected, ag.linear(state[0], weight, bias))
-        return (ag.tanh(total) if self.nonlinearity == "tanh" else ag.relu(total),)
+        self.kind = self.nonlinearity = nonlinearity
 
 
 class LSTMCell(_Cell):
@@ -288,12 +286,6 @@ class LSTMCell(_Cell):
 
     of = LSTM
 
-    def _step(self, projected: Tensor, state: State, weight: Tensor, bias: Tensor | None) -> State:
-        h, c = state
-        i, f, g, o = ag.split(ag.add(projected, ag.linear(h, weight, bias)), self.hidden_size, axis=-1)
-        c = ag.add(ag.mul(ag.sigmoid(f), c), ag.mul(ag.sigmoid(i), ag.tanh(g)))
-        return ag.mul(ag.sigmoid(o), ag.tanh(c)), c
-
 
 class GRUCell(_Cell):
     """One step of :class:`GRU`.
@@ -304,11 +296,3 @@ class GRUCell(_Cell):
     """
 
     of = GRU
-
-    def _step(self, projected: Tensor, state: State, weight: Tensor, bias: Tensor | None) -> State:
-        (h,) = state
-        x_r, x_z, x_n = ag.split(projected, self.hidden_size, axis=-1)
-        h_r, h_z, h_n = ag.split(ag.linear(h, weight, bias), self.hidden_size, axis=-1)
-        r, z = ag.sigmoid(ag.add(x_r, h_r)), ag.sigmoid(ag.add(x_z, h_z))
-        n = ag.tanh(ag.add(x_n, ag.mul(r, h_n)))
-        return (ag.lerp(n, h, z),)
