@@ -5,31 +5,22 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-from netcl.data import augment, datasets, filters, sampler, tables
+from netcl.data import augment, dataset, datasets, filters, sampler, tables
 from netcl.data.collate import default_collate
 from netcl.data.dataloader import DataLoader
-from netcl.data.dataset import (
-    ChainDataset,
-    ConcatDataset,
-    Dataset,
-    IterableDataset,
-    StackDataset,
-    Subset,
-    TensorDataset,
-    random_split,
-    split_dataset,
-)
+from netcl.data.dataset import *  # noqa: F403
 from netcl.data.errors import FormatError, SampleError, WorkerError
 from netcl.data.fetch import WorkerInfo, get_worker_info
 from netcl.data.sampler import *  # noqa: F403
 from netcl.data.shared_batch import SharedBatchRingBuffer
 
 __all__ = [
-    "ChainDataset", "ConcatDataset", "DataLoader", "Dataset", "FormatError", "IterableDataset", "SampleError", "SharedBatchRingBuffer",
-    "StackDataset", "Subset", "TensorDataset", "WorkerError", "WorkerInfo", "augment", "augment_gpu", "datasets",  # noqa: F405
-    "default_collate", "filters", "get_worker_info", "random_split", "split_dataset", "tables",
+    "DataLoader", "FormatError", "SampleError", "SharedBatchRingBuffer", "WorkerError", "WorkerInfo", "augment", "augment_gpu",  # noqa: F405
+    "datasets", "default_collate", "filters", "get_worker_info", "tables",
 ]  # fmt: skip
+__all__ += dataset.__all__
 __all__ += sampler.__all__
+__all__.sort()
 
 
 def __getattr__(name: str) -> Any:

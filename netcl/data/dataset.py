@@ -12,6 +12,11 @@ import numpy as np
 from netcl.data.errors import message
 from netcl.data.sampler import rng_of
 
+__all__ = [
+    "ChainDataset", "ConcatDataset", "Dataset", "IterableDataset", "StackDataset", "Subset", "TensorDataset", "random_split",
+    "split_dataset",
+]  # fmt: skip
+
 
 class Dataset:
     """Base class of datasets with samples by index. Define ``__len__`` and ``__getitem__``; a sample is often a tuple of arrays.

@@ -26,6 +26,10 @@ from netcl.distributed.sync_norm import convert_sync_batchnorm, without_sync
 from netcl.nn.module import Module
 from netcl.ops import update
 
+__all__ = [
+    "DataParallel", "ReplicaOptimizer", "broadcast_params", "data_parallel_step", "prepare_replicas", "replicate_params", "shard_batch",
+    "sync_grads",
+]  # fmt: skip
 ReplicaParameters = list[Tensor]
 
 

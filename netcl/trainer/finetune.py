@@ -20,16 +20,8 @@ from netcl.core.tensor import Tensor
 from netcl.data import DataLoader, TensorDataset
 from netcl.distributed import World
 from netcl.io.archive import refusal
+from netcl.models import tuning_data
 from netcl.models.folder import read_object, write_json
-from netcl.models.tuning_data import (
-    IGNORED_TARGET,
-    documents_of,
-    is_preference,
-    pack_documents,
-    preference_blocks,
-    preference_of,
-    read_rows,
-)
 from netcl.nn.module import Module
 from netcl.nn.quantized import quantize_model
 from netcl.ops.quantized.formats import kind_of
@@ -105,12 +97,12 @@ class TokenLosses(Module):
         ids, documents, positions, targets = (ag.select(batch, 1, i) for i in range(4))
         logits = ag.cast(self.model(ids, positions=positions, documents=documents), "float32")
         flat = ag.reshape(logits, (-1, logits.shape[-1])), ag.reshape(targets, (-1,))
-        return ag.reshape(ag.cross_entropy(*flat, ignore_index=IGNORED_TARGET, reduction="none"), ids.shape)
+        return ag.reshape(ag.cross_entropy(*flat, ignore_index=tuning_data.IGNORED_TARGET, reduction="none"), ids.shape)
 
 
 def _learned_tokens(targets: Tensor) -> Tensor:
     """Return the number of tokens whose target is not ignored, as a float."""
-    return ag.cast(ag.sum(ag.ne(targets, IGNORED_TARGET)), "float32")
+    return ag.cast(ag.sum(ag.ne(targets, tuning_data.IGNORED_TARGET)), "float32")
 
 
 def mean_of_learned(losses: Tensor, targets: Tensor) -> Tensor:
@@ -147,7 +139,7 @@ class Perplexity(Metric):
     name = "perplexity"
 
     def count(self, outputs: Tensor, targets: Tensor) -> Sequence[Tensor]:
-        return [ops.sum(outputs), ops.sum(ops.ne(targets, IGNORED_TARGET))]
+        return [ops.sum(outputs), ops.sum(ops.ne(targets, tuning_data.IGNORED_TARGET))]
 
     def value(self, sums: Sequence[np.ndarray], samples: int) -> float:
         return math.exp(min(float(sums[0]) / float(sums[1]), 700.0))  # the largest that float64 has
@@ -222,17 +214,18 @@ Blocks = tuple[np.ndarray, np.ndarray]
 
 def _tuning_blocks(model: Any, data: str | os.PathLike[str], chosen: TuningSettings) -> tuple[list[Blocks], bool]:
     """Return the training blocks and, if any, the held-out blocks as a list, and whether the rows are pairs of answers."""
-    rows, length = read_rows(data), min(chosen.length, model.config.context)
+    rows, length = tuning_data.read_rows(data), min(chosen.length, model.config.context)
     order, held = np.random.default_rng(chosen.seed).permutation(len(rows)), math.ceil(chosen.held_out * len(rows))
     if held == len(rows):
         what, remedy = "held_out must leave at least one row to train on", "add rows, or set held_out to 0"
         raise ValueError(message("finetune", what, remedy, rows=len(rows), held_out=chosen.held_out))
-    made, tokenizer, pairs = list[Blocks](), model.tokenizer, is_preference(rows[0])
+    made, tokenizer, pairs = list[Blocks](), model.tokenizer, tuning_data.is_preference(rows[0])
     for part in (order[held:], order[:held]) if held else (order,):
         if pairs:
-            made.append(preference_blocks([preference_of(tokenizer, rows[i]) for i in part], length))
+            made.append(tuning_data.preference_blocks([tuning_data.preference_of(tokenizer, rows[i]) for i in part], length))
         else:
-            made.append(pack_documents([document for i in part for document in documents_of(tokenizer, rows[i])], length))
+            documents = [document for i in part for document in tuning_data.documents_of(tokenizer, rows[i])]
+            made.append(tuning_data.pack_documents(documents, length))
     return made, pairs
 
 
