@@ -151,6 +151,12 @@ def gpus_of_the_kernel(root: Path = Path("/")) -> list[str]:
     return found
 
 
+def _about_the_name(facts: Facts) -> Iterator[Finding]:
+    if facts.other_netcl:
+        what = f"the distribution netcl {facts.other_netcl} in this environment is another project, and its files are in the same folder"
+        yield Finding("other-netcl", what, "pip uninstall netcl, then install netcl-dl again")
+
+
 def _about_pyopencl(facts: Facts) -> Iterator[Finding]:
     if "does not import" in facts.import_error:
         yield Finding("pyopencl-broken", facts.import_error.partition(";")[0], "pip install --force-reinstall pyopencl")
@@ -228,12 +234,6 @@ def _about_devices(facts: Facts) -> Iterator[Finding]:
         yield Finding("only-software", f"there is no device fit for work, only: {names}", facts.install)
 
 
-def _about_the_name(facts: Facts) -> Iterator[Finding]:
-    if facts.other_netcl:
-        what = f"the distribution netcl {facts.other_netcl} in this environment is another project, and its files are in the same folder"
-        yield Finding("other-netcl", what, "pip uninstall netcl, then install netcl-dl again")
-
-
 def _about_variables(facts: Facts) -> Iterator[Finding]:
     if facts.refused:
         yield Finding("no-such-device", facts.refused, "unset NETCL_DEVICE, or name one of these")
@@ -241,17 +241,7 @@ def _about_variables(facts: Facts) -> Iterator[Finding]:
         yield Finding("illegal-variable", what, f"unset {name}, or give it a legal value")
 
 
-CHECKS: tuple[Callable[[Facts], Iterator[Finding]], ...] = (
-    _about_the_name,
-    _about_pyopencl,
-    _about_settings,
-    _about_runtimes,
-    _about_registration,
-    _about_missing_runtimes,
-    _about_gpus,
-    _about_devices,
-    _about_variables,
-)
+CHECKS: list[Callable[[Facts], Iterator[Finding]]] = [check for name, check in globals().items() if name.startswith("_about_")]
 
 
 def diagnose(facts: Facts) -> list[Finding]:
