@@ -6,7 +6,6 @@ tensor's device; tensors made from other images are on the NumPy backend, and a 
 
 from __future__ import annotations
 
-import importlib
 import math
 import sys
 from collections.abc import Callable, Sequence
@@ -20,6 +19,7 @@ from netcl.core.device import require
 from netcl.core.errors import message
 from netcl.core.tensor import Tensor
 from netcl.data import augment, filters
+from netcl.io.packages import optional_module
 
 _GRAY = (np.float32(0.2989), np.float32(0.587), np.float32(0.114))  # shares of red, green and blue
 
@@ -36,10 +36,7 @@ _PILLOW = {"nearest": 0, "nearest-exact": 0, "bilinear": 2, "bicubic": 3, "box":
 
 def pillow(module: str = "Image") -> Any:
     """Return a module of Pillow; raises ``ImportError`` with the remedy if Pillow is not installed."""
-    try:
-        return importlib.import_module(f"PIL.{module}")
-    except ImportError:
-        raise ImportError(message("netcl.vision", "images that are not tensors require Pillow", "pip install pillow")) from None
+    return optional_module(f"PIL.{module}", "netcl.vision", "images that are not tensors require Pillow", "pip install pillow")
 
 
 def is_pil(image: Any) -> bool:
@@ -215,17 +212,12 @@ def resize(
     return _changed("resize", img, resampled)
 
 
-def _borders(padding: Any) -> list[Any]:
-    """Return the padding of the left, top, right and bottom side from one, two or four numbers."""
+def pad(img: Any, padding: Any, fill: Any = 0, padding_mode: str = "constant") -> Any:
+    """Pad with ``fill`` or by ``padding_mode``. ``padding``: one width, (left and right, top and bottom) or (left, top, right, bottom)."""
     sizes = [padding] if isinstance(padding, int | np.integer) else list(padding)
     if len(sizes) not in (1, 2, 4):
         raise ValueError(message("pad", "padding must have 1, 2 (left and right, top and bottom) or 4 numbers", padding=padding))
-    return sizes * (4 // len(sizes))
-
-
-def pad(img: Any, padding: Any, fill: Any = 0, padding_mode: str = "constant") -> Any:
-    """Pad with ``fill`` or by ``padding_mode``. ``padding``: one width, (left and right, top and bottom) or (left, top, right, bottom)."""
-    left, top, right, bottom = _borders(padding)
+    left, top, right, bottom = sizes * (4 // len(sizes))
     if padding_mode not in ("constant", "edge", "reflect", "symmetric"):
         raise ValueError(message("pad", "padding_mode must be constant, edge, reflect or symmetric", padding_mode=padding_mode))
     if is_pil(img) and padding_mode == "constant":

@@ -57,7 +57,7 @@ class SegmentationModel(nn.Module):
     Shapes: ``(N, 3, H, W)`` becomes ``{"out": (N, num_classes, H, W)}``.
     """
 
-    def __init__(self, head: str, backbone: str, num_classes: int = 21, aux_loss: bool = False):
+    def __init__(self, head: str, backbone: str, num_classes: int = 21, aux_loss: bool | None = False):
         super().__init__()
         mobile = backbone == "mobilenet_v3_large"
         options: dict[str, Any] = {"dilated": True} if mobile else {"replace_stride_with_dilation": (False, True, True)}
@@ -81,10 +81,6 @@ class SegmentationModel(nn.Module):
         return out if self.aux_classifier is None else {**out, "aux": _upsampled(self.aux_classifier(maps["aux"]), size)}
 
 
-def _segmentation(head: str, backbone: str, num_classes: int = 21, aux_loss: bool | None = None) -> Any:
-    return SegmentationModel(head, backbone, num_classes, bool(aux_loss))
-
-
 for _head, _backbone in (("fcn", "resnet50"), ("fcn", "resnet101"), ("deeplabv3", "resnet50"), ("deeplabv3", "resnet101"),
                          ("deeplabv3", "mobilenet_v3_large"), ("lraspp", "mobilenet_v3_large")):  # fmt: skip
-    globals()[f"{_head}_{_backbone}"] = architecture(f"{_head}_{_backbone}", _segmentation, _head, _backbone)
+    globals()[f"{_head}_{_backbone}"] = architecture(f"{_head}_{_backbone}", SegmentationModel, _head, _backbone)
