@@ -228,7 +228,9 @@ class Pool:
 
         with self:
             while self._pending and not self._pending[0].same_as(first):
-                self._discard(self._pending.popleft())
+                task = self._pending.popleft()
+                self._answer(self._of(task), task)  # nobody needs it: errors of its samples are ignored
+                self._release(task)
             begun, coming = len(self._pending), counted()
             deque(islice(coming, max(begun - 1, 0)), maxlen=0)
             self._fill(coming if begun else chain([first], coming))
@@ -243,7 +245,9 @@ class Pool:
                 try:
                     yield arrays
                 finally:
-                    self._take_back(task)
+                    if self._lent is task:
+                        self._lent = None
+                        self._release(task)
 
     @property
     def closed(self) -> bool:
@@ -262,11 +266,6 @@ class Pool:
         """Return the worker of a task."""
         return self._workers[task.batch % len(self._workers)]
 
-    def _take_back(self, task: Task | None) -> None:
-        if task is not None and self._lent is task:
-            self._lent = None
-            self._release(task)
-
     def _fill(self, coming: Iterator[Task]) -> None:
         while len(self._pending) < self.ahead and (task := next(coming, None)) is not None:
             self._pending.append(task)
@@ -281,11 +280,6 @@ class Pool:
 
     def _release(self, task: Task) -> None:
         """Release the batch of a task after its use."""
-
-    def _discard(self, task: Task) -> None:
-        """Wait for a batch that is no longer needed, and ignore errors of its samples."""
-        self._answer(self._of(task), task)
-        self._release(task)
 
     def _answer(self, worker: Any, task: Task) -> Any:
         return worker.receive(self._patience(worker, task, self.timeout))

@@ -521,7 +521,8 @@ class Module(metaclass=_Constructed):
         if "_made_from" not in self.__dict__:  # still under construction
             return ""
         named = self._constructor_arguments()[1]
-        return ", ".join(f"{name}={_plain(value)}" for name, value in named.items() if value is not None and not list(_modules_in(value)))
+        shown = {name: value for name, value in named.items() if value is not None and not list(_modules_in(value))}
+        return ", ".join(f"{name}={value.__name__ if isinstance(value, type) else repr(value)}" for name, value in shown.items())
 
     def __repr__(self) -> str:
         extra = self.extra_repr()
@@ -592,7 +593,3 @@ def _modules_in(value: Any) -> Iterator[Module]:
     elif isinstance(value, list | tuple | Mapping):
         for part in value.values() if isinstance(value, Mapping) else value:
             yield from _modules_in(part)
-
-
-def _plain(value: Any) -> str:
-    return value.__name__ if isinstance(value, type) else repr(value)

@@ -52,7 +52,9 @@ def line_chart(title: str, series: Mapping[str, Points], x_label: str = "") -> s
     if not everything:
         return ""
     xs, ys = ([point[i] for point in everything] for i in (0, 1))
-    frame = _Frame((min(xs), max(xs)), _with_margin(min(ys), max(ys)))
+    low, high = min(ys), max(ys)
+    room = 0.05 * (high - low) or abs(high) * 0.1 or 1.0
+    frame = _Frame((min(xs), max(xs)), (low - room if low - room > 0 or low < 0 else 0.0, high + room))
     coloured = zip(lines.items(), cycle(_COLOURS), strict=False)
     strokes = [frame.line(name, points, colour) for (name, points), colour in coloured]
     return frame.figure(title, x_label, [*strokes, *_legend(list(lines))])
@@ -85,11 +87,6 @@ def scatter_chart(title: str, points: Points, x_label: str = "", diagonal: float
     style = f'r="2" fill="{_COLOURS[0]}" opacity=".55"'
     dots = [f'<circle cx="{px:.1f}" cy="{py:.1f}" {style}/>' for px, py in (frame.at(*p) for p in shown)]
     return frame.figure(title, x_label, [frame.line("", ends, _COLOURS[1], True), *dots])
-
-
-def _with_margin(low: float, high: float) -> tuple[float, float]:
-    room = 0.05 * (high - low) or abs(high) * 0.1 or 1.0
-    return low - room if low - room > 0 or low < 0 else 0.0, high + room
 
 
 class _Frame:

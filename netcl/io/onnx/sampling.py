@@ -150,9 +150,8 @@ def _roi_align(node: OnnxNode, x: Tensor, rois: Tensor, batches: Tensor) -> Tens
     """Run ``RoiAlign``: each bin becomes the mean of its samples or, with mode ``max``, the largest weighted pixel value in them."""
     (_, c, h, w), high, wide = x.shape, node["output_height"], node["output_width"]
     half = node.opset >= 16 and node["coordinate_transformation_mode"] == "half_pixel"
-    places, shares, rows = list[np.ndarray](), list[np.ndarray](), batches.to_host()
     made = []
-    for (x1, y1, x2, y2), row in zip(rois.to_host() * node["spatial_scale"] - 0.5 * half, rows, strict=True):
+    for (x1, y1, x2, y2), row in zip(rois.to_host() * node["spatial_scale"] - 0.5 * half, batches.to_host(), strict=True):
         axes = []
         for low, up, n, bins in ((y1, y2, h, high), (x1, x2, w, wide)):
             length = (up - low if half else max(up - low, 1.0)) / bins
