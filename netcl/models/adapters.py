@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 import netcl.autograd as ag
+from netcl import nn
 from netcl.core.errors import ShapeError, message
 from netcl.core.tensor import Tensor
 from netcl.io.archive import refusal, refusing
@@ -20,10 +21,7 @@ from netcl.io.state import load_safetensors, save_safetensors
 from netcl.models.architectures import ARCHITECTURES
 from netcl.models.folder import read_object, write_json
 from netcl.models.weights import host_array, origin_of
-from netcl.nn import init
-from netcl.nn.linear import Linear
-from netcl.nn.module import Module
-from netcl.nn.parameter import Parameter, empty, placed
+from netcl.nn.parameter import empty, placed
 from netcl.nn.quantized import ModelT
 
 #: The layers that get adapters unless others are named.
@@ -36,7 +34,7 @@ _UNSUPPORTED = ("modules_to_save", "lora_bias", "layer_replication", "alora_invo
 _SAFE_STARTS = (None, True, False, "gaussian", "eva", "orthogonal")  # of init_lora_weights; others change the base model, too
 
 
-class LoRALinear(Module):
+class LoRALinear(nn.Module):
     """A ``Linear`` or ``QuantizedLinear`` with an adapter: ``y = base(x) + alpha / rank * x A^T B^T``; ``B`` starts as zeros.
 
     ``dora`` scales the rows of ``W + alpha / rank * B A`` to learned norms, ``lora_magnitude_vector``. ``W`` is the weight of ``base``; the
@@ -49,9 +47,9 @@ class LoRALinear(Module):
         self.base, self.rank, self.scale, self.dropout = base, rank, alpha / rank, dropout
         with placed(base.queue, "float32"):
             self.lora_A, self.lora_B = empty((rank, self.in_features)), empty((self.out_features, rank))
-            init.layer_(self.lora_A, None)
-            init.zeros_(self.lora_B)
-            self.lora_magnitude_vector = Parameter(np.linalg.norm(base_matrix(base), axis=1)) if dora else None
+            nn.init.layer_(self.lora_A, None)
+            nn.init.zeros_(self.lora_B)
+            self.lora_magnitude_vector = nn.Parameter(np.linalg.norm(base_matrix(base), axis=1)) if dora else None
 
     def forward(self, x: Tensor) -> Tensor:
         out, low = self.base(x), ag.dropout(ag.cast(x, "float32"), self.dropout, self.training)
@@ -73,7 +71,7 @@ def base_matrix(layer: Any) -> np.ndarray:
     return (layer.dequantized().to_host() if hasattr(layer, "dequantized") else host_array(layer.weight)).astype(np.float32)
 
 
-def adapters_of(model: Module) -> dict[str, LoRALinear]:
+def adapters_of(model: nn.Module) -> dict[str, LoRALinear]:
     """Return the layers of a model that have an adapter, by path."""
     return {path: layer for path, layer in model.named_modules() if isinstance(layer, LoRALinear)}
 
@@ -97,7 +95,7 @@ def lora(model: ModelT, rank: int = 8, alpha: float = 16, targets: Sequence[str]
     return _put_adapters(model, {path: LoRALinear(layer, rank, alpha, dropout, dora) for path, layer in chosen.items()})
 
 
-def _linear_layers(model: Module) -> dict[str, Any]:
+def _linear_layers(model: nn.Module) -> dict[str, Any]:
     """Return the linear layers that can have an adapter, by path: no experts, no tied heads, and no layers inside an adapter."""
     tied = "lm_head" if getattr(model.config, "tied", False) else None
     found = {path: layer for path, layer in model.named_modules() if hasattr(layer, "in_features") and path != tied}
@@ -116,7 +114,7 @@ def _put_adapters(model: ModelT, adapters: Mapping[str, LoRALinear]) -> ModelT:
     return model
 
 
-def _replace(model: Module, path: str, layer: Module) -> None:
+def _replace(model: nn.Module, path: str, layer: nn.Module) -> None:
     parent, _, name = path.rpartition(".")
     (model.get_submodule(parent) if parent else model).add_module(name, layer.train(model.training))
 
@@ -128,9 +126,9 @@ def merge_adapters(model: ModelT) -> ModelT:
         matrix = base_matrix(base) + np.float32(adapter.scale) * added
         if adapter.lora_magnitude_vector is not None:
             matrix *= (adapter.lora_magnitude_vector.to_host() / np.linalg.norm(matrix, axis=1))[:, None]
-        if not isinstance(base, Linear):
+        if not isinstance(base, nn.Linear):
             with placed(base.queue, "float32", blank=True):
-                base = Linear(adapter.in_features, adapter.out_features, bias=False)
+                base = nn.Linear(adapter.in_features, adapter.out_features, bias=False)
             base.bias = adapter.base.bias
         base.weight.write(matrix.astype(host_array(base.weight).dtype))
         _replace(model, path, base)
@@ -185,7 +183,7 @@ def save_adapter(model: Any, folder: str | os.PathLike[str], base: str = "") -> 
     write_json(place / _CONFIG, config)
 
 
-def _joined_factors(model: Module, rows: Mapping[str, slice]) -> tuple[dict[str, np.ndarray], tuple[int, float]]:
+def _joined_factors(model: nn.Module, rows: Mapping[str, slice]) -> tuple[dict[str, np.ndarray], tuple[int, float]]:
     """Combine the adapters of the parts of a fused layer; returns tensors by name (``A`` stacked, ``B`` in blocks), rank and alpha."""
     layers: dict[str, Any] = {path: model.get_submodule(path) for path in rows}
     own: dict[str, Any] = {path: layer for path, layer in layers.items() if isinstance(layer, LoRALinear)}

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 import netcl.autograd as ag
+from netcl import nn
 from netcl.autograd import packed
 from netcl.core.device import queue_of
 from netcl.core.errors import ShapeError, message
@@ -18,12 +19,7 @@ from netcl.models.layers import ConfiguredModel, TransformerLayer, decode_alike,
 from netcl.models.prompt_cache import PromptFile
 from netcl.models.tokenizer import Tokenizer
 from netcl.nn.attention import KVCache
-from netcl.nn.container import ModuleList
 from netcl.nn.decoding import Sampling, Speculator, continued, random_draws
-from netcl.nn.embedding import Embedding
-from netcl.nn.linear import Linear
-from netcl.nn.module import Module
-from netcl.nn.norm import RMSNorm
 from netcl.nn.pickling import Recomputed
 from netcl.nn.quantized import QuantizedLinear, decodable, decoded_linear, pack_halves
 
@@ -49,11 +45,11 @@ class CausalLM(ConfiguredModel):
     def __init__(self, config: ModelConfig):
         super().__init__()
         self.config, self.context = config, config.context
-        self.embed_tokens = Embedding(config.vocab_size, config.width)
-        self.embed_positions = Embedding(config.context, config.width) if config.learned_positions else None
-        self.layers = ModuleList(TransformerLayer(config, layer) for layer in range(config.layers))
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.width)
+        self.embed_positions = nn.Embedding(config.context, config.width) if config.learned_positions else None
+        self.layers = nn.ModuleList(TransformerLayer(config, layer) for layer in range(config.layers))
         self.norm = make_norm_layer(config)
-        self.lm_head = Linear(config.width, config.vocab_size if not config.tied else 0, bias=False)
+        self.lm_head = nn.Linear(config.width, config.vocab_size if not config.tied else 0, bias=False)
         if config.tied:
             self.lm_head.out_features, self.lm_head.weight = config.vocab_size, self.embed_tokens.weight
         self.checkpointing = False
@@ -88,10 +84,10 @@ class CausalLM(ConfiguredModel):
                 documents: Tensor | None = None) -> Tensor:  # fmt: skip
         if type(self) is not CausalLM:  # a subclass may define the methods differently
             return self.head(self.states(ids, cache, positions, documents))
-        norm: Module = self.norm
-        head: Module = self.lm_head
+        norm: nn.Module = self.norm
+        head: nn.Module = self.lm_head
         x = self._states(ids, cache, positions, documents)
-        few = type(norm) is RMSNorm and type(head) is QuantizedLinear and packed.decodes_together(x) and not ag.is_grad_enabled()
+        few = type(norm) is nn.RMSNorm and type(head) is QuantizedLinear and packed.decodes_together(x) and not ag.is_grad_enabled()
         return self._capped(decoded_linear(x, head, norm)) if few and decodable(self, norm, head) else self.head(norm(x))
 
     def states(self, ids: Tensor, cache: KVCache | None = None, positions: Tensor | None = None, documents: Tensor | None = None) -> Tensor:

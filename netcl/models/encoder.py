@@ -7,16 +7,11 @@ from typing import Any
 import numpy as np
 
 import netcl.autograd as ag
+from netcl import nn
 from netcl.core.errors import ShapeError, message
 from netcl.core.tensor import Tensor
 from netcl.models.config import ModelConfig
 from netcl.models.layers import AttentionSpan, ConfiguredModel, TransformerLayer, make_norm_layer
-from netcl.nn.container import ModuleList
-from netcl.nn.conv import Conv2d
-from netcl.nn.embedding import Embedding
-from netcl.nn.linear import Linear
-from netcl.nn.module import Module
-from netcl.nn.norm import LayerNorm
 from netcl.nn.parameter import empty
 
 
@@ -34,20 +29,20 @@ class Encoder(ConfiguredModel):
         super().__init__()
         self.config = config
         if config.image is None:
-            self.embed_tokens: Module | None = Embedding(config.vocab_size, config.width)
+            self.embed_tokens: nn.Module | None = nn.Embedding(config.vocab_size, config.width)
             positions = config.context
         else:
             size, patch, channels = config.image
             self.class_token = empty((config.width,))
-            self.patches = Conv2d(channels, config.width, patch, stride=patch, bias=config.architecture == "vit")
+            self.patches = nn.Conv2d(channels, config.width, patch, stride=patch, bias=config.architecture == "vit")
             positions = (size // patch) ** 2 + 1
-        self.embed_positions = Embedding(positions, config.width)
-        self.embed_types = Embedding(config.token_types, config.width) if config.token_types else None
-        self.embedding_norm = LayerNorm(config.width, config.eps) if config.embedding_norm else None
-        self.layers = ModuleList(TransformerLayer(config, layer) for layer in range(config.layers))
+        self.embed_positions = nn.Embedding(positions, config.width)
+        self.embed_types = nn.Embedding(config.token_types, config.width) if config.token_types else None
+        self.embedding_norm = nn.LayerNorm(config.width, config.eps) if config.embedding_norm else None
+        self.layers = nn.ModuleList(TransformerLayer(config, layer) for layer in range(config.layers))
         self.norm = make_norm_layer(config) if config.final_norm or config.pooling == "norm" else None
-        self.pooler = Linear(config.width, config.width) if config.pooling == "tanh" else None
-        self.projection = Linear(config.width, config.projection, bias=False) if config.projection else None
+        self.pooler = nn.Linear(config.width, config.width) if config.pooling == "tanh" else None
+        self.projection = nn.Linear(config.width, config.projection, bias=False) if config.projection else None
 
     def forward(self, inputs: Tensor, mask: Any = None, token_types: Tensor | None = None) -> Tensor:
         x = self._image_embeddings(inputs) if self.config.image else self._text_embeddings(inputs, token_types)
@@ -110,7 +105,7 @@ class Encoder(ConfiguredModel):
         return one if self.projection is None else self.projection(one)
 
 
-class DualEncoder(Module):
+class DualEncoder(nn.Module):
     """CLIP: an encoder of texts and one of images, whose normalized vectors are compared.
 
     ``forward(ids, images, mask)`` returns the scores of every image with every text, ``(images, texts)``; ``text_vectors`` and

@@ -8,16 +8,13 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 
 import netcl.autograd as ag
+from netcl import nn
 from netcl.autograd import packed
 from netcl.core.errors import message
 from netcl.core.tensor import Tensor
 from netcl.models.config import Experts, ModelConfig, Rope
 from netcl.models.tokenizer import Tokenizer
 from netcl.nn.attention import KVCache, causal_mask, join_heads, split_heads
-from netcl.nn.container import ModuleList
-from netcl.nn.linear import Linear
-from netcl.nn.module import Module
-from netcl.nn.norm import LayerNorm, RMSNorm
 from netcl.nn.parameter import placed
 from netcl.nn.quantized import QuantizedLinear, decodable, decoded_block, decoded_linear
 from netcl.ops.quantized.layout import STRIP_ROWS
@@ -41,13 +38,13 @@ class AttentionSpan(NamedTuple):
     tables: dict[Rope, Tensor]
 
 
-def make_norm_layer(config: ModelConfig, width: int | None = None) -> Module:
+def make_norm_layer(config: ModelConfig, width: int | None = None) -> nn.Module:
     """Return a norm layer of the architecture's type."""
     size = config.width if width is None else width
-    return RMSNorm(size, config.eps) if config.norm == "rms" else LayerNorm(size, config.eps)
+    return nn.RMSNorm(size, config.eps) if config.norm == "rms" else nn.LayerNorm(size, config.eps)
 
 
-class ConfiguredModel(Module):
+class ConfiguredModel(nn.Module):
     """Base class of models with one configuration, ``config``, and the tokenizer of their file, which ``make_tokenizer`` makes."""
 
     config: ModelConfig
@@ -70,7 +67,7 @@ class ConfiguredModel(Module):
         return self.make_tokenizer()
 
 
-class SelfAttention(Module):
+class SelfAttention(nn.Module):
     """Self-attention with grouped queries, optional biases, norms of queries and keys, rotary positions, windows and soft-capped scores.
 
     Parameters: ``q_proj``, ``k_proj``, ``v_proj``, ``o_proj``, and ``q_norm``, ``k_norm`` where the architecture has them. If
@@ -86,10 +83,10 @@ class SelfAttention(Module):
         super().__init__()
         size = config.head_size
         self.heads, self.kv_heads, self.size, self.layer = config.heads, config.kv_heads, size, layer
-        self.q_proj = Linear(config.width, config.heads * size, config.query_bias)
-        self.k_proj = Linear(config.width, config.kv_heads * size, config.query_bias)
-        self.v_proj = Linear(config.width, config.kv_heads * size, config.query_bias)
-        self.o_proj = Linear(config.heads * size, config.width, config.output_bias)
+        self.q_proj = nn.Linear(config.width, config.heads * size, config.query_bias)
+        self.k_proj = nn.Linear(config.width, config.kv_heads * size, config.query_bias)
+        self.v_proj = nn.Linear(config.width, config.kv_heads * size, config.query_bias)
+        self.o_proj = nn.Linear(config.heads * size, config.width, config.output_bias)
         self.q_norm, self.k_norm = (make_norm_layer(config, size) if config.qk_norm else None for _ in range(2))
         self.scale = size**-0.5 if config.scale is None else config.scale
         self.cap = config.attention_cap
@@ -142,7 +139,7 @@ class SelfAttention(Module):
 
     def merge(self) -> bool:
         """Merge the projections into ``qkv_proj`` if this saves launches per token; returns whether it did. For inference only."""
-        within = type(self.q_norm) in (RMSNorm, type(None)) and (self.rope is None or self.rope.attention_factor == 1)  # cached attention
+        within = type(self.q_norm) in (nn.RMSNorm, type(None)) and (self.rope is None or self.rope.attention_factor == 1)  # of a cache
         apart = self.qkv_proj is None
         merged = joined_linear([self.q_proj, self.k_proj, self.v_proj]) if within and apart else None
         if merged is not None:
@@ -156,14 +153,14 @@ def joined_linear(layers: Sequence[Any]) -> Any:
     packed = type(first) is QuantizedLinear
     if any(type(layer) is not type(first) or (layer.bias is None) is not (first.bias is None) for layer in layers):
         return None
-    if type(first) is not Linear and not packed:
+    if type(first) is not nn.Linear and not packed:
         return None
     form = (first.kind, first.activations) if packed else ()
     if packed and any((layer.kind, layer.activations) != form or layer.out_features % STRIP_ROWS for layer in layers):
         return None
     dtype = first.weight.dtype if not packed else "float32" if first.bias is None else first.bias.dtype
     with ag.no_grad(), placed(first.weight.queue, dtype, blank=True):
-        made: Any = (QuantizedLinear if packed else Linear)(first.in_features, rows, first.bias is not None, *form)
+        made: Any = (QuantizedLinear if packed else nn.Linear)(first.in_features, rows, first.bias is not None, *form)
         for name in ("weight", "bias"):
             if getattr(first, name) is not None:
                 getattr(made, name).write(np.concatenate([getattr(layer, name).to_host() for layer in layers]))
@@ -194,15 +191,15 @@ def _capped_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, caus
     return ag.reshape(out, (batch, heads, queries, v.shape[-1]))
 
 
-class FeedForwardNetwork(Module):
+class FeedForwardNetwork(nn.Module):
     """A network of ``gate_proj``, ``up_proj``, ``down_proj``: ``down(act(gate(x)) * up(x))``, or ``down(act(up(x)))`` without a gate."""
 
     def __init__(self, config: ModelConfig, inner: int | None = None):
         super().__init__()
         size = config.inner if inner is None else inner
-        self.gate_proj = Linear(config.width, size, config.mlp_bias) if config.gated else None
-        self.up_proj = Linear(config.width, size, config.mlp_bias)
-        self.down_proj = Linear(size, config.width, config.mlp_bias)
+        self.gate_proj = nn.Linear(config.width, size, config.mlp_bias) if config.gated else None
+        self.up_proj = nn.Linear(config.width, size, config.mlp_bias)
+        self.down_proj = nn.Linear(size, config.width, config.mlp_bias)
         self.activation = config.activation
 
     def forward(self, x: Tensor) -> Tensor:
@@ -211,7 +208,7 @@ class FeedForwardNetwork(Module):
         return self.down_proj(inside)
 
 
-class MixtureOfExperts(Module):
+class MixtureOfExperts(nn.Module):
     """A layer of expert networks. Experts with the highest router scores process a token; their results are summed, weighted by the scores.
 
     The host reads the choice of experts, and only chosen experts run. ``shared_expert``, if there is one, runs for every token.
@@ -220,10 +217,10 @@ class MixtureOfExperts(Module):
     def __init__(self, config: ModelConfig, experts: Experts):
         super().__init__()
         self.chosen, self.normalized = experts.chosen, experts.normalized
-        self.gate = Linear(config.width, experts.count, bias=False)
-        self.experts = ModuleList(FeedForwardNetwork(config, experts.width) for _ in range(experts.count))
+        self.gate = nn.Linear(config.width, experts.count, bias=False)
+        self.experts = nn.ModuleList(FeedForwardNetwork(config, experts.width) for _ in range(experts.count))
         self.shared_expert = FeedForwardNetwork(config, experts.shared) if experts.shared else None
-        self.shared_expert_gate = Linear(config.width, 1, bias=False) if experts.shared else None
+        self.shared_expert_gate = nn.Linear(config.width, 1, bias=False) if experts.shared else None
 
     def forward(self, x: Tensor) -> Tensor:
         flat = ag.reshape(x, (-1, x.shape[-1]))
@@ -242,7 +239,7 @@ class MixtureOfExperts(Module):
         return ag.reshape(total, x.shape)
 
 
-class TransformerLayer(Module):
+class TransformerLayer(nn.Module):
     """Attention and a feed-forward network, each added to its input; norms come before, after or both, depending on the architecture."""
 
     def __init__(self, config: ModelConfig, layer: int):
@@ -252,7 +249,7 @@ class TransformerLayer(Module):
         self.input_layernorm = make_norm_layer(config)
         self.self_attn = SelfAttention(config, layer)
         self.pre_feedforward_layernorm = make_norm_layer(config)
-        self.mlp: Module = FeedForwardNetwork(config) if experts is None else MixtureOfExperts(config, experts)
+        self.mlp: nn.Module = FeedForwardNetwork(config) if experts is None else MixtureOfExperts(config, experts)
         self.post_attention_norm, self.post_feedforward_norm = (make_norm_layer(config) if config.post_norms else None for _ in range(2))
 
     def forward(self, x: Tensor, span: AttentionSpan, cache: KVCache | None = None) -> Tensor:
@@ -283,7 +280,7 @@ class TransformerLayer(Module):
             return False
         norms: Any = (self.input_layernorm, self.pre_feedforward_layernorm)
         layers: Any = (attn.o_proj, mlp.gate_proj, mlp.up_proj, mlp.down_proj)
-        if any(type(norm) is not RMSNorm for norm in norms) or any(type(layer) is not QuantizedLinear for layer in layers):
+        if any(type(norm) is not nn.RMSNorm for norm in norms) or any(type(layer) is not QuantizedLinear for layer in layers):
             return False
         if not packed.decodes_in_blocks(x, layers[0].kind, layers[0].activations):
             return False

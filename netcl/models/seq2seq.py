@@ -9,17 +9,14 @@ from typing import Any
 import numpy as np
 
 import netcl.autograd as ag
+from netcl import nn
 from netcl.core.errors import ShapeError, message
 from netcl.core.tensor import Tensor
 from netcl.io.archive import refusal
 from netcl.models.config import ModelConfig, end_ids, whole_number
 from netcl.models.layers import AttentionSpan, ConfiguredModel, SelfAttention, TransformerLayer, make_norm_layer
 from netcl.nn.attention import join_heads, split_heads
-from netcl.nn.container import ModuleList
 from netcl.nn.decoding import Sampling, checked_tokens, random_draws, token_counts
-from netcl.nn.embedding import Embedding
-from netcl.nn.linear import Linear
-from netcl.nn.module import Module
 
 
 class Seq2SeqCache:
@@ -53,7 +50,7 @@ class Seq2SeqLayer(TransformerLayer):
         return ag.add(x, self.mlp(self.pre_feedforward_layernorm(x)))
 
 
-class Seq2SeqStack(Module):
+class Seq2SeqStack(nn.Module):
     """The layers of the encoder or the decoder with their final norm, and the relative position bias that they share."""
 
     def __init__(self, config: ModelConfig, layers: int, decodes: bool):
@@ -63,8 +60,8 @@ class Seq2SeqStack(Module):
         if buckets % 4 or self.distance <= buckets // 2:
             what = f"{sizes[0][0]} must be a multiple of 4, and {sizes[1][0]} above half of it"
             raise refusal("config", what, buckets=buckets, distance=self.distance)
-        self.layers = ModuleList((Seq2SeqLayer if decodes else TransformerLayer)(config, layer) for layer in range(layers))
-        self.norm, self.relative_bias, self.decodes = make_norm_layer(config), Embedding(buckets, config.heads), decodes
+        self.layers = nn.ModuleList((Seq2SeqLayer if decodes else TransformerLayer)(config, layer) for layer in range(layers))
+        self.norm, self.relative_bias, self.decodes = make_norm_layer(config), nn.Embedding(buckets, config.heads), decodes
 
     def bias(self, queries: int, keys: int) -> Tensor:
         """Return the bias of attention scores, ``(1, heads, queries, keys)``, for the last ``queries`` of ``keys`` positions."""
@@ -94,10 +91,10 @@ class Seq2SeqLM(ConfiguredModel):
     def __init__(self, config: ModelConfig):
         super().__init__()
         self.config, self.generation = config, dict[str, Any]()
-        self.shared = Embedding(config.vocab_size, config.width)
+        self.shared = nn.Embedding(config.vocab_size, config.width)
         self.encoder = Seq2SeqStack(config, config.layers, False)
         self.decoder = Seq2SeqStack(config, whole_number(config.source, "num_decoder_layers", default=config.layers), True)
-        self.lm_head = Linear(config.width, 0 if config.tied else config.vocab_size, bias=False)
+        self.lm_head = nn.Linear(config.width, 0 if config.tied else config.vocab_size, bias=False)
         if config.tied:
             self.lm_head.out_features, self.lm_head.weight = config.vocab_size, self.shared.weight
 
