@@ -22,9 +22,10 @@ from netcl.nn.module import Module
 from netcl.nn.norm import EPSILON
 
 
-def _function_layer(name: str, function: Callable[..., Tensor], inputs: int, example: str, gives: str) -> Any:
-    """Make a layer class of ``function``. ``forward`` takes the first ``inputs`` parameters, ``__init__`` the others but ``training``."""
-    first, rest = (parameters := list(inspect.signature(function).parameters.values()))[:inputs], parameters[inputs:]
+def _function_layer(name: str, function: Callable[..., Tensor], example: str, gives: str) -> Any:
+    """Make a layer class of ``function``. ``forward`` takes its tensors, ``__init__`` the other parameters but ``training``."""
+    parameters = list(inspect.signature(function).parameters.values())
+    first, rest = ([p for p in parameters if (p.annotation == "Tensor") is given] for given in (True, False))
     head = [f"{p.name}: {p.annotation}" + ("" if p.default is p.empty else f" = {p.default!r}") for p in rest if p.name != "training"]
     star = ["*"] if rest and rest[0].kind is inspect.Parameter.KEYWORD_ONLY else []
     call = f"{function.__name__}({', '.join([*(p.name for p in first), *(f'{p.name}={p.name}' for p in rest)])})"
@@ -168,16 +169,10 @@ def gumbel_softmax(logits: Tensor, tau: float = 1.0, hard: bool = False, eps: fl
     return ag.add(chosen, ag.sub(soft, soft.detach()))
 
 
-Threshold = _function_layer("Threshold", threshold, 1, "nn.Threshold(1.0, 9.0)([0.0, 2.0]).tolist()", "[9.0, 2.0]")
-Hardshrink = _function_layer("Hardshrink", hardshrink, 1, "nn.Hardshrink()([-1.0, 0.25]).tolist()", "[-1.0, 0.0]")
-Softshrink = _function_layer("Softshrink", softshrink, 1, "nn.Softshrink()([-1.0, 0.25]).tolist()", "[-0.5, 0.0]")
-Tanhshrink = _function_layer("Tanhshrink", tanhshrink, 1, "nn.Tanhshrink()([0.0]).tolist()", "[0.0]")
-Softmin = _function_layer("Softmin", softmin, 1, "nn.Softmin()([[1.0, 1.0]]).tolist()", "[[0.5, 0.5]]")
 Softmax2d = layer_class(
     globals(), "Softmax2d()", "ag.softmax(input, axis=-3)", "The softmax over the channels of images ``(N, C, H, W)`` or ``(C, H, W)``.",
     "nn.Softmax2d()([[[0.0]], [[0.0]]]).tolist()", "[[[0.5]], [[0.5]]]",
 )  # fmt: skip
-RReLU = _function_layer("RReLU", rrelu, 1, "nn.RReLU(0.25, 0.75).eval()([-1.0, 2.0]).tolist()", "[-0.5, 2.0]")
 
 
 # ---- shapes, windows, distances
@@ -261,15 +256,6 @@ ZeroPad1d, ZeroPad2d, ZeroPad3d = _pads("Zero", "constant")
 ReflectionPad1d, ReflectionPad2d, ReflectionPad3d = _pads("Reflection", "reflect")
 ReplicationPad1d, ReplicationPad2d, ReplicationPad3d = _pads("Replication", "replicate")
 CircularPad1d, CircularPad2d, CircularPad3d = _pads("Circular", "circular")
-ChannelShuffle = _function_layer("ChannelShuffle", channel_shuffle, 1, "nn.ChannelShuffle(2)([[1, 2, 3, 4]]).tolist()", "[[1, 3, 2, 4]]")
-Unfold = _function_layer("Unfold", unfold, 1, "nn.Unfold(2)([[[[1.0, 2.0], [3.0, 4.0]]]]).shape", "(1, 4, 1)")
-Fold = _function_layer("Fold", fold, 1, "nn.Fold(2, 2)([[[1.0], [2.0], [3.0], [4.0]]]).tolist()", "[[[[1.0, 2.0], [3.0, 4.0]]]]")
-LocalResponseNorm = _function_layer(
-    "LocalResponseNorm", local_response_norm, 1, "nn.LocalResponseNorm(1, 3.0, 0.5)([[[1.0]]]).item()", "0.5"
-)
-PairwiseDistance = _function_layer(
-    "PairwiseDistance", pairwise_distance, 2, "nn.PairwiseDistance(1, 0.0)([[1.0]], [[3.0]]).tolist()", "[2.0]"
-)
 
 
 # ---- losses
@@ -383,35 +369,39 @@ def triplet_margin_loss(
     )
 
 
-MarginRankingLoss = _function_layer(
-    "MarginRankingLoss", margin_ranking_loss, 3, "nn.MarginRankingLoss()([1.0], [3.0], [1.0]).item()", "2.0"
-)
-HingeEmbeddingLoss = _function_layer("HingeEmbeddingLoss", hinge_embedding_loss, 2, "nn.HingeEmbeddingLoss()([0.5], [-1.0]).item()", "0.5")
-SoftMarginLoss = _function_layer("SoftMarginLoss", soft_margin_loss, 2, "round(nn.SoftMarginLoss()([0.0], [1.0]).item(), 4)", "0.6931")
-MultiLabelSoftMarginLoss = _function_layer(
-    "MultiLabelSoftMarginLoss", multilabel_soft_margin_loss, 2, "round(nn.MultiLabelSoftMarginLoss()([[0.0]], [[1.0]]).item(), 4)", "0.6931"
-)
-MultiMarginLoss = _function_layer("MultiMarginLoss", multi_margin_loss, 2, "nn.MultiMarginLoss()([[1.0, 2.0]], [0]).item()", "1.0")
-MultiLabelMarginLoss = _function_layer(
-    "MultiLabelMarginLoss", multilabel_margin_loss, 2, "nn.MultiLabelMarginLoss()([[1.0, 2.0]], [[0, -1]]).item()", "1.0"
-)
 CTCLoss = layer_class(
     globals(), "CTCLoss(blank: int = 0, reduction: str = 'mean', zero_infinity: bool = False)",
     "ctc_loss(log_probs, targets, input_lengths, target_lengths, blank, reduction, zero_infinity)", ctc_loss.__doc__ or "",
     "round(nn.CTCLoss()([[[-1.0, -2.0]]], np.array([[1]]), [1], [1]).item(), 4)", "2.0", Loss,
 )  # fmt: skip
-CosineEmbeddingLoss = _function_layer(
-    "CosineEmbeddingLoss", cosine_embedding_loss, 3, "nn.CosineEmbeddingLoss()([[1.0, 0.0]], [[0.0, 1.0]], [1]).item()", "1.0"
-)
-PoissonNLLLoss = _function_layer("PoissonNLLLoss", poisson_nll_loss, 2, "nn.PoissonNLLLoss()([0.0], [3.0]).item()", "1.0")
-GaussianNLLLoss = _function_layer("GaussianNLLLoss", gaussian_nll_loss, 3, "nn.GaussianNLLLoss()([0.0], [2.0], [1.0]).item()", "2.0")
-TripletMarginLoss = _function_layer(
-    "TripletMarginLoss", triplet_margin_loss, 3, "nn.TripletMarginLoss()([[0.0]], [[1.0]], [[3.0]]).item()", "0.0"
-)
-TripletMarginWithDistanceLoss = _function_layer(
-    "TripletMarginWithDistanceLoss", triplet_margin_with_distance_loss, 3,
-    "round(nn.TripletMarginWithDistanceLoss()([[0.0]], [[1.0]], [[1.5]]).item(), 3)", "0.5",
-)  # fmt: skip
+#: Layers made from functions above: the function, and an example with its result.
+_FUNCTION_LAYERS = {
+    "Threshold": (threshold, "nn.Threshold(1.0, 9.0)([0.0, 2.0]).tolist()", "[9.0, 2.0]"),
+    "Hardshrink": (hardshrink, "nn.Hardshrink()([-1.0, 0.25]).tolist()", "[-1.0, 0.0]"),
+    "Softshrink": (softshrink, "nn.Softshrink()([-1.0, 0.25]).tolist()", "[-0.5, 0.0]"),
+    "Tanhshrink": (tanhshrink, "nn.Tanhshrink()([0.0]).tolist()", "[0.0]"),
+    "Softmin": (softmin, "nn.Softmin()([[1.0, 1.0]]).tolist()", "[[0.5, 0.5]]"),
+    "RReLU": (rrelu, "nn.RReLU(0.25, 0.75).eval()([-1.0, 2.0]).tolist()", "[-0.5, 2.0]"),
+    "ChannelShuffle": (channel_shuffle, "nn.ChannelShuffle(2)([[1, 2, 3, 4]]).tolist()", "[[1, 3, 2, 4]]"),
+    "Unfold": (unfold, "nn.Unfold(2)([[[[1.0, 2.0], [3.0, 4.0]]]]).shape", "(1, 4, 1)"),
+    "Fold": (fold, "nn.Fold(2, 2)([[[1.0], [2.0], [3.0], [4.0]]]).tolist()", "[[[[1.0, 2.0], [3.0, 4.0]]]]"),
+    "LocalResponseNorm": (local_response_norm, "nn.LocalResponseNorm(1, 3.0, 0.5)([[[1.0]]]).item()", "0.5"),
+    "PairwiseDistance": (pairwise_distance, "nn.PairwiseDistance(1, 0.0)([[1.0]], [[3.0]]).tolist()", "[2.0]"),
+    "MarginRankingLoss": (margin_ranking_loss, "nn.MarginRankingLoss()([1.0], [3.0], [1.0]).item()", "2.0"),
+    "HingeEmbeddingLoss": (hinge_embedding_loss, "nn.HingeEmbeddingLoss()([0.5], [-1.0]).item()", "0.5"),
+    "SoftMarginLoss": (soft_margin_loss, "round(nn.SoftMarginLoss()([0.0], [1.0]).item(), 4)", "0.6931"),
+    "MultiLabelSoftMarginLoss": (multilabel_soft_margin_loss, "round(nn.MultiLabelSoftMarginLoss()([[0.0]], [[1.0]]).item(), 4)", "0.6931"),
+    "MultiMarginLoss": (multi_margin_loss, "nn.MultiMarginLoss()([[1.0, 2.0]], [0]).item()", "1.0"),
+    "MultiLabelMarginLoss": (multilabel_margin_loss, "nn.MultiLabelMarginLoss()([[1.0, 2.0]], [[0, -1]]).item()", "1.0"),
+    "CosineEmbeddingLoss": (cosine_embedding_loss, "nn.CosineEmbeddingLoss()([[1.0, 0.0]], [[0.0, 1.0]], [1]).item()", "1.0"),
+    "PoissonNLLLoss": (poisson_nll_loss, "nn.PoissonNLLLoss()([0.0], [3.0]).item()", "1.0"),
+    "GaussianNLLLoss": (gaussian_nll_loss, "nn.GaussianNLLLoss()([0.0], [2.0], [1.0]).item()", "2.0"),
+    "TripletMarginLoss": (triplet_margin_loss, "nn.TripletMarginLoss()([[0.0]], [[1.0]], [[3.0]]).item()", "0.0"),
+    "TripletMarginWithDistanceLoss": (
+        triplet_margin_with_distance_loss, "round(nn.TripletMarginWithDistanceLoss()([[0.0]], [[1.0]], [[1.5]]).item(), 3)", "0.5",
+    ),
+}  # fmt: skip
+globals().update({name: _function_layer(name, *row) for name, row in _FUNCTION_LAYERS.items()})
 
 
 def _reducing(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
