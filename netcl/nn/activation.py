@@ -5,14 +5,13 @@
 
 from __future__ import annotations
 
-import inspect
 from functools import partial
 from typing import Any
 
 import netcl.autograd as ag
 from netcl.core.errors import ShapeError, message
 from netcl.core.tensor import Tensor
-from netcl.nn.layer_class import layer_class
+from netcl.nn.layer_class import function_layer, layer_class
 from netcl.nn.module import Module
 from netcl.nn.parameter import full
 
@@ -34,13 +33,9 @@ class Activation(Module):
 
 def activation_class(name: str, op: str, example: str, gives: str, inplace: bool = False) -> Any:
     """Make the layer class of a pointwise op with one input. ``gives`` is the result of ``example``. ``inplace`` adds torch's parameter."""
-    function = getattr(ag, op)
-    settings = [p for p in list(inspect.signature(function).parameters.values())[1:] if p.name != "out"]
-    parameters = [f"{p.name}: {type(p.default).__name__} = {p.default!r}" for p in settings] + ["inplace: bool = False"] * inplace
-    head, call = f"{name}({', '.join(parameters)})", f"ag.{op}({', '.join(['x', *(f'{p.name}={p.name}' for p in settings)])})"
-    doc = f"{function.__doc__}\n\nShapes: the output has the shape of the input."
+    doc, more = f"{getattr(ag, op).__doc__}\n\nShapes: the output has the shape of the input.", "inplace: bool = False" * inplace
     IN_PLACE_LAYERS.update([op] * inplace)
-    ACTIVATIONS[op] = made = layer_class(globals(), head, call, doc, example, gives, Activation)
+    ACTIVATIONS[op] = made = function_layer(globals(), name, getattr(ag, op), example, gives, Activation, more, doc)
     return made
 
 
@@ -84,12 +79,12 @@ class PReLU(Activation):
 
 
 def celu(input: Tensor, alpha: float = 1.0, inplace: bool = False) -> Tensor:
-    """``x`` where positive, else ``alpha * (exp(x / alpha) - 1)``."""
+    """ELU whose slope is continuous for every ``alpha``: ``x`` where positive, else ``alpha * (exp(x / alpha) - 1)``."""
     return ag.mul(ag.elu(ag.div(input, alpha)), alpha)
 
 
 def glu(input: Tensor, dim: int = -1) -> Tensor:
-    """Return the first half along ``dim`` times the sigmoid of the second half."""
+    """A gate: the first half along ``dim`` times the sigmoid of the second half."""
     if input.shape[dim] % 2:
         raise ShapeError(message("GLU", "the size of dim must be even", dim=dim, shape=input.shape))
     value, gate = ag.split(input, input.shape[dim] // 2, axis=dim)
@@ -97,15 +92,8 @@ def glu(input: Tensor, dim: int = -1) -> Tensor:
 
 
 _layer = partial(layer_class, globals(), base=Activation)
-CELU = _layer(
-    "CELU(alpha: float = 1.0, inplace: bool = False)", "celu(x, alpha)",
-    "ELU whose slope is continuous for every ``alpha``: ``x`` where positive, else ``alpha * (exp(x / alpha) - 1)``.",
-    "nn.CELU(2.0)([-100.0, 2.0]).tolist()", "[-2.0, 2.0]",
-)  # fmt: skip
-GLU = _layer(
-    "GLU(dim: int = -1)", "glu(x, dim)", "A gate: the first half along ``dim`` times the sigmoid of the second half.\n\n"
-    "Shapes: the axis ``dim`` of the output is half of the input's.", "nn.GLU()([[4.0, 0.0]]).tolist()", "[[2.0]]",
-)  # fmt: skip
+CELU = function_layer(globals(), "CELU", celu, "nn.CELU(2.0)([-100.0, 2.0]).tolist()", "[-2.0, 2.0]", Activation)
+GLU = function_layer(globals(), "GLU", glu, "nn.GLU()([[4.0, 0.0]]).tolist()", "[[2.0]]", Activation)
 Softmax = _layer(
     "Softmax(dim: int = -1)", "ag.softmax(x, axis=dim)", "Exponentials that sum to one along ``dim``: ``exp(x) / sum(exp(x))``.",
     "nn.Softmax(dim=-1)([[0.0, 0.0]]).tolist()", "[[0.5, 0.5]]",

@@ -16,21 +16,10 @@ from netcl.autograd.ops import older_reduction
 from netcl.core.errors import ShapeError, message
 from netcl.core.tensor import Tensor
 from netcl.nn.ctc import ctc_loss
-from netcl.nn.layer_class import layer_class
+from netcl.nn.layer_class import function_layer, layer_class
 from netcl.nn.loss import Loss
 from netcl.nn.module import Module
 from netcl.nn.norm import EPSILON
-
-
-def _function_layer(name: str, function: Callable[..., Tensor], example: str, gives: str) -> Any:
-    """Make a layer class of ``function``. ``forward`` takes its tensors, ``__init__`` the other parameters but ``training``."""
-    parameters = list(inspect.signature(function).parameters.values())
-    first, rest = ([p for p in parameters if (p.annotation == "Tensor") is given] for given in (True, False))
-    head = [f"{p.name}: {p.annotation}" + ("" if p.default is p.empty else f" = {p.default!r}") for p in rest if p.name != "training"]
-    star = ["*"] if rest and rest[0].kind is inspect.Parameter.KEYWORD_ONLY else []
-    call = f"{function.__name__}({', '.join([*(p.name for p in first), *(f'{p.name}={p.name}' for p in rest)])})"
-    base = Loss if any(p.name == "reduction" for p in rest) else Module
-    return layer_class(globals(), f"{name}({', '.join(star + head)})", call, function.__doc__ or "", example, gives, base)
 
 
 def _reduced(values: Tensor, reduction: str) -> Tensor:
@@ -53,7 +42,7 @@ def normalize(input: Tensor, p: float = 2.0, dim: int = 1, eps: float = 1e-12) -
 
 
 def cosine_similarity(x1: Tensor, x2: Tensor, dim: int = 1, eps: float = 1e-8) -> Tensor:
-    """Return the cosine of the angle between vectors along ``dim``."""
+    """The cosine of the angle between vectors: ``x1 x2 / (max(|x1|, eps) max(|x2|, eps))`` along ``dim``."""
     return ag.cosine_similarity(x1, x2, axis=dim, eps=eps)
 
 
@@ -375,7 +364,7 @@ CTCLoss = layer_class(
     "round(nn.CTCLoss()([[[-1.0, -2.0]]], np.array([[1]]), [1], [1]).item(), 4)", "2.0", Loss,
 )  # fmt: skip
 #: Layers made from functions above: the function, and an example with its result.
-_FUNCTION_LAYERS = {
+_FUNCTION_LAYERS: dict[str, Any] = {
     "Threshold": (threshold, "nn.Threshold(1.0, 9.0)([0.0, 2.0]).tolist()", "[9.0, 2.0]"),
     "Hardshrink": (hardshrink, "nn.Hardshrink()([-1.0, 0.25]).tolist()", "[-1.0, 0.0]"),
     "Softshrink": (softshrink, "nn.Softshrink()([-1.0, 0.25]).tolist()", "[-0.5, 0.0]"),
@@ -386,6 +375,13 @@ _FUNCTION_LAYERS = {
     "Unfold": (unfold, "nn.Unfold(2)([[[[1.0, 2.0], [3.0, 4.0]]]]).shape", "(1, 4, 1)"),
     "Fold": (fold, "nn.Fold(2, 2)([[[1.0], [2.0], [3.0], [4.0]]]).tolist()", "[[[[1.0, 2.0], [3.0, 4.0]]]]"),
     "LocalResponseNorm": (local_response_norm, "nn.LocalResponseNorm(1, 3.0, 0.5)([[[1.0]]]).item()", "0.5"),
+    "UpsamplingNearest2d": (
+        upsample_nearest, "nn.UpsamplingNearest2d(scale_factor=2)([[[[1.0]]]]).tolist()", "[[[[1.0, 1.0], [1.0, 1.0]]]]",
+    ),
+    "UpsamplingBilinear2d": (
+        upsample_bilinear, "nn.UpsamplingBilinear2d(size=(1, 3))([[[[1.0, 2.0]]]]).tolist()", "[[[[1.0, 1.5, 2.0]]]]",
+    ),
+    "CosineSimilarity": (cosine_similarity, "nn.CosineSimilarity()([[3.0, 4.0]], [[6.0, 8.0]]).tolist()", "[1.0]"),
     "PairwiseDistance": (pairwise_distance, "nn.PairwiseDistance(1, 0.0)([[1.0]], [[3.0]]).tolist()", "[2.0]"),
     "MarginRankingLoss": (margin_ranking_loss, "nn.MarginRankingLoss()([1.0], [3.0], [1.0]).item()", "2.0"),
     "HingeEmbeddingLoss": (hinge_embedding_loss, "nn.HingeEmbeddingLoss()([0.5], [-1.0]).item()", "0.5"),
@@ -401,7 +397,8 @@ _FUNCTION_LAYERS = {
         triplet_margin_with_distance_loss, "round(nn.TripletMarginWithDistanceLoss()([[0.0]], [[1.0]], [[1.5]]).item(), 3)", "0.5",
     ),
 }  # fmt: skip
-globals().update({name: _function_layer(name, *row) for name, row in _FUNCTION_LAYERS.items()})
+for _name, _row in _FUNCTION_LAYERS.items():
+    globals()[_name] = function_layer(globals(), _name, *_row, base=Loss if _name.endswith("Loss") else Module)
 
 
 def _reducing(function: Callable[..., Tensor]) -> Callable[..., Tensor]:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import netcl.autograd as ag
 from netcl.core.errors import ShapeError, check_probability, message
 from netcl.core.tensor import Tensor
-from netcl.nn.layer_class import layer_class
+from netcl.nn.layer_class import function_layer
 from netcl.nn.module import Module
 
 
@@ -36,7 +37,7 @@ class Dropout(Module):
 
 
 def dropout2d(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
-    """Zero whole channels with probability ``p`` and scale the others by ``1 / (1 - p)``; the identity unless ``training``."""
+    """Zero channels of ``(N, C, ...)`` with probability ``p``, scale the others by ``1 / (1 - p)``; the identity unless ``training``."""
     check_probability("dropout2d", "p", p)
     return ag.mul(input, ag.dropout(_ones(input, channels=True), p)) if training and p else input
 
@@ -84,36 +85,12 @@ def feature_alpha_dropout(input: Tensor, p: float = 0.5, training: bool = False,
     return _alpha(input, p, training, channels=True)
 
 
-class Dropout2d(Dropout):
-    """Zeros whole channels with probability ``p`` and scales the others by ``1 / (1 - p)``; the identity in evaluation mode.
-
-    Shapes: ``(N, C, ...)`` in and out.
-
-    >>> from netcl import nn, ones
-    >>> y = nn.Dropout2d(0.5)(ones((4, 8, 3, 3))).to_host()
-    >>> bool((y == y[:, :, :1, :1]).all())
-    True
-    """
-
-    def forward(self, x: Tensor) -> Tensor:
-        return dropout2d(x, self.p, self.training)
-
-
-Dropout1d = layer_class(
-    globals(), "Dropout1d", "dropout1d(x, p, training)", ":class:`Dropout2d` of signals ``(N, C, L)`` or ``(C, L)``.",
-    "nn.Dropout1d().eval()([[1.0, 2.0]]).tolist()", "[[1.0, 2.0]]", Dropout,
-)  # fmt: skip
-Dropout3d = layer_class(
-    globals(), "Dropout3d", "dropout3d(x, p, training)", ":class:`Dropout2d` of volumes ``(N, C, D, H, W)`` or ``(C, D, H, W)``.",
-    "nn.Dropout3d().eval()([[[[[1.0, 2.0]]]]]).tolist()", "[[[[[1.0, 2.0]]]]]", Dropout,
-)  # fmt: skip
-AlphaDropout = layer_class(
-    globals(), "AlphaDropout", "alpha_dropout(x, p, training)",
-    "Dropout for SELU: dropped elements become the negative limit of SELU, then mean and variance are restored.",
-    "nn.AlphaDropout(0.5).eval()([1.0, 2.0]).tolist()", "[1.0, 2.0]", Dropout,
-)  # fmt: skip
-FeatureAlphaDropout = layer_class(
-    globals(), "FeatureAlphaDropout", "feature_alpha_dropout(x, p, training)", ":class:`AlphaDropout` of whole channels.",
-    "nn.FeatureAlphaDropout().eval()([1.0, 2.0]).tolist()", "[1.0, 2.0]", Dropout,
-)  # fmt: skip
+_layer = partial(function_layer, globals(), base=Dropout)
+Dropout1d = _layer("Dropout1d", dropout1d, "nn.Dropout1d().eval()([[1.0, 2.0]]).tolist()", "[[1.0, 2.0]]")
+Dropout2d = _layer("Dropout2d", dropout2d, "nn.Dropout2d()(np.ones((4, 8, 3, 3), np.float32)).to_host().std((2, 3)).max().item()", "0.0")
+Dropout3d = _layer("Dropout3d", dropout3d, "nn.Dropout3d().eval()([[[[[1.0, 2.0]]]]]).tolist()", "[[[[[1.0, 2.0]]]]]")
+AlphaDropout = _layer("AlphaDropout", alpha_dropout, "nn.AlphaDropout(0.5).eval()([1.0, 2.0]).tolist()", "[1.0, 2.0]")
+FeatureAlphaDropout = _layer(
+    "FeatureAlphaDropout", feature_alpha_dropout, "nn.FeatureAlphaDropout().eval()([1.0, 2.0]).tolist()", "[1.0, 2.0]"
+)
 FUNCTIONS = ["alpha_dropout", "dropout1d", "dropout2d", "dropout3d", "feature_alpha_dropout"]

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+from collections.abc import Callable
 from typing import Any
 
 from netcl.nn.module import Module
@@ -42,6 +43,24 @@ def layer_class(scope: dict[str, Any], head: str, call: str, doc: str, example: 
     setup = ">>> import numpy as np\n" if "np." in example else ""
     made[name].__doc__ = f"{doc}\n\n{setup}>>> from netcl import nn\n>>> {example}\n{gives}\n"
     return made[name]
+
+
+def function_layer(scope: dict[str, Any], name: str, function: Callable[..., Any], example: str, gives: str, base: type[Module] = Module,
+                   more: str = "", doc: str = "") -> Any:  # fmt: skip
+    """Return the layer class of a function in ``scope``, or of an op: ``forward`` takes its tensors, ``__init__`` the other parameters.
+
+    ``inplace`` and the parameters ``more`` are accepted and ignored; ``doc`` is by default that of the function.
+    """
+    known = [p for p in inspect.signature(function).parameters.values() if p.name != "out"]
+    inputs = [p.name for p in known if p is known[0] or p.annotation == "Tensor"]
+    given = [p for p in known if p.name not in (*inputs, "training")]
+    kinds = {p.name: type(p.default).__name__ if p.annotation is p.empty else p.annotation for p in given}
+    head = [f"{p.name}: {kinds[p.name]}" + ("" if p.default is p.empty else f" = {p.default!r}") for p in given] + [more] * bool(more)
+    own = function.__name__ in scope
+    star = ["*"] if own and given and given[0].kind is inspect.Parameter.KEYWORD_ONLY else []
+    words = [p.name if p.name in inputs else f"{p.name}={p.name}" for p in known if p.name != "inplace"]
+    call = f"{'' if own else 'ag.'}{function.__name__}({', '.join(words)})"
+    return layer_class(scope, f"{name}({', '.join(star + head)})", call, doc or function.__doc__ or "", example, gives, base)
 
 
 def _forward(call: str, settings: set[str], scope: dict[str, Any]) -> tuple[str, list[str], set[str]]:

@@ -1,4 +1,4 @@
-"""Losses as modules, and :class:`CosineSimilarity`."""
+"""Losses as modules."""
 
 from __future__ import annotations
 
@@ -106,11 +106,6 @@ KLDivLoss = _layer(
 HingeLoss = _layer(
     "HingeLoss(margin: float = 1.0, reduction: str = 'mean')", "ag.hinge(x, target, margin=margin, reduction=reduction)",
     "``max(0, margin - y x)`` for targets ``y`` of -1 and 1.", "nn.HingeLoss()([0.5, -2.0], [1.0, -1.0]).item()", "0.25",
-)  # fmt: skip
-CosineSimilarity = layer_class(
-    globals(), "CosineSimilarity(dim: int = 1, eps: float = 1e-8)", "ag.cosine_similarity(x1, x2, axis=dim, eps=eps)",
-    "The cosine of the angle between vectors: ``x1 x2 / (max(|x1|, eps) max(|x2|, eps))`` along ``dim``.",
-    "nn.CosineSimilarity()([[3.0, 4.0]], [[6.0, 8.0]]).tolist()", "[1.0]",
 )  # fmt: skip
 InfoNCELoss = _layer(
     "InfoNCELoss(temperature: float = 0.07, reduction: str = 'mean')",

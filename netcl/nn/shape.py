@@ -72,15 +72,3 @@ class Upsample(Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return ag.interpolate(x, size=self.size, scale_factor=self.scale_factor, mode=self.mode, align_corners=self.align_corners)
-
-
-_SIZE = "(size: int | tuple[int, int] | None = None, scale_factor: float | tuple[float, float] | None = None)"
-UpsamplingNearest2d = _layer(
-    f"UpsamplingNearest2d{_SIZE}", "ag.interpolate(x, size=size, scale_factor=scale_factor)", ":class:`Upsample` by repeated pixels.",
-    "nn.UpsamplingNearest2d(scale_factor=2)([[[[1.0]]]]).tolist()", "[[[[1.0, 1.0], [1.0, 1.0]]]]",
-)  # fmt: skip
-UpsamplingBilinear2d = _layer(
-    f"UpsamplingBilinear2d{_SIZE}", "ag.interpolate(x, size=size, scale_factor=scale_factor, mode='bilinear', align_corners=True)",
-    ":class:`Upsample` by linear interpolation; the corners keep their values.",
-    "nn.UpsamplingBilinear2d(size=(1, 3))([[[[1.0, 2.0]]]]).tolist()", "[[[[1.0, 1.5, 2.0]]]]",
-)  # fmt: skip
