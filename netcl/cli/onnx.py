@@ -54,7 +54,8 @@ def _info(args: argparse.Namespace) -> int:
     }
     say(facts(rows) + "\n")
     order = sorted(counts, key=lambda kind: (-(work.get(kind) or 0), -counts[kind]))
-    say(table(("operator", "nodes", "FLOPs"), [[kind, str(counts[kind]), _shown_work(work.get(kind, 0))] for kind in order]))
+    shown = {kind: "?" if count is None else f"{count:,}" if count else "" for kind, count in work.items()}
+    say(table(("operator", "nodes", "FLOPs"), [[kind, str(counts[kind]), shown.get(kind, "")] for kind in order]))
     total = sum(filter(None, work.values()))
     say(f"\n{total:,} FLOPs in a run with {', '.join(args.size) or 'symbolic sizes of 1'}; ?: some shapes depend on values")
     try:
@@ -200,7 +201,3 @@ def _node_work(node: Any, shapes: dict[str, list[int]]) -> int | None:
     if "kernel_shape" in options:
         return results * math.prod(options["kernel_shape"].ints)
     return max(results, math.prod(first))  # a reduction reads more than it writes
-
-
-def _shown_work(count: int | None) -> str:
-    return "?" if count is None else f"{count:,}" if count else ""

@@ -1,7 +1,4 @@
-"""Data parallel training on several devices of one process: each device has a replica of the model and a part of every batch.
-
-With an optimizer from :meth:`DataParallel.optimizer`, the parameters of replicas stay equal without copies between steps.
-"""
+"""Data parallel training on several devices of one process: each device has a replica of the model and a part of every batch."""
 
 from __future__ import annotations
 

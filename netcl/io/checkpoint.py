@@ -1,8 +1,4 @@
-"""Checkpoints: the state of a run in one file, which is written completely or not at all.
-
-A checkpoint can hold weights, buffers, optimizer, scheduler, loss scaler, loader position, random streams, step and ``extra`` data.
-Files are replaced atomically and every array has a checksum. The file is checked before objects are changed.
-"""
+"""Checkpoints: the state of a run in one file, which is written completely or not at all, and checked before objects are changed."""
 
 from __future__ import annotations
 

@@ -122,15 +122,11 @@ class GGUFFile:
             if key in self.metadata:
                 raise cursor.refusal("keys of the metadata must be unique", key=repr(key))
             self.metadata[key] = cursor.value(cursor.number("I"))
-        self.alignment = self._alignment(cursor)
-        rows = [self._description(cursor) for _ in range(tensors)]
-        self.tensors = self._places(cursor, rows)
-
-    def _alignment(self, cursor: _Cursor) -> int:
-        found = self.metadata.get("general.alignment", 32)
+        self.alignment = found = self.metadata.get("general.alignment", 32)
         if not isinstance(found, int) or isinstance(found, bool) or not 8 <= found <= 1 << 20 or found & (found - 1):
             raise cursor.refusal("general.alignment must be a power of two from 8 to 2**20", given=found)
-        return found
+        rows = [self._description(cursor) for _ in range(tensors)]
+        self.tensors = self._places(cursor, rows)
 
     def _description(self, cursor: _Cursor) -> tuple[str, tuple[int, ...], int, int]:
         name, rank = cursor.text(), cursor.number("I")

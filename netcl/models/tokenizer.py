@@ -195,17 +195,13 @@ def gguf_tokenizer(metadata: Mapping[str, Any]) -> Tokenizer:
     for wanted, add in ((USER_DEFINED, backend.add_tokens), (CONTROL_TOKENS, backend.add_special_tokens)):
         added = [tokens[i] for i in np.flatnonzero(types == wanted) if tokens[i]]
         add([library.AddedToken(token, normalized=False, special=wanted == CONTROL_TOKENS) for token in added])
-    special = {f"{name}_token": tokens[i] for name, i in _special_ids(own, len(tokens)).items()}
+    ids = {name: own.get(f"tokenizer.ggml.{key}_token_id") for name, key in _SPECIAL_NAMES.items()}
+    if any(i is not None and not (isinstance(i, int) and 0 <= i < len(tokens)) for i in ids.values()):
+        raise refusal("tokenizer", f"ids of special tokens must be from 0 to {len(tokens) - 1}", ids=ids)
+    special = {f"{name}_token": tokens[i] for name, i in ids.items() if i is not None}
     _add_ends(backend, own, special, kind)
     template = own.get("tokenizer.chat_template", "")
     return Tokenizer(backend, special, template if isinstance(template, str) else "", own)
-
-
-def _special_ids(own: Mapping[str, Any], count: int) -> dict[str, int]:
-    found = {name: own.get(f"tokenizer.ggml.{key}_token_id") for name, key in _SPECIAL_NAMES.items()}
-    if any(i is not None and not (isinstance(i, int) and 0 <= i < count) for i in found.values()):
-        raise refusal("tokenizer", f"ids of special tokens must be from 0 to {count - 1}", ids=found)
-    return {name: i for name, i in found.items() if i is not None}
 
 
 def _add_ends(backend: Any, own: Mapping[str, Any], special: Mapping[str, str], kind: str) -> None:

@@ -630,17 +630,14 @@ class ReduceLROnPlateau(Described):
         if self.cooldown_counter > 0:
             self.cooldown_counter -= 1
             self.num_bad_epochs = 0
-        if self.num_bad_epochs > self.patience:
-            self._reduce()
-            self.cooldown_counter, self.num_bad_epochs = self.cooldown, 0
-        self._last_lr = [group["lr"] for group in self.optimizer.param_groups]
-
-    def _reduce(self) -> None:
         groups = self.optimizer.param_groups
-        for group, least in zip(groups, _per_group("ReduceLROnPlateau", "min_lr", self.min_lrs, len(groups)), strict=True):
-            rate = max(group["lr"] * self.factor, least)
-            if group["lr"] - rate > self.eps:
-                group["lr"] = rate
+        if self.num_bad_epochs > self.patience:
+            for group, least in zip(groups, _per_group("ReduceLROnPlateau", "min_lr", self.min_lrs, len(groups)), strict=True):
+                rate = max(group["lr"] * self.factor, least)
+                if group["lr"] - rate > self.eps:
+                    group["lr"] = rate
+            self.cooldown_counter, self.num_bad_epochs = self.cooldown, 0
+        self._last_lr = [group["lr"] for group in groups]
 
 
 LRScheduler = Scheduler  # torch's name
