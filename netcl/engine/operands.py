@@ -29,7 +29,7 @@ def from_values(op: str, values: object, queue: Any, dtype: str | None = None) -
 
 
 def _holds_learning(values: Sequence[object]) -> bool:
-    return any(x._learns if isinstance(x, Tensor) else isinstance(x, list | tuple) and _holds_learning(x) for x in values)
+    return any(x.requires_grad if isinstance(x, Tensor) else isinstance(x, list | tuple) and _holds_learning(x) for x in values)
 
 
 def operands(op: str, values: Sequence[Any], names: Sequence[str] = ()) -> tuple[Operand, ...]:

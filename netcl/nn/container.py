@@ -29,12 +29,7 @@ class _Container(Module):
         return [name for name, role in self._roles.items() if role == self._kept or role == "none"]
 
     def _put(self, name: str, value: Any) -> None:
-        if value is not None:
-            return self.add_module(name, value)
-        self._check_name(name, "add_module")
-        object.__setattr__(self, name, None)
-        self._roles[name] = "none"  # an entry without a module keeps its place
-        self._changed_names.add(name)
+        self.add_module(name, value)
 
     def __len__(self) -> int:
         return len(self._names())

@@ -189,7 +189,7 @@ class Module(metaclass=_Constructed):
             remedy = "pass nn.Parameter(value); to change its values, use write()"
             what = f"{name!r} of {type(self).__name__} is a parameter and must be set to a parameter or None"
             raise TypeError(message("setattr", what, remedy, given=type(value).__name__))
-        elif name in roles and (not isinstance(value, Tensor) or roles[name] == "module"):
+        elif name in roles and (not isinstance(value, Tensor) or roles[name] in ("module", "none")):
             self._unregister(name)
         object.__setattr__(self, name, value)
 
@@ -223,7 +223,11 @@ class Module(metaclass=_Constructed):
         self._check_name(name, "add_module")
         if module is not None and not isinstance(module, Module):
             raise TypeError(message("add_module", f"{name!r} must be a module", _USE_A_LAYER, given=type(module).__name__))
-        setattr(self, name, module)
+        if module is not None:
+            return setattr(self, name, module)
+        object.__setattr__(self, name, None)
+        self._roles[name] = "none"  # keeps its place in a container
+        self._changed_names.add(name)
 
     def _check_name(self, name: Any, op: str) -> None:
         if not isinstance(name, str) or not name or "." in name:
