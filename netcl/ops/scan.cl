@@ -57,7 +57,7 @@ int beats(REAL a, INDEX i, REAL b, INDEX j) {
 #define SIZED
 #endif
 SIZED __kernel void extreme(__global const X_T* x, __global const long* candidates, __global long* y, const INDEX rows, const INDEX count,
-                      const INDEX inner, const INDEX slice, const INDEX slices, const int second, const int finite) {
+                            const INDEX inner, const INDEX slice, const INDEX slices, const int second, const int finite) {
   const INDEX item = LANES > 1 ? get_group_id(0) : get_global_id(0), lane = LANES > 1 ? get_local_id(0) : 0;
   const INDEX parts = second ? 1 : slices;
   if (item >= rows * parts * inner) return;
