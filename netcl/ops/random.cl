@@ -99,9 +99,9 @@ __kernel void bernoulli(__global const long* state, const long drawn, __global c
   DRAW(4)
   const uint bits[4] = {w.x >> 8, w.y >> 8, w.z >> 8, w.w >> 8};
   for (int j = 0; j < 4 && first + j < n; ++j) {
-    const float chance = (float)P_LOAD(p, first + j);
-    const int drawn = (float)bits[j] * 5.9604644775390625e-8f < P_LOAD(p, first + j);
-    OUT_STORE(out, first + j, chance >= 0 && chance <= 1 ? (OUT_REAL)drawn : (OUT_REAL)NAN);
+    const OUT_REAL chance = P_LOAD(p, first + j);
+    const int below = (float)bits[j] * 5.9604644775390625e-8f < chance;
+    OUT_STORE(out, first + j, chance >= 0 && chance <= 1 ? (OUT_REAL)below : (OUT_REAL)NAN);
   }
 }
 

@@ -175,6 +175,8 @@ def test_draws_that_a_dtype_cannot_hold_are_refused(device):
 
 def test_values_that_are_no_probabilities_are_not_drawn_from(device):
     assert np.isnan(netcl.bernoulli(netcl.tensor([1.5, -0.5, float("nan"), 1.0])).to_host()).tolist() == [True, True, True, False]
+    near = netcl.tensor([1 + 1e-12, -1e-60, 1.0, 0.0], dtype="float64")  # the first two are probabilities only in float32
+    assert np.array_equal(netcl.bernoulli(near).to_host(), [np.nan, np.nan, 1, 0], equal_nan=True)
     with pytest.raises(ValueError, match=r"\[bernoulli_\] p must be a number from 0 to 1; p=1\.5"):
         netcl.zeros(3).bernoulli_(1.5)
     with pytest.raises(ValueError, match=r"\[exponential_\] lambd must be above 0; lambd=-1"):
