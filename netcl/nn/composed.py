@@ -397,8 +397,8 @@ _FUNCTION_LAYERS: dict[str, Any] = {
         triplet_margin_with_distance_loss, "round(nn.TripletMarginWithDistanceLoss()([[0.0]], [[1.0]], [[1.5]]).item(), 3)", "0.5",
     ),
 }  # fmt: skip
-for _name, _row in _FUNCTION_LAYERS.items():
-    globals()[_name] = function_layer(globals(), _name, *_row, base=Loss if _name.endswith("Loss") else Module)
+for _name, (_function, _example, _gives) in _FUNCTION_LAYERS.items():
+    globals()[_name] = function_layer(globals(), _name, _function, _example, _gives, Loss if _name.endswith("Loss") else Module)
 
 
 def _reducing(function: Callable[..., Tensor]) -> Callable[..., Tensor]:

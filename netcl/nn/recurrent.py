@@ -20,7 +20,7 @@ from netcl.nn.utils.rnn import PackedSequence
 State = tuple[Tensor, ...]
 
 
-def _steps(
+def _run_cells(
     owner: Module, kind: str, suffix: str, x: Tensor, state: State, lengths: Tensor | None = None, reverse: bool = False
 ) -> tuple[Tensor, State]:
     """Run the steps of ``x`` (time, batch, features) with the weights of ``owner`` named ``...suffix``; return y and the last state."""
@@ -87,7 +87,7 @@ class _Recurrent(Module):
         """Return the output of one layer over ``x`` (time, batch, features), and the final state of each direction."""
         outputs, finals = [], []
         for direction, name in enumerate(self._directions()):
-            y, ends = _steps(self, self.kind, f"_l{layer}{name}", x, states[direction], lengths, bool(name))
+            y, ends = _run_cells(self, self.kind, f"_l{layer}{name}", x, states[direction], lengths, bool(name))
             outputs.append(y)
             finals.append(ends)
         return (outputs[0] if len(outputs) == 1 else ag.cat(outputs, axis=-1)), finals
@@ -253,7 +253,7 @@ class _Cell(Module):
             shapes = [part.shape for part in state]
             raise ShapeError(message(type(self).__name__, f"state must be {len(self.of.states)} tensor(s) of shape {shape}", shapes=shapes))
         rows = tuple(ag.reshape(part, (-1, self.hidden_size)) for part in state)
-        _, ends = _steps(self, self.kind, "", ag.reshape(input, (1, -1, self.input_size)), rows)
+        _, ends = _run_cells(self, self.kind, "", ag.reshape(input, (1, -1, self.input_size)), rows)
         ends = tuple(ag.reshape(part, shape) for part in ends)
         return ends if len(ends) > 1 else ends[0]
 
