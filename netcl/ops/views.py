@@ -92,6 +92,18 @@ def base_of(t: Tensor) -> Tensor | None:
     return writes_of(t).base() if is_copy(t) else None
 
 
+def overlap(views: Sequence[Tensor]) -> bool:
+    """Whether two of ``views``, which hold copies of parts of one base, have an element of it in common."""
+    used = np.zeros(max((_base_size(view) for view in views if view.size), default=0), bool)
+    for view in views:
+        if view.size:
+            part = np.lib.stride_tricks.as_strided(used[view.place.offset :], view.shape, view.place.strides)
+            if part.any():
+                return True
+            part[...] = True
+    return False
+
+
 def views_of(t: Tensor) -> list[Tensor]:
     """Return the views that hold copies of parts of the memory of ``t``."""
     return _copies(writes_of(t))

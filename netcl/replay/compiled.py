@@ -26,8 +26,9 @@ from netcl.core.device import CPUQueue, chosen_device, get_active_device
 from netcl.core.errors import message
 from netcl.core.hooks import hooks
 from netcl.core.tensor import Tensor, duplicate
+from netcl.core.writes import writes_of
 from netcl.engine.lazy_graph import fusing
-from netcl.ops.views import base_of
+from netcl.ops.views import base_of, is_copy, overlap
 from netcl.replay.contract import Contract, Left, tensors_of
 from netcl.replay.fold_constants import KeptValues
 from netcl.replay.graph import Graph, Output, map_leaves, same_memory, tensors_in
@@ -509,8 +510,17 @@ class _Run:
     def __init__(self, result: Any, recorder: Recorder):
         self.result = result
         self.tree = map_leaves(result, partial(_output, recorder=recorder))
-        if any(base_of(t) is not None for t in tensors_in(result)):
-            recorder.problem = recorder.problem or "a result is a view of a tensor that exists after the call: return its clone()"
+        if _are_views(tensors_in(result)):
+            recorder.problem = recorder.problem or "a result is a view that shares memory with another tensor: return its clone()"
+
+
+def _are_views(results: Sequence[Tensor]) -> bool:
+    """Whether a result is a view whose base exists, or that shares elements with another result."""
+    families: dict[int, dict[int, Tensor]] = {}
+    for t in results:
+        if is_copy(t):
+            families.setdefault(id(writes_of(t)), {})[id(t)] = t
+    return any(base_of(t) is not None for t in results) or any(overlap([*views.values()]) for views in families.values())
 
 
 def _first_difference(before: list[Any], now: list[Any], recorder: Recorder, excuses: Callable[[Any, Any], bool]) -> tuple[str, bool]:

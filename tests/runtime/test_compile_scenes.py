@@ -2945,6 +2945,29 @@ def a_result_is_a_view_of_another(way):
         yield part
 
 
+@refused("a result is a view")
+def results_are_views_that_overlap(way):
+    def step(x):
+        y = x.reshape((2, 1)) * netcl.ones((1, 3))
+        return y[:, 0:2], y[:, 1:3]
+
+    step = way(step)
+    for i in range(8):
+        left, right_ = step(one(float(i)))
+        left.fill_(7.0 + i)
+        yield right_
+
+
+@replayed
+def results_are_parts_of_one_tensor(way):
+    step = way(lambda x: (x.reshape((2, 1)) * netcl.ones((1, 4))).chunk(2, 1))
+    for i in range(8):
+        left, right_ = step(one(float(i)))
+        left.fill_(7.0 + i)
+        yield left
+        yield right_
+
+
 @replayed
 def results_that_share_memory(way):
     def step(x):
