@@ -2554,7 +2554,10 @@ def an_attribute_of_one_of_two_objects(way):
 
 @replayed
 def an_argument_that_an_inner_function_replaces(way):
-    class Holder(Setting):
+    class Holder:
+        def __init__(self, scale):
+            self.scale = scale
+
         def replaced(self, x):
             def replace():
                 nonlocal self
@@ -2563,7 +2566,7 @@ def an_argument_that_an_inner_function_replaces(way):
             replace()
             return x * self.scale
 
-    other, holder = Holder(3.0), Holder()
+    other, holder = Holder(3.0), Holder(2.0)
     yield from around(way(lambda x: holder.replaced(x)), lambda: setattr(other, "scale", 5.0))
 
 
