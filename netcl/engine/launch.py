@@ -233,7 +233,9 @@ def numpy_reference(name: str, *args: Any, **kwargs: Any) -> Any:
     def sent(value: Any) -> Any:
         if isinstance(value, list):
             return [sent(part) for part in value]
-        return Tensor.from_host(queue, value, "float64" if value.dtype.kind == "f" else None) if isinstance(value, np.ndarray) else value
+        if not isinstance(value, np.ndarray | np.generic):
+            return value
+        return Tensor.from_host(queue, value, "float64" if value.dtype.kind == "f" else None)
 
     found = hooks.call(name, *map(sent, args), **kwargs)
     return tuple(x.to_host() for x in found) if isinstance(found, (tuple, list)) else found.to_host()

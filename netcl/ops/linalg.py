@@ -30,7 +30,7 @@ Determinant = namedtuple("Determinant", "sign logabsdet")
 LeastSquares = namedtuple("LeastSquares", "solution residuals rank singular_values")
 
 
-def on_host(inputs: str, *, vjp: Callable[..., Any] | None, ref: Callable[..., Any] | None, takes: str = "float", **columns: Any) -> Any:
+def on_host(inputs: str, *, vjp: Callable[..., Any] | None, ref: Any, takes: str = "float", **columns: Any) -> Any:
     """Return a decorator that registers a function of arrays as an op on the host; ``inputs`` lists the names of its tensors.
 
     ``takes="float"``: inputs must be floats and are widened to float64. ``"matrix"`` and ``"square"`` also check the shape of the first

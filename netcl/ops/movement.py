@@ -87,13 +87,8 @@ def reshape(x: Tensor, shape: SizesArgument, *more: int) -> Tensor:
     return with_shape(x, _resolved_shape(sizes_of(shape, more), x.size, x.shape))
 
 
-def _flatten_ref(x, start_axis=0, end_axis=-1):
-    first, last = start_axis % max(x.ndim, 1), end_axis % max(x.ndim, 1)
-    return x.reshape((*x.shape[:first], -1, *x.shape[last + 1 :]))
-
-
 @composite(
-    ref=_flatten_ref,
+    ref="numpy",
     samples=[S((2, 3, 4)), S((2, 3, 4, 5), start_axis=1), S((2, 3, 4, 5), start_axis=1, end_axis=2), S(())],
     errors=[(S((2, 3), start_axis=1, end_axis=0), r"\[flatten\] start_axis must not be after end_axis")],
 )
@@ -288,20 +283,9 @@ def tile(F: Any, x: Tensor, repeats: SizesArgument, *more: int) -> Tensor:
 # ---- parts
 
 
-def _slice_indices(starts: Sequence[int], sizes: Sequence[int], steps: Sequence[int]) -> tuple[Any, ...]:
-    """Return the slices as index arrays for ``np.ix_``: simple, and valid for every start and step."""
-    return np.ix_(*(np.arange(size) * step + start for start, size, step in zip(starts, sizes, steps, strict=True)))
-
-
-def _unsliced(x: np.ndarray, shape: Sequence[int], starts: Sequence[int], steps: Sequence[int]) -> np.ndarray:
-    out = np.zeros(shape, x.dtype)
-    out[_slice_indices(starts, x.shape, steps)] = x
-    return out
-
-
 @op(
     vjp=lambda F, g, x_shape, starts, steps: F.strided_unslice(g, x_shape, starts, steps),
-    ref=lambda x, starts, sizes, steps: x[_slice_indices(starts, sizes, steps)],
+    ref="numpy",
     samples=[S((5, 7), starts=(1, 6), sizes=(2, 3), steps=(2, -2)), S((4,), starts=(0,), sizes=(0,), steps=(1,))],
     errors=[(S((5,), starts=(3,), sizes=(3,), steps=(1,)), r"\[strided_slice\] a slice must lie inside the tensor, .*; shape=\(5,\)")],
     at_once=True,
@@ -329,7 +313,7 @@ def _checked_slice(name: str, shape: Ints, strides: Ints, starts: Ints, sizes: I
 
 @op(
     vjp=lambda F, g, x_shape, starts, steps: F.strided_slice(g, starts, x_shape, steps),
-    ref=_unsliced,
+    ref="numpy",
     samples=[S((2, 3), shape=(5, 7), starts=(1, 6), steps=(2, -2)), S((2,), shape=(2,), starts=(0,), steps=(1,))],
     errors=[(S((3,), shape=(5,), starts=(3,), steps=(1,)), r"\[strided_unslice\] a slice must lie inside the tensor, .*; shape=\(5,\)")],
     deferred=lambda x, *how, **more: strided_unslice(x, *how, **more) if views.any_pending(x) else None,
@@ -505,15 +489,9 @@ def _split_vjp(F, g, x_shape, sizes, axis):
     return F.cat(parts, at)  # unused parts count as zeros
 
 
-def _split_ref(x, sizes, axis=0):
-    n = x.shape[axis]
-    ends = range(sizes, n, sizes) if isinstance(sizes, int) else np.cumsum(sizes)[:-1]
-    return tuple(np.split(x, list(ends), axis))
-
-
 @op(
     vjp=_split_vjp,
-    ref=_split_ref,
+    ref="numpy",
     samples=[S((7, 3), sizes=3), S((3, 7), sizes=(2, 0, 5), axis=1), S((4, 2), sizes=4, axis=0)],
     errors=[
         (S((7, 3), sizes=(3, 3)), r"\[split\] sizes must be at least 0 and add up to the length of the axis, 7"),
@@ -598,7 +576,7 @@ def bound(xs: Sequence[Tensor], *, axis: int, order: Sequence[int]) -> Tensor:
 
 
 @composite(
-    ref=lambda x, chunks, axis=0: _split_ref(x, -(-x.shape[axis] // chunks), axis),
+    ref="numpy",
     samples=[S((7, 3), chunks=3), S((3, 8), chunks=2, axis=-1), S((5, 2), chunks=4)],
     errors=[(S((7, 3), chunks=0), r"\[chunk\] chunks must be at least 1; chunks=0")],
 )

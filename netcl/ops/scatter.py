@@ -73,17 +73,6 @@ made_of("unfold", _unfold, lambda x, dimension, size, step: np.take(np.lib.strid
 _REDUCED = {"prod": (np.multiply, 1), "amax": (np.maximum, -math.inf), "amin": (np.minimum, math.inf)}
 
 
-def _scatter_reduced(x, axis, index, src, reduce, include_self):
-    combine, neutral = _REDUCED[reduce]
-    wide = x.dtype.kind == "f"
-    neutral = neutral if wide or reduce == "prod" else np.iinfo(x.dtype).min if neutral < 0 else np.iinfo(x.dtype).max
-    at, out = grid_of(axis, index), x.copy()
-    if not include_self:
-        out[at] = neutral
-    combine.at(out, at, src[tuple(slice(0, n) for n in index.shape)])
-    return out
-
-
 def _scatter_extreme_vjp(F, g, out, x, axis, index, src, reduce, include_self):
     """Share the gradient evenly among all elements equal to the extreme; for ``prod``, multiply it by the product of the other elements."""
     part = F.getitem(src, tuple(slice(0, n) for n in index.shape))
@@ -112,11 +101,18 @@ def _scatter_extreme_vjp(F, g, out, x, axis, index, src, reduce, include_self):
 _WHERE = np.array([[0, 2, 0, 3], [1, 1, 2, 0]])
 
 
-@on_host("x index src", vjp=_scatter_extreme_vjp, ref=_scatter_reduced, takes="any", amp="float", tol=4,
+@on_host("x index src", vjp=_scatter_extreme_vjp, ref="numpy", takes="any", amp="float", tol=4,
          samples=[S((2, 5), 1, _WHERE, (3, 4), reduce=how, include_self=own) for how in _REDUCED for own in (True, False)])  # fmt: skip
 def scatter_reduced(x, axis, index, src, reduce, include_self):
     """The products, largest or least values of :func:`scatter_reduce`. Computed on the host."""
-    return _scatter_reduced(x, axis, index, src, reduce, include_self)
+    combine, neutral = _REDUCED[reduce]
+    wide = x.dtype.kind == "f"
+    neutral = neutral if wide or reduce == "prod" else np.iinfo(x.dtype).min if neutral < 0 else np.iinfo(x.dtype).max
+    at, out = grid_of(axis, index), x.copy()
+    if not include_self:
+        out[at] = neutral
+    combine.at(out, at, src[tuple(slice(0, n) for n in index.shape)])
+    return out
 
 
 def _scatter_reduce(F: Any, x: Tensor, axis: int, index: Any, src: Any, reduce: str, *, include_self: bool = True) -> Tensor:

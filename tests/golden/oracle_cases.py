@@ -522,3 +522,72 @@ def of_steps(t, g_y, g_h, g_c, weight, h0, *_):
 
 case("recurrent_grad", of_steps, U(4, 3, 5), U(3, 5), None, RECURRENT, H0, None, None, None, np.stack(STATES[1:]),
      np.stack(STATES[1:])[:, :, None], kind="tanh")  # fmt: skip
+
+
+# ---- movement
+
+ROWS_TAKEN, COLUMNS_TAKEN = [[1], [3]], [6, 4, 2]
+STRIDED = {"starts": (1, 6), "steps": (2, -2)}
+BLOCK = {"size": (4, 3), "stride": (1, 4)}
+case("flatten", lambda t, x: t.flatten(x), U(2, 3))
+case("flatten/axes", lambda t, x: t.flatten(x, 1, 2), U(2, 3, 4, 2), start_axis=1, end_axis=2)
+case("strided_slice", lambda t, x: x[t.tensor(ROWS_TAKEN), t.tensor(COLUMNS_TAKEN)], U(5, 7), sizes=(2, 3), **STRIDED)
+case("strided_unslice", lambda t, x: t.zeros(5, 7, dtype=x.dtype).index_put((t.tensor(ROWS_TAKEN), t.tensor(COLUMNS_TAKEN)), x), U(2, 3),
+     shape=(5, 7), **STRIDED)  # fmt: skip
+case("split", lambda t, x: t.split(x, 3), U(7, 3), sizes=3)
+case("split/sizes", lambda t, x: t.split(x, [2, 0, 5], 1), U(3, 7), sizes=(2, 0, 5), axis=1)
+case("chunk", lambda t, x: t.chunk(x, 3), U(7, 3), chunks=3)
+case("as_strided", lambda t, x: t.as_strided(x, **BLOCK), U(3, 4), **BLOCK)
+case("as_strided/back", lambda t, x: x.reshape(-1)[t.tensor([[3, 1], [11, 9]])], U(5, 4), size=(2, 2), stride=(8, -2), storage_offset=3)
+case("as_strided_scatter", lambda t, x, src: x.reshape(-1).index_put((t.tensor([[1, 5, 9], [2, 6, 10]]),), src).reshape(3, 4), U(3, 4),
+     U(2, 3), size=(2, 3), stride=(1, 4), storage_offset=1)  # fmt: skip
+for kind, shape, padding, options in (
+    ("constant", (2, 3, 4), (1, 0, 2, 1), {"value": 2.5}), ("cut", (4, 5), (-1, 1, 0, -2), {}),
+    ("reflect", (2, 3, 5), (2, 1, 1, 2), {"mode": "reflect"}), ("replicate", (2, 3, 4), (2, 1, 0, 3), {"mode": "replicate"}),
+    ("circular", (2, 4, 4), (3, 1, 0, 2), {"mode": "circular"}),
+):  # fmt: skip
+    case(f"pad/{kind}", lambda t, x, p=padding, o=options: t.nn.functional.pad(x, p, **o), U(*shape), padding=padding, **options)
+case("diag_embed", lambda t, x: t.diag_embed(x, -1), U(2, 3), offset=-1)
+case("diag_embed/axes", lambda t, x: t.diag_embed(x, 2, 0, 2), U(2, 3), offset=2, dim1=0, dim2=2)
+
+# ---- folds, order and products
+
+case("kthvalue", lambda t, x, k: t.kthvalue(x, k), U(4, 3), 2)
+case("kthvalue/axis", lambda t, x, k: t.kthvalue(x, k, 0, True), U(4, 3), 4, axis=0, keepdims=True)
+case("median", lambda t, x: t.median(x), U(4, 3))
+case("median/axis", lambda t, x: t.median(x, -1, True), U(2, 4), axis=-1, keepdims=True)
+case("cumsum", lambda t, x: t.cumsum(x, 1), U(3, 5, 2), axis=1)
+case("cumsum/reverse", lambda t, x: t.cumsum(x.flip(-1), -1).flip(-1), U(3, 5), axis=-1, reverse=True)
+for p in (0, 1, 2, 3.5, np.inf, -np.inf):
+    case(f"norm/{p}", lambda t, x, p=p: t.linalg.vector_norm(x, p, (0, 2)), U(3, 4, 2), p=p, axis=(0, 2))
+case("norm/kept", lambda t, x: t.linalg.vector_norm(x, 2, 1, True), U(3, 4), axis=1, keepdims=True)
+case("affine", lambda t, x, w, b: t.nn.functional.linear(x, w, b), U(2, 3, 5), U(4, 5), U(4))
+for op in ("relu", "tanh", "sigmoid", "silu", "gelu"):
+    for name in ("linear", "affine_activated"):
+        case(f"{name}/{op}", lambda t, x, w, b, op=op: getattr(t.nn.functional, op)(t.nn.functional.linear(x, w, b)), U(3, 5), U(4, 5),
+             U(4), activation=op)  # fmt: skip
+case("linear", lambda t, x, w: t.nn.functional.linear(x, w), U(3, 5), U(4, 5))
+for how in ("prod", "amax", "amin"):
+    for own in (True, False):
+        case(f"scatter_reduced/{how} {own}", lambda t, *given: t.scatter_reduce(*given[:-1], include_self=given[-1]), U(5, 4), 0, WHERE,
+             U(3, 4), how, own)  # fmt: skip
+case("info_nce", lambda t, a, b: t.nn.functional.cross_entropy(t.nn.functional.normalize(a) @ t.nn.functional.normalize(b).T / 0.5,
+                                                               t.arange(4)), U(4, 5), U(4, 5), temperature=0.5)  # fmt: skip
+
+# ---- Fourier transforms
+
+
+def complex_of(t, x):
+    return t.view_as_complex(x.contiguous())
+
+
+case("fft_pairs", lambda t, x: t.view_as_real(t.fft.fftn(complex_of(t, x), dim=(0,))), U(5, 2), axes=(0,))
+case("fft_pairs/back", lambda t, x: t.view_as_real(t.fft.ifftn(complex_of(t, x), dim=(0, 1), norm="forward")) * 0.25, U(3, 4, 2),
+     axes=(0, 1), forward=False, scale=0.25)  # fmt: skip
+case("fft_from_real", lambda t, x: t.view_as_real(t.fft.rfft(x, dim=0)) * 0.5, U(5, 3), axis=0, scale=0.5)
+case("fft_from_real/even", lambda t, x: t.view_as_real(t.fft.rfft(x)), U(6))
+case("fft_to_real", lambda t, x: t.fft.irfft(complex_of(t, x), 6, norm="forward"), U(4, 2), n=6)
+case("fft_to_real/axis", lambda t, x: t.fft.irfft(complex_of(t, x), 5, 0, norm="forward") * 0.2, U(3, 2, 2), n=5, axis=0, scale=0.2)
+case("stft_pairs", lambda t, x: t.view_as_real(t.stft(x, 8, return_complex=True)), U(20), n_fft=8)
+case("stft_pairs/whole", lambda t, x: t.view_as_real(t.stft(x, 6, 3, center=False, onesided=False, return_complex=True)), U(2, 17), n_fft=6,
+     hop_length=3, center=False, onesided=False)  # fmt: skip

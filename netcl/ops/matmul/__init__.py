@@ -14,7 +14,7 @@ from netcl.core.errors import DtypeError, ShapeError, message
 from netcl.core.kernels.primitives import BuiltKernel, KernelSpec, cl_source, storage_macros
 from netcl.core.tensor import Tensor, with_shape
 from netcl.engine import launch
-from netcl.engine.registry import REGISTRY, S, composite, op
+from netcl.engine.registry import S, composite, op
 from netcl.ops.finish import Finish, activation_vjp, apart
 from netcl.ops.matmul import amx, cpu, mma, wgmma  # noqa: F401, add their algorithms
 from netcl.ops.matmul.einsum import einsum
@@ -240,10 +240,6 @@ def _affine_vjp(F, g, x, w, bias_dtype, needs):
     return grad_x, grad_w, F.sum(g, axis=0, widen=bias_dtype != g.dtype) if bias_dtype and needs[2] else None
 
 
-def _affine_ref(x, w, bias=None):
-    return np.einsum("...i,oi->...o", x, w) + (0 if bias is None else bias)
-
-
 _LINEAR_ERRORS = [
     (S((3, 5), (2, 4), (2,)), r"\[linear\] x must have 4 features, got 5"),
     (S((3, 5), (2, 5), (3,)), r"\[linear\] bias must have 2 values"),
@@ -252,7 +248,7 @@ _LINEAR_ERRORS = [
 
 @op(
     vjp=_affine_vjp,
-    ref=_affine_ref,
+    ref="numpy",
     amp="half",
     bias_stays=True,
     samples=[
@@ -274,15 +270,9 @@ def _activated_vjp(F, g, x, w, bias, bias_dtype, out, activation, needs):
     return _affine_vjp(F, g, x, w, bias_dtype, needs)
 
 
-def _activated_ref(x, w, bias=None, activation=None):
-    row: Any = REGISTRY[EPILOGUE_ACTIVATIONS[activation]] if activation else None
-    y = _affine_ref(x, w, bias)
-    return row.ref(y) if activation else y
-
-
 @op(
     vjp=_activated_vjp,
-    ref=_activated_ref,
+    ref="numpy",
     amp="half",
     bias_stays=True,
     samples=[S((3, 5), (20, 5), (20,), activation=name) for name in EPILOGUE_ACTIVATIONS] + [S((70, 40), (19, 40), activation="relu")],
@@ -294,7 +284,7 @@ def affine_activated(x: Tensor, w: Tensor, bias: Tensor | None = None, *, activa
 
 
 @composite(
-    ref=_activated_ref,
+    ref="numpy",
     samples=[S((3, 5), (2, 5), (2,)), S((2, 3, 5), (4, 5), (4,), activation="relu"), S((0, 5), (2, 5), (2,))],
     errors=[
         *_LINEAR_ERRORS,
