@@ -49,8 +49,9 @@ def axes_of(name: str, axis: Axis, shape: tuple[int, ...]) -> tuple[int, ...]:
     """Return the folded axes as non-negative numbers, in ascending order; ``None`` folds all axes."""
     if axis is None:
         return tuple(range(len(shape)))
-    if axis is True or axis is False:
-        _refuse_bool(name, axis)
+    if axis is True or axis is False:  # it would count as axis 0 or 1, and torch's ``std(False)`` means ``unbiased``
+        remedy = f"name the argument: {name}(x, unbiased={axis})" if name in ("var", "std") else "name the argument: keepdims="
+        raise ShapeError(message(name, "axis must be an integer, not a bool", remedy, axis=axis))
     given = (axis,) if isinstance(axis, int | np.integer) else tuple(axis)
     if not shape and given in ((0,), (-1,)):  # a 0-d tensor has an axis to fold, as in torch
         return ()
@@ -454,12 +455,6 @@ def _over_all_axes(row: Reduction, x: Tensor, keepdims: bool, params: Sequence[f
 run_fold = planned("fold", _fold, defer_reduction)
 
 
-def _refuse_bool(name: str, axis: bool) -> None:
-    """Raise for an axis that is a bool: it would count as axis 0 or 1, and torch's ``std(False)`` means ``unbiased``."""
-    remedy = f"name the argument: {name}(x, unbiased={axis})" if name in ("var", "std") else "name the argument: keepdims="
-    raise ShapeError(message(name, "axis must be an integer, not a bool", remedy, axis=axis))
-
-
 @cache
 def reduction_function(row: Reduction) -> Callable[..., Tensor]:
     """Return the public function of a row: ``f(x, axis=None, keepdims=False, *, <parameters>, out=None)``.
@@ -469,8 +464,6 @@ def reduction_function(row: Reduction) -> Callable[..., Tensor]:
     """
 
     def plain(x: Any, axis: Axis = None, keepdims: bool = False, *, widen: bool = False, out: Tensor | None = None) -> Tensor:
-        if axis is True or axis is False:
-            _refuse_bool(row.name, axis)
         if widen:
             x = operand(row.name, x)
             if x.dtype in HALVES:
@@ -478,8 +471,6 @@ def reduction_function(row: Reduction) -> Callable[..., Tensor]:
         return run_fold(row, x, axis, keepdims, (), out)
 
     def with_parameters(x: Any, axis: Axis = None, *, keepdims: bool = False, out: Tensor | None = None, **given: Any) -> Tensor:
-        if axis is True or axis is False:
-            _refuse_bool(row.name, axis)
         params = {**row.params, **given}
         if len(params) > len(row.params):
             raise TypeError(f"{row.name}() got an unexpected keyword argument {list(params)[-1]!r}")

@@ -167,7 +167,7 @@ class _Search:
         usual, *others = self.family.configurations(problem)
         # The policy's choice, then the winner of an earlier search that ran out of time, then the others.
         self.candidates = [usual, *sorted(others, key=lambda config: not (earlier and tuning.to_json(config) == earlier))]
-        self.check = _Check(self.family, problem, tuner.queue)
+        self.check = ResultCheck(self.family, problem, tuner.queue)
         self.trials: list[Trial] = []
 
     def attempt(self, config: KernelConfig) -> None:
@@ -219,7 +219,7 @@ class _Search:
         return (best if best.seconds < timing.MARGIN * few[0].seconds else few[0]), few[0].seconds
 
 
-class _Check:
+class ResultCheck:
     """A problem with its operands and its reference result.
 
     The float64 reference of a large problem would take longer than the search. Then only a part of the problem (fewer rows or images)

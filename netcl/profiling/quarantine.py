@@ -8,14 +8,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from netcl.core import kernel_selector
 from netcl.core.device import DeviceHandle
 from netcl.core.errors import DeviceError, KernelBuildError, OutOfMemoryError
 from netcl.core.kernel_selector import KernelConfig, Problem
 from netcl.core.waiting_runs import flush_waiting
 from netcl.engine.algorithms import FAMILIES, Family, answering, last_chosen
+from netcl.profiling.autotuner import ResultCheck
 from netcl.runtime.tuning import store, warned_of
 
 _CONV_SIZES = (2, 8, 9, 8, 12, 3, 3)
@@ -51,13 +50,11 @@ def check_variants(handle: DeviceHandle) -> Iterator[VariantCheck]:
     for op, sizes, flags in _PROBLEMS:
         family = FAMILIES[op]
         problem = family.problem(*sizes, profile=profile, **flags)
-        operands = family.operands(problem, handle.queue)
-        exact, bound = family.reference(problem, *operands), family.tolerance(problem, *operands)
+        check = ResultCheck(family, problem, handle.queue)
         for config in _candidates(family, problem):
             last_chosen.clear()
             try:
-                off = float(np.abs(family.run_with(config, problem, *operands).to_host() - exact).max())
-                wrong = "" if off <= bound else f"off by {off:.3g} where {bound:.3g} is allowed"
+                wrong = check.what_is_wrong(config)
             except (KernelBuildError, DeviceError, OutOfMemoryError) as error:
                 wrong = str(error).splitlines()[0]
             name = f"{family.family}/{last_chosen[family.family].name}"
