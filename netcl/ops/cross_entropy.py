@@ -42,20 +42,25 @@ def _class_axis(shape: tuple[int, ...]) -> int:
     return min(1, len(shape) - 1)
 
 
-def _problem(name: str, logits: Tensor, target: Tensor, weight: Tensor | None, **options: Any) -> LossProblem:
-    launch.check_dtype(name, logits, name="logits")
-    if not 0 <= options["label_smoothing"] <= 1:
-        raise ShapeError(message(name, "label_smoothing must be between 0 and 1", label_smoothing=options["label_smoothing"]))
+def check_target(name: str, logits: Tensor, target: Tensor, weight: Tensor | None) -> int:
+    """Return the axis of the classes: 1, or 0 of a vector; raises unless the shapes of target and weight fit the logits."""
     if not logits.ndim:
         raise ShapeError(message(name, "logits must be (C,), (N, C) or (N, C, ...)", logits=logits.shape))
     axis = _class_axis(logits.shape)
     labels = (*logits.shape[:axis], *logits.shape[axis + 1 :])
     if target.shape not in (labels, logits.shape):
-        what = f"target must be labels of shape {labels} or probabilities of shape {logits.shape}"
+        what = f"target must be class numbers of shape {labels} or probabilities of shape {logits.shape}"
         raise ShapeError(message(name, what, target=target.shape, logits=logits.shape))
     if weight is not None and weight.shape != (logits.shape[axis],):
         raise ShapeError(message(name, f"weight must have one number for each of the {logits.shape[axis]} classes", weight=weight.shape))
-    return LossProblem(*rows.around(logits.shape, axis), target.shape == logits.shape, **options)
+    return axis
+
+
+def _problem(name: str, logits: Tensor, target: Tensor, weight: Tensor | None, **options: Any) -> LossProblem:
+    launch.check_dtype(name, logits, name="logits")
+    if not 0 <= options["label_smoothing"] <= 1:
+        raise ShapeError(message(name, "label_smoothing must be between 0 and 1", label_smoothing=options["label_smoothing"]))
+    return LossProblem(*rows.around(logits.shape, check_target(name, logits, target, weight)), target.shape == logits.shape, **options)
 
 
 # ---- NumPy
@@ -247,7 +252,7 @@ _CROSS_ENTROPY_GRAD_SAMPLES = [
     S((), (4, 5), (4, 5), (5,), (4,), (), low=(-1.0, -1.0, 0.1, 0.5, 1.0, 0.5), high=(1.0, 1.0, 1.0, 1.0, 2.0, 1.0)),
 ]  # fmt: skip
 _CROSS_ENTROPY_ERRORS = [
-    (S((2, 3), (3,), None), r"target must be labels of shape \(2,\) or probabilities of shape \(2, 3\); target=\(3,\)"),
+    (S((2, 3), (3,), None), r"target must be class numbers of shape \(2,\) or probabilities of shape \(2, 3\); target=\(3,\)"),
     (S((2, 3), np.array([0, 1]), (2,)), r"weight must have one number for each of the 3 classes; weight=\(2,\)"),
 ]
 

@@ -16,6 +16,7 @@ from netcl.core.errors import ShapeError, message
 from netcl.core.tensor import Tensor
 from netcl.engine import launch
 from netcl.engine.registry import Pointwise, S, alias, composite, register
+from netcl.ops.cross_entropy import check_target
 
 IGNORE = -100
 
@@ -40,15 +41,8 @@ def check_labels(name: str, target: Tensor, classes: int, ignore: int) -> None:
 
 
 def _check_classes(name: str, x: Tensor, target: Tensor, weight: Tensor | None, ignore: int) -> None:
-    """Check shapes and labels of a classification; classes are axis 1 (axis 0 of a vector)."""
-    axis = min(1, x.ndim - 1)
-    labels = x.shape[:axis] + x.shape[axis + 1 :]
-    if not x.ndim or target.shape not in (x.shape, labels):
-        what = f"target must be class numbers of shape {labels} or probabilities of shape {x.shape}" if x.ndim else "x must not be a scalar"
-        raise ShapeError(message(name, what, **{"x.shape": x.shape, "target.shape": target.shape}))
-    classes = x.shape[axis]
-    if weight is not None and weight.shape != (classes,):
-        raise ShapeError(message(name, "weight must have one value per class", classes=classes, **{"weight.shape": weight.shape}))
+    """Check shapes and labels of a classification."""
+    classes = x.shape[check_target(name, x, target, weight)]
     if target.shape != x.shape:
         recording.check_each_run(target, lambda labels: check_labels(name, labels, classes, ignore))
 
@@ -133,7 +127,7 @@ _CE: dict[str, Any] = {"dtypes": ("float32", "int64", "float32"), "low": (-4.0, 
         _BAD_LABEL,
         (S((2, 3), np.array([-1, 0])), r"\[cross_entropy\] labels must be classes, got -1"),
         (S((2, 3), np.array([0, 1, 2])), r"\[cross_entropy\] target must be class numbers of shape \(2,\) or probabilities of"),
-        (S((2, 3), np.array([0, 1]), (4,)), r"\[cross_entropy\] weight must have one value per class; classes=3, weight.shape=\(4,\)"),
+        (S((2, 3), np.array([0, 1]), (4,)), r"\[cross_entropy\] weight must have one number for each of the 3 classes; weight=\(4,\)"),
         (S((2, 3), np.array([0, 1]), reduction="most"), r"reduction must be mean, sum or none"),
     ],
 )

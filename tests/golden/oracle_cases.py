@@ -561,6 +561,13 @@ case("cumsum/reverse", lambda t, x: t.cumsum(x.flip(-1), -1).flip(-1), U(3, 5), 
 for p in (0, 1, 2, 3.5, np.inf, -np.inf):
     case(f"norm/{p}", lambda t, x, p=p: t.linalg.vector_norm(x, p, (0, 2)), U(3, 4, 2), p=p, axis=(0, 2))
 case("norm/kept", lambda t, x: t.linalg.vector_norm(x, 2, 1, True), U(3, 4), axis=1, keepdims=True)
+for kind, left, right, options in (
+    ("vectors", (5,), (5,), {}), ("row", (5,), (2, 5, 3), {}), ("column", (2, 4, 5), (5,), {}), ("batches", (3, 1, 4, 5), (2, 5, 3), {}),
+    ("left", (2, 5, 4), (2, 5, 3), {"transpose_a": True}), ("right", (4, 5), (3, 5), {"transpose_b": True}),
+    ("both", (5, 4), (3, 5), {"transpose_a": True, "transpose_b": True}),
+):  # fmt: skip
+    case(f"matmul/{kind}", lambda t, a, b, o=options: (a.mT if "transpose_a" in o else a) @ (b.mT if "transpose_b" in o else b), U(*left),
+         U(*right), **options)  # fmt: skip
 case("affine", lambda t, x, w, b: t.nn.functional.linear(x, w, b), U(2, 3, 5), U(4, 5), U(4))
 for op in ("relu", "tanh", "sigmoid", "silu", "gelu"):
     for name in ("linear", "affine_activated"):
