@@ -54,9 +54,9 @@ def _several(check: Callable[[Any], bool], most: float = math.inf) -> Callable[[
 def _content(given: Any) -> Any:
     """Return the content of a message, ``None`` if it is malformed; a list of text parts is joined."""
     value = given.get("content") if isinstance(given, dict) and _is_text(given.get("role")) else None
-    if isinstance(value, list) and all(isinstance(part, dict) and part.get("type") == "text" for part in value):
-        return "".join(str(part.get("text", "")) for part in value)
-    return value
+    parts = value if isinstance(value, list) else [None]
+    several = all(isinstance(part, dict) and part.get("type") == "text" and _is_text(part.get("text")) for part in parts)
+    return "".join(part["text"] for part in parts) if several else value
 
 
 def _is_prompt(value: Any) -> bool:
@@ -110,7 +110,7 @@ async def _read_fields(http: Request, needed: str, model: str) -> dict[str, Any]
             raise ServeError(400, f"unknown field {name!r}; known are {', '.join(sorted(known))}")
         if name in _FIELDS and not _FIELDS[name][0](value):
             raise ServeError(400, f"{name} must be {_FIELDS[name][1]}, got {value!r:.80}")
-        if name in _NEUTRAL and value not in _NEUTRAL[name]:
+        if name in _NEUTRAL and (type(value), value) not in [(type(known), known) for known in _NEUTRAL[name]]:  # 0 is not False
             raise ServeError(400, f"{name}={value!r:.80} is not supported; leave the field out")
     if needed not in found:
         raise ServeError(400, f"{needed} is required: {_FIELDS[needed][1]}")

@@ -101,7 +101,10 @@ HI = [{"role": "user", "content": "Hi"}]
         (CHAT, {"messages": HI, "max_tokens": 65}, 400, "max_tokens (or max_completion_tokens) must be at most 64, got 65"),
         (CHAT, {"messages": HI, "stop": [1]}, 400, "stop must be"),
         (CHAT, {"messages": HI, "stream": "yes"}, 400, "stream must be"),
+        (CHAT, {"messages": [{"role": "user", "content": [{"type": "text", "text": 5}]}]}, 400, "messages must be"),
         (CHAT, {"messages": HI, "n": 2}, 400, "n=2 is not supported"),
+        (CHAT, {"messages": HI, "n": True}, 400, "n=True is not supported"),
+        (TEXT, {"prompt": "a", "logprobs": 0}, 400, "logprobs=0 is not supported"),  # it asks for those of the chosen tokens
         (CHAT, {"messages": HI, "tools": [{}]}, 400, "tools=[{}] is not supported"),
         (CHAT, {"messages": HI, "temprature": 1}, 400, "unknown field 'temprature'"),
         (TEXT, {"prompt": ["a", "b"]}, 400, "prompt must be"),
