@@ -173,7 +173,7 @@ def save(model: Model, path: str | os.PathLike[str], format: str = "hf", kind: s
         dtype = next(iter(model.parameters())).dtype
         wanted = kind_of(kind or {"float16": "F16", "bfloat16": "BF16"}.get(dtype, "F32"), "save").name
         metadata, extra = metadata_of(config)
-        metadata |= {"tokenizer.ggml.model": "no_vocab"} if tokenizer is None else gguf_vocabulary(tokenizer)
+        metadata |= {"tokenizer.ggml.model": "no_vocab"} if tokenizer is None else gguf_vocabulary(tokenizer, config.vocab_size)
         _add_end_tokens(metadata, model.end_tokens())  # type: ignore[union-attr]
         pushed = push(model, row.gguf_names)
         check_described(config, metadata, {**{name: shape for name, (shape, _) in pushed.items()}, **dict.fromkeys(extra, ())}, extra)

@@ -288,8 +288,8 @@ def _unigram(tokens: list[str], types: np.ndarray, own: Mapping[str, Any]) -> An
     return _surround(backend, own, first)
 
 
-def gguf_vocabulary(tokenizer: Tokenizer) -> dict[str, Any]:
-    """Return a tokenizer as metadata of a GGUF file."""
+def gguf_vocabulary(tokenizer: Tokenizer, rows: int | None = None) -> dict[str, Any]:
+    """Return a tokenizer as metadata of a GGUF file. The list of tokens is padded to the ``rows`` of the model's embedding."""
     if tokenizer.metadata:
         return tokenizer.metadata
     data = json.loads(tokenizer.backend.to_str())
@@ -301,7 +301,10 @@ def gguf_vocabulary(tokenizer: Tokenizer) -> dict[str, Any]:
     added = {row["content"]: CONTROL_TOKENS if row["special"] else USER_DEFINED for row in data["added_tokens"]}
     unknown = model.get("unk_token") if model.get("unk_id") is None else model["vocab"][model["unk_id"]][0]
     listed |= {row["content"]: row["id"] for row in data["added_tokens"]}
-    size = max(listed.values()) + 1
+    size = max(max(listed.values()) + 1, rows or 0)
+    if rows is not None and size > rows:
+        remedy = "use format='hf', or remove the added tokens"
+        raise refusal("save", "GGUF requires an embedding for every token of the tokenizer", remedy, tokens=size, rows=rows)
     tokens, types = [f"[PAD{i}]" for i in range(size)], np.full(size, UNUSED, np.int32)
     for token, i in listed.items():
         byte = len(token) == 6 and token.startswith("<0x") and token.endswith(">") and kind != "gpt2"

@@ -106,6 +106,21 @@ def test_models_that_llama_cpp_would_compute_otherwise_are_refused(what, config,
         models.save(random_model(**config), tmp_path / "model.gguf", "gguf")
 
 
+def test_tokens_are_padded_to_the_rows_of_the_embedding(tmp_path):
+    """llama.cpp takes the size of the embedding from the list of tokens."""
+    tokenizers = pytest.importorskip("tokenizers")
+    backend = tokenizers.Tokenizer(tokenizers.models.BPE({chr(97 + i): i for i in range(20)}, []))
+    backend.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    model = random_model()
+    model.make_tokenizer = lambda: models.Tokenizer(backend)
+    models.save(model, tmp_path / "model.gguf", "gguf")
+    again = models.load(tmp_path / "model.gguf", "cpu")
+    assert len(again.tokenizer.metadata["tokenizer.ggml.tokens"]) == 96 and again.tokenizer.encode("cab") == [2, 0, 1]
+    backend.add_tokens([f"<{i}>" for i in range(80)])
+    with pytest.raises(FileError, match=r"\[save\] GGUF requires an embedding for every token of the tokenizer; tokens=100, rows=96"):
+        models.save(model, tmp_path / "other.gguf", "gguf")
+
+
 def test_all_end_tokens_are_kept(tmp_path):
     model = random_model(eos_token_id=[7, 5])
     model.generation = {"eos_token_id": [5, 9]}
