@@ -258,7 +258,7 @@ def _grid_taps(F: Any, v: Tensor, size: int, mode: str, padding_mode: str, align
         (S((1, 2, 4, 4), (1, 3, 4, 2), padding_mode="wrap"), r"\[grid_sample\] padding_mode must be one of zeros, border, reflection; "),
     ])  # fmt: skip
 def grid_sample(
-    F: Any, x: Tensor, grid: Tensor, mode: str = "bilinear", padding_mode: str = "zeros", align_corners: bool = False
+    F: Any, x: Tensor, grid: Tensor, mode: str = "bilinear", padding_mode: str = "zeros", align_corners: bool | None = False
 ) -> Tensor:
     """Sample images ``(batch, channels, height, width)`` at the points of ``grid`` ``(batch, height, width, 2)``; also volumes.
 
@@ -266,7 +266,7 @@ def grid_sample(
     outside the image read zeros, the nearest pixels (``padding_mode="border"``) or mirror images (``padding_mode="reflection"``). ``mode``
     is ``bilinear``, ``nearest`` or, for images, ``bicubic``. Points of volumes are ``(x, y, z)``.
     """
-    name, (x, grid) = "grid_sample", launch.as_tensors("grid_sample", x, grid)
+    name, (x, grid), align = "grid_sample", launch.as_tensors("grid_sample", x, grid), bool(align_corners)
     shapes = {"x.shape": x.shape, "grid.shape": grid.shape}
     _one_of(name, "mode", mode, tuple(_SHARES))
     _one_of(name, "padding_mode", padding_mode, ("zeros", "border", "reflection"))
@@ -283,12 +283,12 @@ def grid_sample(
     (batch, channels, *sizes), kind, count = x.shape, dtypes.sum_dtype(x.dtype), math.prod(grid.shape[1:-1])
     if x.ndim == 4 and mode != "bicubic":
         points = F.reflect_points(grid) if padding_mode == "reflection" else grid
-        return F.sample_images(x, points, linear=mode == "bilinear", border=padding_mode != "zeros", align=align_corners)
+        return F.sample_images(x, points, linear=mode == "bilinear", border=padding_mode != "zeros", align=align)
     points = F.reshape(F.cast(grid, kind), (batch, count, len(sizes)))
     points = F.reflect_points(points) if padding_mode == "reflection" else points
     index, weight = Tensor.from_host(x.queue, np.arange(batch).reshape(-1, 1, 1)), Tensor.ones((1, 1, 1), kind, queue=x.queue)
     for axis, size in enumerate(sizes):
-        at, share = _grid_taps(F, F.select(points, -1, len(sizes) - 1 - axis), size, mode, padding_mode, align_corners)
+        at, share = _grid_taps(F, F.select(points, -1, len(sizes) - 1 - axis), size, mode, padding_mode, align)
         shape = batch, index.shape[1] * at.shape[1], count
         index = F.reshape(F.add(F.unsqueeze(F.mul(index, size), 2), F.unsqueeze(at, 1)), shape)
         weight = F.reshape(F.mul(F.unsqueeze(weight, 2), F.unsqueeze(share, 1)), shape)

@@ -93,10 +93,36 @@ def _sample_kernel(name: str, image: Tensor, grid: Tensor) -> Any:
     return launch.kernel(image.queue, __file__, "sample_images.cl", name, operands, {"REAL": dtypes.DTYPES[image.dtype].c_compute})
 
 
+def _grid_grad(F: Any, dy: Tensor, x: Tensor, grid: Tensor, linear: bool, border: bool, align: bool) -> Tensor:
+    """Return the gradient with respect to the grid: by its kernel or, where F records, by ops that have a gradient."""
+    if not linear or F.__name__ == "netcl.ops":
+        return F.sample_images_grid_grad(dy, x, grid, linear=linear, border=border, align=align)
+    (batch, channels, height, width), points = x.shape, grid.shape[1] * grid.shape[2]
+    spots = []
+    for axis, size in enumerate((width, height)):
+        v = F.add(F.cast(F.reshape(F.select(grid, -1, axis), (batch, points)), x.dtype), 1.0)
+        at, slope = (F.mul(v, (size - 1) / 2), (size - 1) / 2) if align else (F.sub(F.mul(v, size / 2), 0.5), size / 2)
+        low, high = (0.0, size - 1.0) if border else (-2.0, size + 1.0)
+        moves = F.cast(F.logical_and(F.gt(at, low), F.lt(at, high)), x.dtype)
+        at = F.where(F.gt(at, low), F.where(F.lt(at, high), at, high), low)
+        first = F.floor(at.detach())
+        spots.append((first, F.unsqueeze(F.sub(at, first), 1), F.mul(moves, slope) if border else slope))
+    (column, across, h), (row, down, v) = spots
+    flat, shown, corners = F.reshape(x, (batch, channels, height * width)), (batch, channels, points), []
+    for below, beside in ((0, 0), (0, 1), (1, 0), (1, 1)):
+        i, j = F.add(row, float(below)), F.add(column, float(beside))
+        inside = F.logical_and(F.logical_and(F.ge(i, 0), F.lt(i, height)), F.logical_and(F.ge(j, 0), F.lt(j, width)))
+        index = F.cast(F.where(inside, F.add(F.mul(i, float(width)), j), 0.0), "int64")
+        corners.append(F.where(F.unsqueeze(inside, 1), F.gather(flat, 2, F.expand(F.unsqueeze(index, 1), shown)), 0.0))
+    (a, b, c, d), dy = corners, F.reshape(dy, shown)
+    left = F.mul(F.sum(F.mul(dy, F.lerp(F.sub(b, a), F.sub(d, c), down)), 1), h)
+    up = F.mul(F.sum(F.mul(dy, F.lerp(F.sub(c, a), F.sub(d, b), across)), 1), v)
+    return F.cast(F.reshape(F.stack([left, up], -1), grid.shape), grid.dtype)
+
+
 def _sample_vjp(F, g, x, grid, needs, linear, border, align):
-    options = {"linear": linear, "border": border, "align": align}
-    dx = F.sample_images_input_grad(g, grid, size=x.shape[2:], **options) if needs[0] else None
-    return dx, F.sample_images_grid_grad(g, x, grid, **options) if needs[1] else None
+    dx = F.sample_images_input_grad(g, grid, size=x.shape[2:], linear=linear, border=border, align=align) if needs[0] else None
+    return dx, _grid_grad(F, g, x, grid, linear, border, align) if needs[1] else None
 
 
 @op(vjp=_sample_vjp, ref="numpy", amp="float",
@@ -117,9 +143,8 @@ def sample_images(x: Tensor, grid: Tensor, *, linear: bool = True, border: bool 
 
 
 def _sample_grad_vjp(F, g, dy, grid, needs, linear, border, align):
-    options = {"linear": linear, "border": border, "align": align}
-    back = F.sample_images(g, grid, **options) if needs[0] else None
-    return back, F.sample_images_grid_grad(dy, g, grid, **options) if needs[1] else None
+    back = F.sample_images(g, grid, linear=linear, border=border, align=align) if needs[0] else None
+    return back, _grid_grad(F, dy, g, grid, linear, border, align) if needs[1] else None
 
 
 @op(vjp=_sample_grad_vjp, ref="numpy", amp="float",
@@ -149,7 +174,7 @@ def sample_images_input_grad(
 def sample_images_grid_grad(
     dy: Tensor, x: Tensor, grid: Tensor, *, linear: bool = True, border: bool = False, align: bool = False
 ) -> Tensor:
-    """The gradient of :func:`sample_images` with respect to its grid; zero unless ``linear``. It has no gradient itself."""
+    """The gradient of :func:`sample_images` with respect to its grid; zero unless ``linear``. Second derivatives do not use this op."""
     dy, x, grid = launch.as_tensors("sample_images_grid_grad", dy, x, grid)
     if x.backend == "cpu":
         return launch.run_cpu(_sample_grid_grad_cpu, dy, x, grid, dtype=grid.dtype, linear=linear, border=border, align=align)
