@@ -27,7 +27,7 @@ def eig(A: Any) -> Any:
 
 eigvals = eig
 LinAlgError = np.linalg.LinAlgError
-_ROOT_FUNCTIONS = {"cross", "diagonal", "matmul", "matrix_exp", "matrix_power"}
+_ROOT_FUNCTIONS = {"matmul", "matrix_exp", "matrix_power"}
 
 
 def __getattr__(name: str) -> Callable[..., Any]:

@@ -485,9 +485,37 @@ made_of("qr", lambda F, A, some=True: F.linalg_qr(A, "reduced" if some else "com
         S((4, 3)), amp="float", tol=4, doc="``linalg.qr``; complete unless ``some``.")  # fmt: skip
 made_of("svd", _old_svd, _old_svd_ref, S((4, 3)), amp="float", tol=8,
         doc="U, S and V (``linalg.svd`` returns V transposed); reduced if ``some``.")  # fmt: skip
-made_of("cross",
-        lambda F, a, b, axis=-1: F.sub(F.mul(F.roll(a, -1, axis), F.roll(b, 1, axis)), F.mul(F.roll(a, 1, axis), F.roll(b, -1, axis))),
-        lambda a, b, axis=-1: np.cross(a, b, axis=axis), S((4, 3), (4, 3)), S((3, 2), (3, 2), axis=0),
-        doc="The cross product along an axis of 3.")  # fmt: skip
+
+
+def _cross(F: Any, a: Tensor, b: Tensor, axis: int = -1) -> Tensor:
+    a, b = launch.as_tensors("linalg_cross", a, b)
+    at = launch.check_axis("linalg_cross", axis, a.ndim)
+    if a.ndim != b.ndim or a.shape[at : at + 1] != (3,) or b.shape[at] != 3:
+        what = "a and b must have the same number of dimensions and 3 elements along the axis"
+        raise ShapeError(message("linalg_cross", what, axis=axis, **{"a.shape": a.shape, "b.shape": b.shape}))
+    return F.sub(F.mul(F.roll(a, -1, at), F.roll(b, 1, at)), F.mul(F.roll(a, 1, at), F.roll(b, -1, at)))
+
+
+def _first_cross(F: Any, a: Tensor, b: Tensor, axis: int | None = None) -> Tensor:
+    a, b = launch.as_tensors("cross", a, b)
+    both = np.broadcast_shapes(a.shape, b.shape) if axis is None else ()
+    return F.linalg_cross(a, b, both.index(3) if 3 in both else -1 if axis is None else axis)
+
+
+made_of("linalg_cross", _cross, lambda a, b, axis=-1: np.cross(a, b, axis=axis), S((4, 3), (4, 3)), S((3, 2), (3, 2), axis=0),
+        errors=[(S((3, 4), (3, 4)), r"\[linalg_cross\] a and b must have .* 3 elements along the axis; axis=-1, a\.shape=\(3, 4\)")],
+        doc="The cross product along an axis of 3, by default the last.")  # fmt: skip
+made_of(
+    "cross",
+    _first_cross,
+    lambda a, b, axis=0: np.cross(a, b, axis=axis),
+    S((3, 3), (3, 3)),
+    S((4, 3), (4, 3), axis=1),
+    errors=[(S((2, 4), (2, 4)), r"\[linalg_cross\] a and b must have .* 3 elements along the axis")],
+    doc="The cross product along an axis of 3, by default the first axis of that size; ``linalg.cross`` takes the last axis.",
+)
+made_of("linalg_diagonal", lambda F, A, *, offset=0, dim1=-2, dim2=-1: F.diagonal(A, offset, dim1, dim2),
+        lambda A, offset=0, dim1=-2, dim2=-1: np.diagonal(A, offset, dim1, dim2), S((2, 3, 4)), S((2, 3, 4), offset=1, dim1=0),
+        doc="The diagonals of the last two axes, or of ``dim1`` and ``dim2``, as the last axis.")  # fmt: skip
 made_of("linalg_vecdot", lambda F, a, b, axis=-1: F.sum(F.mul(a, b), axis), lambda a, b, axis=-1: (a * b).sum(axis), S((4, 3), (4, 3)),
         doc="The inner products of vectors along an axis.")  # fmt: skip
