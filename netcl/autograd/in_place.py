@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from netcl import ops
-from netcl.autograd.ops import keeps_first, learns, record, twin
+from netcl.autograd.ops import keeps_first, learns, record, scaled, twin
 from netcl.autograd.tape import KeptGradient, grad_mode, keeps_gradient, modes, no_grad, retain_grad
 from netcl.core.dtype import DTYPES
 from netcl.core.errors import AutogradError, DtypeError, ShapeError, check_probability, message
@@ -35,7 +35,7 @@ def in_place(name: str, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         return _SPECIAL[name](x, *args, **kwargs)
     if name in ("add", "sub") and "alpha" in kwargs:
         alpha = kwargs.pop("alpha")
-        args = tuple(other if alpha == 1 else other * alpha for other in (*args, *kwargs.values()))
+        args = tuple(scaled(x, other, alpha) for other in (*args, *kwargs.values()))
         kwargs = {}
     if not learns((x, *args), kwargs):
         if _fits_in(name, x, args, kwargs):

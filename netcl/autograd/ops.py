@@ -15,6 +15,7 @@ from netcl.core.tensor import Tensor
 from netcl.core.writes import clock
 from netcl.engine import pointwise, registry
 from netcl.engine.expression import compose
+from netcl.engine.operands import common_dtype
 from netcl.engine.registry import Choice, Composite, Op, Pointwise, Reduction
 from netcl.ops import update, views
 from netcl.ops.movement import LAYOUTS
@@ -93,11 +94,18 @@ def _cast_first(call: Callable[..., Any], x: Any, *args: Any, dtype: Any, **kwar
     return made if made.dtype == x.dtype or kwargs.get("out") is not None else twin("cast")(made, x.dtype)  # sums of integers are int64
 
 
+def scaled(x: Any, other: Any, alpha: Any) -> Any:
+    """Return ``other * alpha`` in the dtype of ``x + other``; ``alpha`` does not promote a tensor of the same kind of numbers."""
+    if alpha == 1 or not (isinstance(x, Tensor) and isinstance(other, Tensor)):
+        return other if alpha == 1 else other * alpha
+    return twin("cast")(other, common_dtype((x, other)).name) * alpha
+
+
 def _scale_last(call: Callable[..., Any], *args: Any, alpha: Any, **kwargs: Any) -> Any:
     last = next((name for name in ("b", "src") if name in kwargs), None)
     if last is not None:
-        return call(*args, **{**kwargs, last: kwargs[last] * alpha})
-    return call(*args[:-1], args[-1] * alpha, **kwargs)
+        return call(*args, **{**kwargs, last: scaled(args[0] if args else kwargs["a"], kwargs[last], alpha)})
+    return call(*args[:-1], scaled(args[0], args[-1], alpha), **kwargs)
 
 
 def _rounded_quotient(call: Callable[..., Any], a: Any, b: Any, *, rounding_mode: str | None, **kwargs: Any) -> Any:
@@ -337,7 +345,7 @@ def _structured(row: Op | Reduction) -> Callable[[Any, Sequence[Any], Mapping[st
                 learning = learning or recording(parts)
                 flat.extend(parts)
                 saved.append(None if x is None else _kept_input(x, wanted, outputs[0]))
-        if learning and outputs[0] is not flat[0]:  # for instance, a cast to its own dtype returns its input
+        if learning and outputs and outputs[0] is not flat[0]:  # for instance, a cast to its own dtype returns its input
             read = [o.detach() if "out" in kept or f"out{i}" in kept else None for i, o in enumerate(outputs)] if reads_outputs else None
             Node(row.name, _structured_rule, flat, (row, saved, keywords, read)).attach(outputs)
 

@@ -187,6 +187,8 @@ def _forward_types(row: Pointwise, args: Sequence[Any], dtype: str | None) -> tu
         raise DtypeError(message(row.name, f"inputs must have {wanted}", 'cast first: x.to("float32")', dtype=working.name))
     if row.result == "float" and not working.is_float:
         working = DTYPES["float32"]
+    if row.result == "number" and not working.rank:
+        working = DTYPES["int64"]
     result = DTYPES["bool"] if row.result == "bool" else working
     if working.c_compute in INTEGRAL:
         _check_scalars(row, _number_type(row, working.c_compute, result), args)

@@ -95,7 +95,7 @@ binary("atan2", "ATAN2(v0, v1)", "g * v1 / d", "-g * v0 / d", np.arctan2, domain
 unary("neg", "-v0", "-g", np.negative, accepts="number", onnx="Neg", doc="The negative.")
 unary("abs", "ABS(v0)", "g * SIGN(v0)", np.abs, kinks=(0.0,), onnx="Abs", doc="The absolute value.")
 unary("sign", "SIGN(v0)", "0", np.sign, kinks=(0.0,), onnx="Sign", doc="-1, 0 or 1; NaN stays NaN.")
-unary("square", "v0 * v0", "2 * g * v0", np.square, doc="The square.")
+unary("square", "v0 * v0", "2 * g * v0", np.square, result="number", doc="The square; of bool, int64.")
 unary("reciprocal", "1 / v0", "-g * out * out", lambda x: 1 / x, domain=(0.3, 3.0), amp="float", onnx="Reciprocal", doc="One over x.")
 
 # ---- roots, exponentials, trigonometry
@@ -384,7 +384,7 @@ def _prelu_vjp(F: Any, g: Any, x: Any, weight: Any) -> Any:
 def prelu(x: Tensor, weight: Tensor, *, out: Tensor | None = None) -> Tensor:
     """x where positive, else weight * x; one weight for all or one per channel (axis 1)."""
     x, weight = tensors("prelu", (x, weight))
-    return run(_PRELU, (x, _channel_view("prelu", x, weight, 1)), out)
+    return run(_PRELU, (x, _channel_view("prelu", x, weight, 1) if x.shape else with_shape(weight, ())), out)
 
 
 # ---- expressions of the user
