@@ -116,8 +116,8 @@ def scaled_dot_product_attention(query: Tensor, key: Tensor, value: Tensor, attn
 
 
 def threshold(input: Tensor, threshold: float, value: float, inplace: bool = False) -> Tensor:
-    """``x`` where above ``threshold``, else ``value``."""
-    return ag.where(ag.gt(input, threshold), input, value)
+    """``x`` where above ``threshold``, else ``value``; NaN stays."""
+    return ag.where(ag.le(input, threshold), value, input)
 
 
 def hardshrink(input: Tensor, lambd: float = 0.5) -> Tensor:
@@ -328,7 +328,8 @@ def poisson_nll_loss(
 
 def gaussian_nll_loss(input: Tensor, target: Tensor, var: Tensor, full: bool = False, eps: float = 1e-6, reduction: str = "mean") -> Tensor:
     """Negative log-likelihood: ``(log(var) + (x - y)^2 / var) / 2``; ``full`` adds ``log(2 pi) / 2``, ``eps`` clamps ``var``."""
-    spread = ag.clamp(var, min=eps)
+    held = var.detach()
+    spread = ag.where(ag.lt(held, eps), ag.add(ag.sub(var, held), eps), var)  # clamped, with the gradient of ``var`` itself
     loss = ag.mul(ag.add(ag.log(spread), ag.div(ag.square(ag.sub(input, target)), spread)), 0.5)
     return _reduced(ag.add(loss, 0.5 * math.log(2 * math.pi)) if full else loss, reduction)
 

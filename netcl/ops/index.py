@@ -22,6 +22,7 @@ from netcl.core.errors import DtypeError, ShapeError, message
 from netcl.core.queue_state import queue_state
 from netcl.core.tensor import Tensor, duplicate, wrap_array
 from netcl.engine import launch
+from netcl.engine.operands import common_shape
 from netcl.engine.registry import S, composite, op
 from netcl.engine.strided import ELEMENTS, broadcast_to, copy_block, dense, widen_rows
 from netcl.ops.movement import along
@@ -429,7 +430,8 @@ def _add_at(out: Tensor, at: int, index: Tensor, src: Tensor) -> Tensor:
 def joined_index(name: str, parts: Sequence[tuple[Any, int]], like: Tensor) -> Tensor:
     """Combine indices of several axes into one flat index; indices broadcast, and negative indices count from the end."""
     on_device = [index for index, _ in parts if isinstance(index, Tensor) and index.array is None]
-    shape = np.broadcast_shapes(*(np.shape(index) if not isinstance(index, Tensor) else index.shape for index, _ in parts))
+    shapes = [np.shape(index) if not isinstance(index, Tensor) else index.shape for index, _ in parts]
+    shape = common_shape(name, shapes, [f"index{i}" for i in range(len(parts))]) if parts else ()
     strides = dense(tuple([size for _, size in parts]))
     if not on_device:
         hosts = [np.asarray(index.array if isinstance(index, Tensor) else index) for index, _ in parts]
@@ -487,6 +489,8 @@ def masked_fill(F: Any, x: Tensor, mask: Tensor, value: Any) -> Tensor:
     lead = len(x.shape) - len(mask.shape)
     if lead < 0 or any(m not in (1, n) for m, n in zip(mask.shape, x.shape[lead:], strict=True)):
         raise ShapeError(message("masked_fill", "mask must broadcast to x", **{"x.shape": x.shape, "mask.shape": mask.shape}))
+    if isinstance(value, Tensor) and value.requires_grad and value.size == 1:
+        return F.where(mask, F.cast(F.reshape(value, ()), x.dtype), x)
     number = value.item() if isinstance(value, Tensor) else value
     stored, row = storage_of(number, x.dtype, "masked_fill")
     return F.where(mask, dtypes.decode(stored, row).item(), x)  # a number that x holds

@@ -15,6 +15,7 @@ from netcl.core import recording
 from netcl.core.errors import ShapeError, message
 from netcl.core.tensor import Tensor
 from netcl.engine import launch
+from netcl.engine.operands import common_shape
 from netcl.engine.registry import Pointwise, S, alias, composite, register
 from netcl.ops.cross_entropy import check_target
 
@@ -90,7 +91,7 @@ def _loss(name: str, elements: Any, *samples: Any, doc: str, errors: Any = (), a
         given = tensors(name, *args, *(options.pop(label, None) for label in inputs[len(args) :]))
         loss = elements(F, *given, **options)
         if reduction == "batchmean":
-            return F.mul(F.sum(loss), 1.0 / (loss.shape or (1,))[0])
+            return F.div(F.sum(loss), float((loss.shape or (1,))[0]))
         return loss if reduction == "none" else F.sum(loss) if reduction == "sum" else F.mean(loss)
 
     reduction = inspect.Parameter("reduction", inspect.Parameter.KEYWORD_ONLY, default="mean", annotation="str")
@@ -233,8 +234,11 @@ def _length(F: Any, x: Any, axis: int, eps: float) -> Any:
 
 @composite(ref="numpy", amp="float", tol=2, samples=[S((3, 5), (3, 5)), S((2, 3, 4), (2, 3, 4), axis=2), S((7,), (7,), axis=0)])
 def cosine_similarity(F: Any, a: Tensor, b: Tensor, *, axis: int = 1, eps: float = 1e-8) -> Tensor:
-    """``a . b / (|a| |b|)`` along an axis; lengths are clamped to at least ``eps``."""
+    """``a . b / (|a| |b|)`` along an axis of the broadcast shape; lengths are clamped to at least ``eps``."""
     a, b = launch.as_tensors("cosine_similarity", a, b)
+    if a.shape != b.shape:
+        shape = common_shape("cosine_similarity", (a.shape, b.shape), ("a", "b"))
+        a, b = F.expand(a, shape), F.expand(b, shape)
     return F.div(F.sum(F.mul(a, b), axis=axis), F.mul(_length(F, a, axis, eps), _length(F, b, axis, eps)))
 
 
