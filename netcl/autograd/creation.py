@@ -22,7 +22,7 @@ from netcl.core.arguments import find_queue
 from netcl.core.device import get_active_device, set_active_device
 from netcl.core.errors import DtypeError, ShapeError, message
 from netcl.core.tensor import Tensor
-from netcl.engine.operands import common_dtype
+from netcl.engine.operands import common_dtype, common_shape
 from netcl.ops import random
 from netcl.ops.composed import largest
 from netcl.ops.random import with_generator as with_generator
@@ -159,6 +159,11 @@ def _host_factory(name: str, values: Callable[..., Any], default: Any = dtypes.F
     return make
 
 
+def _window_values(length: int, periodic: bool, f: Callable[[int], np.ndarray]) -> np.ndarray:
+    """Return ``length`` values of a symmetric window, or of one period if ``periodic``; a single value is 1."""
+    return np.ones(1) if length == 1 else f(length + 1)[:length] if periodic else f(length)
+
+
 _ON_HOST: dict[str, tuple[Any, ...]] = {
     "eye": (lambda n, m=None: np.eye(n, m),),
     "linspace": (lambda start, end, steps: np.linspace(float(start), float(end), steps),),
@@ -167,9 +172,10 @@ _ON_HOST: dict[str, tuple[Any, ...]] = {
     "scalar_tensor": (lambda value: np.asarray(value),),
     "tril_indices": (lambda row, col=None, offset=0: np.stack(np.tril_indices(row, offset, row if col is None else col)), "int64"),
     "triu_indices": (lambda row, col=None, offset=0: np.stack(np.triu_indices(row, offset, row if col is None else col)), "int64"),
-    **{f"{name}_window": (lambda window_length, periodic=True, f=f: np.maximum(f(window_length + 1)[:window_length] if periodic
-                                                                              else f(window_length), 0),)
-       for name, f in (("hann", np.hanning), ("hamming", np.hamming), ("blackman", np.blackman), ("bartlett", np.bartlett))},
+    "hamming_window": (lambda window_length, periodic=True, alpha=0.54, beta=0.46: _window_values(
+        window_length, periodic, lambda n: alpha - beta * np.cos(2 * np.pi * np.arange(n) / max(n - 1, 1))),),
+    **{f"{name}_window": (lambda window_length, periodic=True, f=f: np.maximum(_window_values(window_length, periodic, f), 0),)
+       for name, f in (("hann", np.hanning), ("blackman", np.blackman), ("bartlett", np.bartlett))},
 }  # fmt: skip
 
 
@@ -248,7 +254,7 @@ def meshgrid(*tensors: Any, indexing: str = "ij") -> tuple[Tensor, ...]:
 
 def broadcast_tensors(*tensors: Any) -> tuple[Tensor, ...]:
     """Return the tensors expanded to their common shape."""
-    shape = np.broadcast_shapes(*(x.shape for x in tensors))
+    shape = common_shape("broadcast_tensors", [x.shape for x in tensors], [f"tensor {i}" for i in range(len(tensors))]) if tensors else ()
     return tuple(x.expand(shape) for x in tensors)
 
 

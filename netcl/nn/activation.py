@@ -85,7 +85,7 @@ def celu(input: Tensor, alpha: float = 1.0, inplace: bool = False) -> Tensor:
 
 def glu(input: Tensor, dim: int = -1) -> Tensor:
     """A gate: the first half along ``dim`` times the sigmoid of the second half."""
-    if input.shape[dim] % 2:
+    if not input.shape or input.shape[dim] % 2:
         raise ShapeError(message("GLU", "the size of dim must be even", dim=dim, shape=input.shape))
     value, gate = ag.split(input, input.shape[dim] // 2, axis=dim)
     return ag.mul(value, ag.sigmoid(gate))

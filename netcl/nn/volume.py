@@ -134,6 +134,8 @@ def avg_pool2d(input: Tensor, kernel_size: Sizes, stride: Sizes | None = None, p
 def _divided(pool: Callable[..., Tensor], x: Tensor, axes: int, kernel: Sizes, stride: Sizes | None, padding: Sizes, ceil_mode: bool,
              divisor: int) -> Tensor:  # fmt: skip
     """Divide sums of windows by ``divisor``. Zeros are added until every window is whole, so that all means divide by the same number."""
+    if not divisor:
+        raise ValueError(message(f"avg_pool{axes}d", "divisor_override must not be 0", divisor_override=divisor))
     kernels, pads = several(kernel, axes, "kernel_size"), several(padding, axes, "padding")
     strides = kernels if stride is None else several(stride, axes, "stride")
     sides: list[int] = []

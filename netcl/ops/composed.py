@@ -17,6 +17,7 @@ from netcl.core import dtype as dtypes
 from netcl.core.errors import ShapeError, message
 from netcl.core.tensor import Tensor
 from netcl.engine import launch
+from netcl.engine.operands import common_shape
 from netcl.engine.registry import S, Sample, composite, op
 from netcl.ops.index import joined_index
 from netcl.ops.movement import SizesArgument, sizes_of
@@ -250,8 +251,16 @@ def kron(F: Any, a: Tensor, b: Tensor) -> Tensor:
 
 
 def _logit(F: Any, x: Tensor, eps: float | None = None) -> Tensor:
+    if not dtypes.DTYPES[_checked_tensor("logit", x).dtype].is_float:
+        x = F.cast(x, "float32")
     x = x if eps is None else F.clamp(x, float(eps), 1.0 - eps)
     return F.sub(F.log(x), F.log1p(F.neg(x)))
+
+
+def _in_float_of(F: Any, x: Tensor | float, values: Tensor | float) -> Tensor | float:
+    """Return a tensor of integers in the floating-point dtype of ``x``, which they do not promote."""
+    whole = isinstance(values, Tensor) and not dtypes.DTYPES[values.dtype].is_float
+    return F.cast(values, x.dtype) if whole and isinstance(x, Tensor) and dtypes.DTYPES[x.dtype].is_float else values
 
 
 def largest(dtype: str) -> float:
@@ -275,7 +284,7 @@ def _isclose(F: Any, a: Tensor, b: Tensor, rtol: float = 1e-05, atol: float = 1e
 row("deg2rad", lambda F, x: F.mul(x, math.pi / 180), np.deg2rad, S((5,)), doc="Degrees to radians.")
 row("rad2deg", lambda F, x: F.mul(x, 180 / math.pi), np.rad2deg, S((5,)), doc="Radians to degrees.")
 row("frac", lambda F, x: F.sub(x, F.trunc(x)), lambda x: x - np.trunc(x), S((5,), low=2.1, high=2.9), doc="x - trunc(x).")
-row("ldexp", lambda F, a, b: F.mul(a, F.exp2(b)), lambda a, b: a * np.exp2(b), S((5,), (5,)), doc="a * 2**b.")
+row("ldexp", lambda F, a, b: F.mul(a, F.exp2(_in_float_of(F, a, b))), lambda a, b: a * np.exp2(b), S((5,), (5,)), doc="a * 2**b.")
 row("rsub", lambda F, a, b, *, alpha=1: F.sub(b, a if alpha == 1 else F.mul(a, alpha)), lambda a, b, alpha=1: b - alpha * a,
     S((3,), (3,)), S((3,), (3,), alpha=2), doc="b - alpha * a.")  # fmt: skip
 row("logit", _logit, lambda x, eps=None: np.log(x / (1 - x)), S((7,), low=0.1, high=0.9), amp="float",
@@ -316,7 +325,7 @@ def diff(F: Any, x: Tensor, n: int = 1, axis: int = -1, prepend: Any = None, app
     """Differences of neighboring elements along an axis, taken ``n`` times. ``prepend`` and ``append`` are joined to x first."""
     x = _checked_tensor("diff", x, 1)
     at = _at("diff", axis, x.ndim)
-    if prepend is not None or append is not None:
+    if n and (prepend is not None or append is not None):
         x = F.cat([part for part in (prepend, x, append) if part is not None], at)
     for _ in range(n):
         left = max(x.shape[at] - 1, 0)
@@ -356,7 +365,8 @@ def kthvalue(F: Any, x: Tensor, k: int, axis: int = -1, keepdims: bool = False) 
     """The k-th smallest value along an axis, counted from 1, and its index; NaN counts as the largest."""
     x = _checked_tensor("kthvalue", x)
     at = _at("kthvalue", axis, x.ndim)
-    if not 1 <= k <= (n := x.shape[at] if x.shape else 1):
+    n = x.shape[at] if x.shape else 1
+    if not 1 <= k <= n:
         raise ShapeError(message("kthvalue", f"k must be from 1 to {n}, the size of the axis", k=k, axis=axis, **{"x.shape": x.shape}))
     order = F.narrow(F.argsort(x, at), at, k - 1, 1) if x.shape else Tensor.zeros((), "int64", queue=x.queue)
     return ordered(F, x, at, order, keepdims)
@@ -428,10 +438,12 @@ def bincount(F: Any, x: Tensor, weights: Any = None, minlength: int = 0) -> Tens
 def unique(x: Tensor, sorted: bool = True, return_inverse: bool = False, return_counts: bool = False, axis: int | None = None) -> Any:
     """Return the distinct values and, if requested, the position of every element among them and the counts.
 
-    Computed on the host. With ``axis``, slices along it are compared. Values are always in order; ``sorted`` is ignored.
+    Computed on the host. With ``axis``, slices along it are compared. Values are always in order; ``sorted`` is ignored. Every NaN is
+    distinct, as in torch.
     """
     x = _checked_tensor("unique", x)
-    values, inverse, counts = np.unique(x.to_host(), return_inverse=True, return_counts=True, axis=axis)
+    axis = None if axis is None else _at("unique", axis, x.ndim)
+    values, inverse, counts = np.unique(x.to_host(), return_inverse=True, return_counts=True, axis=axis, equal_nan=False)
     inverse = np.reshape(inverse, x.shape if axis is None else -1)
     wanted = [inverse] * return_inverse + [counts] * return_counts
     found = Tensor.from_host(x.queue, values, x.dtype)
@@ -448,7 +460,7 @@ def _written_copy(x: np.ndarray, index: Any, value: Any) -> np.ndarray:
 
 
 def _masked_select(F: Any, x: Tensor, mask: Tensor) -> Tensor:
-    shape = np.broadcast_shapes(x.shape, mask.shape)
+    shape = common_shape("masked_select", (x.shape, mask.shape), ("x", "mask"))
     return F.getitem(F.expand(x, shape), F.expand(mask, shape))
 
 
@@ -456,7 +468,11 @@ def _take_along_dim(F: Any, x: Tensor, indices: Tensor, axis: int | None = None)
     if axis is None:
         return F.take(x, indices)
     at = _at("take_along_dim", axis, x.ndim)
-    shape = np.broadcast_shapes(*((*t.shape[:at], 1, *t.shape[at + 1 :]) for t in (x, indices)))
+    if indices.ndim != x.ndim:
+        what = "x and indices must have the same number of dimensions"
+        raise ShapeError(message("take_along_dim", what, **{"x.shape": x.shape, "indices.shape": indices.shape}))
+    around = [(*t.shape[:at], 1, *t.shape[at + 1 :]) for t in (x, indices)]
+    shape = common_shape("take_along_dim", around, ("x without the axis", "indices without the axis"))
     x, indices = (F.expand(t, (*shape[:at], t.shape[at], *shape[at + 1 :])) for t in (x, indices))
     return F.gather(x, at, indices)
 

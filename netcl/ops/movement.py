@@ -543,6 +543,8 @@ def _unbind_layout(shape: Ints, strides: Ints, axis: int = 0, order: Sequence[in
 @lru_cache(4096)
 def _unbound_parts(shape: Ints, strides: Ints, axis: int, order: Ints) -> ViewPlaces:
     rank = len(shape) - 1
+    if rank < 0:
+        raise ShapeError(message("unbind", "x must have at least one dimension", axis=axis))
     at = launch.check_axis("unbind", axis, rank + 1)
     if sorted(order) != list(range(rank)):
         raise ShapeError(message("unbind", f"order must name each of the {rank} remaining dimensions once", order=order))
@@ -609,6 +611,8 @@ def roll(x: Tensor, shifts: SizesArgument, axis: SizesArgument | None = None) ->
     x = _as_tensor("roll", x)
     if axis is None:
         return with_shape(roll(with_shape(x, (x.size,)), shifts, 0), x.shape)
+    if not x.shape:
+        raise ShapeError(message("roll", "a tensor without dimensions has no axis to roll", "pass no axis", axis=axis))
     amounts, axes = sizes_of(shifts), _checked_axes("roll", axis, x.ndim)
     if len(amounts) != len(axes):
         raise ShapeError(message("roll", "shifts and axis must have the same length", shifts=shifts, axis=axis))
