@@ -20,6 +20,7 @@ def put(name: str, function: Callable[..., Any]) -> None: ...
 def record(name: str, out: Tensor, *args: Any) -> None: ...
 def keeps_first(name: str) -> bool: ...
 def learns(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool: ...
+def scaled(x: Any, other: Any, alpha: Any) -> Any: ...
 def older_reduction(size_average: bool | None, reduce: bool | None) -> dict[str, str]: ...
 
 def abs(input: Operand, *, out: Tensor | None = None) -> Tensor:
@@ -326,13 +327,13 @@ def cosh(input: Operand, *, out: Tensor | None = None) -> Tensor:
     """Hyperbolic cosine."""
 
 def cosine_similarity(input: Operand, other: Operand, *, dim: int = 1, eps: float = 1e-08, axis: int = ...) -> Tensor:
-    """``a . b / (|a| |b|)`` along an axis; lengths are clamped to at least ``eps``."""
+    """``a . b / (|a| |b|)`` along an axis of the broadcast shape; lengths are clamped to at least ``eps``."""
 
 def count_nonzero(input: Operand, dim: Any = None, keepdim: bool = False, *, axis: Any = ..., keepdims: bool = ...) -> Tensor:
     """Count nonzero elements, as int64."""
 
-def cross(input: Operand, other: Operand, dim: float = -1, *, axis: float = ...) -> Tensor:
-    """The cross product along an axis of 3."""
+def cross(input: Operand, other: Operand, dim: int | None = None, *, axis: int | None = ...) -> Tensor:
+    """The cross product along an axis of 3, by default the first axis of that size; ``linalg.cross`` takes the last axis."""
 
 def cross_entropy(input: Operand, target: Operand, weight: Operand | None = None, *, ignore_index: int = -100, label_smoothing: float = 0.0, reduction: str = 'mean', size_average: Any = None, reduce: Any = None) -> Tensor:
     """Softmax and negative log-likelihood combined: ``-log(softmax(x)[target])``.
@@ -546,7 +547,7 @@ def global_avg_pool(input: Operand) -> Tensor:
 def global_max_pool(input: Operand) -> Tensor:
     """The largest value of each channel; axes stay with size 1."""
 
-def grid_sample(input: Operand, grid: Operand, mode: str = 'bilinear', padding_mode: str = 'zeros', align_corners: bool = False) -> Tensor:
+def grid_sample(input: Operand, grid: Operand, mode: str = 'bilinear', padding_mode: str = 'zeros', align_corners: bool | None = False) -> Tensor:
     """Sample images ``(batch, channels, height, width)`` at the points of ``grid`` ``(batch, height, width, 2)``; also volumes.
 
     A point is ``(x, y)`` with -1 and 1 at the edges of the image (``align_corners=True``: at the centers of its corner pixels). Points
@@ -695,8 +696,14 @@ def linalg_cholesky(A: Operand, *, upper: bool = False) -> Tensor:
 def linalg_cofactors(A: Operand) -> Tensor:
     """Return the derivative of the determinant with respect to each element, also for singular matrices. No gradient. On the host."""
 
+def linalg_cross(input: Operand, other: Operand, dim: int = -1, *, axis: int = ...) -> Tensor:
+    """The cross product along an axis of 3, by default the last."""
+
 def linalg_det(A: Operand) -> Tensor:
     """The determinant of square matrices. Computed on the host."""
+
+def linalg_diagonal(A: Operand, *, offset: float = 0, dim1: float = -2, dim2: float = -1) -> Tensor:
+    """The diagonals of the last two axes, or of ``dim1`` and ``dim2``, as the last axis."""
 
 def linalg_eigh(A: Operand, UPLO: str = 'L') -> Any:
     """Eigenvalues in ascending order and eigenvectors of symmetric matrices; only the triangle ``UPLO`` is read. Computed on the host."""
@@ -1103,7 +1110,7 @@ def sample_images(input: Operand, grid: Operand, *, linear: bool = True, border:
     """Sample images for :func:`grid_sample`: bilinear if ``linear``, else nearest. Outside points read the edge if ``border``, else 0."""
 
 def sample_images_grid_grad(dy: Operand, x: Operand, grid: Operand, *, linear: bool = True, border: bool = False, align: bool = False) -> Tensor:
-    """The gradient of :func:`sample_images` with respect to its grid; zero unless ``linear``. It has no gradient itself."""
+    """The gradient of :func:`sample_images` with respect to its grid; zero unless ``linear``. Second derivatives do not use this op."""
 
 def sample_images_input_grad(dy: Operand, grid: Operand, *, size: Sequence[int], linear: bool = True, border: bool = False, align: bool = False) -> Tensor:
     """The gradient of :func:`sample_images` with respect to images of height and width ``size``.
@@ -1199,7 +1206,7 @@ def sqrt(input: Operand, *, out: Tensor | None = None) -> Tensor:
     """Square root."""
 
 def square(input: Operand, *, out: Tensor | None = None) -> Tensor:
-    """The square."""
+    """The square; of bool, int64."""
 
 def squeeze(input: Operand, dim: int | Sequence[int] | None = None, *, axis: int | Sequence[int] | None = ...) -> Tensor:
     """Drop all axes of size one, or only the named axes; a named axis of another size stays. Shares memory."""
@@ -1288,7 +1295,8 @@ def unfold(input: Operand, dimension: int, size: int, step: int) -> Tensor:
 def unique(input: Operand, sorted: bool = True, return_inverse: bool = False, return_counts: bool = False, dim: int | None = None, *, axis: int | None = ...) -> Any:
     """Return the distinct values and, if requested, the position of every element among them and the counts.
 
-    Computed on the host. With ``axis``, slices along it are compared. Values are always in order; ``sorted`` is ignored.
+    Computed on the host. With ``axis``, slices along it are compared. Values are always in order; ``sorted`` is ignored. Every NaN is
+    distinct, as in torch.
     """
 
 def unsqueeze(input: Operand, dim: int = ..., *, axis: int = ...) -> Tensor:

@@ -1114,6 +1114,93 @@ m = x > 1
 x &= 1
 m ^= True
 result = (x, m, m | (x == 0), ~m, True & m)
+## diagonals of linalg are those of the last axes
+x = a((2, 3, 4))
+result = (torch.linalg.diagonal(x), torch.linalg.diagonal(x, offset=1), torch.linalg.diagonal(x, offset=-1, dim1=0, dim2=2))
+## cross takes the first axis of 3
+x, y, z = a((3, 3)), a((3, 3)) * 2 + 1, a((3, 2, 3))
+result = [torch.cross(x, y), x.cross(y), torch.cross(x, y, dim=1), torch.linalg.cross(x, y)]
+result += [torch.cross(z, z + 1), torch.linalg.cross(z, z + 1)]
+## cross of another size raises
+result = torch.linalg.cross(a((3, 4)), a((3, 4)))
+## masked_fill has a gradient for its value
+x, v = a((2, 3)).requires_grad_(), torch.tensor(0.5, requires_grad=True)
+y = (x * 2).masked_fill(x > 0, v)
+z = (x * 3).masked_fill_(x < 0, v * 2)
+((y * y).sum() + z.sum()).backward()
+result = (y, z, x.grad, v.grad)
+## threshold keeps NaN and dtypes
+x, n = a((4,)), torch.tensor([0, 1, 2])
+x[1] = float("nan")
+result = (F.threshold(x, 0.1, 5.0), F.threshold(n, 1, 7), F.threshold(x, float("nan"), 5.0))
+## a small variance of gaussian_nll_loss has a gradient
+x, v = a((2,)), torch.tensor([0.01, 2.0], requires_grad=True)
+y = F.gaussian_nll_loss(x, x + 1, v, eps=0.25)
+y.backward()
+result = (y, v.grad)
+## diff of order 0 ignores what it joins
+x = a((3,))
+result = (torch.diff(x, n=0, append=x), torch.diff(x, n=1, prepend=x))
+## alpha does not promote
+n, b, h = torch.tensor([1, 2], dtype=torch.int32), torch.tensor([True, False]), a((2,)).half()
+k = torch.tensor([3, 5])
+h2 = a((2,)).half()
+h2.add_(k, alpha=0.5)
+result = (torch.add(n, b, alpha=2), torch.add(h, k, alpha=0.5), torch.sub(h, k, alpha=2), h2)
+## ldexp, square and logit of integers
+k = torch.tensor([3, 5])
+n = torch.tensor([0, 1, 3], dtype=torch.uint8)
+result = (torch.ldexp(a((2,)).half(), k), torch.ldexp(k, k), torch.square(torch.tensor([True, False])), torch.logit(n))
+## every NaN is unique
+x = torch.tensor([1.0, float("nan"), 0.0, float("nan"), 1.0])
+result = torch.unique(x, return_inverse=True, return_counts=True)
+## cosine similarity broadcasts before it measures
+x, y = a((2, 3)), a((3,)).requires_grad_()
+z = F.cosine_similarity(x.flip(1), y, dim=-1)
+z.sum().backward()
+result = [F.cosine_similarity(a((3, 3)), y, dim=0), F.cosine_similarity(x, torch.tensor([0.5]), dim=-1), z, y.grad]
+result += [F.cosine_similarity(x[:, None], a((3, 3)), dim=1)]
+## prelu of a number
+x, w = torch.tensor(-2.0, requires_grad=True), torch.tensor([0.25], requires_grad=True)
+y = F.prelu(x, w)
+y.backward()
+result = (y, x.grad, w.grad)
+## windows of one value
+made = [getattr(torch, f"{name}_window") for name in ("hann", "hamming", "blackman", "bartlett")]
+result = [window(n, periodic=p) for window in made for n in (0, 1, 2, 5) for p in (True, False)]
+## hamming windows with other coefficients
+result = (torch.hamming_window(4, True, 0.6, 0.3), torch.hamming_window(5, False, alpha=0.2))
+## batchmean of no samples
+result = F.kl_div(torch.zeros(0, 3), torch.zeros(0, 3), reduction="batchmean")
+## second gradient of grid_sample
+x, g = a((1, 2, 3, 4)).double().requires_grad_(), (a((1, 3, 3, 2)) * 0.9).double().requires_grad_()
+result = []
+for padding in ("zeros", "border", "reflection"):
+    for align in (True, False):
+        y = F.grid_sample(x.sin(), g.sin(), padding_mode=padding, align_corners=align)
+        first = torch.autograd.grad((y * y).sum(), [x, g], create_graph=True)
+        result.append(torch.autograd.grad(first[0].sum() + (first[1] ** 2).sum(), [x, g]))
+## grid_sample with default alignment
+x, g = a((1, 1, 4, 4)), a((1, 2, 2, 2))
+result = [F.grid_sample(x, g, mode=m, padding_mode="reflection", align_corners=None) for m in ("bilinear", "nearest", "bicubic")]
+## unbind of nothing
+result = len(torch.zeros(0, 3, requires_grad=True).unbind(0))
+## unbind of a number raises
+result = torch.tensor(1.0).unbind(0)
+## kthvalue of 0 raises
+result = torch.kthvalue(a((3,)), 0)
+## divisor of 0 raises
+result = F.avg_pool2d(a((1, 1, 2, 2)), 2, divisor_override=0)
+## index tensors that do not broadcast raise
+result = a((3, 3))[torch.tensor([0, 1]), torch.tensor([0, 1, 2])]
+## broadcast_tensors of other shapes raises
+result = torch.broadcast_tensors(a((3, 3)), a((2, 3)))
+## roll of a number raises
+result = torch.roll(torch.tensor(1.0), 1, 0)
+## unique along an absent axis raises
+result = torch.unique(a((3,)), dim=1)
+## glu of a number raises
+result = F.glu(torch.tensor(1.0))
 """)
 
 # ---- refused on purpose: torch broadcasts with a warning, or has what netcl has not; error and words are netcl's own
