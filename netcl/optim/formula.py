@@ -172,15 +172,11 @@ def option_readers(kind: Any) -> dict[str, Callable[[Group], float]]:
 
 
 class _Compiled(NamedTuple):
-    """The rules of a formula, with numbers computed on the host (``host``) or the device (``counted``), and the readers of its options.
-
-    ``scalars`` are the readers of those options that ``host`` reads itself.
-    """
+    """The rules of a formula, with numbers computed on the host (``host``) or the device (``counted``), and the readers of its options."""
 
     host: Rule
     counted: Rule
     readers: dict[str, Callable[[Group], float]]
-    scalars: tuple[tuple[str, Callable[[Group], float]], ...]
 
 
 @cache
@@ -193,7 +189,7 @@ def compiled_formula(kind: Any, formula: Formula) -> _Compiled:
     every, name = ("p", "g", *tensors), kind.__name__.lower()
     host = Rule(name, every, tuple(option for option in (*readers, *kind.kept, *numbers) if option in used), lines, writes)
     counted = Rule(f"{name}_counted", every, tuple(readers), lines, writes, ("factor", "age"), numbers) if numbers else host
-    return _Compiled(host, counted, readers, tuple((option, read) for option, read in readers.items() if option in used))
+    return _Compiled(host, counted, readers)
 
 
 @cache
@@ -255,9 +251,14 @@ class SGD(FormulaOptimizer):
         return not any(group["dampening"] for group in self.param_groups)
 
     def numbers(self, group: Group, age: int) -> Mapping[str, float]:
-        found = {name: read(group) for name, read in self.compiled(group).scalars}
-        found["take"] = 1.0 if age == 1 else 1.0 - group["dampening"]
-        return found
+        # A literal takes less time than the readers of the formula; the same for Adam.
+        return {
+            "lr": group["lr"],
+            "momentum": group["momentum"],
+            "take": 1.0 if age == 1 else 1.0 - group["dampening"],
+            "decay": group["weight_decay"],
+            "sign": -1.0 if group["maximize"] else 1.0,
+        }
 
 
 @cache
@@ -310,10 +311,18 @@ class Adam(FormulaOptimizer):
         return Adam.formula if group["amsgrad"] else _ADAM
 
     def numbers(self, group: Group, age: int) -> Mapping[str, float]:
-        found = {name: read(group) for name, read in self.compiled(group).scalars}
-        beta1, beta2 = group["betas"]  # in Python, which takes less time than the numbers of the formula
-        found["step_size"], found["correction"] = group["lr"] / (1 - beta1**age), 1 / math.sqrt(1 - beta2**age)
-        return found
+        (beta1, beta2), decay, decoupled = group["betas"], group["weight_decay"], group["decoupled_weight_decay"]
+        return {
+            "step_size": group["lr"] / (1 - beta1**age),
+            "correction": 1 / math.sqrt(1 - beta2**age),
+            "decay": 0.0 if decoupled else decay,
+            "keep": 1 - group["lr"] * decay if decoupled else 1.0,
+            "sign": -1.0 if group["maximize"] else 1.0,
+            "take1": 1 - beta1,
+            "beta2": beta2,
+            "take2": 1 - beta2,
+            "eps": group["eps"],
+        }
 
 
 _ADAM = replace(
