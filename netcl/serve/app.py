@@ -54,7 +54,7 @@ def _several(check: Callable[[Any], bool], most: float = math.inf) -> Callable[[
 def _content(given: Any) -> Any:
     """Return the content of a message, ``None`` if it is malformed; a list of text parts is joined."""
     value = given.get("content") if isinstance(given, dict) and _is_text(given.get("role")) else None
-    parts = value if isinstance(value, list) else [None]
+    parts: list[Any] = value if isinstance(value, list) else [None]
     several = all(isinstance(part, dict) and part.get("type") == "text" and _is_text(part.get("text")) for part in parts)
     return "".join(part["text"] for part in parts) if several else value
 
