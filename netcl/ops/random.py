@@ -30,7 +30,7 @@ from netcl.engine.strided import copy_block
 from netcl.ops.movement import SizesArgument, sizes_of
 
 _BITS = {"float32": 24, "float16": 11, "bfloat16": 8, "float64": 53}
-_QUAD_STORES = {"float32": {"OUT_QUAD(p, i, v)": "*(__global float4*)(p + i) = (v)"},
+_OUT_QUADS = {"float32": {"OUT_QUAD(p, i, v)": "*(__global float4*)(p + i) = (v)"},
                 "float16": {"OUT_QUAD(p, i, v)": "vstore_half4_rte(v, 0, p + i)"}}  # fmt: skip
 _M0, _M1 = np.uint64(0xD2511F53), np.uint64(0xCD9E8D57)
 _W0, _W1 = 0x9E3779B9, 0xBB67AE85
@@ -257,7 +257,7 @@ def _fill_float(kind: str, out: Tensor) -> Tensor:
     blocks = -(-out.size // (2 if wide else 4))
     stream = stream_of(out.queue)
     if out.array is None:
-        macros = {"WIDE": int(wide), "BITS": min(_BITS[out.dtype], 24), **_QUAD_STORES.get(out.dtype, {})}
+        macros = {"WIDE": int(wide), "BITS": min(_BITS[out.dtype], 24), **_OUT_QUADS.get(out.dtype, {})}
         stream.draw(kind, blocks, {"OUT": out.dtype}, macros, out, out.size)
         return out
     values = _NUMPY_DRAWS[kind](stream.words(blocks), wide, _BITS[out.dtype]).reshape(-1)[: out.size].reshape(out.shape)
