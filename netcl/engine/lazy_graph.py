@@ -1,11 +1,7 @@
-"""The lazy graph: ops that have not run. Chains of them become few kernels when a value is needed.
+"""The lazy graph: ops that have not run. Chains of them become few kernels when a value is needed; see docs/internals/fusion.md.
 
 A :class:`TraceNode` is one pending op: a formula per element (``map``), a fold of the innermost axes (``fold``) or a sum over all other
-axes (``columns``). Accessing the memory of a node's tensor computes the node, the nodes it depends on, and some nodes that share
-work with it. :mod:`netcl.engine.fused_kernel` makes the kernels.
-
-Eager code defers formulas over large tensors (``NETCL_FUSION=0`` turns this off). Inside :func:`fusing` (``ag.jit_compile``) formulas,
-folds and normalizations are deferred whatever their size.
+axes (``columns``). :mod:`netcl.engine.fused_kernel` makes the kernels.
 """
 
 from __future__ import annotations

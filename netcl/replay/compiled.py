@@ -1,11 +1,7 @@
-"""Records a step and replays it without its Python code: ``netcl.compile`` and ``capture_graph``.
+"""Records a step and replays it without its Python code: ``netcl.compile`` and ``capture_graph``; see docs/internals/replay.md.
 
-The first call runs eagerly: programs are built, state is created. Later calls are recorded until two recordings in a row are equal, then
-replayed. If commands differ, or if the function reads or calls something that no guard covers (:mod:`netcl.replay.contract`), the
-function is refused: it runs eagerly, and a warning names the cause.
-
-Guards are compared at every call: shapes, settings of modules, which gradients exist, the memory of parameters, the contract. Several
-recordings are kept, one for each key, state and contract.
+The first call runs eagerly. Later calls are recorded until two recordings in a row are equal, then replayed, as long as the guards hold.
+Several recordings are kept, one for each key, state and contract.
 """
 
 from __future__ import annotations

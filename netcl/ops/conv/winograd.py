@@ -1,10 +1,8 @@
 """Winograd's convolution F(4 x 4, 3 x 3): its matrices in exact fractions, when it pays, and its launches.
 
 Along one axis, six products make four outputs of a kernel with three taps: ``y = A' ((G w) * (B' x))``. The matrices come from
-interpolation of polynomials (Cook and Toom) at five points and infinity. The points determine how much the differences in ``B'`` and ``A'``
-cancel. The usual points 0, +-1, +-2 lose a digit. With 0, +-11/16, +-11/8 the error is a small multiple of that of a plain float32 sum, and
-powers of these points are exact in float32. The gradients use the same matrices: the input gradient is a convolution with mirrored weights,
-the weight gradient is ``G' ((A dy) * (B' x))``, summed over the tiles.
+interpolation of polynomials (Cook and Toom) at five points and infinity; docs/internals/kernels.md has the reason for the points. The input
+gradient is a convolution with mirrored weights, the weight gradient is ``G' ((A dy) * (B' x))``, summed over the tiles.
 """
 
 from __future__ import annotations
@@ -27,7 +25,7 @@ from netcl.ops.matmul import gemm
 OUT, TAPS = 4, 3  # outputs of a tile along an axis, and of the kernel
 TILE = OUT + TAPS - 1
 TILE_PRODUCTS = TILE**2  # products of a tile
-POINTS = (Fraction(11, 16), Fraction(11, 8))  # each with its negative, beside 0 and infinity
+POINTS = (Fraction(11, 16), Fraction(11, 8))  # each with its negative, beside 0 and infinity; 1 and 2 would lose a digit
 # In multiply-adds of a large product on a GPU: moving a value to or from memory, a term of a direct convolution, and two more launches.
 VALUE_COST, DIRECT_COST, LAUNCHES_COST = 28, 1.25, 2e8
 LEAST_TERMS = 32  # channels, or tiles of a weight gradient: with fewer, a plain sum is more exact than the transforms

@@ -1,12 +1,8 @@
 """Products on AMX, the tile registers of some x86 CPUs: a separate tier, enabled by ``NETCL_AMX=1`` or a configuration.
 
-The kernels contain inline assembly, which is not part of OpenCL C and which a driver may reject. A device uses this tier only after four
-checks: the processor lists ``amx_bf16``, the operating system grants the tile registers, the driver builds the kernels, and a product of
-odd sizes is correct.
-
-bfloat16 operands are multiplied directly. Each float32 operand is split into a high and a low bfloat16 part; all products of parts but low
-x low are summed. The error of this split is below that of a plain float32 sum only for long sums. So ``set_matmul_precision("highest")``
-uses AMX from :data:`AMX_SPLIT_DEPTH` terms on, ``high`` always, and ``medium`` rounds operands to bfloat16 instead.
+The kernels contain inline assembly, which a driver may reject. A device uses this tier only if the processor lists ``amx_bf16``, the
+operating system grants the tile registers, the driver builds the kernels, and a product of odd sizes is correct. float32 operands are
+split into ``terms`` bfloat16 values (:func:`terms_for`); all products of parts but low x low are summed.
 """
 
 from __future__ import annotations

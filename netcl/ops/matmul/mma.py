@@ -1,8 +1,4 @@
-"""Products on the matrix units of NVIDIA GPUs from compute capability 8.0, by ``mma.sync`` (mma.cl): a separate tier.
-
-16-bit operands of one dtype are multiplied directly and summed in float32. Each float32 operand is split into a high and a low TF32 part;
-all products of parts but low x low are summed over slices of 32 along k, and the slices in float32. Up to a few hundred terms, the error is
-at most four times that of a plain float32 sum; then it is smaller. Precision ``medium`` rounds operands to TF32 instead.
+"""Products on the matrix units of NVIDIA GPUs from compute capability 8.0, by ``mma.sync`` (mma.cl); see docs/internals/kernels.md.
 
 Kernels copy 16 bytes at a time. An operand is copied first (pad.cl) if its rows are not aligned to 16 bytes or if the units take another
 dtype. The cost model includes this copy, so small products of that kind use the portable kernels.

@@ -1,10 +1,6 @@
-"""Matrix products with wgmma, the matrix instructions of compute capability 9.0.
+"""Matrix products with wgmma (wgmma.cl), the matrix instructions of compute capability 9.0; see docs/internals/kernels.md.
 
-16-bit operands are multiplied directly. Each float32 operand is split into a high and a low TF32 part; all products of parts but low x
-low are summed over slices of 32 along k, and the slices in float32. From a few hundred terms on, a plain float32 sum has a larger error.
-
-The kernels (wgmma.cl) copy 16 bytes at a time. As in the mma tier, an operand whose rows are not aligned to 16 bytes or that has another
-dtype is copied first.
+As in the mma tier, an operand whose rows are not aligned to 16 bytes or that has another dtype is copied first.
 """
 
 from __future__ import annotations
