@@ -138,20 +138,21 @@ class _Program:
         self.story: Any = None
         self.trials = 0
         self.graph: Graph | None = None
+        self.replayed = False  # it had a graph
         self.guards: Guards | None = None
-        self.trusted: list[bool] = []  # inputs that were recorded in two buffers
+        self.trusted: list[bool] = []  # inputs that were recorded in two buffers, with equal recordings
         self.buffers: list[Any] = []
         self.owners: dict[int, list[Any]] = {}  # for the memory from outside that the last recording used
         self.refused = ""
 
-    def excuses(self, replayed: bool, old: Any, new: Any) -> bool:
+    def excuses(self, old: Any, new: Any) -> bool:
         """Whether two recordings may use different buffers for the same argument of a command.
 
         They may if both buffers come from outside and no tensor uses the old one anymore. After a replay of the step, they may also if
         one buffer is an argument of the call and the other comes from outside.
         """
         if {old[0], new[0]} == {INPUT, OUTSIDE}:
-            return replayed
+            return self.replayed
         if old[0] != OUTSIDE or new[0] != OUTSIDE:
             return False
         return not any((t := ref()) is not None and t.memory is old[1] for ref in self.owners.get(id(old[1]), ()))
@@ -415,6 +416,7 @@ class CompiledFunction:
             read = [(t, g.buffer) for t, g in of_held if id(t) not in recorder.leaves and g.array is None]
             program.guards = Guards(recorder, [*gradients, *read], left)
             contract.leave_out(program.guards.parts)
+            program.replayed = True
             program.graph = Graph().build(recorder, call.tensors, run.tree, self._kept)
 
     def _agrees(self, program: _Program, recorder: Recorder, run: _Run, tensors: Sequence[Tensor], hidden: str) -> bool:
@@ -425,17 +427,19 @@ class CompiledFunction:
         program.buffers = [t.realize() for t in tensors]
         unlike, excused = "", True
         if before is not None:
-            unlike, excused = _first_difference(before, story, recorder, partial(program.excuses, program.graph is not None))
+            unlike, excused = _first_difference(before, story, recorder, program.excuses)
         program.owners = {id(v.buffer): v.owners for v in recorder.values if v.kind == OUTSIDE}
         if unlike and not excused:
             self._refuse_for_good(f"two runs differ: {unlike}{hidden and f' ({hidden})'}")
             return False
         if before is None or unlike:
+            program.graph = program.guards = None
+            program.trusted = [False] * len(tensors)
             program.trials += 1
             if program.trials > MOST_TRIALS:
                 self._give_up(program, hidden or "it works on different memory at every call")
             return False
-        program.trusted = [new or old for new, old in zip(moved, program.trusted or [False] * len(moved), strict=True)]
+        program.trusted = [new or old for new, old in zip(moved, program.trusted, strict=True)]
         return True
 
     def _give_up(self, program: _Program, reason: str) -> None:

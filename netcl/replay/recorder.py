@@ -110,7 +110,7 @@ class Recorder:
         value.last = len(self.nodes)
         if value.first < 0:
             value.first = value.last
-            if value.kind != INPUT:
+            if value.kind not in (INPUT, OUTSIDE):  # the others are known by what they are
                 value.place = self._used
                 self._used += 1
         return value

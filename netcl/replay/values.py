@@ -23,7 +23,7 @@ class Value:
     buffer: Any
     nbytes: int
     lease: Any = None  # the pool's handle; weak while recording, so that lifetimes are those of the step
-    place: int = -1  # of an input, among the inputs; of anything else, in the order of first use
+    place: int = -1  # of an input, among the inputs; of what the step makes, in the order of first use
     first: int = -1
     last: int = -1
     written: bool = False

@@ -3157,6 +3157,30 @@ def setting_of(layer, x):
     return x * 3.0
 
 
+@replayed
+def an_argument_that_is_also_a_closure_for_a_while(way):
+    box, weight = SimpleNamespace(last=None), one(3.0)
+
+    def step(x):
+        box.last = weight * 2.0
+        return x + 1.0
+
+    step, given = way(step), one(5.0)
+    for i in range(24):
+        if i % 12 in (5, 8):
+            box.last = None  # the step is recorded again
+        yield step(weight if i % 12 in (5, 6) else one(float(i)) if i < 12 else given)
+        yield box.last
+
+
+@replayed
+def an_argument_that_is_also_a_closure_at_first(way):
+    weight, given = one(3.0), one(5.0)
+    step = way(lambda x: weight * 2.0 + x * 0.0)
+    for i in range(12):
+        yield step(weight if i < 5 else given)
+
+
 LEFT = {"count": 0}
 
 
