@@ -367,6 +367,6 @@ def _inside_documents(documents: Tensor, window: int | None) -> Tensor:
 
 def check_activation(name: Any) -> str:
     """Return ``name`` if it is a known activation; raises otherwise."""
-    if name not in ACTIVATION_FUNCTIONS:
+    if not isinstance(name, str) or name not in ACTIVATION_FUNCTIONS:
         raise ValueError(message("config", f"the activation must be one of {', '.join(ACTIVATION_FUNCTIONS)}", given=repr(name)))
     return name

@@ -223,6 +223,7 @@ def test_a_configuration_that_does_not_fit_is_refused(change, expected, folder_o
         ({"model_type": "gemma3_text"}, {"use_bidirectional_attention": True}, r"the model must have use_bidirectional_attention=False"),
         ({"model_type": "gemma2"}, {"use_bidirectional_attention": True}, r"the model must have use_bidirectional_attention=False"),
         ({"model_type": "gemma2"}, {"query_pre_attn_scalar": 0}, r"query_pre_attn_scalar must be above 0"),
+        ({}, {"hidden_act": ["silu"]}, r"the activation must be one of"),
         ({}, {"rope_parameters": "linear"}, r"rope_parameters must be an object or null"),
         ({}, {"rope_parameters": {"full_attention": 4}}, r"rope_parameters must be an object or null"),
         ({"model_type": "qwen3_moe", **_EXPERTS}, {"mlp_only_layers": "0"}, r"mlp_only_layers must be a list"),
@@ -230,7 +231,7 @@ def test_a_configuration_that_does_not_fit_is_refused(change, expected, folder_o
 )
 def test_configurations_that_are_not_supported_are_refused(config, change, expected):
     random_model(**config)
-    with pytest.raises(FileError, match=rf"\[config\] {expected}"):
+    with pytest.raises(ValueError, match=rf"\[config\] {expected}"):
         random_model(**config, **change)
 
 
