@@ -384,7 +384,8 @@ def _prelu_vjp(F: Any, g: Any, x: Any, weight: Any) -> Any:
 def prelu(x: Tensor, weight: Tensor, *, out: Tensor | None = None) -> Tensor:
     """x where positive, else weight * x; one weight for all or one per channel (axis 1)."""
     x, weight = tensors("prelu", (x, weight))
-    return run(_PRELU, (x, _channel_view("prelu", x, weight, 1) if x.shape else with_shape(weight, ())), out)
+    view = _channel_view("prelu", x, weight, 1)
+    return run(_PRELU, (x, view if x.shape else with_shape(view, ())), out)
 
 
 # ---- expressions of the user

@@ -1165,6 +1165,8 @@ x, w = torch.tensor(-2.0, requires_grad=True), torch.tensor([0.25], requires_gra
 y = F.prelu(x, w)
 y.backward()
 result = (y, x.grad, w.grad)
+## prelu of a number with several weights raises
+result = F.prelu(torch.tensor(-2.0), a((3,)))
 ## windows of one value
 made = [getattr(torch, f"{name}_window") for name in ("hann", "hamming", "blackman", "bartlett")]
 result = [window(n, periodic=p) for window in made for n in (0, 1, 2, 5) for p in (True, False)]
