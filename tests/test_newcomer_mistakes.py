@@ -60,6 +60,7 @@ MISTAKES = {
     }.items()},
     # dtypes
     "a label that is no class": (lambda: ag.cross_entropy(netcl.ones((2, 3)), netcl.tensor([0, 3])), "classes are 0..2; -100 is ignored"),
+    "a mask of uint8": (lambda: netcl.ones((3,))[netcl.tensor([0, 1, 1], dtype="uint8")], 'cast a mask to "bool"'),
     "an index of floats": (lambda: nn.Embedding(10, 4)(netcl.ones((2,))), 'index.to("int64")'),
     "the mean of integers": (lambda: netcl.tensor([1, 2]).mean(), "x.float().mean()"),
     "texts in a tensor": (lambda: netcl.tensor(["a", "b"]), "convert it to one of bool, uint8, int8"),

@@ -78,6 +78,8 @@ def _check_array(item: Any) -> Any:
     if array is not item and array.size == 0:
         return array.astype(np.int64)
     kind = array.dtype if isinstance(array, Tensor) else array.dtype.name
+    if kind == "uint8" and array is item and isinstance(item, Tensor):  # torch takes it as a mask, NumPy as positions
+        raise DtypeError(message("getitem", "an index must not be uint8", 'cast a mask to "bool", positions to "int64"', shape=item.shape))
     if kind not in launch.INTEGERS:
         raise DtypeError(message("getitem", "an index must be integers, slices, None, '...' or booleans", dtype=kind))
     return array
