@@ -67,10 +67,10 @@ class Reference:
         return found
 
 
-def write_file(kind: str, folder: Path) -> Path:
-    """A small LLaMA with seeded weights as a GGUF file of a kind."""
+def write_file(kind: str, folder: Path, **config) -> Path:
+    """A small model with seeded weights as a GGUF file of a kind; a LLaMA by default."""
     rng, path = np.random.default_rng(7), folder / f"{kind}.gguf"
-    model = models.CausalLM(models.read_config(CONFIG)).to("cpu")
+    model = models.CausalLM(models.read_config({**CONFIG, **config})).to("cpu")
     for name, parameter in model.named_parameters():
         size = 1.0 if parameter.ndim == 1 or "embed" in name else parameter.shape[1] ** -0.5
         drawn = rng.standard_normal(parameter.shape) * size
@@ -109,6 +109,36 @@ def test_files_of_each_kind_have_llama_cpps_logits(kind, tmp_path, device):
     clear = ranked[:, -1] - ranked[:, -2] > 2 * error * want.std()
     assert clear.sum() >= (100 if kind == "F32" else 10)
     np.testing.assert_array_equal(got.argmax(1)[clear], want.argmax(1)[clear])
+
+
+_GEMMA = {"head_dim": 64, "query_pre_attn_scalar": 64, "tie_word_embeddings": True, "sliding_window": 32}
+_EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64, "shared_expert_intermediate_size": 64}
+_YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
+_LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 64}
+_LONG = {"rope_type": "longrope", "short_factor": [1.0] * 32, "long_factor": [1 + i / 9 for i in range(32)]}
+
+
+@needs_llama_cpp
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"model_type": "gpt2", "n_embd": 256, "n_layer": 2, "n_head": 4, "n_positions": 256},
+        {"attention_bias": True, "mlp_bias": True, "rope_scaling": _LLAMA3}, {"rope_scaling": {**_YARN, "attention_factor": 1.3}},
+        {"rope_scaling": _LONG, "original_max_position_embeddings": 64},
+        {"model_type": "mistral", "sliding_window": None, "head_dim": 32},
+        {"model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": None},
+        {"model_type": "qwen2", "tie_word_embeddings": True, "rope_scaling": _YARN}, {"model_type": "qwen3", "head_dim": 32},
+        {"model_type": "qwen2_moe", **_EXPERTS}, {"model_type": "qwen3_moe", "head_dim": 32, "norm_topk_prob": True, **_EXPERTS},
+        {"model_type": "gemma2", **_GEMMA}, {"model_type": "gemma3_text", "num_hidden_layers": 7, **_GEMMA},
+        {"model_type": "phi3"}, {"model_type": "phi3", "rope_scaling": _LONG, "original_max_position_embeddings": 64},
+    ],
+    ids=lambda config: config.get("model_type", "llama"),
+)  # fmt: skip
+def test_files_of_each_architecture_have_llama_cpps_logits(config, tmp_path):
+    path = write_file("F32", tmp_path, **config)
+    want, got = Reference(path).logits(TEXT.tolist()), logits_of(path, "cpu", TEXT)
+    assert abs(perplexity(got, TEXT) / perplexity(want, TEXT) - 1) <= 0.005
+    assert np.abs(got - want).mean() <= 0.02 * want.std()  # a token between two experts may get the other
 
 
 @needs_llama_cpp
