@@ -30,12 +30,13 @@ def register_layer(name: str | Callable[..., Any], constructor: Callable[..., An
 
     ``register_layer("Swish", Swish)``, or as a decorator: ``@register_layer`` and ``@register_layer("Swish")``.
 
+    >>> import netcl
     >>> from netcl import nn
     >>> @nn.register_layer
     ... class Twice(nn.Module):
     ...     def forward(self, x):
     ...         return x * 2.0
-    >>> nn.build_sequential(None, [{"type": "Twice"}])([3.0]).tolist()
+    >>> nn.build_sequential(None, [{"type": "Twice"}])(netcl.tensor([3.0])).tolist()
     [6.0]
     >>> nn.unregister_layer("Twice")
     """
