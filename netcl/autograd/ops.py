@@ -391,7 +391,7 @@ def _structured_rule(node: Node, F: Any, grads: Sequence[Any]) -> list[Any]:
         outs = [_recorded_again(node, out, i) for i, out in enumerate(outs)]
     several = len(node.outputs) > 1
     out = None if outs is None else (tuple(outs) if several else outs[0])
-    keywords = {**keywords, "needs": tuple(edge is not None for edge in node.edges)}  # a vjp may skip unwanted gradients
+    keywords = {**keywords, "needs": tuple([edge is not None for edge in node.edges])}  # a vjp may skip unwanted gradients
     back = registry.call_vjp(row, F, tuple(grads) if several else grads[0], out, inputs, keywords)
     flat: list[Any] = []
     for x, gradient in zip(inputs, back, strict=True):

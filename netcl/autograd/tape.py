@@ -304,7 +304,7 @@ class _Walk:
             if out.size != 1:
                 what = "gradient must be given unless the tensor has exactly one element"
                 raise ShapeError(message("backward", what, "pass gradient=, or reduce the tensor to a scalar first", shape=out.shape))
-            gradient = Tensor.ones(out.shape, out.dtype, queue=out.queue)
+            gradient = Tensor.full(out.shape, 1, out.dtype, queue=out.queue)
         elif not isinstance(gradient, Tensor):
             what = "gradient must be a tensor"
             raise TypeError(message("backward", what, "pass ag.tensor(...)", gradient=type(gradient).__name__, tensor=out.shape))
@@ -333,7 +333,8 @@ class _Walk:
             self.pending[target] = [None] * len(target.outputs)
             heapq.heappush(self.heap, (-target.order, target))
         grads = self.pending[target]
-        grads[index] = _sum(self.F, grads[index], gradient)
+        before = grads[index]
+        grads[index] = gradient if before is None else self.F.add(before, gradient)
 
     def cast_later(self, edge: tuple[Any, int] | None, gradient: Tensor | None) -> bool:
         """Collect a 16-bit gradient of a leaf for :meth:`finish`, which casts all of them in one launch; returns whether it did."""

@@ -354,8 +354,7 @@ def _key_operands(values: Sequence[Any], key: list[Any]) -> list[Tensor] | None:
         if kind is Tensor:
             if x.host_ref is not None and shares_host(x.lease):
                 return None  # the caller's memory may not be aligned as the pool's is
-            key.append(x.dtype)
-            key.append(x.shape)
+            key += (x.dtype, x.shape)
             tensors.append(x)
         elif kind in _PLAIN_TYPES:
             key.append(kind)

@@ -407,15 +407,21 @@ class Op(_WithFunction, _Called):
 
 
 @cache
-def _sources(row: Op | Reduction) -> tuple[tuple[str, int, str], ...]:
-    """Return ``(name, index, kind)`` per ``vjp`` argument: index of an input or output, else -1; input, output, shape, dtype or empty."""
+def _sources(row: Op | Reduction) -> tuple[list[tuple[str, int]], list[tuple[str, int]], list[tuple[str, int, str]], list[str]]:
+    """Return the arguments of a ``vjp`` by what they are.
+
+    These are inputs and outputs with their indices, names of an input's shape or dtype with the index and the attribute, and other names.
+    """
     known = {f"{name}_{what}": (i, what) for i, name in enumerate(row.inputs) for what in ("shape", "dtype")}
     known = {
         **{name: (i, "output") for i, name in enumerate(OUTPUTS)},
         **{name: (i, "input") for i, name in enumerate(row.inputs)},
         **known,
     }
-    return tuple((name, *known.get(name, (-1, ""))) for name in row.asked)
+    found = [(name, *known.get(name, (-1, ""))) for name in row.asked]
+    inputs, outputs = ([(name, i) for name, i, what in found if what == role] for role in ("input", "output"))
+    types = [one for one in found if one[2] in ("shape", "dtype")]
+    return inputs, outputs, types, [name for name, _, what in found if not what]
 
 
 def call_vjp(row: Op | Reduction, F: Any, g: Any, out: Any, inputs: Sequence[Any], keywords: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -424,15 +430,18 @@ def call_vjp(row: Op | Reduction, F: Any, g: Any, out: Any, inputs: Sequence[Any
     ``inputs`` may hold, in place of a tensor that is not kept, any object with ``shape`` and ``dtype``.
     """
     given: dict[str, Any] = {}
-    for name, i, what in _sources(row):
-        if what == "input":
-            given[name] = inputs[i]
-        elif what == "output":
-            given[name] = out[i]
-        elif what:
-            given[name] = getattr(inputs[i], what, None)
-        elif name == "g" or name == "out":
-            given[name] = g if name == "g" else out
+    of_inputs, of_outputs, of_types, others = _sources(row)
+    for name, i in of_inputs:
+        given[name] = inputs[i]
+    for name, i in of_outputs:
+        given[name] = out[i]
+    for name, i, what in of_types:
+        given[name] = getattr(inputs[i], what, None)
+    for name in others:
+        if name == "g":
+            given[name] = g
+        elif name == "out":
+            given[name] = out
         else:
             given[name] = keywords[name] if name in keywords else (True,) * len(inputs)  # only "needs" has a default
     assert row.vjp is not None

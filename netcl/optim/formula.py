@@ -98,7 +98,8 @@ class FormulaOptimizer(Optimizer):
         return compiled_formula(kind, self.formula_of(group))
 
     def rule(self, group: Group) -> Rule:
-        return self.compiled(group).host
+        kind: Any = type(self)
+        return compiled_formula(kind, self.formula_of(group)).host
 
     def counted_rule(self, group: Group) -> Rule:
         return self.compiled(group).counted

@@ -498,13 +498,16 @@ class Kernel:
         for i in self.pointers:
             arg = args[i]
             found.append(i)
-            realize = getattr(arg, "realize", None)
-            if realize is None:  # a buffer, local memory, or a number
-                found.append(arg)
-                if type(arg) is self._local_argument:
-                    self._check_local_memory(args)
-                continue
-            found.append(realize())
+            memory = getattr(arg, "memory", None)
+            if memory is None:
+                realize = getattr(arg, "realize", None)
+                if realize is None:  # a buffer, local memory, or a number
+                    found.append(arg)
+                    if type(arg) is self._local_argument:
+                        self._check_local_memory(args)
+                    continue
+                memory = realize()
+            found.append(memory)
             if arg.queue is not queue:
                 self._check_context(queue, arg)
             if readers and not self.reads_only[i] and id(arg.lease) in readers:
