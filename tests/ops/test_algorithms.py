@@ -22,11 +22,8 @@ WINDOWS = (1, 8, 5, 6, 7, 3, 3)
 PROBLEMS = [("matmul", (9, 70, 33), {"trans_b": True}), ("conv2d", WINDOWS, {"pad": 1}), ("conv2d_weight_grad", WINDOWS, {"pad": 1})]
 
 
-#: Kernels that nobody has measured: of groups of one or two filters, of configurations that ask for them by name, and those
-#: of recurrent layers and of packed weights, until their benchmarks have run on the devices they are for.
-UNMEASURED = {("conv2d", "rows"), ("conv2d", "naive"),
-              *(("recurrent", name) for name in ("rows", "units")),
-              *(("quantized", name) for name in ("dot", "strips", "unpacked"))}  # fmt: skip
+#: Kernels without a measurement: those of groups of one or two filters, and of configurations that ask for them by name.
+UNMEASURED = {("conv2d", "rows"), ("conv2d", "naive"), ("quantized", "strips")}
 TABLE = [algorithm for table in algorithms.ALGORITHMS.values() for algorithm in table]
 
 

@@ -404,7 +404,8 @@ def _tier(name: str, **extra: int) -> tuple[KernelConfig, ...]:
 
 
 algorithms.add(
-    "quantized", "dot", "codes.cl runs.cl strips.cl", "CPUs: integer dot products of int8 activations, lanes are rows", "",
+    "quantized", "dot", "codes.cl runs.cl strips.cl", "CPUs: integer dot products of int8 activations, lanes are rows",
+    "llama_cpp_pocl_x86.json: Q4_0 prefill, 512 tokens",
     lambda queue, p, config, profile, t: _strips(queue, p._replace(activations="int8"), config, profile, t),
     device="cpu", tiers=("dot",), needs="AVX-512 VNNI or NEON dot products",
     when=lambda p, config, profile: p.coded and p.activations != "float" and p.dtype != "float64",
@@ -424,6 +425,7 @@ algorithms.add(
     samples=(*_tier("strips"), *_tier("strips", SLICES=4)),
 )  # fmt: skip
 algorithms.add(
-    "quantized", "unpacked", "codes.cl unpack.cl", "many tokens: rows are unpacked in pieces, then multiplied", "", _unpacked_product,
+    "quantized", "unpacked", "codes.cl unpack.cl", "many tokens: rows are unpacked in pieces, then multiplied",
+    "llama_cpp_pocl_x86.json: F16 prefill, 512 tokens", _unpacked_product,
     tiers=("unpacked", "strips", "dot", "mma"), samples=_tier("unpacked"),
 )  # fmt: skip

@@ -262,12 +262,14 @@ _PROBE_SIZES = {
     for name, sizes in {"rows": {}, "units": {}, "persistent": _SMALL, "steps": _SMALL}.items()
 }
 algorithms.add(
-    "recurrent", "rows", "cell.cl cpu.cl entry.cl", "CPUs: all steps in one launch, rows of the batch divided among the cores", "",
+    "recurrent", "rows", "cell.cl cpu.cl entry.cl", "CPUs: all steps in one launch, rows of the batch divided among the cores",
+    "recurrent_forms_x86.txt: 64, 1",
     lambda queue, layer, config, profile, t: _cpu(queue, layer, profile, t, True),
     device="cpu", tiers=("rows",), when=_suits_whole, samples=_PROBE_SIZES["rows"],
 )  # fmt: skip
 algorithms.add(
-    "recurrent", "units", "cell.cl cpu.cl entry.cl", "CPUs: one launch per step, units divided among the cores", "",
+    "recurrent", "units", "cell.cl cpu.cl entry.cl", "CPUs: one launch per step, units divided among the cores",
+    "recurrent_forms_x86.txt: 650, 20",
     lambda queue, layer, config, profile, t: _cpu(queue, layer, profile, t, False),
     device="cpu", tiers=("units", "rows"), samples=_PROBE_SIZES["units"],
 )  # fmt: skip
