@@ -229,7 +229,7 @@ class Pool:
         with self:
             while self._pending and not self._pending[0].same_as(first):
                 task = self._pending.popleft()
-                self._answer(self._of(task), task)  # nobody needs it: errors of its samples are ignored
+                self._answer(self._of(task), task)  # the answer is not used, so errors of its samples do not matter
                 self._release(task)
             begun, coming = len(self._pending), counted()
             deque(islice(coming, max(begun - 1, 0)), maxlen=0)

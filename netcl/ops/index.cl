@@ -38,7 +38,7 @@ __kernel void gather(__global const T* restrict src, __global const IDX_T* restr
   dst[i] = good ? src[(o * n + at) * inner + i % inner] : (T)(0);
 }
 
-// Where each element of a scatter goes, as a number; `nowhere` for those that are out of range, and those of the index `skipped`.
+// The target of each element of a scatter, as a number; `nowhere` if it is out of range or the index is `skipped`.
 __kernel void scatter_keys(__global const IDX_T* restrict idx, __global KEY* restrict keys, __global int* fault, const int code,
                            const long total, const long n, const long count, const long inner, const long nowhere, const long skipped) {
   const long i = get_global_id(0);

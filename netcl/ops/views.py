@@ -88,7 +88,7 @@ def is_copy(t: Tensor) -> bool:
 
 
 def base_of(t: Tensor) -> Tensor | None:
-    """Return a tensor over the memory of which ``t`` holds a copy of a part; ``None`` if there is none, or if it was released."""
+    """Return a tensor over the memory that ``t`` holds a partial copy of; ``None`` if there is none, or if it was released."""
     return writes_of(t).base() if is_copy(t) else None
 
 
