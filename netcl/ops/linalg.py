@@ -19,6 +19,7 @@ from netcl.core import dtype as dtypes
 from netcl.core.errors import AutogradError, ShapeError, message
 from netcl.core.tensor import Tensor
 from netcl.engine import launch
+from netcl.engine.operands import common_shape
 from netcl.engine.registry import S, composite, op
 from netcl.ops.composed import row as made_of
 
@@ -498,7 +499,7 @@ def _cross(F: Any, a: Tensor, b: Tensor, axis: int = -1) -> Tensor:
 
 def _first_cross(F: Any, a: Tensor, b: Tensor, axis: int | None = None) -> Tensor:
     a, b = launch.as_tensors("cross", a, b)
-    both = np.broadcast_shapes(a.shape, b.shape) if axis is None else ()
+    both = common_shape("cross", (a.shape, b.shape), "ab") if axis is None else ()
     return F.linalg_cross(a, b, both.index(3) if 3 in both else -1 if axis is None else axis)
 
 
@@ -511,7 +512,10 @@ made_of(
     lambda a, b, axis=0: np.cross(a, b, axis=axis),
     S((3, 3), (3, 3)),
     S((4, 3), (4, 3), axis=1),
-    errors=[(S((2, 4), (2, 4)), r"\[linalg_cross\] a and b must have .* 3 elements along the axis")],
+    errors=[
+        (S((2, 4), (2, 4)), r"\[linalg_cross\] a and b must have .* 3 elements along the axis"),
+        (S((2, 3), (4, 3)), r"\[cross\] shapes must broadcast together; a.shape=\(2, 3\), b.shape=\(4, 3\)"),
+    ],
     doc="The cross product along an axis of 3, by default the first axis of that size; ``linalg.cross`` takes the last axis.",
 )
 made_of("linalg_diagonal", lambda F, A, *, offset=0, dim1=-2, dim2=-1: F.diagonal(A, offset, dim1, dim2),
