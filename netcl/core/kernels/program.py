@@ -11,15 +11,14 @@ import ctypes
 import hashlib
 import logging
 import math
-import re
 import threading
 import time
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import cached_property, lru_cache, partial
-from pathlib import Path
+from functools import cached_property, partial
+from threading import get_ident
 from typing import Any
 
 import numpy as np
@@ -29,6 +28,7 @@ from netcl.core.commands import CommandList, Launch
 from netcl.core.errors import DeviceError, KernelBuildError, OutOfMemoryError, ShapeError, message, some
 from netcl.core.hooks import BinaryStore, hooks
 from netcl.core.kernels import builders, builtins, compiler, probe, substitutes
+from netcl.core.kernels.build_report import build_failure, kernel_names
 from netcl.core.kernels.signature import POINTER, UNKNOWN, parameter_kinds
 from netcl.core.queue_state import ContextState, context_state, free_memory, queue_state
 from netcl.core.queue_state import forget as forget
@@ -37,12 +37,11 @@ from netcl.core.waiting_runs import flush_waiting, waiting
 log = logging.getLogger("netcl")
 
 LaunchSize = int | Sequence[int]
-
-
 MAKE_ROOM = "use a smaller batch, or drop tensors and call netcl.core.memory.empty_cache()"
 RELEASE = "repeat the call; if it fails again, restart the program: the driver may have lost the device"
 _OUT_OF_RESOURCES, _OUT_OF_HOST_MEMORY = -5, -6  # pyopencl has no classes for these codes
 _MOST_LAUNCH_SIZES = 4096  # per kernel
+_MOST_RESETS = 8
 _MOST_ELEMENTS = (1 << 31) - 1  # of tensors of kernels that take no 64-bit number
 _builds = _programs = 0
 build_listeners: list[Callable[[str, float, float], None]] = []  # called with the names, the begin and the end of every build
@@ -65,7 +64,7 @@ def compiling() -> tuple[int, str] | None:
     """Return the number (see :func:`program_count`) and the kernel names of the program that the driver is compiling, or ``None``."""
     other = None if _building is not None else builders.current()
     found = _building or next((program for program, event in list(_first_launches) if event.command_execution_status > 0), None)
-    return other or (None if found is None else (found.number, _kernel_names(found.source)))
+    return other or (None if found is None else (found.number, kernel_names(found.source)))
 
 
 def lacks_memory(error: Any) -> bool:
@@ -171,7 +170,7 @@ class Program:
             request = {"forms": self._forms(), "marked": compiler.PTX_MARK.search(source) is not None}
             complete = hooks.binary_store is not None and "compiles_at_launch" not in of.quirks  # before the first launch
             save = partial(hooks.binary_store.save, self.key) if complete else None  # type: ignore[union-attr]
-            self._job = pool.submit((self.number, _kernel_names(source)), request, save)
+            self._job = pool.submit((self.number, kernel_names(source)), request, save)
         elif self.driver is None:
             self.driver = self._from_source(context)
 
@@ -232,8 +231,8 @@ class Program:
                 built = self._from_binary(context, self._final)
         except cl.Error as error:
             if lacks_memory(error):
-                raise failure("build", f"to build {_kernel_names(self.source)}", error) from None
-            raise KernelBuildError(_build_failure(self.state.device, self.source, self.options, str(error))) from None
+                raise failure("build", f"to build {kernel_names(self.source)}", error) from None
+            raise KernelBuildError(build_failure(self.state.device, self.source, self.options, str(error))) from None
         finally:
             _building = None
         self._is_new(built, start, time.perf_counter())
@@ -244,7 +243,7 @@ class Program:
         global _builds
         _builds += 1
         for listener in build_listeners:
-            listener(_kernel_names(self.source), start, end)
+            listener(kernel_names(self.source), start, end)
         self._unsaved = not saved
         if self._debug >= 2:
             names = built.get_info(self.state.cl.program_info.KERNEL_NAMES)
@@ -375,15 +374,17 @@ class Kernel:
 
     def _own(self) -> _Own:
         """Return the calling thread's kernel object."""
-        try:
-            return self._threads.own
-        except AttributeError:
-            made = self.program.make(self.name)
-            if made.num_args != self._count:
-                what = f"the kernel must have the {self._count} parameters that its text declares, got {made.num_args}"
-                raise KernelBuildError(message(self.name, what)) from None
-            self._threads.own = _Own(made, self.kinds)
-            return self._threads.own
+        if not hasattr(self._threads, "own"):
+            self._threads.own = self.new_object()
+        return self._threads.own
+
+    def new_object(self) -> _Own:
+        """Create another kernel object of the driver, with arguments of its own."""
+        made = self.program.make(self.name)
+        if made.num_args != self._count:
+            what = f"the kernel must have the {self._count} parameters that its text declares, got {made.num_args}"
+            raise KernelBuildError(message(self.name, what))
+        return _Own(made, self.kinds)
 
     def __call__(self, queue: Any, global_size: LaunchSize, local_size: LaunchSize | None, *args: Any) -> Any:
         """Enqueue the kernel; returns its event, or ``None`` if a global size is 0 or the queue is a command list."""
@@ -462,7 +463,7 @@ class Kernel:
 
     def sized(self, sizes: tuple[int, ...], local: tuple[int, ...] | None, numbers: tuple[Any, ...]) -> Sized | None:
         """Return this kernel with fixed sizes and numbers; ``None`` unless its argument types are known and its buffers come first."""
-        usable = self._in_front and (getattr(self._threads, "own", None) or self._own()).set_numbers is not None
+        usable = self._in_front and self._own().set_numbers is not None
         return Sized(self, sizes, local, numbers) if usable else None
 
     def _retry(self, queue: Any, kernel: Any, sizes: tuple[int, ...], local: tuple[int, ...] | None, error: Any) -> Any:
@@ -584,29 +585,38 @@ class Sized:
     """A kernel with fixed sizes and numbers: a launch of a plan, whose runs differ only in their buffers.
 
     ``sized(queue, (0, buffer, 1, buffer, ..))`` enqueues it on the given queue. It does not call observers, so it must not be used
-    while ``hooks.launch_observers`` has entries.
+    while ``hooks.launch_observers`` has entries. It makes a kernel object of its own once other launches of the thread have set other
+    numbers in the shared one :data:`_MOST_RESETS` times.
     """
 
-    __slots__ = ("_driver", "_enqueue", "_eventless", "_threads", "kernel", "local", "numbers", "sizes")
+    __slots__ = ("_driver", "_enqueue", "_eventless", "_own", "_resets", "_thread", "_threads", "kernel", "local", "numbers", "sizes")
 
     def __init__(self, kernel: Kernel, sizes: tuple[int, ...], local: tuple[int, ...] | None, numbers: tuple[Any, ...]):
         self.kernel, self.sizes, self.local, self.numbers = kernel, sizes, local, numbers
         self._enqueue, self._threads, self._driver = kernel.enqueue, kernel._threads, kernel.program.state.eventless
         self._eventless: tuple[_Own, Any, Callable[[], int]] | None = None  # of the first thread and its queue
+        self._own: _Own | None = None
+        self._resets = self._thread = 0
 
     def __call__(self, queue: Any, memory: tuple[Any, ...], first: tuple[Any, ...] = ()) -> None:
         """Enqueue with ``memory`` (argument indices and buffers, alternating); the numbers ``first`` precede the fixed ones."""
         if platforms.forked_child:
             platforms.check_process()
-        try:
-            own = self._threads.own
-        except AttributeError:
-            own = self.kernel._own()
+        own = self._own
+        if own is None or self._thread != get_ident():
+            try:
+                own = self._threads.own
+            except AttributeError:
+                own = self.kernel._own()
         if first:
             numbers = first + self.numbers
             if own.numbers != numbers or 0 in first:  # 0.0 and -0.0 are equal
                 self.kernel._set_numbers(own, numbers)
         elif own.numbers is not self.numbers:
+            if self._resets == _MOST_RESETS:
+                self._own = own = self.kernel.new_object()
+                self._thread, self._eventless = get_ident(), None
+            self._resets += 1
             self.kernel._set_numbers(own, self.numbers)
         own.set_memory(memory)
         prepared = self._eventless
@@ -669,32 +679,3 @@ def _binary_key(device: Any, source: str, options: tuple[str, ...]) -> str:
     platform = device.platform
     parts = (_FORMAT, source, "\0".join(options), device.name, device.driver_version, device.version, platform.name, platform.version)
     return hashlib.sha256("\1".join(parts).encode()).hexdigest()
-
-
-def _build_failure(device: Any, source: str, options: tuple[str, ...], text: str) -> str:
-    """Save the source and return the text of a build error: the log, the lines it refers to, the device, the path of the source."""
-    build_log = text.split("\n\n(options:")[0].split("\n(options:")[0].partition(f"{device.name}'")[2].partition("\n")[2].strip() or text
-    lines = source.split("\n")
-    marked = sorted({int(n) for n in re.findall(r":(\d+):\d+", build_log) if 0 < int(n) <= len(lines)})
-    shown = sorted({k for n in marked[:5] for k in range(max(1, n - 2), min(len(lines), n + 2) + 1)}) or range(1, min(len(lines), 12) + 1)
-    listing = "\n".join(f"{'>' if n in marked else ' '}{n:5d} | {lines[n - 1]}" for n in shown)
-    seen = {"kernel": _kernel_names(source), "device": device.name, "options": " ".join(options) or "none"}
-    what = message("build", "the driver cannot compile the kernel source", **seen)
-    saved = _save_source(source)
-    return f"{what}\n\n{build_log}\n\n{listing}\n\nsource {saved}"
-
-
-@lru_cache(maxsize=256)
-def _kernel_names(source: str) -> str:
-    """Return the names of the kernels in a source as one text, shortened if there are many."""
-    return some(re.findall(r"\bkernel\b[^;{]*?\bvoid\s+(\w+)\s*\(", source.replace("__kernel", "kernel"))) or "a program without a kernel"
-
-
-def _save_source(source: str) -> str:
-    folder = env.cache_dir()
-    if folder is None:
-        return "not saved: there is no writable cache folder (set NETCL_CACHE_DIR)"
-    path: Path = folder / "failed" / f"{hashlib.sha256(source.encode()).hexdigest()[:16]}.cl"
-    path.parent.mkdir(exist_ok=True)
-    path.write_text(source)
-    return f"saved as {path}"
