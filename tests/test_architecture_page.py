@@ -104,6 +104,24 @@ def test_a_call_does_what_the_figure_says(cl_device, rng):
     assert planning.isdisjoint(call.step for call in others[0])
 
 
+def test_a_backward_pass_does_what_the_figure_says(cl_device, rng):
+    """The first pass walks; the second plans; later passes look the plan up and call no rule."""
+    entries, model = figure("backward"), nn.Sequential(nn.Linear(16, 8), nn.ReLU())
+    planning = {entry.step for entry in entries if entry.miss}
+    passes = []
+    with eager_fusion(0):
+        for _ in range(5):
+            model.zero_grad()
+            loss = model(nc.ones((4, 16))).sum()
+            passes.append(traced(loss.backward))
+    _, second, *others = passes
+    assert len(entries) > 7 and planning
+    assert missing(entries, second) == []
+    assert missing([entry for entry in entries if not entry.miss], others[0]) == []
+    assert others[0] == others[1] == others[2]
+    assert planning.isdisjoint(call.step for call in others[0])
+
+
 def test_a_call_on_numpy_does_what_the_figure_says(rng):
     with nc.device("cpu"):
         run = linear_relu(rng)

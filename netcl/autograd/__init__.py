@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from netcl import ops as _forward
 from netcl.autograd import in_place as _in_place
 from netcl.autograd import ops as _twins
+from netcl.autograd.backward_pass import backward, grad
 from netcl.autograd.compiler import CompiledFunction, CompiledGraph, TracingContext, TrainingGraphCompiler, jit_compile
 from netcl.autograd.function import Function, checkpoint, move
 from netcl.autograd.gradcheck import GradientError, gradcheck, gradgradcheck
@@ -21,13 +22,11 @@ from netcl.autograd.ops import apply_op
 from netcl.autograd.tape import (
     Node,
     Tape,
-    backward,
     changing_history,
     debug_tape,
     detect_anomaly,
     enable_grad,
     get_current_tape,
-    grad,
     is_grad_enabled,
     no_grad,
     retain_grad,

@@ -14,7 +14,7 @@ from functools import update_wrapper
 from inspect import isroutine
 from typing import Any
 
-from netcl.autograd.tape import grad, run_backward
+from netcl.autograd.backward_pass import grad, run_backward
 from netcl.core.errors import message
 from netcl.core.tensor import Tensor
 from netcl.engine import lazy_graph

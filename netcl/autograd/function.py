@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from netcl.amp.autocast import autocast, get_autocast_dtype
-from netcl.autograd.tape import Node, enable_grad, grad_mode, intact, no_grad, recording, run_backward
+from netcl.autograd.backward_pass import run_backward
+from netcl.autograd.tape import Node, edges_to, enable_grad, grad_mode, intact, no_grad, recording
 from netcl.core.errors import message
 from netcl.core.tensor import Tensor
 from netcl.ops import random
@@ -16,7 +17,7 @@ def move(x: Tensor, queue: Any) -> Tensor:
     """Return a copy of ``x`` on another device, whose gradient is moved back to the device of ``x``."""
     out = x.detach().to(queue)
     if recording((x,)):
-        Node("to", lambda node, F, grads: [grads[0].to(node.saved)], (x,), x.queue).attach((out,))
+        Node("to", lambda node, F, grads: [grads[0].to(node.saved)], *edges_to((x,)), x.queue).attach((out,))
     return out
 
 
@@ -71,7 +72,7 @@ class Function:
         if not recording(args):
             return out
         results = [r.detach() if any(r is x for x in args) else r for r in (out if isinstance(out, tuple) else (out,))]
-        Node(cls.__name__, _function_rule(cls), args, ctx).attach(results)
+        Node(cls.__name__, _function_rule(cls), *edges_to(args), ctx).attach(results)
         return tuple(results) if isinstance(out, tuple) else results[0]
 
 
@@ -101,7 +102,7 @@ def checkpoint(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     with no_grad():
         out = function(*args, **kwargs)
     results = out if isinstance(out, tuple) else (out,)
-    node = Node("checkpoint", _checkpoint_rule, args, (function, args, kwargs, state, get_autocast_dtype()))
+    node = Node("checkpoint", _checkpoint_rule, *edges_to(args), (function, args, kwargs, state, get_autocast_dtype()))
     node.attach([r.detach() if any(r is x for x in args) else r for r in results])
     return out
 

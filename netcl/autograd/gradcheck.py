@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from netcl.autograd import ops as ag_ops
-from netcl.autograd.tape import enable_grad, grad, no_grad
+from netcl.autograd.backward_pass import grad
+from netcl.autograd.tape import enable_grad, no_grad
 from netcl.core.errors import message
 from netcl.core.tensor import Tensor
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from netcl import ops
 from netcl.autograd import sanitizer
-from netcl.autograd.tape import Node, grad_mode, intact, recording
+from netcl.autograd.tape import Node, edges_to, grad_mode, intact, recording
 from netcl.core import dtype as dtypes
 from netcl.core.errors import DeviceError, DtypeError, KernelBuildError, ShapeError, message
 from netcl.core.kernels.primitives import PRIMITIVE_PREAMBLE, KernelSpec
@@ -116,7 +116,7 @@ class Kernel:
         numbers = {n: given[n] for n in self.numbers}
         out = self._run(inputs, numbers)
         if recording(sent):
-            Node(self.name, _kernel_rule, sent, (self, inputs, numbers, out.detach())).attach((out,))
+            Node(self.name, _kernel_rule, *edges_to(sent), (self, inputs, numbers, out.detach())).attach((out,))
         return out
 
     def _run(self, inputs: dict[str, Tensor], numbers: dict[str, Any]) -> Tensor:

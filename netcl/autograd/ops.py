@@ -9,7 +9,21 @@ from typing import Any
 
 from netcl import ops
 from netcl.amp.autocast import autocast, autocast_block, cast_arguments, get_autocast_dtype
-from netcl.autograd.tape import Node, anomaly_mode, differentiable_ops, grad_mode, intact, like, make_like, modes, recording
+from netcl.autograd.tape import (
+    Edge,
+    Like,
+    Node,
+    anomaly_mode,
+    differentiable_ops,
+    edges_to,
+    grad_mode,
+    intact,
+    like,
+    make_like,
+    make_saved,
+    modes,
+    recording,
+)
 from netcl.core.errors import AutogradError, message
 from netcl.core.tensor import Tensor
 from netcl.core.writes import clock
@@ -281,15 +295,22 @@ def _pointwise(row: Pointwise | Choice) -> Callable[[Any, Sequence[Any], Mapping
             if chosen is not row:  # the bounds of clamp may be tensors
                 params = {name: value for name, value in params.items() if name in chosen.params}
         keeps, keeps_out = _kept_inputs(chosen)
+        if not all([isinstance(x, Tensor) for x in values]):
+            values = pointwise.operands(row.name, values)
         inputs: list[Any] = []
+        edges: list[Edge] = []
+        likes: list[Like | None] = []
         for kept, x in zip(keeps, values, strict=True):
-            if not isinstance(x, Tensor):
-                values = pointwise.operands(row.name, values)
-                inputs = [x if kept or not isinstance(x, Tensor) else like(x) for kept, x in zip(keeps, values, strict=True)]
-                break
-            inputs.append(x if kept else make_like((x.shape, x.dtype)))
-        saved = (chosen, inputs, params, out.detach() if keeps_out else None)
-        Node(row.name, _pointwise_rule, values, saved).attach((out,))
+            edge = kind = None
+            if isinstance(x, Tensor):
+                kind = make_like((x.shape, x.dtype))
+                if x.requires_grad:
+                    edge = (x, 0) if x.grad_fn is None else (x.grad_fn, x.output_nr)  # inlines edge_of()
+            inputs.append(x if kept or kind is None else kind)
+            edges.append(edge)
+            likes.append(edge and kind)
+        saved = make_saved((chosen, inputs, params, out.detach() if keeps_out else None))
+        Node(row.name, _pointwise_rule, edges, likes, saved).attach((out,))
 
     return note
 
@@ -333,21 +354,34 @@ def _structured(row: Op | Reduction) -> Callable[[Any, Sequence[Any], Mapping[st
     def note(out: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         inputs, keywords = binder(*args, **kwargs)
         outputs = out if isinstance(out, tuple) else (out,)
-        flat: list[Any] = []
-        learning, saved = False, []
+        if not outputs or outputs[0] is inputs[0]:  # for instance, a cast to its own dtype returns its input
+            return
+        edges: list[Edge] = []
+        likes: list[Like | None] = []
+        saved: list[Any] = []
+        learning = False
         for wanted, x in zip(keeps, inputs, strict=True):
             if isinstance(x, Tensor):
-                learning = learning or x._learns
-                flat.append(x)
-                saved.append(x if wanted else make_like((x.shape, x.dtype)))
+                kind = make_like((x.shape, x.dtype))
+                saved.append(x if wanted else kind)
+                if x._learns:
+                    learning = True
+                    edges.append((x, 0) if x.grad_fn is None else (x.grad_fn, x.output_nr))
+                    likes.append(kind)
+                else:
+                    edges.append(None)
+                    likes.append(None)
             else:
                 parts = x if isinstance(x, (list, tuple)) and any(isinstance(part, Tensor) for part in x) else (x,)
+                if parts and parts[0] is outputs[0]:
+                    return
                 learning = learning or recording(parts)
-                flat.extend(parts)
+                for into, more in zip((edges, likes), edges_to(parts), strict=True):
+                    into.extend(more)
                 saved.append(None if x is None else _kept_input(x, wanted, outputs[0]))
-        if learning and outputs and outputs[0] is not flat[0]:  # for instance, a cast to its own dtype returns its input
+        if learning:
             read = [o.detach() if "out" in kept or f"out{i}" in kept else None for i, o in enumerate(outputs)] if reads_outputs else None
-            Node(row.name, _structured_rule, flat, (row, saved, keywords, read)).attach(outputs)
+            Node(row.name, _structured_rule, edges, likes, make_saved((row, saved, keywords, read))).attach(outputs)
 
     return note
 
@@ -365,7 +399,13 @@ def _binder(row: Op) -> Callable[..., tuple[tuple[Any, ...], dict[str, Any]]]:
         if p.default is not p.empty:
             defaults[p.name] = p.default
 
+    count = len(row.inputs)
+    rest = {name: value for name, value in defaults.items() if name not in row.inputs and name != "out"}
+    plain = star is None and tuple(names[:count]) == tuple(row.inputs)
+
     def bind(*args: Any, **kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        if plain and len(args) == count and not kwargs:
+            return args, rest
         given = defaults | dict(zip(names, args, strict=False)) | kwargs
         if star is not None:
             given[star] = args[len(names) :]

@@ -1,4 +1,4 @@
-"""The tape: the graph of recorded ops, and backward over it.
+"""The tape: the graph of recorded ops, which :mod:`netcl.autograd.backward_pass` follows.
 
 A result refers to the :class:`Node` that made it (``grad_fn``). A node refers to the nodes and leaves of its inputs, and to the values
 that its gradient formula reads. Backward releases these node by node, unless the graph is retained.
@@ -6,12 +6,9 @@ that its gradient formula reads. Backward releases these node by node, unless th
 
 from __future__ import annotations
 
-import heapq
-import sys
 import threading
 import weakref
-from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ContextDecorator
 from contextvars import ContextVar
 from functools import cache, partial
@@ -20,16 +17,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from netcl import ops
-from netcl.core import recording as recorded
-from netcl.core.dtype import DTYPES, HALVES
+from netcl.core.dtype import DTYPES
 from netcl.core.errors import AutogradError, ShapeError, message
 from netcl.core.hooks import hooks
-from netcl.core.tensor import Remover, Source, Tensor, deferred_tensor, duplicate, memory_of
+from netcl.core.tensor import Remover, Source, Tensor, deferred_tensor
 from netcl.core.tracebacks import user_line
 from netcl.core.writes import clock, writes_of
-from netcl.engine import lazy_graph
 from netcl.engine.modes import deferral, in_mode
-from netcl.ops import update
+from netcl.engine.operands import Like
 
 
 class _Modes(threading.local):
@@ -52,21 +47,26 @@ anomaly_mode: ContextVar[bool] = ContextVar("anomaly_mode", default=False)
 hooks.modes += (grad_mode.get, anomaly_mode.get)
 
 
-class Like(NamedTuple):
-    """The shape and dtype of an input that backward does not keep."""
+class Saved(NamedTuple):
+    """What a node of an op keeps for its gradient: the row, the inputs and other arguments, and the outputs that the gradient reads."""
 
-    shape: tuple[int, ...]
-    dtype: str
+    row: Any
+    inputs: list[Any]
+    options: Mapping[str, Any]
+    outputs: Any
 
 
-make_like = partial(tuple.__new__, Like)  # half the time of calling the class
-_WALKED = "backward has already released the memory of this graph"
+make_like, make_saved = partial(tuple.__new__, Like), partial(tuple.__new__, Saved)  # half the time of calling the class
+RELEASED = "backward has already released the memory of this graph"
 _FLOAT_DTYPES = frozenset(name for name, row in DTYPES.items() if row.is_float)
 
 
 def like(x: Any) -> Like:
     """Return the shape and dtype of a tensor."""
     return make_like((x.shape, x.dtype))
+
+
+Edge = tuple[Any, int] | None
 
 
 class Node:
@@ -77,18 +77,11 @@ class Node:
 
     __slots__ = ("__weakref__", "edges", "fusing", "hooks", "likes", "name", "order", "outputs", "rule", "saved", "site")
 
-    def __init__(self, name: str, rule: Callable[..., Sequence[Any]], inputs: Sequence[Any], saved: Any):
+    def __init__(self, name: str, rule: Callable[..., Sequence[Any]], edges: list[Edge], likes: list[Like | None], saved: Any):
         self.name = name
         self.rule: Callable[..., Sequence[Any]] | None = rule
-        self.edges: list[tuple[Any, int] | None] = []
-        self.likes: list[Like | None] = []
-        for x in inputs:
-            if isinstance(x, Tensor) and x._learns:
-                self.edges.append((x, 0) if x.grad_fn is None else (x.grad_fn, x.output_nr))  # as edge_of does
-                self.likes.append(make_like((x.shape, x.dtype)))
-            else:
-                self.edges.append(None)
-                self.likes.append(None)
+        self.edges = edges
+        self.likes = likes
         self.saved = saved
         self.order = clock.tick()
         self.outputs: list[Like] = []
@@ -109,7 +102,7 @@ class Node:
             modes.tape.nodes.append(self)
         if anomaly_mode.get():
             for out in outputs:
-                _check_finite(self, out, "returned")
+                check_finite(self, out, "returned")
 
     def __call__(self, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
         """Return the gradients of the op's inputs from those of its outputs; ``None`` for an input that requires none.
@@ -117,7 +110,7 @@ class Node:
         Does not accumulate ``.grad``, call hooks or release memory.
         """
         if self.rule is None:
-            raise RuntimeError(message(self.name, _WALKED, "pass retain_graph=True to the first backward"))
+            raise RuntimeError(message(self.name, RELEASED, "pass retain_graph=True to the first backward"))
         if len(gradients) != len(self.outputs) or all(g is None for g in gradients):
             what = f"expected one gradient or None for each of its {len(self.outputs)} outputs, and at least one gradient"
             raise ShapeError(message(self.name, what, given=len(gradients), none=sum(g is None for g in gradients)))
@@ -127,7 +120,9 @@ class Node:
                 raise ShapeError(message(self.name, "a gradient must be a tensor of the output's shape", given=shape, output=out.shape))
         with no_grad(), in_mode(self.fusing):
             back = self.rule(self, ops, list(gradients))
-            return tuple(None if g is None or seen is None else _fit(ops, g, seen) for g, seen in zip(back, self.likes, strict=True))
+            return tuple(
+                None if g is None or seen is None else fit_gradient(ops, g, seen) for g, seen in zip(back, self.likes, strict=True)
+            )
 
     def add_hook(self, index: int, hook: Callable[[Tensor], Tensor | None]) -> Remover:
         """Call ``hook`` with the gradient of output ``index``; the returned handle removes the hook."""
@@ -151,6 +146,12 @@ class Node:
 def edge_of(x: Tensor) -> tuple[Any, int]:
     """Return the edge along which the gradient of a tensor is sent: ``(leaf, 0)`` or ``(node, index of its output)``."""
     return (x, 0) if x.grad_fn is None else (x.grad_fn, x.output_nr)
+
+
+def edges_to(inputs: Sequence[Any]) -> tuple[list[Edge], list[Like | None]]:
+    """Return the edges to the inputs of an op, and the inputs' types; both are ``None`` for an input that requires no gradient."""
+    learning = [x if isinstance(x, Tensor) and x._learns else None for x in inputs]
+    return [x if x is None else edge_of(x) for x in learning], [x if x is None else like(x) for x in learning]
 
 
 def _op_site() -> str:
@@ -219,263 +220,7 @@ def changing_history(tensor: Tensor) -> None:
         raise AutogradError(message(tensor.grad_fn.name, what, remedy, shape=tensor.shape, dtype=tensor.dtype))
 
 
-# ---- backward
-
-
-def run_backward(
-    outputs: Sequence[Tensor],
-    gradients: Sequence[Tensor | None],
-    *,
-    wanted: Sequence[Tensor] | None = None,
-    create_graph: bool = False,
-    retain_graph: bool = False,
-) -> list[Tensor | None]:
-    """Run backward from ``outputs``: accumulate ``.grad`` in the leaves or, if ``wanted`` names tensors, return their gradients."""
-    enabled, finishers = grad_mode.get(), modes.finishers
-    callbacks: list[Callable[[], None]] = []
-    grad_mode.set(create_graph)
-    modes.finishers = callbacks if finishers is None else finishers
-    failed = True
-    try:
-        walk = _Walk(wanted, create_graph, retain_graph or create_graph)
-        for out, gradient in zip(outputs, gradients, strict=True):
-            walk.start(out, gradient)
-        walk.run()
-        walk.finish()
-        modes.finishers = finishers
-        for callback in callbacks:
-            recorded.host_work("a callback after backward")
-            callback()
-        failed = False
-        return [walk.found[key] for key in walk.targets]
-    finally:
-        grad_mode.set(enabled)
-        modes.finishers = finishers
-        if failed and modes.expecting and (error := sys.exc_info()[1]) is not None:
-            for tell in [known() for known in modes.expecting.values()]:
-                if tell is not None:
-                    tell(error)
-
-
-def after_backward(callback: Callable[[], None]) -> None:
-    """Call ``callback`` once at the end of the running backward pass; for hooks that need all gradients."""
-    if modes.finishers is None:
-        raise RuntimeError(message("after_backward", "a backward pass must be running", "call it from a hook of a tensor"))
-    modes.finishers.append(callback)
-
-
-def expect_backward(owner: object, failed: Callable[[BaseException], None]) -> None:
-    """Call ``failed``, a method of ``owner``, with the error of each backward of this thread that fails. The references are weak."""
-    modes.expecting[id(owner)] = weakref.WeakMethod(failed)
-
-
-def expect_no_backward(owner: object) -> None:
-    """Undo :func:`expect_backward`."""
-    modes.expecting.pop(id(owner), None)
-
-
-def walk_under_way() -> object | None:
-    """Return an object that identifies the running backward pass; ``None`` outside of one."""
-    return modes.finishers
-
-
-class _Walk:
-    def __init__(self, wanted: Sequence[Tensor] | None, create_graph: bool, retain: bool):
-        self.F = differentiable_ops() if create_graph else ops
-        self.retain = retain
-        self.pending: dict[Node, list[Tensor | None]] = {}
-        self.heap: list[tuple[int, Node]] = []
-        self.wanted = wanted
-        self.targets = [] if wanted is None else [_edge_key(edge_of(t)) for t in wanted]
-        self.found: dict[tuple[int, int], Tensor | None] = dict.fromkeys(self.targets)
-        self.handed: dict[int, Any] = {}
-        self.leaves: list[Tensor] = []
-        self.held: dict[Tensor, Tensor] = {}  # partial gradients of leaves with hooks
-        self.narrow: dict[Tensor, Tensor] = {}  # 16-bit gradients of float32 leaves, which are cast together at the end
-        self.due: Counter[Tensor] | None = None  # the number of gradients each of these leaves may still receive
-
-    def start(self, out: Any, gradient: Any) -> None:
-        if not isinstance(out, Tensor):
-            raise TypeError(message("backward", "the outputs must be tensors", given=type(out).__name__))
-        if not out.requires_grad:
-            what = "the tensor must require grad to be differentiated"
-            raise ValueError(message("backward", what, "set requires_grad=True on the leaves before the forward pass", shape=out.shape))
-        if gradient is None:
-            if out.size != 1:
-                what = "gradient must be given unless the tensor has exactly one element"
-                raise ShapeError(message("backward", what, "pass gradient=, or reduce the tensor to a scalar first", shape=out.shape))
-            gradient = Tensor.full(out.shape, 1, out.dtype, queue=out.queue)
-        elif not isinstance(gradient, Tensor):
-            what = "gradient must be a tensor"
-            raise TypeError(message("backward", what, "pass ag.tensor(...)", gradient=type(gradient).__name__, tensor=out.shape))
-        elif gradient.shape != out.shape:
-            raise ShapeError(message("backward", "gradient must have the shape of the tensor", gradient=gradient.shape, tensor=out.shape))
-        else:
-            self.handed[id(_memory_owner(gradient))] = _memory_owner(gradient)  # the caller's tensor: a leaf must get a copy
-        self.send(edge_of(out), gradient)
-
-    def send(self, edge: tuple[Any, int], gradient: Tensor) -> None:
-        """Add a gradient to a leaf or to an output of a node."""
-        target, index = edge
-        if self.found and (key := _edge_key(edge)) in self.found:
-            self.found[key] = _sum(self.F, self.found[key], gradient)
-        if isinstance(target, Tensor):
-            if self.wanted is not None:
-                return
-            if target._hooks:
-                self.held[target] = _sum(self.F, self.held.get(target), gradient)
-            else:
-                self.accumulate(target, gradient)
-            return
-        if target not in self.pending:
-            if target.rule is None:
-                raise RuntimeError(message("backward", _WALKED, "pass retain_graph=True to the first backward", op=target.name))
-            self.pending[target] = [None] * len(target.outputs)
-            heapq.heappush(self.heap, (-target.order, target))
-        grads = self.pending[target]
-        before = grads[index]
-        grads[index] = gradient if before is None else self.F.add(before, gradient)
-
-    def cast_later(self, edge: tuple[Any, int] | None, gradient: Tensor | None) -> bool:
-        """Collect a 16-bit gradient of a leaf for :meth:`finish`, which casts all of them in one launch; returns whether it did."""
-        leaf = None if edge is None else edge[0]
-        if not isinstance(leaf, Tensor) or gradient is None or self.wanted is not None or self.F is not ops or anomaly_mode.get():
-            return False
-        if leaf.dtype != "float32" or gradient.dtype not in HALVES or leaf in self.narrow or _hooked((edge,)):
-            return False
-        if gradient.memory is None or gradient.array is not None:  # the kernel of a deferred gradient may include the cast
-            return False
-        self.narrow[leaf] = gradient
-        return True
-
-    def accumulate(self, leaf: Tensor, gradient: Tensor) -> None:
-        if self.narrow and leaf in self.narrow:
-            self.accumulate(leaf, ops.cast(self.narrow.pop(leaf), leaf.dtype))
-        if recorded.listening and recorded.active.recorder is not None:
-            recorded.active.recorder.leaf(leaf)
-        hooks: Sequence[Callable[[Tensor], Tensor | None]] = leaf._hooks or ()
-        for hook in hooks:
-            recorded.host_work("a hook on a gradient")
-            gradient = _hook_answer(gradient, hook(gradient))
-        self.leaves.append(leaf)
-        if leaf.grad is not None:
-            if self.F is ops and leaf.grad.grad_fn is None:
-                ops.add(leaf.grad, gradient, out=leaf.grad)  # in place, as torch does it: no second copy, and recorded launches find it
-            else:
-                leaf.grad = self.F.add(leaf.grad, gradient)
-            return
-        # Rules may return one tensor for several inputs; .grad is changed in place by optimizers, so no two leaves may share it.
-        storage = _memory_owner(gradient)
-        if id(storage) in self.handed:
-            gradient = duplicate(gradient) if gradient.grad_fn is None else self.F.clone(gradient)
-            storage = _memory_owner(gradient)
-        self.handed[id(storage)] = storage
-        leaf.grad = gradient
-        if isinstance(gradient.source, lazy_graph.Product):
-            gradient.realize()  # a deferred product keeps its operands in memory
-
-    def run(self) -> None:
-        while self.heap:
-            _, node = heapq.heappop(self.heap)
-            grads = self.pending.pop(node)
-            for index, hook in node.hooks:
-                recorded.host_work("a hook on a gradient")
-                gradient = grads[index]
-                if gradient is not None:
-                    grads[index] = _hook_answer(gradient, hook(gradient))
-            edges = node.edges
-            if node.fusing is None:
-                self.step(node, grads)
-            else:
-                with in_mode(node.fusing):
-                    self.step(node, grads)
-            if self.due is not None:
-                self.due.subtract(_hooked(edges))
-            if self.held and self.heap:
-                self.hand_over()
-        self.hand_over()
-
-    def hand_over(self) -> None:
-        """Pass complete gradients to leaves with hooks: a hook receives the whole gradient, once."""
-        if self.heap and self.due is None:
-            self.due = _still_due(self.pending)
-        for leaf in [leaf for leaf in self.held if not self.heap or not self.due or self.due[leaf] <= 0]:
-            self.accumulate(leaf, self.held.pop(leaf))
-
-    def step(self, node: Node, grads: list[Tensor | None]) -> None:
-        assert node.rule is not None
-        edges, likes = node.edges, node.likes
-        later = node.name == "cast" and self.cast_later(edges[0], grads[0])
-        back = [None] if later else node.rule(node, self.F, grads)
-        if not self.retain:
-            node.release()
-        anomaly = anomaly_mode.get()
-        for edge, wanted, gradient in zip(edges, likes, back, strict=True):
-            if edge is not None and wanted is not None and gradient is not None:
-                if anomaly:
-                    _check_finite(node, gradient, "has a gradient with")
-                fits = gradient.shape == wanted.shape and gradient.dtype is wanted.dtype
-                self.send(edge, gradient if fits else _fit(self.F, gradient, wanted))
-
-    def finish(self) -> None:
-        """Cast the gradients that :meth:`cast_later` has collected, and compute the deferred gradients together."""
-        narrow, self.narrow = self.narrow, {}
-        if len(narrow) > 1:
-            wide = [Tensor.empty(leaf.shape, leaf.dtype, queue=leaf.queue) for leaf in narrow]
-            update.apply(update.COPY, [wide, list(narrow.values())])
-        else:
-            wide = [ops.cast(gradient, leaf.dtype) for leaf, gradient in narrow.items()]
-        for leaf, gradient in zip(narrow, wide, strict=True):
-            self.accumulate(leaf, gradient)
-        lazy_graph.compute([*(leaf.grad for leaf in self.leaves), *self.found.values()])
-
-
-def _hooked(edges: Iterable[tuple[Any, int] | None]) -> list[Tensor]:
-    """Return the leaves with hooks that ``edges`` lead to."""
-    return [edge[0] for edge in edges if edge is not None and isinstance(edge[0], Tensor) and edge[0]._hooks]
-
-
-def _still_due(pending: Iterable[Node]) -> Counter[Tensor]:
-    """Count, for each leaf with hooks, the edges that lead to the leaf from ``pending`` nodes and all nodes reachable from them."""
-    due: Counter[Tensor] = Counter()
-    reached, nodes = set(pending), list(pending)
-    while nodes:
-        node = nodes.pop()
-        due.update(_hooked(node.edges))
-        above = {edge[0] for edge in node.edges if edge is not None and isinstance(edge[0], Node)} - reached
-        reached |= above
-        nodes.extend(above)
-    return due
-
-
-def _edge_key(edge: tuple[Any, int]) -> tuple[int, int]:
-    return id(edge[0]), edge[1]
-
-
-def _memory_owner(t: Tensor) -> Any:
-    """Return the object that owns a tensor's memory; for a tensor with a source, the source."""
-    if t.source is not None:
-        return t.source
-    return (t.pool_handle or t.buffer) if t.array is None else memory_of(t.array)
-
-
-def _sum(F: Any, a: Tensor | None, b: Tensor) -> Tensor:
-    return b if a is None else F.add(a, b)
-
-
-def _hook_answer(gradient: Any, answer: Any) -> Any:
-    """Return the gradient, or the one a hook returned instead."""
-    if answer is None:
-        return gradient
-    if not isinstance(answer, Tensor):
-        raise TypeError(message("backward", "a hook must return a tensor or None", given=type(answer).__name__))
-    if (answer.shape, answer.dtype) != (gradient.shape, gradient.dtype):
-        values = {"gradient": f"{gradient.shape} {gradient.dtype}", "answer": f"{answer.shape} {answer.dtype}"}
-        raise ShapeError(message("backward", "a hook must return a gradient of the same shape and dtype", **values))
-    return answer
-
-
-def _fit(F: Any, gradient: Tensor, like: Like) -> Tensor:
+def fit_gradient(F: Any, gradient: Tensor, like: Like) -> Tensor:
     """Convert a gradient to the shape and dtype of its input; sums over broadcast axes."""
     if gradient.shape != like.shape:
         extra = len(gradient.shape) - len(like.shape)
@@ -492,7 +237,7 @@ def differentiable_ops() -> Any:
     return netcl.autograd
 
 
-def _check_finite(node: Node, value: Tensor, verb: str) -> None:
+def check_finite(node: Node, value: Tensor, verb: str) -> None:
     values = value.to_host()
     bad = np.argwhere(~np.isfinite(values)) if values.dtype.kind == "f" else np.empty((0, 0), int)
     if len(bad):
@@ -527,7 +272,7 @@ class Tape:
 
     def backward(self, loss: Tensor, gradient: Tensor | None = None, *, retain_graph: bool = False, create_graph: bool = False) -> None:
         """Accumulate the gradients of ``loss`` in the leaves; clears the list of nodes unless the graph is retained."""
-        backward(loss, gradient, retain_graph=retain_graph, create_graph=create_graph)
+        hooks.call("backward", loss, gradient, retain_graph=retain_graph, create_graph=create_graph)
         if not (retain_graph or create_graph):
             self.reset()
 
@@ -537,50 +282,6 @@ class Tape:
 
     def __len__(self) -> int:
         return len(self.nodes)
-
-
-def backward(tensor: Tensor, gradient: Tensor | None = None, *, retain_graph: bool = False, create_graph: bool = False) -> None:
-    """Accumulate the gradients of ``tensor`` in ``.grad`` of its leaves; ``gradient`` is needed unless the tensor has one element."""
-    run_backward([tensor], [gradient], retain_graph=retain_graph, create_graph=create_graph)
-
-
-def grad(
-    outputs: Tensor | Sequence[Tensor],
-    inputs: Tensor | Sequence[Tensor],
-    grad_outputs: Tensor | Sequence[Tensor | None] | None = None,
-    *,
-    create_graph: bool = False,
-    retain_graph: bool | None = None,
-    allow_unused: bool = False,
-) -> tuple[Tensor | None, ...]:
-    """Return the gradients of ``outputs`` with respect to ``inputs``; does not change ``.grad`` of leaves.
-
-    ``create_graph=True`` records the gradients themselves. An unused input raises or, with ``allow_unused=True``, gives ``None``.
-    """
-    outs, ins = _listed("outputs", outputs), _listed("inputs", inputs)
-    given = [None] * len(outs) if grad_outputs is None else _listed("grad_outputs", grad_outputs, type(None))
-    if len(given) != len(outs):
-        raise ShapeError(message("grad", "grad_outputs must have one entry per output", outputs=len(outs), grad_outputs=len(given)))
-    for i, x in enumerate(ins):
-        if not x.requires_grad:
-            remedy = "set requires_grad=True before the forward pass"
-            raise ValueError(message("grad", f"input {i} must require grad", remedy, shape=x.shape))
-    retain = create_graph if retain_graph is None else retain_graph
-    found = run_backward(outs, given, wanted=ins, create_graph=create_graph, retain_graph=retain)
-    missing = [i for i, g in enumerate(found) if g is None]
-    if missing and not allow_unused:
-        what = f"input {missing[0]} must be used to compute the outputs"
-        raise ValueError(message("grad", what, "pass allow_unused=True to get None for it", shape=ins[missing[0]].shape))
-    return tuple(found)
-
-
-def _listed(what: str, given: Any, *others: type) -> list[Any]:
-    """Return one tensor, or several, as a list; raises if an item is neither a tensor nor one of the ``others``."""
-    values = [given] if isinstance(given, Tensor) or not isinstance(given, Iterable) else list(given)
-    for x in values:
-        if not isinstance(x, (Tensor, *others)):
-            raise TypeError(message("grad", f"{what} must be a tensor or a list of tensors", given=type(x).__name__))
-    return values
 
 
 class _Setting(ContextDecorator):

@@ -118,7 +118,11 @@ class CommandList:
     def empty(self, shape: tuple[int, ...], dtype: Any) -> PlannedMemory:
         """Return reserved memory, which every run leases."""
         nbytes = math.prod(shape) * dtype.itemsize
-        self.leased.append((self.pool.shelf(nbytes), nbytes))
+        return self.lease(self.pool.shelf(nbytes), nbytes)
+
+    def lease(self, shelf: Any, nbytes: int) -> PlannedMemory:
+        """Return reserved memory of a free list."""
+        self.leased.append((shelf, nbytes))
         return PlannedMemory(self, self.operands + len(self.leased) - 1, nbytes)
 
     def fill(self, buffer: Any, nbytes: int, dtype: Any, value: float = 0) -> None:
@@ -193,7 +197,12 @@ class Notes:
     def _no(self, *args: Any, **options: Any) -> Any:
         raise NotPlannable("the host reads or changes values")
 
-    upload = fill = copy = read = host_work = depends = leaf = check = requires = _no
+    def leaf(self, tensor: Any) -> None:
+        """Ignore a stand-in for a leaf: the caller of a planned backward pass sets the gradient of the leaf itself."""
+        if tensor.queue is not self.commands:
+            self._no()
+
+    upload = fill = copy = read = host_work = depends = check = requires = _no
 
 
 def check_planning(*queues: Any) -> None:

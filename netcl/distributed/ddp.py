@@ -17,7 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from netcl.autograd.tape import after_backward, expect_backward, expect_no_backward, is_grad_enabled, walk_under_way
+from netcl.autograd.backward_pass import after_backward, expect_backward, expect_no_backward, walk_under_way
+from netcl.autograd.tape import is_grad_enabled
 from netcl.core.errors import message
 from netcl.core.tensor import Tensor
 from netcl.distributed import comm

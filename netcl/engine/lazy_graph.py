@@ -405,9 +405,14 @@ EAGER_FROM = int(env.value("NETCL_FUSION"))
 
 
 def worth_deferring(queue: Any, shape: tuple[int, ...], per_unit: float = CHAINED) -> bool:
-    """Whether an op has enough elements to defer: at least NETCL_FUSION; on GPUs by default, ``per_unit`` times that per compute unit."""
-    least, size = EAGER_FROM, math.prod(shape)
-    if not least or size < least or isinstance(queue, CPUQueue):
-        return False
+    """Whether an op has enough elements to defer."""
+    size = math.prod(shape)
+    return size >= EAGER_FROM and size >= deferred_from(queue, per_unit)
+
+
+def deferred_from(queue: Any, per_unit: float = CHAINED) -> float:
+    """Return the elements from which ops are deferred: NETCL_FUSION; on GPUs by default, ``per_unit`` times that per compute unit."""
+    if not EAGER_FROM or isinstance(queue, CPUQueue):
+        return math.inf
     profile = profile_of(queue)
-    return profile.device_type == "cpu" or least != env.FUSE_FROM or size >= per_unit * profile.max_compute_units * least
+    return EAGER_FROM * (1 if profile.device_type == "cpu" or EAGER_FROM != env.FUSE_FROM else max(1, per_unit * profile.max_compute_units))

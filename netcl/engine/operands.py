@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import reduce
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -18,6 +18,13 @@ from netcl.core.tensor import Tensor
 
 Operand = Tensor | bool | int | float
 SCALARS = (bool, int, float)
+
+
+class Like(NamedTuple):
+    """The shape and dtype of an operand whose values are not kept."""
+
+    shape: tuple[int, ...]
+    dtype: str
 
 
 def from_values(op: str, values: object, queue: Any, dtype: str | None = None) -> Tensor:

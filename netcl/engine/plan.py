@@ -23,18 +23,18 @@ from netcl.core.commands import At, CommandList, Given, HostStep, Launch, Notes,
 from netcl.core.device import CPUQueue
 from netcl.core.hooks import hooks
 from netcl.core.kernel_selector import get_kernel_selector
-from netcl.core.kernels.program import Sized
 from netcl.core.memory import BufferHandle, get_persistent_pool, shares_host
 from netcl.core.queue_state import queue_state
 from netcl.core.tensor import Tensor
 from netcl.core.waiting_runs import WaitingRun, call_at_once, flush_waiting, run_later, waiting
 from netcl.core.writes import wrote, wrote_again
 from netcl.engine.modes import deferral, in_mode
+from netcl.engine.operands import Like
 from netcl.engine.registry import Reduction
 
 log = logging.getLogger("netcl")
 MOST_PLANS = 4096  # per queue: bounds the memory of programs whose shapes keep changing
-_PLAIN_TYPES = frozenset({bool, int, float, str, type(None), dtypes.dtype, Reduction})
+_PLAIN_TYPES = frozenset({bool, int, float, str, type(None), dtypes.dtype, Reduction, Like})
 _AT_ONCE = "run at once: the op does what a plan cannot repeat"
 _UNFUSED_CALLS = 8  # calls of one key whose deferral fused nothing, after which calls of this key run eagerly
 _AGAIN = 64  # calls after which an eager key retries deferral
@@ -167,19 +167,17 @@ class Plan:
         self.whole, self.pending = self._one_launch(), False
 
     def _one_launch(self) -> tuple[Any, ...] | None:
-        """Prepare the common case: one kernel that takes the operands in order and one new result. Other plans give ``None``.
+        """Prepare the common case: one launch and one new result. Other plans give ``None``.
 
-        Returns the launch, the result's free list (shelf), size, shape and dtype, and a template of the launch's arguments.
+        Returns the launch, the function that selects its memory (``None`` if it takes one or two operands, then the result), and the
+        result's free list (shelf), size, shape and dtype.
         """
-        command = self.commands[0] if len(self.commands) == 1 else None
-        if not isinstance(command, Launch) or self.form is not None or self.writes or self.results[0][0] != self.operands:
+        if len(self.steps) != 1 or len(self.rooms) != 1 or self.form is not None or self.writes or self.results[0][0] < self.operands:
             return None
-        launch, count = self.steps[0][0], self.operands + 1
-        if type(launch) is not Sized or len(command.kernel.pointers) != count or command.args[:count] != tuple(map(At, range(count))):
-            return None
-        template: list[int | None] = [None] * (2 * count)
-        template[::2] = range(count)
-        return launch, *self.rooms[0], *self.results[0][1:], template
+        launch, chosen = self.steps[0]
+        count = self.operands + 1
+        in_order = 2 <= count <= 3 and chosen([*range(count), *self.fixed]) == tuple([i for i in range(count) for _ in range(2)])
+        return launch, None if in_order else chosen, *self.rooms[0], *self.results[0][1:]
 
     def run(self, tensors: Sequence[Tensor], numbers: tuple[Any, ...] = ()) -> Any:
         """Run the commands on these operands and numbers; results are new tensors, or operands that were changed in place."""
@@ -187,20 +185,16 @@ class Plan:
             for t in tensors:
                 if t.memory is None:
                     t.realize()
-            launch, shelf, nbytes, shape, dtype, memory = self.whole
+            launch, chosen, shelf, nbytes, shape, dtype = self.whole
             queue, lease = self.queue, shelf.lease(nbytes)
             if not waiting:  # checked after the lease: a run of another thread may wait that used this memory before
                 buffer = lease.buffer
-                if self.operands == 2:
+                if chosen is not None:
+                    launch(queue, chosen([*[t.memory for t in tensors], buffer, *self.fixed]), numbers)
+                elif self.operands == 2:
                     launch(queue, (0, tensors[0].memory, 1, tensors[1].memory, 2, buffer), numbers)
-                elif self.operands == 1:
-                    launch(queue, (0, tensors[0].memory, 1, buffer), numbers)
                 else:
-                    memory = memory.copy()
-                    for place, t in enumerate(tensors):
-                        memory[2 * place + 1] = t.memory
-                    memory[-1] = buffer
-                    launch(queue, tuple(memory), numbers)
+                    launch(queue, (0, tensors[0].memory, 1, buffer), numbers)
                 return Tensor(buffer, shape, dtype, self.context, queue, lease)
             del lease
         if self.writes and hooks.readers:
@@ -211,13 +205,10 @@ class Plan:
         if hooks.launch_observers:
             made = self._run_observed(tensors, numbers)
         else:
-            queue, memory, leases = self.queue, [], []
-            for t in tensors:
-                memory.append(t.realize() if t.memory is None else t.memory)
-            for shelf, nbytes in self.rooms:
-                lease = shelf.lease(nbytes)
-                leases.append(lease)
-                memory.append(lease.buffer)
+            queue = self.queue
+            memory: list[Any] = [t.realize() if t.memory is None else t.memory for t in tensors]
+            leases = [shelf.lease(nbytes) for shelf, nbytes in self.rooms]
+            memory += [lease.buffer for lease in leases]
             if self.pending or waiting:
                 self._run_later(tensors, memory, numbers)
             else:
@@ -253,25 +244,41 @@ class Plan:
             leases = [t.lease for t in tensors if type(t.lease) is not BufferHandle]
             run_later(WaitingRun(self.queue, enqueue, memory, written, self.finish if self.pending else None, leases))
 
+    def append_to(self, commands: CommandList, tensors: Sequence[Tensor], numbers: Sequence[Any] = ()) -> Any:
+        """Append the commands to those of another op that is being planned; operands and results are tensors of that list."""
+        if self.noted:
+            wrote([tensors[i] for i in self.noted])
+        leases = [commands.lease(shelf, nbytes) for shelf, nbytes in self.leased]
+        made = self._run_one_by_one(commands, leases, tensors, numbers)
+        return made[0] if self.form is None else self.form(made)
+
+    def run_on(self, queue: Any, tensors: Sequence[Tensor], numbers: Sequence[Any]) -> None:
+        """Run commands without temporaries and results on a queue that is not that of all operands; the launches wait for the others."""
+        self._run_one_by_one(queue, [], tensors, numbers)
+
     def _run_observed(self, tensors: Sequence[Tensor], numbers: Sequence[Any]) -> list[Any]:
         """Run the commands one by one for recorders and profilers, with separate memory per temporary; returns the results."""
         for t in tensors:
             t.realize()  # which may run other plans
         leases = [shelf.lease(nbytes) for shelf, nbytes in self.leased]
+        recording.active.op = self.name
+        made = self._run_one_by_one(self.queue, leases, tensors, numbers)
+        recording.active.op = ""
+        return made
+
+    def _run_one_by_one(self, queue: Any, leases: Sequence[Any], tensors: Sequence[Tensor], numbers: Sequence[Any]) -> list[Any]:
         memory: list[Any] = [*tensors, *[lease.buffer for lease in leases]]
         for at, shape, dtype in self.results:
             if at >= self.operands:
-                lease = leases[at - self.operands]
-                memory[at] = Tensor(lease.buffer, shape, dtype, self.context, self.queue, lease)
-        recording.active.op = self.name
+                of = leases[at - self.operands]
+                memory[at] = Tensor(of.buffer, shape, dtype, self.context, queue, of)
         for command in self.commands:
             if isinstance(command, Launch):
                 args = [memory[arg.place] if type(arg) is At else arg for arg in command.args]
-                command.kernel(self.queue, command.sizes, command.local, *_with_numbers(args, numbers))
+                command.kernel(queue, command.sizes, command.local, *_with_numbers(args, numbers))
             else:
                 buffers = [memory[at.place] for at in command.at]
-                command.run(backend_of(self.queue), *[m.realize() if isinstance(m, Tensor) else m for m in buffers])
-        recording.active.op = ""
+                command.run(backend_of(queue), *[m.realize() if isinstance(m, Tensor) else m for m in buffers])
         return [memory[at] if at >= 0 else None for at, _, _ in self.results]
 
 
@@ -320,6 +327,13 @@ def _planned_results(commands: CommandList, result: Any) -> tuple[Callable[[list
 # ---- calls
 
 
+def planned_before(commands: CommandList, signature: tuple[Any, ...]) -> Plan | None:
+    """Return the plan of a call inside an op that is being planned, if the same call was made outside of it."""
+    found = commands.queue.netcl.plans.get(signature)
+    found = found.plan if type(found) is Deferral else found
+    return found if type(found) is Plan else None
+
+
 class Deferral:
     """Counts, for the calls of one key, the deferred values that were fused (``followed``) and the unfused ones (``alone``).
 
@@ -346,7 +360,7 @@ class Deferral:
         return made
 
 
-def _key_operands(values: Sequence[Any], key: list[Any]) -> list[Tensor] | None:
+def key_operands(values: Sequence[Any], key: list[Any]) -> list[Tensor] | None:
     """Append dtypes, shapes and plain values of the arguments to ``key``; returns their tensors, or ``None`` if they give no key."""
     tensors: list[Tensor] = []
     for x in values:
@@ -357,13 +371,12 @@ def _key_operands(values: Sequence[Any], key: list[Any]) -> list[Tensor] | None:
             key += (x.dtype, x.shape)
             tensors.append(x)
         elif kind in _PLAIN_TYPES:
-            key.append(kind)
-            key.append(x if kind is not float or x else str(x))  # 0.0 == -0.0
+            key += (kind, x if kind is not float or x else str(x))  # 0.0 == -0.0
         elif kind is tuple and all([type(part) is int for part in x]):
             key.append(x)
         elif kind is tuple or kind is list or hasattr(kind, "_fields"):
             key.append((kind, len(x)))
-            inside = _key_operands(x, key)
+            inside = key_operands(x, key)
             if inside is None:
                 return None
             tensors += inside
@@ -373,7 +386,7 @@ def _key_operands(values: Sequence[Any], key: list[Any]) -> list[Tensor] | None:
 
 
 def _rewritten(value: Any, operands: Iterator[Tensor]) -> Any:
-    """Return an argument with its tensors replaced by ``operands``, in the order of :func:`_key_operands`."""
+    """Return an argument with its tensors replaced by ``operands``, in the order of :func:`key_operands`."""
     kind = type(value)
     if kind is Tensor:
         return next(operands)
@@ -413,7 +426,7 @@ def planned(
     @wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
         key = [name, selector.revision, *kwargs]
-        tensors = _key_operands((*args, *kwargs.values()) if kwargs else args, key)
+        tensors = key_operands((*args, *kwargs.values()) if kwargs else args, key)
         if deferred is not None and (deferral.mode is not None or not tensors or (waits is not None and waits(*args))):
             made = deferred(*args, **kwargs)
             if made is not None:
@@ -431,7 +444,10 @@ def planned(
             found = None
         if type(found) is Plan:
             return found.run(tensors)
-        if type(queue) is CommandList or isinstance(queue, CPUQueue):
+        if type(queue) is CommandList:
+            found = planned_before(queue, signature)
+            return function(*args, **kwargs) if found is None else found.append_to(queue, tensors)
+        if isinstance(queue, CPUQueue):
             return function(*args, **kwargs)
         return _UnplannedCall(name, function, deferred, args, kwargs, tensors).made(signature, found)
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from netcl.core import dtype as dtypes
-from netcl.core.commands import CommandList
+from netcl.core.commands import CommandList, device_queue
 from netcl.core.device import CPUQueue
 from netcl.core.dtype import DTYPES, DType
 from netcl.core.errors import DtypeError, message
@@ -18,11 +18,11 @@ from netcl.core.methods import Size
 from netcl.core.tensor import Tensor
 from netcl.core.writes import wrote_again
 from netcl.engine.lazy_graph import defer, worth_deferring
-from netcl.engine.map_kernel import INTEGRAL, as_compute, as_integer, from_compute, fusable, map_kernel, plan_map
+from netcl.engine.map_kernel import INTEGRAL, as_compute, as_integer, from_compute, fusable, plan_map
 from netcl.engine.modes import deferral, in_mode
 from netcl.engine.opencl_text import Body, forward_body, numpy_function, vjp_body
 from netcl.engine.operands import SCALARS, check_out, check_same_device, common_dtype, common_shape, operands
-from netcl.engine.plan import MOST_PLANS, Plan, plan_cache
+from netcl.engine.plan import MOST_PLANS, Plan, plan_cache, planned_before
 from netcl.engine.registry import Choice, Pointwise
 
 
@@ -74,7 +74,7 @@ def caller(row: Pointwise, dtype: str | None = None) -> Callable[..., Tensor]:
             if isinstance(queue, CPUQueue):
                 return _run_numpy(row, queue, args, out, dtype)
             if type(queue) is CommandList:
-                return _write_down(row, queue, args, out, dtype)
+                return _planned_inside(row, queue, args, out, dtype, signature)
             found = found if type(found) is Waiting else _new_plan(row, queue, args, out, dtype, signature)
             if type(found) is Waiting:
                 return deferred(row, queue, args, found.types, dtype)
@@ -144,29 +144,35 @@ def _new_plan(
 ) -> Plan | Waiting:
     """Plan a call with a new key and cache the plan; a :class:`Waiting` takes its place if the call is deferred."""
     plans = plan_cache(queue)
-    types = shape, compute, result = _forward_types(row, args, dtype)
-    if out is None and worth_deferring(queue, shape) and fusable(queue, *types, args):
+    types = _forward_types(row, args, dtype)
+    if out is None and worth_deferring(queue, types[0]) and fusable(queue, *types, args):
         plans[key] = waiting = Waiting(types)
         return waiting
+    plans[key] = plan = _own_plan(row, queue, args, out, types)
+    return plan
+
+
+def _own_plan(row: Pointwise, queue: Any, args: Sequence[Any], out: Tensor | None, types: tuple[tuple[int, ...], str, DType]) -> Plan:
+    shape, compute, result = types
     if out is not None and (out.shape, out.dtype) != (shape, result.name):
         check_out(row.name, out, shape, result.name)  # raises
     values, params = args[: row.arity], len(args) - row.arity
-    plans[key] = plan = plan_map(row.name, queue, forward_body(row), values, (result,), compute, params, shape, out=out)
+    plan = plan_map(row.name, queue, forward_body(row), values, (result,), compute, params, shape, out=out)
     if compute in INTEGRAL:
         plan.cast = partial(as_integer, row.name, _number_type(row, compute, result))
     return plan
 
 
-def _write_down(row: Pointwise, queue: Any, args: Sequence[Any], out: Tensor | None, dtype: str | None) -> Tensor:
-    """Append the launch of a row to the command list of the op being planned; returns the result."""
-    shape, compute, result = _forward_types(row, args, dtype)
-    target = Tensor.empty(shape, result.name, queue=queue) if out is None else check_out(row.name, out, shape, result.name)
-    if target.size:
-        cast = partial(as_integer, row.name, _number_type(row, compute, result)) if compute in INTEGRAL else float
-        kernel, items, local, sizes = map_kernel(row.name, queue, forward_body(row), args[: row.arity], (result,), compute, shape)
-        tensors, numbers = [x for x in args if isinstance(x, Tensor)], [cast(x) for x in args if not isinstance(x, Tensor)]
-        kernel(queue, items, local, *tensors, target, *numbers, *sizes)
-    return target
+def _planned_inside(
+    row: Pointwise, commands: CommandList, args: Sequence[Any], out: Tensor | None, dtype: str | None, key: tuple[Any, ...]
+) -> Tensor:
+    """Append the launch of a row to the commands of the op that is being planned; returns the result."""
+    plan = planned_before(commands, key) or _own_plan(row, commands.queue, args, out, _forward_types(row, args, dtype))
+    tensors = [x for x in args if isinstance(x, Tensor)]
+    if out is not None:
+        _, shape, name = plan.results[0]
+        tensors.append(check_out(row.name, out, shape, name))
+    return plan.append_to(commands, tensors, [plan.cast(x) for x in args if not isinstance(x, Tensor)])
 
 
 def _forward_types(row: Pointwise, args: Sequence[Any], dtype: str | None) -> tuple[tuple[int, ...], str, DType]:
@@ -288,6 +294,8 @@ def _vjp_kernel(
     inputs = [given[i] for i in read]
     scalars = [float(params[name]) for name in body.scalars]
     queue = g.queue
+    commands = queue if type(queue) is CommandList else None
+    queue = device_queue(queue)
     key = (
         "vjp",
         row,
@@ -303,7 +311,7 @@ def _vjp_kernel(
         targets = [DTYPES[x.dtype] for x, w in zip(values, wanted, strict=True) if w]
         wide = any(x.dtype == "float64" for x in inputs if isinstance(x, Tensor)) or DTYPES["float64"] in targets
         compute = "double" if wide else "float"
-        wait = deferral.mode is not None or worth_deferring(queue, g.shape)
+        wait = deferral.mode is not None or (commands is None and worth_deferring(queue, g.shape))
         if wait and all(fusable(queue, g.shape, compute, target, inputs) for target in targets):
             return [_deferred_vjp(row, i, given, params, compute) for i, w in enumerate(wanted) if w]
         if isinstance(queue, CPUQueue):
@@ -312,8 +320,9 @@ def _vjp_kernel(
             return [from_compute(v, g.shape, dtype, queue, inputs) for v, dtype in zip(values_of, targets, strict=True)]
         plan = plan_map(f"{row.name}_vjp", queue, body, inputs, targets, compute, len(scalars), g.shape)
         plan_cache(queue)[key] = plan
-    numbers = [plan.cast(x) for x in inputs if not isinstance(x, Tensor)]
-    made = plan.run([x for x in inputs if isinstance(x, Tensor)], (*numbers, *scalars))
+    tensors = [x for x in inputs if isinstance(x, Tensor)]
+    numbers = (*[plan.cast(x) for x in inputs if not isinstance(x, Tensor)], *scalars)
+    made = plan.run(tensors, numbers) if commands is None else plan.append_to(commands, tensors, numbers)
     return made if isinstance(made, list) else [made]
 
 

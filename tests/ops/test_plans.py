@@ -312,6 +312,6 @@ def test_plans_of_0_and_1_are_two(cl_device):
     keys = []
     for number in (0.0, -0.0, 1.0, -1.0, 0, 1, False, True):
         key: list = []
-        plan._key_operands((number,), key)
+        plan.key_operands((number,), key)
         keys.append(tuple(key))
     assert len(set(keys)) == 8

@@ -1,0 +1,232 @@
+"""A backward pass that comes again runs a plan: the gradients are those of the walk, and whatever a plan cannot do is walked."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import netcl as nc
+import netcl.autograd as ag
+from netcl import nn
+from netcl.core.errors import AutogradError
+from netcl.nn import functional as F
+from tests.conftest import eager_fusion
+
+
+def mlp():
+    return nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 4)), nc.randn(5, 6)
+
+
+def cnn():
+    layers = nn.Conv2d(2, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(4 * 3 * 3, 4)
+    return nn.Sequential(*layers), nc.randn(5, 2, 6, 6)
+
+
+def attention():
+    return nn.Sequential(nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True), nn.LayerNorm(8), nn.Linear(8, 4)), nc.randn(
+        2, 5, 8
+    )
+
+
+def dropout():
+    return nn.Sequential(nn.Linear(6, 8), nn.GELU(), nn.Dropout(0.5), nn.Linear(8, 4)), nc.randn(5, 6)
+
+
+def recurrent():
+    class Last(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.cell, self.out = nn.GRU(6, 8, batch_first=True), nn.Linear(8, 4)
+
+        def forward(self, x):
+            return self.out(self.cell(x)[0][:, -1])
+
+    return Last(), nc.randn(5, 3, 6)
+
+
+def words():
+    return nn.Sequential(nn.Embedding(9, 6), nn.Linear(6, 4)), nc.tensor(np.arange(10).reshape(5, 2) % 9)
+
+
+MODELS = [mlp, cnn, attention, dropout, recurrent, words]
+
+
+def gradients(model, x, loss=lambda y: (y * y).mean() + y.sigmoid().sum(), seed=3):
+    """The gradients of one training step."""
+    nc.manual_seed(seed)
+    model.zero_grad()
+    loss(model(x)).backward()
+    return [None if p.grad is None else p.grad.to_host() for p in model.parameters()]
+
+
+def equal(a, b) -> bool:
+    return all(np.array_equal(x, y) for x, y in zip(a, b, strict=True))
+
+
+@pytest.mark.parametrize("make", MODELS)
+def test_every_pass_gives_the_gradients_of_the_first(make, device):
+    nc.manual_seed(0)
+    model, x = make()
+    first, *others = [gradients(model, x) for _ in range(4)]
+    assert all(np.isfinite(g).all() and np.abs(g).sum() > 0 for g in first)
+    assert all(equal(first, other) for other in others)
+
+
+def test_a_plan_uses_the_values_of_its_own_pass(device, rng):
+    """Inputs, weights and the labels change between passes; only shapes and dtypes are part of a plan."""
+    nc.manual_seed(0)
+    model, _ = mlp()
+    for _ in range(5):
+        x, y = nc.tensor(rng.standard_normal((5, 6), np.float32)), nc.tensor(rng.integers(0, 4, 5))
+        made = gradients(model, x, lambda out, y=y: F.cross_entropy(out, y))
+        w, b = (p.to_host().astype(float) for p in model[2].parameters())
+        hidden = np.maximum(x.to_host() @ model[0].weight.to_host().T + model[0].bias.to_host(), 0)
+        p = np.exp(hidden @ w.T + b)
+        slope = (p / p.sum(1, keepdims=True) - np.eye(4)[y.to_host()]) / 5
+        np.testing.assert_allclose(made[2], slope.T @ hidden, rtol=1e-4, atol=1e-6)
+        with nc.no_grad():
+            for q, g in zip(model.parameters(), made, strict=True):
+                q.sub_(nc.tensor(g) * 0.5)
+
+
+def test_numbers_that_change_are_those_of_the_pass(device):
+    x = nc.tensor([1.0, 2.0, -3.0], requires_grad=True)
+    for number in (2.0, 2.0, 2.0, 3.0, 0.0, -0.0, 3.0, 3.0, 0.5, 2.0, 1.0, True, 1):
+        x.grad = None
+        F.leaky_relu(x * float(number), 0.25).sum().backward()
+        slope = np.array([1.0, 1.0, 0.25]) if number > 0 else np.full(3, 0.25)
+        assert x.grad.tolist() == (slope * float(number)).tolist()
+
+
+def test_leaves_that_share_a_gradient_have_memory_of_their_own(device):
+    for _ in range(4):
+        a, b = (nc.tensor([1.0, 2.0], requires_grad=True) for _ in range(2))
+        given = nc.tensor([5.0, 7.0])
+        (a + b).backward(given)
+        a.grad.zero_()
+        assert b.grad.tolist() == [5.0, 7.0] and given.tolist() == [5.0, 7.0]
+        b.grad.mul_(2.0)
+        assert a.grad.tolist() == [0.0, 0.0] and given.tolist() == [5.0, 7.0]
+
+
+def test_the_gradient_of_a_sum_is_not_changed_by_a_write_to_grad(device):
+    for _ in range(4):
+        x = nc.tensor(3.0, requires_grad=True)
+        (x + 0.0).backward()
+        assert x.grad.item() == 1.0
+        x.grad.mul_(7.0)
+
+
+def test_gradients_accumulate(device):
+    x = nc.tensor([1.0, 2.0], requires_grad=True)
+    for n in range(1, 6):
+        (x * x).sum().backward()
+        assert x.grad.tolist() == [2.0 * n, 4.0 * n]
+
+
+def test_a_graph_is_released_unless_it_is_retained(device):
+    x = nc.tensor([1.0, 2.0], requires_grad=True)
+    for _ in range(4):
+        x.grad = None
+        loss = (x * x).sum()
+        loss.backward(retain_graph=True)
+        loss.backward()
+        assert x.grad.tolist() == [4.0, 8.0]
+        with pytest.raises(RuntimeError, match="retain_graph=True"):
+            loss.backward()
+
+
+def test_a_part_without_a_gradient_stays_differentiable(device):
+    """The walk does not visit a node whose gradient nobody needs, so its memory must not be released."""
+    x = nc.tensor([1.0, 2.0], requires_grad=True)
+    for _ in range(4):
+        x.grad = None
+        inner = x * 3.0
+        rounded = inner.round()
+        (x * 2.0 + rounded.detach()).sum().backward()
+        inner.sum().backward()
+        assert x.grad.tolist() == [5.0, 5.0]
+
+
+def test_hooks_are_called_in_every_pass(device):
+    for _ in range(4):
+        x, seen = nc.tensor([1.0, 2.0], requires_grad=True), []
+        y = x * 3.0
+        y.register_hook(lambda g, seen=seen: seen.append("y") or g * 2.0)
+        x.register_hook(lambda g, seen=seen: seen.append("x"))
+        y.sum().backward()
+        assert seen == ["y", "x"] and x.grad.tolist() == [6.0, 6.0]
+
+
+def test_a_tensor_that_was_changed_in_place_raises_in_every_pass(device):
+    for change in (False, False, False, True, True, False):
+        x, w = nc.tensor([1.0, 2.0]), nc.tensor([3.0, 4.0], requires_grad=True)
+        loss = (x * w).sum()
+        if change:
+            x.fill_(9.0)
+            with pytest.raises(AutogradError, match="changed in place"):
+                loss.backward()
+                w.grad.to_host()
+        else:
+            loss.backward()
+            assert w.grad.tolist() == [1.0, 2.0]
+
+
+def test_frozen_parameters_get_no_gradient(device):
+    model, x = mlp()
+    for frozen in (0, 0, 0, 2, 2, 2, 0):
+        for p in model.parameters():
+            p.requires_grad = True
+        model[frozen].requires_grad_(False)
+        found = gradients(model, x)
+        assert [g is None for g in found] == [frozen == 0, frozen == 0, frozen == 2, frozen == 2]
+
+
+def test_anomalies_are_found_in_every_pass(device):
+    x = nc.tensor([0.0, 1.0], requires_grad=True)
+    for anomaly in (False, False, False, True):
+        x.grad = None
+        with ag.set_detect_anomaly(anomaly):
+            loss = nc.sqrt(x).sum()
+            if anomaly:
+                with pytest.raises(FloatingPointError, match="sqrt"):
+                    loss.backward()
+            else:
+                loss.backward()
+                assert np.isinf(x.grad.to_host()[0])
+
+
+def test_a_profile_lists_the_kernels_of_a_planned_pass(cl_device):
+    from netcl.profiling import profile
+
+    model, x = mlp()
+    for _ in range(3):
+        gradients(model, x)
+    with profile() as seen:
+        gradients(model, x)
+    names = " ".join(str(row) for row in seen.table().splitlines())
+    assert "relu_vjp" in names and "gemm" in names
+
+
+def test_half_precision_gradients_are_cast_for_their_leaves(device):
+    model, x = mlp()
+    made = []
+    for _ in range(4):
+        nc.manual_seed(3)
+        model.zero_grad()
+        with nc.autocast("float16"):
+            out = model(x)
+        (out.float() ** 2).mean().backward()
+        made.append([p.grad for p in model.parameters()])
+    assert all(g.dtype == "float32" for g in made[0])
+    assert all(equal([g.to_host() for g in made[0]], [g.to_host() for g in other]) for other in made[1:])
+
+
+def test_graphs_of_any_size_give_the_same_gradients(cl_device):
+    """From a number of elements on, values are deferred and backward is walked: here from 1, from 20, and never."""
+    model, x = mlp()
+    found = []
+    for least in (0, 1, 20):
+        with eager_fusion(least):
+            found += [gradients(model, x) for _ in range(3)]
+    assert all(np.allclose(a, b, rtol=1e-5, atol=1e-6) for other in found[1:] for a, b in zip(found[0], other, strict=True))
