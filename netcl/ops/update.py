@@ -21,6 +21,7 @@ import numpy as np
 
 from netcl.core import dtype as dtypes
 from netcl.core import recording
+from netcl.core.commands import Given, constant, device_queue
 from netcl.core.device import CPUQueue, profile_of
 from netcl.core.errors import DeviceError, OutOfMemoryError, ShapeError, message
 from netcl.core.kernels import primitives, program
@@ -29,7 +30,7 @@ from netcl.core.writes import wrote
 from netcl.engine import launch, opencl_text
 from netcl.engine.expression import c_name
 from netcl.engine.map_kernel import CPU_WIDTH
-from netcl.engine.plan import plan_cache
+from netcl.engine.plan import Plan, command_list, plan_cache
 from netcl.engine.registry import names_read_by, parse
 from netcl.ops import views
 
@@ -153,7 +154,7 @@ def _batches(queue: Any, sizes: Sequence[int], slots: int, block: int) -> tuple[
         rows = [rows[i] for i in sorted(range(len(rows)), key=lambda i: i * GOLDEN % 1)]
         padded = (*members, *[members[0]] * (slots - len(members)))
         pick = itemgetter(*padded) if slots > 1 else lambda values, only=members[0]: (values[only],)
-        made.append(Batch(pick, Tensor.from_host(queue, np.array(rows, np.int64), persistent=True), len(rows)))
+        made.append(Batch(pick, constant(Tensor.from_host(queue, np.array(rows, np.int64), persistent=True)), len(rows)))
     return tuple(made)
 
 
@@ -161,7 +162,7 @@ def _batched(
     queue: Any, key: tuple[Any, ...], make: Callable[[BlockSpread, int], program.Kernel], roles: Sequence[Sequence[Tensor]]
 ) -> BatchedKernel:
     """Return the kernel and its batches for the tensors of ``roles``; ``make`` builds the kernel for a spread and a number of slots."""
-    key = ("update", *key, tuple([t.shape for t in roles[0]]))
+    key = ("batches", *key, tuple([t.shape for t in roles[0]]))
     try:
         return queue.netcl.plans[key]
     except (AttributeError, KeyError):  # a new context, new tensors
@@ -261,11 +262,11 @@ def apply(
     ``rule.given`` are such tensors. These tensors are on the device of the updated tensors, and nothing waits for their values. Tensors of
     different devices or dtypes are launched separately.
     """
-    for queue, kinds, part in _by_place(roles):
+    for queue, kinds, part, alike in _by_place(roles):
         if isinstance(queue, CPUQueue):
             _apply_numpy(rule, part, scalars, {"factor": factor, **given})
         else:
-            _apply_opencl(rule, queue, kinds, part, scalars, {"factor": factor, **given})
+            _apply_opencl(rule, queue, kinds, part, tuple(scalars), {"factor": factor, **given}, alike)
     written = [t for name in rule.writes for t in roles[rule.tensors.index(name)]]
     if any([t.place is not None and t.place.strides is not None for t in written]):
         for t in written:
@@ -274,40 +275,64 @@ def apply(
         wrote(written)
 
 
-def _by_place(roles: Sequence[Sequence[Tensor]]) -> Iterator[tuple[Any, tuple[str, ...], Sequence[Sequence[Tensor]]]]:
-    """Yield queue, dtypes and tensors for each device and combination of dtypes."""
+def _by_place(roles: Sequence[Sequence[Tensor]]) -> Iterator[tuple[Any, tuple[str, ...], Sequence[Sequence[Tensor]], bool]]:
+    """Yield queue, dtypes and tensors for each device and combination of dtypes, and whether all tensors are known to be on the queue."""
     if not roles[0]:
         return
-    queue = roles[0][0].queue
-    kinds = [{t.dtype for t in role} for role in roles]
-    if not [t for t in roles[0] if t.queue is not queue] and all(len(kind) == 1 for kind in kinds):
-        yield queue, tuple(kind.pop() for kind in kinds), roles
+    queue, kinds = roles[0][0].queue, tuple([role[0].dtype for role in roles])
+    if not [t for role, kind in zip(roles, kinds, strict=True) for t in role if t.dtype is not kind or t.queue is not queue]:
+        yield queue, kinds, roles, True
         return
     found: dict[tuple[Any, ...], list[tuple[Tensor, ...]]] = {}
     for row in zip(*roles, strict=True):
         found.setdefault((row[0].queue, tuple(t.dtype for t in row)), []).append(row)
     for (place, names_of), rows in found.items():
-        yield place, names_of, list(zip(*rows, strict=True))
+        yield place, names_of, list(zip(*rows, strict=True)), False
 
 
 def _apply_opencl(
     rule: Rule, queue: Any, kinds: tuple[str, ...], roles: Sequence[Sequence[Tensor]], scalars: Sequence[float],
-    numbers: Mapping[str, Tensor | float],
+    numbers: Mapping[str, Tensor | float], alike: bool,
 ) -> None:  # fmt: skip
-    given = [x if isinstance(x, Tensor) else _device_number(queue, x) for x in (numbers[name] for name in rule.given)]
-    of_given = tuple(x.dtype for x in given)
-
-    def make(spread: BlockSpread, slots: int) -> program.Kernel:
-        rows, more = ([dtypes.DTYPES[name] for name in of] for of in (kinds, of_given))
-        return _update_kernel(queue, rule, rows, more, spread, slots, {"FOLD": 0})
-
-    kernel, local, batches = _batched(queue, (rule, kinds, of_given), make, roles)
-    for done, batch in enumerate(batches):
-        buffers = chain.from_iterable(map(batch.pick, roles))
+    values, device = map(numbers.__getitem__, rule.given), device_queue(queue)
+    given = [x if isinstance(x, Tensor) else _device_number(device, x) for x in values]
+    key = ("update", rule, kinds, tuple([x.dtype for x in given]), tuple([t.shape for t in roles[0]]))
+    try:
+        plans = device.netcl.plans[key]
+    except (AttributeError, KeyError):  # a new queue, new tensors
+        plans = plan_cache(device)[key] = _update_plans(rule, device, kinds, roles, given)
+    for done, (pick, plan) in enumerate(plans):
+        operands = [t for role in roles for t in pick(role)]
+        operands += given
         try:
-            kernel(queue, batch.groups * local, local, *buffers, batch.blocks, *given, *scalars)
+            if device is not queue:
+                plan.append_to(queue, operands, scalars)
+            elif [t for t in (given if alike else operands) if t.queue is not queue]:
+                plan.run_on(queue, operands, scalars)
+            else:
+                plan.run(operands, scalars)
         except (DeviceError, OutOfMemoryError) as error:
             raise partly(error) if done else error from None
+
+
+def _update_plans(
+    rule: Rule, queue: Any, kinds: tuple[str, ...], roles: Sequence[Sequence[Tensor]], given: Sequence[Tensor]
+) -> list[tuple[Callable[[Sequence[Any]], tuple[Any, ...]], Plan]]:
+    """Return the plan of each batch, whose operands are the tensors that ``pick`` selects from each list and then ``given``."""
+
+    def make(spread: BlockSpread, slots: int) -> program.Kernel:
+        rows, more = [dtypes.DTYPES[name] for name in kinds], [dtypes.DTYPES[x.dtype] for x in given]
+        return _update_kernel(queue, rule, rows, more, spread, slots, {"FOLD": 0})
+
+    kernel, local, batches = _batched(queue, (rule, kinds, tuple([x.dtype for x in given])), make, roles)
+    plans = []
+    for batch in batches:
+        commands = command_list(queue, [*chain.from_iterable(map(batch.pick, roles)), *given])
+        count = len(commands.given) - len(given)
+        numbers = map(Given, range(len(rule.scalars)))
+        kernel(commands, batch.groups * local, local, *commands.given[:count], batch.blocks, *commands.given[count:], *numbers)
+        plans.append((batch.pick, Plan(rule.name, commands, ())))
+    return plans
 
 
 def partly(error: DeviceError | OutOfMemoryError) -> DeviceError | OutOfMemoryError:
@@ -321,7 +346,7 @@ def _device_number(queue: Any, value: float) -> Tensor:
         return Tensor.from_host(queue, np.float32(value))
     state = program.state(queue)
     if ("update", "one") not in state:
-        state[("update", "one")] = Tensor.from_host(queue, np.float32(1), persistent=True)
+        state[("update", "one")] = constant(Tensor.from_host(queue, np.float32(1), persistent=True))
     return state[("update", "one")]
 
 

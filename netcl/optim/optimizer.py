@@ -279,9 +279,14 @@ class Optimizer:
         return total, ops.mul(ops.minimum(ops.div(max_norm, ops.add(total, 1e-6)), 1.0), grad_scale)
 
     def with_gradient(self, group: Group) -> list[Tensor]:
-        found = [p for p in group["params"] if p.grad is not None]
-        for p in [p for p in found if (g := p.grad).shape != p.shape or g.queue is not p.queue or g.dtype is not p.dtype]:
-            self._check_gradient(p, p.grad)
+        """Return the parameters of a group that have a gradient; raises if a gradient does not fit its parameter."""
+        found = []
+        for p in group["params"]:
+            g = p.grad
+            if g is not None:
+                if g.shape != p.shape or g.queue is not p.queue or g.dtype is not p.dtype:
+                    self._check_gradient(p, g)
+                found.append(p)
         return found
 
     def _check_gradient(self, p: Tensor, g: Tensor) -> None:
@@ -370,8 +375,11 @@ class Optimizer:
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Set all gradients to ``None`` or, with ``set_to_none=False``, fill them with zeros in place."""
         if set_to_none:
-            for p in self._parameters():
-                p.zero_grad()
+            for group in self.param_groups:
+                for p in group["params"]:
+                    p.grad = None
+                    if recording.listening:
+                        recording.leaf(p)
             return
         gradients = [g for p in self._parameters() if (g := p.grad) is not None]
         for g in gradients:
