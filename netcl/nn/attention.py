@@ -171,10 +171,10 @@ class KVCache(Module):
                     cache[:, :, seen:total] = x.detach()
                 else:
                     x = ag.cast(x.detach(), "float32")
-                    factor = ag.div(ag.amax(ag.abs(x), axis=-1, keepdims=True), 127)
-                    cache[:, :, seen:total] = ag.cast(ag.round(ag.div(x, ag.maximum(factor, 1e-30))), "int8")
-                    factors[:, :, seen:total] = factor
-        if seen:
+                    most = ag.amax(ag.abs(x), axis=-1, keepdims=True)
+                    cache[:, :, seen:total] = ag.cast(ag.round(ag.mul(x, ag.div(127, ag.maximum(most, 1e-30)))), "int8")
+                    factors[:, :, seen:total] = ag.div(most, 127)
+        if seen or scales[0] is not None:
             k, v = (ag.narrow(x, 2, 0, total) for x in kept)
             if scales[0] is not None:
                 past = [ag.mul(ag.cast(x, "float32"), ag.narrow(s, 2, 0, total)) for x, s in zip((k, v), scales, strict=True)]

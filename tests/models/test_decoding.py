@@ -210,6 +210,22 @@ def test_a_cache_of_int8_writes_almost_the_same(folder_of, device):
     assert len(coded.generate(PROMPT, 8)) == 8 and {t.dtype for t in caches[1].buffers()} >= {"int8", "float32"}
 
 
+@pytest.mark.parametrize("case", ["llama", "gemma2"])  # gemma2: windows and capped scores
+@pytest.mark.parametrize("merged", [False, True])
+def test_logits_with_a_cache_of_int8_do_not_depend_on_how_positions_are_grouped(case, merged, folder_of, device):
+    model, ids = models.load(folder_of(case), device.queue, cache_dtype="int8"), np.array([[*PROMPT, *PROMPT[::-1]]])
+    model = model.merge_projections() if merged else model
+    with no_grad():
+        found = []
+        for size in (1, 3, 8, 22):
+            cache, parts = model.new_cache(40), []
+            for begin in range(0, ids.shape[1], size):
+                parts.append(model(Tensor.from_host(device.queue, ids[:, begin : begin + size]), cache).to_host())
+            found.append(np.concatenate(parts, axis=1))
+    for size, logits in zip((3, 8, 22), found[1:], strict=True):
+        np.testing.assert_allclose(logits, found[0], atol=2e-4, err_msg=str(size))
+
+
 @pytest.mark.parametrize(("case", "kind"), [("llama", None), ("llama", "Q8_0"), ("gpt2", "Q8_0"), ("qwen2", None), ("qwen3", None)])
 def test_merged_projections_change_nothing(case, kind, folder_of, device, tmp_path):
     path = folder_of(case)

@@ -2,9 +2,10 @@
 //
 // A work-group takes ROWS queries that share a head of keys, and RANGE positions of the cache; scores wait in local memory. How many
 // positions are filled is read on the device, so that one recorded launch serves every length. With SPLITS the sums of the ranges are
-// combined by a second kernel. With CODED the cache holds int8 and a scale (S_T, S_LOAD, S_STORE) for each head and position; new positions
-// count as they are, and are rounded when they are written. Callers give the types X_T, P_T (lengths) and Y_T with X_LOAD, X_STORE and
-// Y_STORE, X_LANES(p), which reads VW values, and PART: 1 for the attention, 2 for the combination.
+// combined by a second kernel. With CODED the cache holds int8 and a scale (S_T, S_LOAD, S_STORE) for each head and position. New positions
+// are rounded first and read from the cache like the others, so a result does not depend on which call wrote a position. PUTS 0: a kernel
+// before this one rounds them, because several work-groups read them. Callers give the types X_T, P_T (lengths) and Y_T with X_LOAD, X_STORE
+// and Y_STORE, X_LANES(p), which reads VW values, and PART: 1 for the attention, 2 for the combination, 3 to round new positions.
 // With PACKED and without CODED, heads of queries and keys can be normalized (HEAD_NORM 1: RMS norm with EPS and weights N_T N_LOAD) and then
 // rotated by their positions (ROTARY: so many elements of a head, 0 for none). NEW is the number of new positions then, else 0.
 #pragma OPENCL FP_CONTRACT ON
@@ -22,6 +23,7 @@
 #define SPLITS 0
 #define PACKED 0
 #define CODED 0
+#define PUTS 1
 #define NEW 0
 #define FOURS 0
 #define MORE_POINTERS
@@ -86,8 +88,8 @@ typedef JOIN(REAL, VW) lanes;
 #else
 #define KEPT_LANES(p) JOIN(convert_, JOIN(REAL, VW))(JOIN(vload, VW)(0, p))
 #endif
-#define READ(old, kept, fresh) ((old) ? KEPT_LANES(kept) : X_LANES(fresh))
-#define SCALED(old, scales, i, x) ((x) * ((old) ? (REAL)S_LOAD(scales, i) : (REAL)1))
+#define READ(old, kept, fresh) KEPT_LANES(kept)
+#define SCALED(scales, i, x) ((x) * (REAL)S_LOAD(scales, i))
 #define LARGER(a, b) ((b) > (a) || isnan(b) ? (b) : (a))  // fmax drops NaN
 // A position as int8 and the scale, which is NaN if a value is; all items of a work-group call it together.
 inline void put_position(__global char* to, __global S_T* scale, __global const X_T* x, int depth, int l, __local REAL* found) {
@@ -104,10 +106,16 @@ inline void put_position(__global char* to, __global S_T* scale, __global const 
   for (int d = l; d < depth; d += ITEMS) to[d] = convert_char_sat(rint((REAL)X_LOAD(x, d) * inverse));
   if (l == 0) S_STORE(scale, 0, most / 127);
 }
+#define PUT_POSITION(i)                                                                                                           \
+  {                                                                                                                               \
+    const size_t at = (size_t)head * L + seen + (i);                                                                              \
+    put_position(keys + at * DEPTH, key_scales + at, k + NEW_KEYS + (size_t)(i) * KEY_STEP, DEPTH, l, found);                     \
+    put_position(values + at * DEPTH_V, value_scales + at, v + NEW_VALUES + (size_t)(i) * VALUE_STEP, DEPTH_V, l, found);         \
+  }
 #else
 #define CACHE_T X_T
 #define READ(old, kept, fresh) X_LANES((old) ? (__global const X_T*)(kept) : (fresh))
-#define SCALED(old, scales, i, x) (x)
+#define SCALED(scales, i, x) (x)
 #endif
 
 #if PART == 1
@@ -187,25 +195,24 @@ __kernel __attribute__((reqd_work_group_size(ITEMS, 1, 1))) void cached_attentio
   }
 #endif
   barrier(CLK_LOCAL_MEM_FENCE);
+#if CODED
+  for (int i = max(from, seen) - seen; PUTS && i < to - seen; ++i) PUT_POSITION(i)
+  barrier(CLK_GLOBAL_MEM_FENCE);
+#else
   if (first == 0)  // what is new; every work-group reads it from where it came
     for (int i = max(from, seen) - seen; i < to - seen; ++i) {
-#if CODED
-      const size_t at = (size_t)head * L + seen + i;
-      put_position(keys + at * DEPTH, key_scales + at, new_keys + (size_t)i * KEY_STEP, DEPTH, l, found);
-      put_position(values + at * DEPTH_V, value_scales + at, new_values + (size_t)i * VALUE_STEP, DEPTH_V, l, found);
-#else
 #if NEW
       for (int d = l; d < DEPTH; d += ITEMS) X_STORE(own_keys, (size_t)(seen + i) * DEPTH + d, query[ROWS + i][d]);
 #else
       for (int d = l; d < DEPTH; d += ITEMS) X_STORE(own_keys, (size_t)(seen + i) * DEPTH + d, X_LOAD(new_keys, (size_t)i * KEY_STEP + d));
 #endif
       for (int d = l; d < DEPTH_V; d += ITEMS) X_STORE(own_values, (size_t)(seen + i) * DEPTH_V + d, X_LOAD(new_values, (size_t)i * VALUE_STEP + d));
-#endif
     }
+#endif
 
 #define PUT_SCORE(r, i, dot)                                                                                            \
   const int place = seen + (first + (r)) % T;                                                                           \
-  REAL score = SCALED((i) < seen, key_scales, (size_t)head * L + (i), (dot) * scale);                                   \
+  REAL score = SCALED(key_scales, (size_t)head * L + (i), (dot) * scale);                                               \
   if (cap > 0) score = cap * tanh(score / cap);                                                                         \
   scores[r][(i) - from] = (i) <= place && (window == 0 || (i) > place - window) ? score : -INFINITY;
 #if ITEMS == 1
@@ -314,7 +321,7 @@ __kernel __attribute__((reqd_work_group_size(ITEMS, 1, 1))) void cached_attentio
         const int i = min(i0 + u * PARTS, to - 1);
         __global const CACHE_T* kept = own_values + (size_t)i * DEPTH_V;
         __global const X_T* fresh = new_values + (ptrdiff_t)(i - seen) * VALUE_STEP;
-        part[u] = SCALED(i < seen, value_scales, (size_t)head * L + i, READ(i < seen, kept + chunk * VW, fresh + chunk * VW));
+        part[u] = SCALED(value_scales, (size_t)head * L + i, READ(i < seen, kept + chunk * VW, fresh + chunk * VW));
       }
       UNROLL for (int u = 0; u < BATCH; ++u)
         if (BATCH == 1 || i0 + u * PARTS < to)
@@ -354,5 +361,16 @@ __kernel void combine_ranges(__global const REAL* restrict parts, __global const
     sum += factor * parts[((size_t)row * ranges + j) * DEPTH_V + d];
   }
   Y_STORE(out, i, all == 0 ? (REAL)0 : sum / all);
+}
+#endif
+
+#if PART == 3
+// New positions as int8. Work-groups: new positions, heads of keys of all sequences.
+__kernel __attribute__((reqd_work_group_size(ITEMS, 1, 1))) void round_positions(
+    __global const X_T* restrict k, __global const X_T* restrict v, __global CACHE_T* restrict keys, __global CACHE_T* restrict values,
+    MORE_POINTERS __global const P_T* restrict lengths, int H, int G, int T, int L) {
+  __local REAL found[ITEMS];
+  const int l = get_local_id(0), head = get_group_id(1), b = head / G, seen = (int)lengths[b];
+  if (seen + (int)get_group_id(0) < L) PUT_POSITION(get_group_id(0))
 }
 #endif

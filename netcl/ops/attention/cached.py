@@ -52,15 +52,16 @@ def _turn_heads(q, groups, size, lengths, frequencies, query_norm, key_norm, eps
 def cached_arrays(q, k, v, keys, values, lengths, key_scales=None, value_scales=None, frequencies=None, query_norm=None, key_norm=None,
                 scale=None, window=0, softcap=0.0, eps=1e-6):  # fmt: skip
     """Compute the attention position by position, without writing to the cache."""
-    if key_scales is not None:
-        keys, values = (codes.astype(np.float64) * scales for codes, scales in ((keys, key_scales), (values, value_scales)))
     if k is None:
         groups, _, size = keys.shape[1:]
         q = _turn_heads(q, groups, size, lengths, frequencies, query_norm, key_norm, eps)
         parts = np.moveaxis(q.reshape(*q.shape[:2], -1, size), 2, 1)
         q, k, v = parts[:, : -2 * groups], parts[:, -2 * groups : -groups], parts[:, -groups:]
-        out = cached_arrays(q, k, v, keys, values, lengths, scale=scale, window=window, softcap=softcap)
+        out = cached_arrays(q, k, v, keys, values, lengths, key_scales, value_scales, scale=scale, window=window, softcap=softcap)
         return np.moveaxis(out, 1, 2).reshape(*out.shape[::2], -1)
+    if key_scales is not None:
+        coded = (keys, key_scales), (values, value_scales), round_positions(k), round_positions(v)
+        keys, values, k, v = (codes.astype(np.float64) * scales for codes, scales in coded)
     (batch, heads, new, depth), groups = q.shape, k.shape[1]
     out = np.zeros((*q.shape[:3], v.shape[3]), q.dtype)
     for b in range(batch):
@@ -204,7 +205,7 @@ def _coded_sample(q: tuple[int, ...], cache: tuple[int, ...], **options: Any) ->
              S((2, 3, 32), None, None, (2, 2, 70, 4), (2, 2, 70, 4), (2,), high=(1.0,) * 5 + (66,), **_T),
              S((2, 3, 32), None, None, (2, 2, 70, 4), (2, 2, 70, 4), (2,), None, None, (1,), (4,), (4,), dtypes=(*(None,) * 5, "int32",
                *(None,) * 5), low=(*(-1.0,) * 5, 0, *(-1.0,) * 5), high=(*(1.0,) * 5, 66, *(1.0,) * 5)),
-             _coded_sample((2, 4, 3, 8), (2, 2, 70, 8), window=5), _coded_sample((1, 2, 1, 6), (1, 2, 9, 6))],
+             _coded_sample((2, 4, 5, 8), (2, 2, 70, 8), window=5), _coded_sample((1, 2, 1, 6), (1, 2, 9, 6))],
     errors=[(S((1, 3, 1, 8), (1, 2, 1, 8), (1, 2, 1, 8), (1, 2, 9, 8), (1, 2, 9, 8), (1,), **_T), r"heads of k must divide that of q"),
             (S((1, 2, 1, 8), (1, 2, 1, 8), (1, 2, 1, 8), (1, 2, 9, 4), (1, 2, 9, 8), (1,), **_T), r"k and v must be \(batch, groups, new"),
             (S((1, 2, 1, 8), (1, 2, 1, 8), (1, 2, 1, 8), (1, 2, 9, 8), (1, 2, 9, 8), np.zeros(1, np.int32), (1, 2, 9, 1)),
@@ -221,8 +222,8 @@ def cached_attention(
       With ``None`` for k and v, q is a projection of all three side by side, ``(batch, new, (heads + 2 * kv_heads) * size)``, and
       the result is ``(batch, new, heads * size)``.
     - **keys**, **values**: the cache, ``(batch, kv_heads, positions, size)``; changed in place. A cache of int8 has **key_scales** and
-      **value_scales** ``(batch, kv_heads, positions, 1)``: a position is rounded when it is written, but the call that
-      writes it uses the exact values.
+      **value_scales** ``(batch, kv_heads, positions, 1)``: a position is rounded when it is written, also for the queries
+      of the call that writes it.
     - **lengths**: ``(batch,)`` integers, the number of filled positions of each sequence. They are read on the device, so that a compiled
       step works for every length. The new positions must fit into the cache. The NumPy backend checks this, and so does every backend
       if ``lengths`` is not a tensor. Otherwise keys and values past the end are neither written nor used.
@@ -285,7 +286,7 @@ def _cached_cl(q: Any, k: Any, v: Any, cache: tuple[Any, ...], tables: tuple[Any
     defines: dict[str, Any] = {
         "ITEMS": items, "KEYS": KEYS_AT_ONCE, "RANGE": span, "ROWS": rows, "DEPTH": depth, "DEPTH_V": wide, "VW": lanes, "REAL": real,
         "SPLITS": int(ranges > 1), "PACKED": int(packed), "CODED": int(keys.dtype == "int8"), "X_LANES(p)": read, "PART": 1,
-        "MATES": 1 if on_cpu else _mates(depth // lanes, rows),
+        "MATES": 1 if on_cpu else _mates(depth // lanes, rows), "PUTS": int(blocks == 1),
     }  # fmt: skip
     turned: list[Any] = []
     if any(t is not None for t in tables):
@@ -302,6 +303,9 @@ def _cached_cl(q: Any, k: Any, v: Any, cache: tuple[Any, ...], tables: tuple[Any
     sums = parts if ranges == 1 else Tensor.empty((2 * ranges * batch * heads * new,), sums_in, queue=q.queue)
     pointers = (q, k, v, *(t for t in cache if t is not None), *turned, lengths, parts, sums)
     numbers = (heads, groups, new, length, window, ranges, scale, softcap)
+    if cache[2] is not None and blocks > 1:
+        put = launch.kernel(q.queue, __file__, "cached.cl", "round_positions", operands, defines | {"PART": 3})
+        put(q.queue, (new * items, batch * groups), (items, 1), k, v, *cache, lengths, *numbers[:4])
     kernel(q.queue, (ranges * items, batch * groups, blocks), (items, 1, 1), *pointers, *numbers)
     if ranges > 1:
         combine = launch.kernel(q.queue, __file__, "cached.cl", "combine_ranges", operands | {"Y": q.dtype}, defines | {"PART": 2})
