@@ -62,15 +62,18 @@ class Metric:
 
 
 class Mean(Metric):
-    """The mean of one number per batch, weighted by the size of the batch; the trainer uses it for the loss."""
+    """The mean of one number per batch, weighted by the size of the batch or by ``weight``; the trainer uses it for the loss."""
 
     def __init__(self, name: str = "loss"):
         super().__init__()
         self.name = name
 
-    def include(self, number: Tensor, samples: int) -> None:
-        """Add a 0-d tensor that is the mean over ``samples`` samples."""
-        self.add([ops.mul(number, float(samples))], samples)
+    def include(self, number: Tensor, samples: int, weight: Tensor | None = None) -> None:
+        """Add a 0-d tensor that is the mean over ``samples`` samples. All numbers have a ``weight``, or none has."""
+        self.add([ops.mul(number, float(samples))] if weight is None else [ops.mul(number, weight), weight], samples)
+
+    def value(self, sums: Sequence[np.ndarray], samples: int) -> float:
+        return float(sums[0]) / (float(sums[1]) if len(sums) > 1 else samples)
 
 
 def _flat_labels(name: str, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:

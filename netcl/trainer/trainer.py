@@ -77,8 +77,8 @@ class Trainer:
     - **ema**: a ``ModelEMA``, updated at each step; evaluation and prediction use its averages.
     - **compile**: run the training step through ``netcl.compile``.
     - **callbacks**: see :mod:`netcl.trainer.callbacks`.
-    - **batch_weight**: the weight of a batch in an optimizer step of several, a function of the targets that returns a tensor; by default
-      all batches of a step count the same.
+    - **batch_weight**: the weight of a batch in the mean loss and in an optimizer step of several, a function of the targets that returns a
+      tensor; by default the number of samples in the mean, and all batches of a step count the same.
 
     Data is an iterable of batches ``(x, y)`` of arrays or tensors, such as a ``DataLoader`` or a list. It is iterated once per epoch.
 
@@ -107,7 +107,7 @@ class Trainer:
         self.loss_fn = ag.cross_entropy if loss_fn is None else loss_fn
         self.metrics = [make_metric(metric) for metric in metrics]
         self.grad_clip, self.accumulation_steps = grad_clip, accumulation_steps
-        self.batch_weight = batch_weight if accumulation_steps > 1 else None
+        self.batch_weight = batch_weight
         self.scheduler, self.schedule_by, self.ema = scheduler, schedule_by, ema
         self._autocast, self.scaler = _precision_of(mixed_precision)
         learn = self._whole_step if accumulation_steps == 1 else self._gradients
@@ -280,7 +280,7 @@ class Trainer:
         outputs, loss, norm = self._learn(inputs, targets, self._measures)
         self.grad_norm = self.grad_norm if norm is None else norm
         self._accumulated += 1
-        if self.batch_weight is not None:
+        if self.batch_weight is not None and self.accumulation_steps > 1:
             weight = self.batch_weight(targets)
             self._weights = weight if self._weights is None else ag.add(self._weights, weight)
         if self._accumulated == self.accumulation_steps:
@@ -299,7 +299,8 @@ class Trainer:
             loss = self.loss_fn(outputs, targets)
         if not isinstance(loss, Tensor):
             raise TypeError(message("fit", "loss_fn must return a Tensor", given=type(loss).__name__))
-        weighted = loss if self.batch_weight is None else ag.mul(loss, self.batch_weight(targets))
+        alone = self.batch_weight is None or self.accumulation_steps == 1
+        weighted = loss if alone else ag.mul(loss, self.batch_weight(targets))  # type: ignore[misc]
         (weighted if self.scaler is None else self.scaler.scale_loss(weighted)).backward()
         return outputs.detach(), loss.detach(), None
 
@@ -341,7 +342,7 @@ class Trainer:
 
     def _count(self, outputs: Any, loss: Tensor, targets: Any) -> None:
         with ag.no_grad():
-            self._loss.include(loss, len(targets))
+            self._loss.include(loss, len(targets), None if self.batch_weight is None else self.batch_weight(targets))
             for metric in self.metrics:
                 metric.update(outputs, targets)
 

@@ -185,18 +185,20 @@ def test_perplexity_is_that_of_the_held_out_answers(folder, data, tmp_path):
 
 
 def test_accumulated_batches_train_like_one_large_batch(folder, tmp_path):
-    """Every learned token counts the same, though blocks have different numbers of them."""
-    data, found = tmp_path / "chat.jsonl", []
+    """Every learned token counts the same, in the step and in the loss, though blocks have different numbers of them."""
+    data, found, losses = tmp_path / "chat.jsonl", [], []
     rows = [{"prompt": "a" * 3 * i, "completion": "b" * (41 - 13 * i)} for i in range(4)]
     data.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     for batch, accumulate in ((4, 1), (1, 4), (2, 2)):
         chosen = TuningSettings(method="full", epochs=1, batch_size=batch, accumulate=accumulate, length=44, lr=0.01, warmup=0.0,
                                 grad_clip=0.0, held_out=0.0, optimizer="adamw")  # fmt: skip
-        finetune(folder, data, tmp_path / str(batch), chosen)
+        last = finetune(folder, data, tmp_path / str(batch), chosen)
+        losses += [last["loss"], np.log(last["perplexity"])]
         found.append(safetensors.load_file(tmp_path / str(batch) / "model" / "model.safetensors"))
     whole, *others = (np.concatenate([tensor.ravel() for _, tensor in sorted(tensors.items())]) for tensors in found)
     for parts in others:  # a first step of AdamW follows the sign of each gradient; the few near 0 may have either
         assert (np.abs(parts - whole) > 1e-3).mean() < 0.005
+    np.testing.assert_allclose(losses, losses[0], rtol=1e-5)
 
 
 def test_packed_base_follows_lora(folder, data, tmp_path):
