@@ -6,10 +6,11 @@ import argparse
 import sys
 from pathlib import Path
 
-from netcl.cli.command import DEVICE, command, number, option, reported, say, whole
+from netcl.cli.command import DEVICE, CommandError, command, number, option, reported, say, whole
 from netcl.cli.models import MODEL_PATH, SAMPLING_OPTIONS, load_writer, sampling_options
 from netcl.core import env
 from netcl.core.backend.lifecycle import finishing_first
+from netcl.core.errors import message
 
 
 @command(
@@ -77,6 +78,8 @@ def serve(args: argparse.Namespace) -> int:
     """Serve a language model over HTTP with OpenAI's API, and a chat page."""
     from netcl.serve import Batcher, ServeLimits, app, make_app, run_server
 
+    if args.api_key == "":  # an unset variable of a shell: a server without a key would be open
+        raise CommandError(message("serve", "--api-key must not be empty", "leave the option out to serve without a key"))
     key, hosts = args.api_key or env.value("NETCL_API_KEY") or None, app.LOOPBACK if args.host in app.LOOPBACK else ("*",)
     if hosts != app.LOOPBACK and key is None:
         print(f"warning: everybody who reaches {args.host} may use the model; --api-key asks for a key", file=sys.stderr)

@@ -27,13 +27,13 @@ try:
     from starlette.exceptions import HTTPException
     from starlette.middleware import Middleware
     from starlette.middleware.trustedhost import TrustedHostMiddleware
-    from starlette.requests import Request
+    from starlette.requests import ClientDisconnect, Request
     from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response, StreamingResponse
     from starlette.routing import Route
 except ImportError:
     raise ImportError(message("serve", "the packages starlette and uvicorn are required", "pip install starlette uvicorn")) from None
 
-BODY_BYTES = 8 << 20  # of a request
+BODY_BYTES, BODY_SECONDS = 8 << 20, 30.0  # of a request, and for them to arrive
 LOOPBACK = ("localhost", "127.0.0.1", "[::1]", "::1")
 _EVENT = "data: {}\n\n"
 _PAGE_RULES = "default-src 'none'; connect-src 'self'; script-src 'unsafe-inline'; style-src 'unsafe-inline'"
@@ -77,7 +77,7 @@ _FIELDS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "seed": (_real(-(2**63), 2**63, int), "an integer of 64 bits"),
     "stop": (lambda value: _is_text(value) or _several(_is_text, 16)(value), "a string or a list of 1 to 16 strings"),
     "stream": (lambda value: isinstance(value, bool), "true or false"),
-    "stream_options": (lambda value: isinstance(value, dict) and {*value} <= {"include_usage"}, "an object with only include_usage"),
+    "stream_options": (lambda value: value in ({}, {"include_usage": True}, {"include_usage": False}), "an object with include_usage only"),
 }
 #: Fields that are taken only with these values, which change nothing; and those that never do.
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
@@ -88,17 +88,23 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
 _WITHOUT_EFFECT = {"user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "parallel_tool_calls"}
 
 
-async def _read_fields(http: Request, needed: str, model: str) -> dict[str, Any]:
-    """Return the fields of a JSON body; raises :class:`ServeError` if a field is unknown or invalid, or if ``needed`` is missing."""
-    if (kind := http.headers.get("content-type", "")).partition(";")[0].strip().lower() != "application/json":
-        raise ServeError(415, f"the content type must be application/json, got {kind!r:.80}")  # another could be sent by any web page
+async def _read_body(http: Request) -> bytes:
     body = bytearray()
     async for part in http.stream():
         body += part
         if len(body) > BODY_BYTES:
             raise ServeError(413, f"the body must have at most {BODY_BYTES} bytes")
+    return bytes(body)
+
+
+async def _read_fields(http: Request, needed: str, model: str) -> dict[str, Any]:
+    """Return the fields of a JSON body; raises :class:`ServeError` if a field is unknown or invalid, or if ``needed`` is missing."""
+    if (kind := http.headers.get("content-type", "")).partition(";")[0].strip().lower() != "application/json":
+        raise ServeError(415, f"the content type must be application/json, got {kind!r:.80}")  # another could be sent by any web page
     try:
-        given = json.loads(body)
+        given = json.loads(await asyncio.wait_for(_read_body(http), BODY_SECONDS))
+    except (asyncio.TimeoutError, ClientDisconnect):
+        raise ServeError(408, f"the body must arrive within {BODY_SECONDS:g} seconds") from None
     except (ValueError, RecursionError):
         given = None
     if not isinstance(given, dict):
@@ -243,14 +249,15 @@ def _error_response(http: Any, fault: Exception) -> Response:
     status, text = 500, "the server failed"
     if isinstance(fault, ServeError | HTTPException):
         status, text = (fault.status, str(fault)) if isinstance(fault, ServeError) else (fault.status_code, fault.detail)
-    return JSONResponse(_error_body(status, text), status, headers={429: {"Retry-After": "1"}}.get(status))
+    headers = {401: {"WWW-Authenticate": "Bearer"}, 408: {"Connection": "close"}, 429: {"Retry-After": "1"}}.get(status)
+    return JSONResponse(_error_body(status, text), status, headers=headers)
 
 
 class _Door:
     """Middleware that checks the API key of requests and counts responses by path and status."""
 
     def __init__(self, app: Any, metrics: Metrics, key: str | None, paths: Container[str]):
-        self.app, self.metrics, self.paths, self.wanted = app, metrics, paths, None if key is None else f"Bearer {key}".encode()
+        self.app, self.metrics, self.paths, self.wanted = app, metrics, paths, None if key is None else f"bearer {key}".encode()
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         path, given = scope.get("path"), dict(scope.get("headers", ())).get(b"authorization", b"")
@@ -260,7 +267,7 @@ class _Door:
                 self.metrics.add("netcl_requests_total", path=path if path in self.paths else "other", status=event["status"])
             await send(event)
 
-        passes = self.wanted is None or path in (None, "/", "/health") or hmac.compare_digest(given, self.wanted)
+        passes = self.wanted is None or path in (None, "/", "/health") or hmac.compare_digest(given[:7].lower() + given[7:], self.wanted)
         await (self.app if passes else _error_response(None, ServeError(401, "the API key is missing or wrong")))(scope, receive, counted)
 
 

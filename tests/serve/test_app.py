@@ -9,6 +9,7 @@ import re
 import pytest
 
 from netcl.serve import Batcher, ServeLimits, make_app
+from netcl.serve import app as serve_app
 from tests.serve.conftest import talk
 
 pytest.importorskip("httpx")
@@ -101,6 +102,7 @@ HI = [{"role": "user", "content": "Hi"}]
         (CHAT, {"messages": HI, "max_tokens": 65}, 400, "max_tokens (or max_completion_tokens) must be at most 64, got 65"),
         (CHAT, {"messages": HI, "stop": [1]}, 400, "stop must be"),
         (CHAT, {"messages": HI, "stream": "yes"}, 400, "stream must be"),
+        (CHAT, {"messages": HI, "stream": True, "stream_options": {"include_usage": "no"}}, 400, "stream_options must be"),
         (CHAT, {"messages": [{"role": "user", "content": [{"type": "text", "text": 5}]}]}, 400, "messages must be"),
         (CHAT, {"messages": HI, "n": 2}, 400, "n=2 is not supported"),
         (CHAT, {"messages": HI, "n": True}, 400, "n=True is not supported"),
@@ -132,6 +134,28 @@ def test_bodies_that_are_not_json_objects_are_refused(app):
     assert all(reply.json()["error"]["message"] for reply in replies)
 
 
+@pytest.mark.parametrize("gone", [False, True])
+def test_a_body_that_does_not_arrive_ends_the_request(app, gone, monkeypatch):
+    monkeypatch.setattr(serve_app, "BODY_SECONDS", 0.05)
+    sent = []
+
+    async def call():
+        asked = iter([{"type": "http.request", "body": b"{", "more_body": True}, *([{"type": "http.disconnect"}] if gone else [])])
+
+        async def receive():
+            return next(asked, None) or await asyncio.sleep(60)
+
+        async def send(event):
+            sent.append(event)
+
+        headers = [(b"host", b"localhost"), (b"content-type", b"application/json")]
+        scope = {"type": "http", "method": "POST", "path": TEXT, "raw_path": TEXT.encode(), "query_string": b"", "headers": headers}
+        await asyncio.wait_for(app(scope, receive, send), 10)
+
+    asyncio.run(call())
+    assert sent[0]["status"] == 408 and (b"connection", b"close") in sent[0]["headers"]
+
+
 def test_a_full_queue_is_429_and_a_late_answer_504(host_model):
     batcher = Batcher(host_model, ServeLimits(batch=1, queue=1))
     app = make_app(batcher, "tiny")
@@ -147,11 +171,13 @@ def test_a_full_queue_is_429_and_a_late_answer_504(host_model):
 def test_the_key_is_asked_for(host_model):
     with Batcher(host_model) as batcher:
         app = make_app(batcher, "tiny", key="secret", hosts=["localhost"])
-        keys = [{}, {"Authorization": "Bearer wrong"}, {"Authorization": "secret"}, {"Authorization": "Bearer secret"}]
+        keys = [{}, {"Authorization": "Bearer wrong"}, {"Authorization": "secret"}, {"Authorization": "bearer Secret"},
+                {"Authorization": "Bearer secret"}, {"Authorization": "bearer secret"}]  # fmt: skip
         replies = talk(app, *[("GET", path, {"headers": key}) for path in ("/v1/models", "/metrics") for key in keys],
                        ("GET", "/health", {}), ("GET", "/", {}), ("GET", "/health", {"headers": {"host": "evil.example"}}))  # fmt: skip
-    assert [reply.status_code for reply in replies] == [401, 401, 401, 200] * 2 + [200, 200, 400]
-    assert replies[0].json()["error"]["type"] == "authentication_error" and replies[3].json()["data"][0]["id"] == "tiny"
+    assert [reply.status_code for reply in replies] == [401, 401, 401, 401, 200, 200] * 2 + [200, 200, 400]
+    assert replies[0].json()["error"]["type"] == "authentication_error" and replies[4].json()["data"][0]["id"] == "tiny"
+    assert replies[0].headers["www-authenticate"] == "Bearer"
 
 
 def test_metrics_count_requests_tokens_and_latencies(app):

@@ -103,6 +103,8 @@ def test_serve_is_local_by_default_and_warns_elsewhere(served_folder, capsys, mo
     assert told.out == "tiny: http://127.0.0.1:1234\n" and told.err == ""
     assert main([*command, "--host", "0.0.0.0", "--port", "80"]) == 0
     assert "warning: everybody who reaches 0.0.0.0" in capsys.readouterr().err
+    assert main([*command, "--host", "0.0.0.0", "--api-key", ""]) == 1
+    assert "--api-key must not be empty" in capsys.readouterr().err
     monkeypatch.setenv("NETCL_API_KEY", "secret")
     assert main([*command, "--host", "0.0.0.0"]) == 0 and capsys.readouterr().err == ""
     assert seen == [
