@@ -53,7 +53,7 @@ class TuningSettings:
     lr: float = doc_field(2e-4, "the highest learning rate")
     warmup: float = doc_field(0.03, "share of the steps in which the learning rate rises; a cosine follows")
     optimizer: str = doc_field("adamw", "adamw, or adamw8bit: its state takes a quarter of the memory")
-    weight_decay: float = doc_field(0.0, "weight decay of AdamW")
+    weight_decay: float = doc_field(0.0, "weight decay of AdamW, for matrices")
     grad_clip: float = doc_field(1.0, "largest norm of all gradients together; 0 for none")
     held_out: float = doc_field(0.05, "share of the rows that perplexity is evaluated on; 0 for none")
     checkpointing: bool = doc_field(False, "recompute activations for the gradient instead of keeping them")
@@ -100,14 +100,14 @@ class TokenLosses(Module):
         return ag.reshape(ag.cross_entropy(*flat, ignore_index=tuning_data.IGNORED_TARGET, reduction="none"), ids.shape)
 
 
-def _learned_tokens(targets: Tensor) -> Tensor:
-    """Return the number of tokens whose target is not ignored, as a float."""
+def _learned_targets(targets: Tensor) -> Tensor:
+    """Return the number of targets that are not ignored, as a float; a pair of answers has two."""
     return ag.cast(ag.sum(ag.ne(targets, tuning_data.IGNORED_TARGET)), "float32")
 
 
 def mean_of_learned(losses: Tensor, targets: Tensor) -> Tensor:
     """Return the mean loss over the tokens whose target is not ignored."""
-    return ag.div(ag.sum(losses), _learned_tokens(targets))
+    return ag.div(ag.sum(losses), _learned_targets(targets))
 
 
 class AnswerLosses(TokenLosses):
@@ -175,7 +175,11 @@ def finetune(path: str | os.PathLike[str], data: str | os.PathLike[str], out: st
             names = [name.strip() for name in chosen.targets.split(",") if name.strip()] or None
             models.lora(model, chosen.rank, chosen.alpha, names, chosen.dropout, chosen.method == "dora")
         learned, make_optimizer = [p for p in wrapped.parameters() if p.requires_grad], TUNING_OPTIMIZERS[chosen.optimizer]
-        optimizer = make_optimizer(learned, lr=chosen.lr, weight_decay=chosen.weight_decay)
+        groups = [
+            {"params": [p for p in learned if (p.ndim < 2) is flat], "weight_decay": 0.0 if flat else chosen.weight_decay}
+            for flat in (False, True)
+        ]  # norms and biases do not decay, as in transformers: Gemma's norms would lose their 1
+        optimizer = make_optimizer([group for group in groups if group["params"]], lr=chosen.lr)
         steps, tokens = chosen.epochs * -(-len(train) // chosen.accumulate), float(parts[0][1].shape[-1] * chosen.batch_size)
         trainer = Trainer(
             wrapped, optimizer, loss_fn=_preference_loss(chosen.beta) if pairs else mean_of_learned,
@@ -183,7 +187,7 @@ def finetune(path: str | os.PathLike[str], data: str | os.PathLike[str], out: st
             mixed_precision=False if chosen.precision == "float32" else chosen.precision, accumulation_steps=chosen.accumulate,
             scheduler=optim.WarmupCosine(optimizer, min(round(chosen.warmup * steps), steps - 1), steps),
             callbacks=[LRMonitor(), NaNGuard(), keeper, Report(place, f"{Path(path).name} / {chosen.method}"), *callbacks],
-            batch_weight=None if pairs else lambda targets: ag.div(_learned_tokens(targets), tokens),
+            batch_weight=lambda targets: ag.div(_learned_targets(targets), tokens),
         )  # fmt: skip
         trainer.fit(train, val[0] if val else None, epochs=chosen.epochs, resume="auto" if resume else None)
         best = restore_best(trainer, keeper, World())

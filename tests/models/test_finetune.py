@@ -201,6 +201,20 @@ def test_accumulated_batches_train_like_one_large_batch(folder, tmp_path):
     np.testing.assert_allclose(losses, losses[0], rtol=1e-5)
 
 
+@pytest.mark.parametrize("change", [{"batch_size": 2, "accumulate": 2}, {"weight_decay": 5.0}], ids=["last batch", "decay"])
+def test_pairs_of_a_smaller_batch_count_the_same_and_vectors_do_not_decay(change, folder, tmp_path):
+    rows = [{"prompt": "a" * (n + 1), "chosen": "b" * (1 + 4 * n), "rejected": "c"} for n in range(3)]
+    (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    given = {"method": "full", "epochs": 2, "batch_size": 3, "accumulate": 1, "lr": 0.01, "warmup": 0.0, "held_out": 0.0, "length": 32}
+    found = []
+    for name, more in (("plain", {}), ("changed", change)):
+        finetune(folder, tmp_path / "pairs.jsonl", tmp_path / name, TuningSettings(**{**given, **more}), device_name="cpu")
+        found.append(safetensors.load_file(tmp_path / name / "model" / "model.safetensors"))
+    for name, before in found[0].items():
+        same = np.abs(found[1][name] - before).max() < 2e-3
+        assert same == ("weight_decay" not in change or before.ndim == 1)
+
+
 def test_packed_base_follows_lora(folder, data, tmp_path):
     losses = [finetune(folder, data, tmp_path / method, TuningSettings(**{**SETTINGS.__dict__, "method": method}), merged="hf")["loss"]
               for method in ("lora", "qlora")]  # fmt: skip
