@@ -122,8 +122,8 @@ def _tokenizer_maker(source: HubFolder | _GGUFModel) -> Callable[[], Tokenizer] 
     """Return a function that makes the tokenizer at its first call; ``None`` if there is no vocabulary."""
     if isinstance(source, HubFolder):
         return cache(partial(folder_tokenizer, source.path)) if (source.path / "tokenizer.json").is_file() else None
-    own = {key: value for key, value in source.file.metadata.items() if key.startswith("tokenizer.")}
-    return cache(partial(gguf_tokenizer, own)) if own.get("tokenizer.ggml.model", "no_vocab") != "no_vocab" else None
+    metadata = source.file.metadata
+    return cache(partial(gguf_tokenizer, metadata)) if metadata.get("tokenizer.ggml.model", "no_vocab") != "no_vocab" else None
 
 
 def _config_of(source: HubFolder | _GGUFModel) -> ModelConfig:
@@ -173,7 +173,7 @@ def save(model: Model, path: str | os.PathLike[str], format: str = "hf", kind: s
         dtype = next(iter(model.parameters())).dtype
         wanted = kind_of(kind or {"float16": "F16", "bfloat16": "BF16"}.get(dtype, "F32"), "save").name
         metadata, extra = metadata_of(config)
-        metadata |= {"tokenizer.ggml.model": "no_vocab"} if tokenizer is None else gguf_vocabulary(tokenizer, config.vocab_size)
+        metadata |= {"tokenizer.ggml.model": "no_vocab"} if tokenizer is None else gguf_vocabulary(tokenizer, config.vocab_size, row.gguf)
         _add_end_tokens(metadata, model.end_tokens())  # type: ignore[union-attr]
         pushed = push(model, row.gguf_names)
         check_described(config, metadata, {**{name: shape for name, (shape, _) in pushed.items()}, **dict.fromkeys(extra, ())}, extra)

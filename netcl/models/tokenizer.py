@@ -67,6 +67,9 @@ _WHOLE_WORDS = ("llama-bpe", "llama3", "llama-v3", "falcon3", "falcon-h1", "pixt
 NORMAL, UNKNOWN_TOKEN, CONTROL_TOKENS, USER_DEFINED, UNUSED, BYTE = range(1, 7)  # types of tokens in GGUF files
 _GENERATION = re.compile(r"(\{%[-+]?\s*)(end)?generation(\s*[-+]?%\})")  # a tag that marks answers and renders its content
 _SPACE = "\N{LOWER ONE EIGHTH BLOCK}"  # what SentencePiece writes for a space
+#: Tokens of Phi-3 that keep white space behind them; the other special tokens of its SentencePiece vocabulary remove it, without a key.
+_PHI3_PLAIN = ("<unk>", "<s>", "<|endoftext|>")
+_PROBE = "It's a PROBE:  x=12345; naïve ＷＩＤＥ ﬁt\n\n\t你好 🙂."  # what normalizers change, and splits divide
 _SPECIAL_NAMES = {"bos": "bos", "eos": "eos", "pad": "padding", "unk": "unknown"}  # and their names in GGUF files
 
 
@@ -191,10 +194,10 @@ def gguf_tokenizer(metadata: Mapping[str, Any]) -> Tokenizer:
     if not isinstance(types, np.ndarray) or len(types) != len(tokens):
         raise refusal("tokenizer", "tokenizer.ggml.token_type must have a number per token", tokens=len(tokens), given=f"{types!r:.80}")
     backend = makers[kind](tokens, types, own)
-    library = tokenizers_library()
+    library, arch = tokenizers_library(), metadata.get("general.architecture")
     for wanted, add in ((USER_DEFINED, backend.add_tokens), (CONTROL_TOKENS, backend.add_special_tokens)):
-        added = [tokens[i] for i in np.flatnonzero(types == wanted) if tokens[i]]
-        add([library.AddedToken(token, normalized=False, special=wanted == CONTROL_TOKENS) for token in added])
+        added = [(tokens[i], _strips_space(arch, kind, tokens[i])) for i in np.flatnonzero(types == wanted) if tokens[i]]
+        add([library.AddedToken(token, normalized=False, special=wanted == CONTROL_TOKENS, rstrip=strips) for token, strips in added])
     ids = {name: own.get(f"tokenizer.ggml.{key}_token_id") for name, key in _SPECIAL_NAMES.items()}
     if any(i is not None and not (isinstance(i, int) and 0 <= i < len(tokens)) for i in ids.values()):
         raise refusal("tokenizer", f"ids of special tokens must be from 0 to {len(tokens) - 1}", ids=ids)
@@ -202,6 +205,11 @@ def gguf_tokenizer(metadata: Mapping[str, Any]) -> Tokenizer:
     _add_ends(backend, own, special, kind)
     template = own.get("tokenizer.chat_template", "")
     return Tokenizer(backend, special, template if isinstance(template, str) else "", own)
+
+
+def _strips_space(arch: object, kind: object, token: str) -> bool:
+    """Whether a special token removes the white space behind it."""
+    return arch == "phi3" and kind == "llama" and token not in _PHI3_PLAIN
 
 
 def _add_ends(backend: Any, own: Mapping[str, Any], special: Mapping[str, str], kind: str) -> None:
@@ -288,10 +296,14 @@ def _unigram(tokens: list[str], types: np.ndarray, own: Mapping[str, Any]) -> An
     return _surround(backend, own, first)
 
 
-def gguf_vocabulary(tokenizer: Tokenizer, rows: int | None = None) -> dict[str, Any]:
-    """Return a tokenizer as metadata of a GGUF file. The list of tokens is padded to the ``rows`` of the model's embedding."""
+def gguf_vocabulary(tokenizer: Tokenizer, rows: int | None = None, arch: str = "") -> dict[str, Any]:
+    """Return a tokenizer as metadata of a GGUF file for an architecture; raises if the format cannot describe it.
+
+    The list of tokens is padded to the ``rows`` of the model's embedding.
+    """
     if tokenizer.metadata:
-        return tokenizer.metadata
+        own = tokenizer.metadata
+        return {**own, **_phi3_name(own["tokenizer.ggml.model"], own["tokenizer.ggml.tokens"], arch)}
     data = json.loads(tokenizer.backend.to_str())
     model, text = data["model"], json.dumps(data.get("pre_tokenizer"))
     kind = {"BPE": "gpt2" if '"ByteLevel"' in text else "llama", "Unigram": "t5"}.get(model["type"])
@@ -336,4 +348,22 @@ def gguf_vocabulary(tokenizer: Tokenizer, rows: int | None = None) -> dict[str, 
         "add_eos_token": ids[-1:] == [found.get("eos_token_id")] and ids != plain,
     }
     template = {"tokenizer.chat_template": tokenizer.chat_template} if tokenizer.chat_template else {}
-    return {**{f"tokenizer.ggml.{key}": value for key, value in found.items()}, **template}
+    whole = {**{f"tokenizer.ggml.{key}": value for key, value in found.items()}, **template, **_phi3_name(kind, tokens, arch)}
+    _check_split(tokenizer, data["added_tokens"], whole, arch)
+    return whole
+
+
+def _check_split(tokenizer: Tokenizer, added: Iterable[Mapping[str, object]], whole: Mapping[str, object], arch: str) -> None:
+    """Raise unless a GGUF file with the metadata ``whole`` splits texts as the tokenizer does, which has the tokens ``added``."""
+    rules = {str(one["content"]): (one["lstrip"], one["rstrip"], one["single_word"]) for one in added}
+    kind, backend = whole["tokenizer.ggml.model"], tokenizer.backend
+    lost = [token for token, rule in rules.items() if rule != (False, _strips_space(arch, kind, token), False)]
+    if lost or gguf_tokenizer(whole).encode(_PROBE, False) != tokenizer.encode(_PROBE, False):
+        what = "GGUF must be able to describe how the tokenizer splits a text"
+        given = {"normalizer": backend.normalizer, "pre_tokenizer": backend.pre_tokenizer, "tokens_with_own_rules": lost[:3]}
+        raise refusal("save", what, "use format='hf'", **given)
+
+
+def _phi3_name(kind: object, tokens: Iterable[str], arch: str) -> dict[str, str]:
+    """Return the name in a file of Phi-3, by which llama.cpp decides that its special tokens remove white space."""
+    return {"general.name": "Phi-3"} if _strips_space(arch, kind, "</s>") and {"</s>", *_PHI3_PLAIN} <= set(tokens) else {}

@@ -198,3 +198,35 @@ def test_tokenizers_that_mark_the_first_word_keep_their_mark():
     assert again["tokenizer.ggml.add_space_prefix"] and again["tokenizer.ggml.add_bos_token"]
     texts = [text for text in strings()[:300] if not text.startswith(" ")]
     assert [gguf_tokenizer(again).encode(text) for text in texts] == [other.encode(text) for text in texts]
+
+
+def test_special_tokens_of_phi_3_remove_the_space_behind_them():
+    """As its tokenizer.json says; a GGUF file has no key for it, and llama.cpp goes by the name of the model."""
+    _, metadata = pieces_of("bpe", add_dummy_prefix=True)
+    more = ["<|endoftext|>", "<|user|>", "<|end|>"]
+    metadata["tokenizer.ggml.tokens"] = [*metadata["tokenizer.ggml.tokens"], *more]
+    for key, fill in (("token_type", 3), ("scores", 0)):
+        whole = metadata[f"tokenizer.ggml.{key}"]
+        metadata[f"tokenizer.ggml.{key}"] = np.concatenate([whole, np.full(3, fill, whole.dtype)])
+    plain, made = gguf_tokenizer(metadata), gguf_tokenizer({**metadata, "general.architecture": "phi3"})
+    user, end, text = made.backend.token_to_id("<|user|>"), made.backend.token_to_id("<|end|>"), "<|user|>\n the<|end|>\n<s> a"
+    expected = [user, *made.encode("the", False), end, made.backend.token_to_id("<s>"), *made.encode(" a", False)]
+    assert made.encode(text, False) == expected != plain.encode(text, False)
+    again = gguf_vocabulary(Tokenizer(made.backend, made.special), None, "phi3")
+    assert again["general.name"] == "Phi-3" == gguf_vocabulary(made, None, "phi3")["general.name"]
+    assert gguf_tokenizer({**again, "general.architecture": "phi3"}).encode(text, False) == expected
+    with pytest.raises(FileError, match="GGUF must be able to describe how the tokenizer splits"):
+        gguf_vocabulary(Tokenizer(made.backend, made.special), None, "llama")
+
+
+@pytest.mark.parametrize("kind", ["byte level", "bpe", "unigram"])
+def test_normalizers_that_gguf_cannot_describe_are_refused(kind, trained):
+    backend = trained["qwen2"] if kind == "byte level" else gguf_tokenizer(pieces_of(kind)[1]).backend
+    backend, norms = tokenizers.Tokenizer.from_str(backend.to_str()), tokenizers.normalizers
+    first = [norms.NFC()] if backend.normalizer is None else [backend.normalizer]
+    backend.normalizer = norms.Sequence(first)
+    assert gguf_vocabulary(Tokenizer(backend))
+    for other in (norms.Lowercase(), norms.NFKC(), norms.Replace(tokenizers.Regex(" {2,}"), " ")):
+        backend.normalizer = norms.Sequence([other, *first])
+        with pytest.raises(FileError, match="GGUF must be able to describe how the tokenizer splits"):
+            gguf_vocabulary(Tokenizer(backend))
