@@ -341,8 +341,8 @@ def _context_of(tokenizer: Tokenizer, before: Sequence[int]) -> tuple[list[int],
     They begin with a whole character: decoders that replace all bytes beside an incomplete one would replace the text's. A character
     that ends in the text belongs to the text.
     """
-    ids, found = list(before), range(_CHARACTER_BYTES)
-    for behind, more in ((behind, more) for behind in found for more in found):  # tokens of a character that ends, and that begins
+    ids, ends, begins = list(before), range(_CHARACTER_BYTES), range(4 * _CHARACTER_BYTES)  # tokens may hold parts of two characters
+    for behind, more in ((behind, more) for behind in ends for more in begins):  # tokens of a character that ends, and of those that begin
         begin = max(0, len(ids) - behind - more - _CONTEXT_TOKENS)
         text = tokenizer.decode(ids[begin : len(ids) - behind])
         if not text.startswith(_REPLACED) and not text.endswith(_REPLACED):

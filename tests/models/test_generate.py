@@ -98,6 +98,17 @@ def test_streams_keep_characters_of_several_tokens(rng):
     assert "".join(map(stream.add, euro[2:])) + stream.rest() == "\u20acab"
 
 
+def test_streams_after_prompts_whose_tokens_hold_parts_of_two_characters():
+    class Parts:
+        def decode(self, ids):
+            return b"".join(parts[i] for i in ids).decode(errors="replace")
+
+    word = "\uc548\ub155\ud558\uc138\uc694\ud558".encode()
+    parts = [word[:2], *(word[i : i + 3] for i in range(2, 17, 3)), word[17:], b",", b"x", b"y"]
+    stream = TextStream(Parts(), range(len(parts) - 2))
+    assert stream.add(len(parts) - 2) + stream.add(len(parts) - 1) == "xy"
+
+
 def test_beginnings_of_stop_strings_before_other_characters_are_streamed():
     stream, text = models.TextStream(_Bytes(), [], ["b\u00e9"]), "xb\u00e8b\U0001f642 b"
     pieces = [stream.add(token) for token in text.encode()]
