@@ -431,7 +431,8 @@ def _structured_rule(node: Node, F: Any, grads: Sequence[Any]) -> list[Any]:
         outs = [_recorded_again(node, out, i) for i, out in enumerate(outs)]
     several = len(node.outputs) > 1
     out = None if outs is None else (tuple(outs) if several else outs[0])
-    keywords = {**keywords, "needs": tuple([edge is not None for edge in node.edges])}  # a vjp may skip unwanted gradients
+    # A vjp may skip unwanted gradients, and needs kernels with a gradient only where it is recorded.
+    keywords = {**keywords, "needs": tuple([edge is not None for edge in node.edges]), "recorded": grad_mode.get()}
     back = registry.call_vjp(row, F, tuple(grads) if several else grads[0], out, inputs, keywords)
     flat: list[Any] = []
     for x, gradient in zip(inputs, back, strict=True):

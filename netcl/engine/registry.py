@@ -443,7 +443,7 @@ def call_vjp(row: Op | Reduction, F: Any, g: Any, out: Any, inputs: Sequence[Any
         elif name == "out":
             given[name] = out
         else:
-            given[name] = keywords[name] if name in keywords else (True,) * len(inputs)  # only "needs" has a default
+            given[name] = keywords[name]
     assert row.vjp is not None
     grads = row.vjp(F, **given)
     return grads if isinstance(grads, tuple) else (grads,)
@@ -554,7 +554,7 @@ def _check_vjp(title: str, call: Callable[..., Any], vjp: Callable[..., Any] | N
     if vjp is None:
         return
     first, *wanted = inspect.signature(vjp).parameters
-    known = {"g", "out", *OUTPUTS, "needs", *inspect.signature(call).parameters}
+    known = {"g", "out", *OUTPUTS, "needs", "recorded", *inspect.signature(call).parameters}
     known |= {f"{name}_{what}" for name in inputs for what in ("shape", "dtype")}
     unknown = [name for name in wanted if name not in known]
     if first != "F" or unknown:

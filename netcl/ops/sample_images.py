@@ -93,9 +93,9 @@ def _sample_kernel(name: str, image: Tensor, grid: Tensor) -> Any:
     return launch.kernel(image.queue, __file__, "sample_images.cl", name, operands, {"REAL": dtypes.DTYPES[image.dtype].c_compute})
 
 
-def _grid_grad(F: Any, dy: Tensor, x: Tensor, grid: Tensor, linear: bool, border: bool, align: bool) -> Tensor:
-    """Return the gradient with respect to the grid: by its kernel or, where F records, by ops that have a gradient."""
-    if not linear or F.__name__ == "netcl.ops":
+def _grid_grad(F: Any, dy: Tensor, x: Tensor, grid: Tensor, recorded: bool, linear: bool, border: bool, align: bool) -> Tensor:
+    """Return the gradient with respect to the grid: by its kernel or, if it is recorded, by ops that have a gradient."""
+    if not (linear and recorded):
         return F.sample_images_grid_grad(dy, x, grid, linear=linear, border=border, align=align)
     (batch, channels, height, width), points = x.shape, grid.shape[1] * grid.shape[2]
     spots = []
@@ -120,9 +120,9 @@ def _grid_grad(F: Any, dy: Tensor, x: Tensor, grid: Tensor, linear: bool, border
     return F.cast(F.reshape(F.stack([left, up], -1), grid.shape), grid.dtype)
 
 
-def _sample_vjp(F, g, x, grid, needs, linear, border, align):
+def _sample_vjp(F, g, x, grid, needs, recorded, linear, border, align):
     dx = F.sample_images_input_grad(g, grid, size=x.shape[2:], linear=linear, border=border, align=align) if needs[0] else None
-    return dx, _grid_grad(F, g, x, grid, linear, border, align) if needs[1] else None
+    return dx, _grid_grad(F, g, x, grid, recorded, linear, border, align) if needs[1] else None
 
 
 @op(vjp=_sample_vjp, ref="numpy", amp="float",
@@ -142,9 +142,9 @@ def sample_images(x: Tensor, grid: Tensor, *, linear: bool = True, border: bool 
     return y
 
 
-def _sample_grad_vjp(F, g, dy, grid, needs, linear, border, align):
+def _sample_grad_vjp(F, g, dy, grid, needs, recorded, linear, border, align):
     back = F.sample_images(g, grid, linear=linear, border=border, align=align) if needs[0] else None
-    return back, _grid_grad(F, dy, g, grid, linear, border, align) if needs[1] else None
+    return back, _grid_grad(F, dy, g, grid, recorded, linear, border, align) if needs[1] else None
 
 
 @op(vjp=_sample_grad_vjp, ref="numpy", amp="float",

@@ -79,11 +79,11 @@ def _layer_cpu(gx, weight, bias, h0, c0, projection, lengths, kind, reverse):
     return steps.layer_forward(steps.NUMPY, gx, weight, bias, h0, c0, projection, lengths, kind, reverse)
 
 
-def _layer_vjp(F, g, out, weight, bias_shape, h0, c0, projection, lengths, kind, reverse):
+def _layer_vjp(F, g, out, weight, bias_shape, h0, c0, projection, lengths, recorded, kind, reverse):
     (g_y, g_h), (g_c, g_saved), y, saved = g[:2], (None, g[2]) if kind != "lstm" else g[2:], out[0], out[-1]
     known = (weight, h0, c0, projection, lengths, y, saved)
     there = _grads_of(kind, h0, projection, bias_shape is not None)
-    if g_saved is not None or F.__name__ != "netcl.ops":  # second derivatives use the formulas
+    if g_saved is not None or recorded:  # second derivatives use the formulas
         found = steps.layer_backward(F, g_y, g_h, g_c, g_saved, *known, kind, reverse)
         found = tuple(x if here else None for x, here in zip(found, there, strict=True))
     else:
