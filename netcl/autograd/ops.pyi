@@ -51,7 +51,7 @@ def addcdiv(input: Operand, tensor1: Operand, c: Operand, value: float = 1, *, o
     """a + value * b / c."""
 
 def addcmul(input: Operand, tensor1: Operand, c: Operand, value: float = 1, *, out: Tensor | None = None) -> Tensor:
-    """a + value * b * c."""
+    """a + value * b * c; of integers, value must be one."""
 
 def addmm(input: Operand, a: Operand, b: Operand, *, beta: float = 1, alpha: float | None = 1) -> Tensor:
     """beta * x + alpha * (a @ b)."""
@@ -72,7 +72,7 @@ def affine_grid(theta: Operand, size: Sequence[int], align_corners: bool = False
     """Return the grid with which :func:`grid_sample` applies affine maps ``theta`` ``(batch, 2, 3)`` to images (or volumes) of ``size``."""
 
 def all(input: Operand, dim: Any = None, keepdim: bool = False, *, out: Tensor | None = None, axis: Any = ..., keepdims: bool = ...) -> Tensor:
-    """Whether no element is zero."""
+    """Whether no element is zero; of uint8, as uint8."""
 
 def amax(input: Operand, dim: Any = None, keepdim: bool = False, *, out: Tensor | None = None, axis: Any = ..., keepdims: bool = ...) -> Tensor:
     """Largest element; NaN wins. The gradient of ties is shared."""
@@ -84,7 +84,7 @@ def aminmax(input: Operand, *, dim: Any = None, keepdim: bool = False, axis: Any
     """Least and largest value, (min, max)."""
 
 def any(input: Operand, dim: Any = None, keepdim: bool = False, *, out: Tensor | None = None, axis: Any = ..., keepdims: bool = ...) -> Tensor:
-    """Whether some element is not zero."""
+    """Whether some element is not zero; of uint8, as uint8."""
 
 def argmax(input: Operand, dim: int | None = None, keepdim: bool = False, *, axis: int | None = ..., keepdims: bool = ...) -> Tensor:
     """Position of the largest element as int64, the first of equals; NaN is larger than all. Without an axis: in the flattened tensor."""
@@ -181,7 +181,10 @@ def bias_add(input: Operand, bias: Operand, dim: int = 1, *, out: Tensor | None 
     """Add one value per channel, or one value for all, to x; ``axis`` is the channel axis."""
 
 def bincount(input: Operand, weights: Any = None, minlength: int = 0) -> Tensor:
-    """Count how often each of 0, 1, ... occurs in a vector of integers, or sum the ``weights`` of its occurrences. Waits for the device."""
+    """Count how often each of 0, 1, ... occurs in a vector of integers, or sum the ``weights`` of its occurrences. Waits for the device.
+
+    Sums are float64, those of float32 weights float32.
+    """
 
 def bitwise_and(input: Operand, other: Operand, *, out: Tensor | None = None) -> Tensor:
     """Bitwise AND of a and b."""
@@ -570,6 +573,9 @@ def hard_swish(input: Operand, *, out: Tensor | None = None) -> Tensor:
 def hard_tanh(input: Operand, min_val: float = -1.0, max_val: float = 1.0, *, out: Tensor | None = None) -> Tensor:
     """x clamped between min_val and max_val."""
 
+def hard_tanh_between(input: Operand, min_val: float = -1.0, max_val: float = 1.0, *, out: Tensor | None = None) -> Tensor:
+    """hard_tanh with checked bounds."""
+
 def heaviside(input: Operand, other: Operand, *, out: Tensor | None = None) -> Tensor:
     """1 where a is positive, b where a is 0, else 0."""
 
@@ -809,6 +815,9 @@ def logical_xor(input: Operand, other: Operand, *, out: Tensor | None = None) ->
 
 def logit(input: Operand, eps: float | None = None) -> Tensor:
     """log(x / (1 - x)); with eps, of x clamped between eps and 1 - eps."""
+
+def logit_values(input: Operand, *, out: Tensor | None = None) -> Tensor:
+    """log(x / (1 - x)); NaN outside of 0 to 1, as its gradient."""
 
 def logsumexp(input: Operand, dim: Any = None, keepdim: bool = False, *, out: Tensor | None = None, axis: Any = ..., keepdims: bool = ...) -> Tensor:
     """log(sum(exp(x))) without overflow."""

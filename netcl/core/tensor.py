@@ -298,10 +298,15 @@ class Tensor(TensorMethods):
     @classmethod
     def arange(cls, start: float, stop: float | None = None, step: float = 1, dtype: str | None = None, *, queue: Any = None,
                device: Any = None) -> Tensor:  # fmt: skip
-        """Create ``start, start + step, ...`` up to but not including ``stop``; integers give int64, floats float32."""
+        """Create ``start, start + step, ...`` up to but not including ``stop``; integers give int64, floats float32.
+
+        An integer ``dtype`` truncates the three numbers first, as in torch.
+        """
         start, stop = (0, start) if stop is None else (start, stop)
-        if step == 0:
-            raise ShapeError(message("arange", "step must not be 0", start=start, stop=stop))
+        if dtype is not None and not dtypes.lookup(dtype, "arange").is_float:
+            start, stop, step = int(start), int(stop), int(step)
+        if step == 0 or (stop - start) / step < 0:
+            raise ShapeError(message("arange", "step must lead from start to stop", start=start, stop=stop, step=step))
         return cls.from_host(_queue(queue, None, device), np.arange(start, stop, step), dtype)
 
     @classmethod

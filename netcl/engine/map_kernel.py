@@ -160,10 +160,10 @@ def plan_map(
 
 
 def as_integer(op: str, compute: str, value: Any) -> int:
-    """Convert a number to an integer of a compute type or a narrow dtype; raises ``DtypeError`` if it is out of range."""
+    """Convert a number to an integer of a compute type or a narrow dtype; raises ``DtypeError`` unless it is one, and in range."""
     name, most = INTEGRAL[compute]
-    if not (0 if compute[0] == "u" else -most) <= value < most:
-        remedy = 'cast first: x.to("int64")' if most < 2**63 else "use a float"
+    if not (0 if compute[0] == "u" else -most) <= value < most or value != int(value):
+        remedy = 'cast first: x.to("int64")' if most < 2**63 and value % 1 == 0 else 'use floats: x.to("float32")'
         raise DtypeError(message(op, f"a number must be representable in {name}, got {value}", remedy))
     return int(value)
 

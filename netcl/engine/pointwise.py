@@ -187,7 +187,7 @@ def _forward_types(row: Pointwise, args: Sequence[Any], dtype: str | None) -> tu
         names = [name for name, x in zip(row.inputs, values, strict=True) if isinstance(x, Tensor)]
         shape = common_shape(row.name, [x.shape for x in tensors], names)
     same = len(tensors) == len(args) and all([x.dtype is kind for x in tensors])
-    working = DTYPES[kind] if same else common_dtype((*map(values.__getitem__, row.promoting), *params))
+    working = DTYPES[kind] if same else common_dtype((*map(values.__getitem__, row.promoting), *(params if row.result != "inputs" else ())))
     if (row.accepts == "float" and not working.is_float) or (row.accepts == "number" and not working.rank):
         wanted = "a floating-point dtype" if row.accepts == "float" else "a numeric dtype, not bool"
         raise DtypeError(message(row.name, f"inputs must have {wanted}", 'cast first: x.to("float32")', dtype=working.name))

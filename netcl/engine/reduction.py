@@ -232,7 +232,7 @@ def types_of(row: Reduction, x: Tensor) -> tuple[str, DType]:
         remedy = f"convert first: x.float().{row.name}()"
         raise DtypeError(message(row.name, "x must have a floating-point dtype", remedy, dtype=x.dtype, **{"x.shape": x.shape}))
     if row.result == "bool":
-        return source.c_compute, DTYPES["bool"]
+        return source.c_compute, DTYPES["uint8" if source.name == "uint8" else "bool"]  # as in torch
     if row.result == "sum" and not source.is_float:
         return "long", DTYPES["int64"]
     if row.result == "float" and not source.is_float:

@@ -366,7 +366,7 @@ class MultiheadAttention(Module):
     Returns the result and, if ``need_weights``, the attention weights (their mean over the heads, unless
     ``average_attn_weights=False``), else ``None``. ``attn_mask`` ``(L, S)`` or ``(N * heads, L, S)`` and
     ``key_padding_mask`` ``(N, S)``: bool with True where attention is *not* allowed, or floats that are added. ``is_causal`` applies
-    a causal mask in addition to the given masks and, unlike in torch, does not require ``attn_mask``. Parameters: ``in_proj_weight``
+    a causal mask. With ``attn_mask``, it states that this mask is causal, as in torch: one of both is used. Parameters: ``in_proj_weight``
     (or ``q_proj_weight``, ``k_proj_weight``, ``v_proj_weight`` if the widths differ), ``in_proj_bias``, ``out_proj``.
 
     >>> from netcl import nn, zeros
@@ -409,6 +409,9 @@ class MultiheadAttention(Module):
         single = query.ndim == 2
         inputs = self._batch_first((query, key, value), single)
         q, k, v = self._projected(*inputs)
+        if is_causal and attn_mask is not None:  # torch takes attn_mask for the causal mask
+            is_causal = not need_weights and key_padding_mask is None
+            attn_mask = None if is_causal else attn_mask
         mask = self._mask(attn_mask, key_padding_mask, q, k)
         longer = self.bias_k is not None or self.add_zero_attn
         if is_causal and (need_weights or longer):

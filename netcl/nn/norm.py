@@ -167,7 +167,7 @@ class InstanceNorm2d(_Running):
     """Normalizes each channel of each image separately: ``y = (x - mean) / sqrt(var + eps) * weight + bias``.
 
     - **num_features**: the number of channels.
-    - **eps**, **momentum**, **affine** (default off), **track_running_stats** (default off): as in torch.
+    - **eps**, **momentum** (``None``: running statistics stay), **affine** (default off), **track_running_stats** (default off): as in torch.
 
     Shapes: ``(N, C, H, W)``.
 
@@ -187,7 +187,7 @@ class InstanceNorm2d(_Running):
         if not self.training and self.running_mean is not None:
             return ag.batch_norm(x, self.running_mean, self.running_var, self.weight, self.bias, eps=self.eps)
         if self.running_mean is not None:
-            self._update(x, recording.again(self._count))
+            self._update(x, self.momentum or 0.0)  # batches are not counted, as in torch
         return ag.instance_norm(x, self.weight, self.bias, eps=self.eps)
 
     def _update(self, x: Tensor, momentum: float) -> None:

@@ -251,10 +251,7 @@ def kron(F: Any, a: Tensor, b: Tensor) -> Tensor:
 
 
 def _logit(F: Any, x: Tensor, eps: float | None = None) -> Tensor:
-    if not dtypes.DTYPES[_checked_tensor("logit", x).dtype].is_float:
-        x = F.cast(x, "float32")
-    x = x if eps is None else F.clamp(x, float(eps), 1.0 - eps)
-    return F.sub(F.log(x), F.log1p(F.neg(x)))
+    return F.logit_values(x if eps is None else F.clamp(x, float(eps), 1.0 - eps))
 
 
 def _in_float_of(F: Any, x: Tensor | float, values: Tensor | float) -> Tensor | float:
@@ -424,13 +421,18 @@ def quantile(F: Any, x: Tensor, q: Any, axis: int | None = None, keepdims: bool 
            samples=[S((9,), dtypes="int64", low=0, high=5), S((4,), dtypes="int32", low=0, high=2, minlength=6)],
            errors=[(S((3,)), r"\[bincount\] x must be a vector of integers")])  # fmt: skip
 def bincount(F: Any, x: Tensor, weights: Any = None, minlength: int = 0) -> Tensor:
-    """Count how often each of 0, 1, ... occurs in a vector of integers, or sum the ``weights`` of its occurrences. Waits for the device."""
-    x = _checked_tensor("bincount", x)
+    """Count how often each of 0, 1, ... occurs in a vector of integers, or sum the ``weights`` of its occurrences. Waits for the device.
+
+    Sums are float64, those of float32 weights float32.
+    """
+    x, weights = launch.as_tensors("bincount", x, weights)
     if x.ndim != 1 or dtypes.DTYPES[x.dtype].is_float:
         raise ShapeError(message("bincount", "x must be a vector of integers", dtype=x.dtype, **{"x.shape": x.shape}))
     length = max(minlength, int(F.amax(x)) + 1 if x.size else 0)
     if weights is None:
         weights = Tensor.ones(x.shape, "int64", queue=x.queue)
+    elif weights.dtype != "float32":
+        weights = F.cast(weights, "float64")
     return F.index_add(Tensor.zeros((length,), weights.dtype, queue=x.queue), 0, x, weights)
 
 

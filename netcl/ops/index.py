@@ -489,10 +489,9 @@ def masked_fill(F: Any, x: Tensor, mask: Tensor, value: Any) -> Tensor:
     lead = len(x.shape) - len(mask.shape)
     if lead < 0 or any(m not in (1, n) for m, n in zip(mask.shape, x.shape[lead:], strict=True)):
         raise ShapeError(message("masked_fill", "mask must broadcast to x", **{"x.shape": x.shape, "mask.shape": mask.shape}))
-    if isinstance(value, Tensor) and value.requires_grad and value.size == 1:
+    if isinstance(value, Tensor):
         return F.where(mask, F.cast(F.reshape(value, ()), x.dtype), x)
-    number = value.item() if isinstance(value, Tensor) else value
-    stored, row = storage_of(number, x.dtype, "masked_fill")
+    stored, row = storage_of(value, x.dtype, "masked_fill")
     return F.where(mask, dtypes.decode(stored, row).item(), x)  # a number that x holds
 
 

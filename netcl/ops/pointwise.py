@@ -137,6 +137,9 @@ _PSI2 = {"j": " + ".join(f"{step} / ((z + {i}) * (z + {i}))" for i, step in enum
          "d": "-2 * j - r - r / w - r * r * (0.5 - r * (1 / 6.0 - r * (1 / 6.0 - r * (0.3 - r * 5 / 6.0))))"}  # fmt: skip
 unary("trigamma", "psi1", "g * (d - WHERE(v0 < 0.5, 62.01255336059963 * COS(f) / (c * c * c), 0))", _of_number(_trigamma_ref),
       let=_PSI | _PSI1 | _PSI2, **_GAMMA, doc="The derivative of digamma.")  # fmt: skip
+unary("logit_values", "LOG(v0) - LOG1P(-v0)", "g / (v0 * (1 - v0)) * (k / k)", lambda x: np.log(x / (1 - x)), amp="float",
+      domain=(0.1, 0.9), let={"k": "WHERE(AND(v0 >= 0, v0 <= 1), 1, 0)"},
+      doc="log(x / (1 - x)); NaN outside of 0 to 1, as its gradient.")  # fmt: skip
 unary("asin", "ASIN(v0)", "g / SQRT(1 - v0 * v0)", np.arcsin, amp="float", domain=(-0.9, 0.9), onnx="Asin", doc="Inverse sine.")
 unary("acos", "ACOS(v0)", "-g / SQRT(1 - v0 * v0)", np.arccos, amp="float", domain=(-0.9, 0.9), onnx="Acos", doc="Inverse cosine.")
 unary("atan", "ATAN(v0)", "g / (1 + v0 * v0)", np.arctan, amp="float", onnx="Atan", doc="Inverse tangent.")
@@ -221,7 +224,7 @@ register(Pointwise("lerp", "WHERE(ABS(v2) < 0.5, v0 + v2 * (v1 - v0), v1 - (v1 -
                    ("g * (1 - v2)", "g * v2", "g * (v1 - v0)"), lambda a, b, w: a + w * (b - a), inputs=("a", "b", "weight"),
                    doc="a + weight * (b - a), exact at both ends."))  # fmt: skip
 register(Pointwise("addcmul", "v0 + value * v1 * v2", ("g", "g * value * v2", "g * value * v1"), lambda a, b, c, value: a + value * b * c,
-                   params={"value": 1}, doc="a + value * b * c."))  # fmt: skip
+                   params={"value": 1}, result="inputs", doc="a + value * b * c; of integers, value must be one."))  # fmt: skip
 register(Pointwise("addcdiv", "v0 + value * v1 / v2", ("g", "g * value / v2", "-g * value * v1 / (v2 * v2)"),
                    lambda a, b, c, value: a + value * b / c, params={"value": 1}, domain=(0.5, 3.0), tol=2,
                    doc="a + value * b / c."))  # fmt: skip
@@ -272,9 +275,11 @@ unary("hard_sigmoid", "MIN(MAX(v0 / 6 + 0.5, 0), 1)", "WHERE(AND(v0 > -3, v0 < 3
 unary("hard_swish", "v0 * MIN(MAX(v0 + 3, 0), 6) / 6", "g * WHERE(v0 <= -3, 0, WHERE(v0 >= 3, 1, (2 * v0 + 3) / 6))",
       lambda x: x * np.clip(x + 3, 0, 6) / 6, domain=(-5.0, 5.0), kinks=(-3.0, 3.0),
       onnx="HardSwish", doc="x * hard_sigmoid(x).")  # fmt: skip
-unary("hard_tanh", "MIN(MAX(v0, min_val), max_val)", "WHERE(AND(v0 > min_val, v0 < max_val), g, 0)",
-      lambda x, min_val, max_val: np.clip(x, min_val, max_val), params={"min_val": -1.0, "max_val": 1.0}, kinks=(-1.0, 1.0),
-      doc="x clamped between min_val and max_val.")  # fmt: skip
+_HARD_TANH = unary(
+    "hard_tanh_between", "MIN(MAX(v0, min_val), max_val)", "WHERE(AND(v0 > min_val, v0 < max_val), g, 0)",
+    lambda x, min_val, max_val: np.clip(x, min_val, max_val), params={"min_val": -1.0, "max_val": 1.0}, kinks=(-1.0, 1.0),
+    doc="hard_tanh with checked bounds.",
+)  # fmt: skip
 _PRELU = Pointwise("prelu_broadcast", "WHERE(v0 > 0, v0, v1 * v0)", ("WHERE(v0 > 0, g, g * v1)", "WHERE(v0 > 0, 0, g * v0)"),
                    lambda x, w: np.where(x > 0, x, w * x), kinks=(0.0,),
                    onnx="PRelu", doc="prelu with a weight that broadcasts.")  # fmt: skip
@@ -285,6 +290,12 @@ def _gelu_form(approximate: str) -> tuple[str, Mapping[str, float]]:
     if approximate not in ("none", "tanh"):
         raise ValueError(message("gelu", 'approximate must be "none" or "tanh"', approximate=repr(approximate)))
     return ("gelu_erf" if approximate == "none" else "gelu_tanh"), {}
+
+
+def _hard_tanh_form(min_val: float, max_val: float) -> tuple[str, Mapping[str, float]]:
+    if min_val > max_val:
+        raise ValueError(message("hard_tanh", "min_val must not be above max_val", min_val=min_val, max_val=max_val))
+    return "hard_tanh_between", {"min_val": min_val, "max_val": max_val}
 
 
 def _clamp_form(min: Any, max: Any) -> tuple[str, Mapping[str, float]]:
@@ -299,6 +310,7 @@ def _clamp_form(min: Any, max: Any) -> tuple[str, Mapping[str, float]]:
 register(Choice("gelu", (_GELU, _GELU_TANH), {"approximate": "none"}, _gelu_form, 'x * P(N(0, 1) <= x); approximate="tanh" uses tanh.'))
 register(Choice("clamp", (_CLAMP_BOTH, _CLAMP_MIN, _CLAMP_MAX, *_BOUNDS), {"min": None, "max": None}, _clamp_form,
                 "x clamped between min and max: numbers, tensors or None."))  # fmt: skip
+register(Choice("hard_tanh", (_HARD_TANH,), _HARD_TANH.params, _hard_tanh_form, "x clamped between min_val and max_val."))
 alias("swish", "silu")
 alias("clip", "clamp")
 

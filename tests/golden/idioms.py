@@ -1203,6 +1203,47 @@ result = torch.roll(torch.tensor(1.0), 1, 0)
 result = torch.unique(a((3,)), dim=1)
 ## glu of a number raises
 result = F.glu(torch.tensor(1.0))
+## all and any of uint8
+x = torch.tensor([[1, 2], [0, 0]], dtype=torch.uint8)
+result = (x.all(), x.any(), torch.all(x, dim=1), torch.any(x, 0, keepdim=True), (x > 0).all())
+## bincount of integer and half weights
+w = torch.tensor([1, 2, 3])
+result = [torch.bincount(torch.tensor([0, 1, 1]), weights=w.to(kind)) for kind in (torch.int64, torch.uint8, torch.float16, torch.float32)]
+## addcmul of integers with a whole float
+x = torch.tensor([1, 2])
+result = (torch.addcmul(x, x + 2, x + 4, value=2.0), x.float().addcmul(x, x, value=0.5), x.clone().addcmul_(x, x, value=3.0))
+## arange of an integer dtype with float bounds
+bounds = ((0.5, 3.7), (0, 5, 1.5), (1.5,), (-2.5, 2.5), (5, 0.5, -1.5))
+result = [torch.arange(*given, dtype=torch.int64) for given in bounds] + [torch.arange(*given) for given in bounds]
+## arange with a truncated step raises
+result = torch.arange(0, 1, 0.3, dtype=torch.int64)
+## arange away from its end raises
+result = torch.arange(5, 0)
+## arange of nothing
+result = (torch.arange(3, 3), torch.arange(3, 3, -1), torch.arange(0))
+## gradients of logit outside
+x = torch.tensor([-1.0, 0.05, 0.5, 1.5], requires_grad=True)
+torch.logit(x, 0.1).sum().backward()
+y = torch.tensor([-1.0, 0.0, 0.05, 0.5, 1.0, 1.5], requires_grad=True)
+(torch.logit(y) * 2.0).sum().backward()
+result = (x.grad, torch.logit(x, eps=0.1), torch.nan_to_num(y.grad, nan=-7.0), y.grad.isnan(), torch.logit(y).isnan())
+## hardtanh with exchanged bounds raises
+result = F.hardtanh(a((3,)), 1.0, -1.0)
+## InstanceNorm counts no batches
+result = []
+for momentum in (0.1, None):
+    layer = nn.InstanceNorm2d(2, track_running_stats=True, momentum=momentum)
+    y = layer(a((2, 2, 3, 3)))
+    result += [y, layer.num_batches_tracked, layer.running_mean, layer.running_var]
+## masked_fill by a tensor
+mask, value = torch.tensor([True, False]), torch.tensor(2.75, requires_grad=True)
+y = a((2,)).masked_fill(mask, value)
+(y * 3.0).sum().backward()
+result = (y, value.grad, torch.tensor([1, 2]).masked_fill(mask, value.detach()), a((2,)).masked_fill(mask, torch.tensor(True)))
+## causal attention with another mask
+layer, x = fix(nn.MultiheadAttention(4, 2)), a((3, 1, 4))
+mask = torch.tensor([[False, True, False]] * 3)
+result = [layer(x, x, x, attn_mask=mask, is_causal=True, need_weights=need)[0] for need in (True, False)]
 """)
 
 # ---- refused on purpose: torch broadcasts with a warning, or has what netcl has not; error and words are netcl's own
@@ -1221,6 +1262,11 @@ REFUSED = {
     "sum(True)": ("a((2, 3)).sum(True)", ValueError, r"\[sum\] axis must be an integer, not a bool"),
     "argmax(True)": ("a((2, 3)).argmax(True)", ValueError, r"\[argmax\] axis must be an integer, not a bool"),
     "var(1, False)": ("a((2, 3)).var(1, False)", TypeError, r"var\(\) takes from 1 to 2 positional arguments"),
+    "addcmul of integers with a fraction": (
+        "torch.addcmul(torch.tensor([1, 2]), torch.tensor([3, 4]), torch.tensor([5, 6]), value=1.5)",
+        TypeError,
+        r"\[addcmul\] a number must be representable in int64, got 1\.5; use floats",
+    ),
     "pickled tensors": ("__import__('pickle').dumps(a((2,)))", TypeError, r"\[pickle\] a tensor cannot be pickled"),
 }
 

@@ -32,7 +32,7 @@ def inputs(rng):
     return [rng.standard_normal((N, n, E)).astype(np.float32) for n in (L, S, S)]
 
 
-def masks(rng) -> dict[str, tuple[dict, np.ndarray | float]]:
+def masks(rng, need_weights: bool) -> dict[str, tuple[dict, np.ndarray | float]]:
     """Arguments, and what they add to the scores."""
     bad = rng.random((L, S)) < 0.4
     bad[:, 0] = False
@@ -50,18 +50,22 @@ def masks(rng) -> dict[str, tuple[dict, np.ndarray | float]]:
         "both": ({"attn_mask": bad, "key_padding_mask": padding}, minus(bad) + minus(padding)[:, None, None]),
         "causal": ({"is_causal": True}, minus(later)),
         "causal_padding": ({"is_causal": True, "key_padding_mask": padding}, minus(later) + minus(padding)[:, None, None]),
-        "causal_numbers": ({"is_causal": True, "attn_mask": numbers}, minus(later) + numbers),
+        "causal_numbers": ({"is_causal": True, "attn_mask": numbers}, numbers if need_weights else minus(later)),  # as in torch
+        "causal_all": (
+            {"is_causal": True, "attn_mask": numbers, "key_padding_mask": padding}, numbers + minus(padding)[:, None, None],
+        ),
         "causal_twice": ({"is_causal": True, "attn_mask": later}, minus(later)),
     }
 
 
-@pytest.mark.parametrize(
-    "kind", ["none", "bool", "numbers", "per_head", "padding", "both", "causal", "causal_padding", "causal_numbers", "causal_twice"]
-)
+KINDS = "none bool numbers per_head padding both causal causal_padding causal_numbers causal_all causal_twice".split()
+
+
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("need_weights", [True, False])
 def test_masks(device, inputs, rng, kind, need_weights):
     layer = nn.MultiheadAttention(E, H, batch_first=True)
-    arguments, added = masks(rng)[kind]
+    arguments, added = masks(rng, need_weights)[kind]
     want, weights = by_definition(layer, *inputs, added)
     tensors = [Tensor.from_host(device.queue, x) for x in inputs]
     out, got = layer(*tensors, need_weights=need_weights, average_attn_weights=False, **arguments)

@@ -346,6 +346,8 @@ def test_float64_needs_the_device(cl_device, monkeypatch):
         DtypeError, match=r"^\[cast\] float64 requires a device with float64 arithmetic; .*cast to float32, or use the NumPy backend"
     ):
         run(Pointwise("cast", "v0", ("g",), np.abs), (x,), None, "float64")
+    with pytest.raises(DtypeError, match=r"^\[cast\] float64 requires a device with float64 arithmetic"):
+        ops.masked_fill(x, ops.gt(x, 0), Tensor.from_host(cl_device.queue, np.float64(2), "float64"))
 
 
 @pytest.mark.parametrize("offset", [0, 1])
