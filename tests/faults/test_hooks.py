@@ -12,7 +12,7 @@ import netcl
 import netcl as nc
 import netcl.autograd as ag
 from netcl import amp, nn, optim, selftest
-from netcl.autograd import tape
+from netcl.autograd import backward_pass
 from netcl.core import recording
 from netcl.core.device import manager
 from netcl.core.hooks import hooks
@@ -58,7 +58,7 @@ HOOKS = {
     "backward": lambda run: run.model[0].register_full_backward_hook(boom),
     "leaf": lambda run: run.model[0].weight.register_hook(boom),
     "intermediate": lambda run: run.model[0].register_forward_hook(lambda module, given, out: out.register_hook(boom) and None),
-    "after_backward": lambda run: run.model[2].weight.register_hook(lambda g: tape.after_backward(boom)),
+    "after_backward": lambda run: run.model[2].weight.register_hook(lambda g: backward_pass.after_backward(boom)),
 }
 
 
@@ -140,7 +140,7 @@ def test_code_of_the_user_that_raises_leaves_nothing_behind(device, name):
     with pytest.raises(Boom):
         CODE[name](x)
     assert ag.is_grad_enabled() and not amp.is_autocast_enabled() and recording.active.recorder is None
-    assert tape.walk_under_way() is None and ag.get_current_tape() is None
+    assert backward_pass.walk_under_way() is None and ag.get_current_tape() is None
     y = (x * 3).sum()
     x.grad = None
     y.backward()
