@@ -17,6 +17,7 @@ from operator import attrgetter
 from typing import Any, NamedTuple
 
 from netcl import ops
+from netcl.autograd.ops import LASTING  # type: ignore[attr-defined]
 from netcl.autograd.tape import (
     RELEASED,
     Node,
@@ -112,7 +113,7 @@ class _Walk:
         self.wanted = wanted
         self.targets = [] if wanted is None else [_edge_key(edge_of(t)) for t in wanted]
         self.found: dict[tuple[int, int], Tensor | None] = dict.fromkeys(self.targets)
-        self.handed: dict[int, Any] = {}
+        self.handed: dict[int, Any] = {}  # by id, memory of gradients that leaves, hooks, functions of the user or the caller may hold
         self.leaves: list[Tensor] = []
         self.held: dict[Tensor, Tensor] = {}  # partial gradients of leaves with hooks
         self.narrow: dict[Tensor, Tensor] = {}  # 16-bit gradients of float32 leaves, which are cast together at the end
@@ -135,8 +136,28 @@ class _Walk:
         elif gradient.shape != out.shape:
             raise ShapeError(message("backward", "gradient must have the shape of the tensor", gradient=gradient.shape, tensor=out.shape))
         else:
-            self.handed[id(_memory_owner(gradient))] = _memory_owner(gradient)  # the caller's tensor: a leaf must get a copy
+            self.hand(gradient)
         self.send(edge_of(out), gradient)
+
+    def hand(self, gradient: Any) -> None:
+        """Note that others may hold ``gradient`` or a tensor over its memory."""
+        if isinstance(gradient, Tensor):
+            owner = _memory_owner(gradient)
+            self.handed[id(owner)] = owner
+
+    def own(self, gradient: Tensor | None) -> Any:
+        """Return a gradient, or a copy if others may hold it: a leaf's is changed in place, and what a hook keeps must stay the same."""
+        if gradient is not None and id(_memory_owner(gradient)) in self.handed:
+            gradient = duplicate(gradient) if gradient.grad_fn is None else self.F.clone(gradient)
+        self.hand(gradient)
+        return gradient
+
+    def answered(self, gradient: Tensor, hook: Callable[[Tensor], Tensor | None]) -> Tensor:
+        """Call a hook with a gradient and return its answer, or the gradient."""
+        recorded.host_work("a hook on a gradient")
+        answer = _hook_answer(gradient, hook(gradient))
+        self.hand(answer)
+        return answer
 
     def send(self, edge: tuple[Any, int], gradient: Tensor) -> None:
         """Add a gradient to a leaf or to an output of a node."""
@@ -177,24 +198,18 @@ class _Walk:
             self.accumulate(leaf, ops.cast(self.narrow.pop(leaf), leaf.dtype))
         if recorded.listening and recorded.active.recorder is not None:
             recorded.active.recorder.leaf(leaf)
-        hooks: Sequence[Callable[[Tensor], Tensor | None]] = leaf._hooks or ()
-        for hook in hooks:
-            recorded.host_work("a hook on a gradient")
-            gradient = _hook_answer(gradient, hook(gradient))
+        if leaf._hooks:
+            gradient = self.own(gradient)
+            for hook in leaf._hooks:
+                gradient = self.answered(gradient, hook)
         self.leaves.append(leaf)
         if leaf.grad is not None:
-            if self.F is ops and leaf.grad.grad_fn is None:
+            if self.F is ops and leaf.grad.grad_fn is None and id(_memory_owner(leaf.grad)) not in self.handed:
                 ops.add(leaf.grad, gradient, out=leaf.grad)  # in place, as torch does it: no second copy, and recorded launches find it
-            else:
+            else:  # a node may still have to read the gradient that the leaf got in this walk: a rule may return it for several inputs
                 leaf.grad = self.F.add(leaf.grad, gradient)
             return
-        # Rules may return one tensor for several inputs; .grad is changed in place by optimizers, so no two leaves may share it.
-        storage = _memory_owner(gradient)
-        if id(storage) in self.handed:
-            gradient = duplicate(gradient) if gradient.grad_fn is None else self.F.clone(gradient)
-            storage = _memory_owner(gradient)
-        self.handed[id(storage)] = storage
-        leaf.grad = gradient
+        leaf.grad = gradient = self.own(gradient)
         if isinstance(gradient.source, lazy_graph.Product):
             gradient.realize()  # a deferred product keeps its operands in memory
 
@@ -203,10 +218,8 @@ class _Walk:
             _, node = heapq.heappop(self.heap)
             grads = self.pending.pop(node)
             for index, hook in node.hooks:
-                recorded.host_work("a hook on a gradient")
-                gradient = grads[index]
-                if gradient is not None:
-                    grads[index] = _hook_answer(gradient, hook(gradient))
+                if grads[index] is not None:
+                    grads[index] = self.answered(self.own(grads[index]), hook)
             edges = node.edges
             if node.fusing is None:
                 self.step(node, grads)
@@ -230,7 +243,11 @@ class _Walk:
         assert node.rule is not None
         edges, likes = node.edges, node.likes
         later = node.name == "cast" and self.cast_later(edges[0], grads[0])
-        back = [None] if later else node.rule(node, self.F, grads)
+        foreign = type(node.saved) is not Saved or node.name not in LASTING  # a function of the user, which may keep or return any tensor
+        back = [None] if later else node.rule(node, self.F, list(map(self.own, grads)) if foreign else grads)
+        if foreign:
+            for gradient in back:
+                self.hand(gradient)
         if not self.retain:
             node.release()
         anomaly = anomaly_mode.get()

@@ -9,6 +9,8 @@ import netcl as nc
 import netcl.autograd as ag
 from netcl import nn
 from netcl.core.errors import AutogradError
+from netcl.core.tensor import Tensor
+from netcl.engine.registry import op, unregister
 from netcl.nn import functional as F
 from tests.conftest import eager_fusion
 
@@ -230,3 +232,101 @@ def test_graphs_of_any_size_give_the_same_gradients(cl_device):
         with eager_fusion(least):
             found += [gradients(model, x) for _ in range(3)]
     assert all(np.allclose(a, b, rtol=1e-5, atol=1e-6) for other in found[1:] for a, b in zip(found[0], other, strict=True))
+
+
+# ---- memory of gradients
+
+
+def test_a_leaf_that_is_used_twice_changes_no_gradient_of_another_node(device):
+    """The gradient of the sum goes to x and to w * 3, whose node reads it after x has got its second gradient."""
+    for _ in range(4):
+        x, w = nc.tensor([1.0, 2.0], requires_grad=True), nc.tensor([[1.0], [1.0]], requires_grad=True)
+        later, again = w * 3.0, x * 5.0
+        ((x.reshape(2, 1) + later).sum() + again.sum()).backward()
+        assert x.grad.tolist() == [6.0, 6.0] and w.grad.tolist() == [[3.0], [3.0]]
+
+
+def _of_an_output(x, kept):
+    y = x + 0.0
+    y.register_hook(kept.append)
+    return (y * 3.0).sum()
+
+
+def _of_a_retained_output(x, kept):
+    y = x + 0.0
+    y.retain_grad()
+    kept.append(y)
+    return (y * 3.0).sum()
+
+
+def _of_a_leaf(x, kept):
+    x.register_hook(kept.append)
+    return (x * 3.0).sum()
+
+
+def _answered(x, kept):
+    kept.append(nc.tensor([3.0, 3.0]))
+    x.register_hook(lambda g: kept[0])
+    return x.sum()
+
+
+def _of_a_function(x, kept):
+    class Same(ag.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x * 1.0
+
+        @staticmethod
+        def backward(ctx, g):
+            kept.append(g * 3.0)
+            return kept[0]
+
+    return Same.apply(x).sum()
+
+
+def _read_by_a_function(x, kept):
+    class Reads(ag.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x * 0.0
+
+        @staticmethod
+        def backward(ctx, g):
+            kept.append(g)
+            return g * 0.0
+
+    return ((x + Reads.apply(x.detach().requires_grad_())) * 3.0).sum()
+
+
+def _of_an_op(x, kept):
+    kept.append(nc.tensor([3.0, 3.0]))
+
+    @op(name="passes", vjp=lambda F, g: kept[0], ref=None)
+    def passes(x: Tensor):
+        return nc.ops.mul(x, 1.0)
+
+    try:
+        return ag.passes(x).sum()
+    finally:
+        unregister("passes")
+
+
+def _given(x, kept):
+    kept.append(nc.tensor([3.0, 3.0]))
+    return x * 1.0
+
+
+HOLDERS = [_of_an_output, _of_a_retained_output, _of_a_leaf, _answered, _of_a_function, _read_by_a_function, _of_an_op, _given]
+
+
+@pytest.mark.parametrize("holder", HOLDERS, ids=lambda holder: holder.__name__.strip("_"))
+def test_a_leaf_shares_its_gradient_with_nobody(device, holder):
+    """Optimizers, clipping and later passes change ``.grad`` in place."""
+    for _ in range(3):
+        x, kept = nc.tensor([1.0, 2.0], requires_grad=True), []
+        out = holder(x, kept)
+        out.backward(*(kept if holder is _given else ()))
+        (x * 5.0).sum().backward()
+        x.grad.mul_(2.0)
+        held = kept[0] if kept[0].grad is None else kept[0].grad
+        assert held.tolist() == [3.0, 3.0]
