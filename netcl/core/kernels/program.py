@@ -589,21 +589,23 @@ class Sized:
     numbers in the shared one :data:`_MOST_RESETS` times.
     """
 
-    __slots__ = ("_driver", "_enqueue", "_eventless", "_own", "_resets", "_thread", "_threads", "kernel", "local", "numbers", "sizes")
+    __slots__ = ("_driver", "_enqueue", "_eventless", "_own", "_resets", "_threads", "kernel", "local", "numbers", "sizes")
 
     def __init__(self, kernel: Kernel, sizes: tuple[int, ...], local: tuple[int, ...] | None, numbers: tuple[Any, ...]):
         self.kernel, self.sizes, self.local, self.numbers = kernel, sizes, local, numbers
         self._enqueue, self._threads, self._driver = kernel.enqueue, kernel._threads, kernel.program.state.eventless
         self._eventless: tuple[_Own, Any, Callable[[], int]] | None = None  # of the first thread and its queue
-        self._own: _Own | None = None
-        self._resets = self._thread = 0
+        self._own: tuple[int, _Own] | None = None  # the thread that uses it, and the object: one assignment, as threads race for it
+        self._resets = 0
 
     def __call__(self, queue: Any, memory: tuple[Any, ...], first: tuple[Any, ...] = ()) -> None:
         """Enqueue with ``memory`` (argument indices and buffers, alternating); the numbers ``first`` precede the fixed ones."""
         if platforms.forked_child:
             platforms.check_process()
-        own = self._own
-        if own is None or self._thread != get_ident():
+        owned = self._own
+        if owned is not None and owned[0] == get_ident():
+            own = owned[1]
+        else:
             try:
                 own = self._threads.own
             except AttributeError:
@@ -614,8 +616,8 @@ class Sized:
                 self.kernel._set_numbers(own, numbers)
         elif own.numbers is not self.numbers:
             if self._resets == _MOST_RESETS:
-                self._own = own = self.kernel.new_object()
-                self._thread, self._eventless = get_ident(), None
+                own = self.kernel.new_object()
+                self._own, self._eventless = (get_ident(), own), None
             self._resets += 1
             self.kernel._set_numbers(own, self.numbers)
         own.set_memory(memory)
