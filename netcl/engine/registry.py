@@ -20,7 +20,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from netcl.core import methods
+from netcl.core import methods, queue_state
 from netcl.core.errors import message
 from netcl.engine import launch
 from netcl.engine.functions import FORMULA_FUNCTIONS, FormulaFunction
@@ -496,9 +496,10 @@ def register(row: Row) -> Row:
 
 
 def unregister(name: str) -> None:
-    """Remove a row from the table."""
+    """Remove a row from the table, and all plans: they may have launches of the op inside another one, or inside a backward pass."""
     del REGISTRY[name]
     methods.remove_method(name)
+    queue_state.forget("plans")
 
 
 def alias(name: str, of: str) -> None:

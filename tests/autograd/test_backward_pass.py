@@ -330,3 +330,28 @@ def test_a_leaf_shares_its_gradient_with_nobody(device, holder):
         x.grad.mul_(2.0)
         held = kept[0] if kept[0].grad is None else kept[0].grad
         assert held.tolist() == [3.0, 3.0]
+
+
+# ---- what plans hold
+
+
+def test_an_op_of_the_same_name_replaces_one_that_plans_have_launched(device):
+    @op(name="outer_op", vjp=lambda F, g: F.inner_op(g), ref=None)
+    def outer_op(x: Tensor):
+        return nc.ops.inner_op(x)
+
+    try:
+        for factor in (2.0, 3.0):
+
+            @op(name="inner_op", vjp=None, ref=None)
+            def inner_op(x: Tensor, factor=factor):
+                return nc.ops.mul(x, factor)
+
+            for _ in range(3):
+                x = nc.tensor([1.0, 2.0], requires_grad=True)
+                y = ag.outer_op(x)
+                y.sum().backward()
+                assert y.tolist() == [factor, 2 * factor] and x.grad.tolist() == [factor, factor]
+            unregister("inner_op")
+    finally:
+        unregister("outer_op")
