@@ -6,6 +6,7 @@ A graph is walked node by node. If the same graph comes again, with other values
 from __future__ import annotations
 
 import heapq
+import logging
 import math
 import sys
 import weakref
@@ -33,7 +34,7 @@ from netcl.autograd.tape import (
 from netcl.core import recording as recorded
 from netcl.core.device import CPUQueue, profile_of
 from netcl.core.dtype import HALVES
-from netcl.core.errors import ShapeError, message
+from netcl.core.errors import OutOfMemoryError, ShapeError, message
 from netcl.core.hooks import hooks
 from netcl.core.kernel_selector import get_kernel_selector
 from netcl.core.tensor import Tensor, duplicate, memory_of
@@ -42,6 +43,8 @@ from netcl.engine.lazy_graph import MULTIPLIED, deferred_from
 from netcl.engine.modes import in_mode
 from netcl.engine.plan import Plan, key_operands, make_plan, plan_cache
 from netcl.ops import update
+
+log = logging.getLogger("netcl")
 
 
 def run_backward(
@@ -162,12 +165,11 @@ class _Walk:
     def send(self, edge: tuple[Any, int], gradient: Tensor) -> None:
         """Add a gradient to a leaf or to an output of a node."""
         target, index = edge
-        if self.found and (key := _edge_key(edge)) in self.found:
-            self.found[key] = _sum(self.F, self.found[key], gradient)
         if isinstance(target, Tensor):
             if self.wanted is not None:
-                return
-            if target._hooks:
+                if (key := _edge_key(edge)) in self.found:
+                    self.found[key] = _sum(self.F, self.found[key], gradient)
+            elif target._hooks:
                 self.held[target] = _sum(self.F, self.held.get(target), gradient)
             else:
                 self.accumulate(target, gradient)
@@ -220,6 +222,9 @@ class _Walk:
             for index, hook in node.hooks:
                 if grads[index] is not None:
                     grads[index] = self.answered(self.own(grads[index]), hook)
+            for index in range(len(grads)) if self.found else ():
+                if (id(node), index) in self.found:
+                    self.found[id(node), index] = grads[index]
             edges = node.edges
             if node.fusing is None:
                 self.step(node, grads)
@@ -231,6 +236,10 @@ class _Walk:
             if self.held and self.heap:
                 self.hand_over()
         self.hand_over()
+        for leaf in dict.fromkeys(self.wanted or ()):
+            for hook in (leaf.grad_fn is None and leaf._hooks) or ():
+                if (gradient := self.found[id(leaf), 0]) is not None:
+                    self.found[id(leaf), 0] = self.answered(self.own(gradient), hook)
 
     def hand_over(self) -> None:
         """Pass complete gradients to leaves with hooks: a hook receives the whole gradient, once."""
@@ -291,8 +300,21 @@ class _BackwardPlan(NamedTuple):
     visited: list[int]
 
 
-_NOT_PLANNED = "backward passes that have no plan"
-_MOST_SEEN = 1024  # hashes of keys
+class _KnownPasses:
+    """The plans of a queue's backward passes by key, the length of these keys together, and the hashes of keys that came once."""
+
+    __slots__ = ("length", "plans", "seen")
+
+    def __init__(self) -> None:
+        self.plans: dict[tuple[Any, ...], _BackwardPlan | str] = {}
+        self.length = 0
+        self.seen: set[int] = set()
+
+
+_PASSES = "backward passes"
+_NOT_PLANNED = "a backward pass without a plan"
+_MOST_SEEN = 1024
+_MOST_KEYS = 1 << 17  # entries of keys, about ten per launch: a launch of a plan takes up to 6 KB on PoCL, and lengths of sequences vary
 _MOST_MEMORY = 1 / 16  # of the device, for gradients and temporaries: a walk allocates them while it releases saved tensors
 
 
@@ -303,18 +325,27 @@ def _ran_as_plan(out: Any, gradient: Any, retain: bool) -> bool:
     if graph is None:
         return False
     plans, signature = plan_cache(out.queue), tuple(key)
-    found: Any = plans.get(signature)
+    known = plans.get(_PASSES) or plans.setdefault(_PASSES, _KnownPasses())
+    found = known.plans.get(signature)
     if found is None:
-        seen = plans.setdefault(_NOT_PLANNED, set())
-        if hash(signature) not in seen:
-            if len(seen) >= _MOST_SEEN:
-                seen.clear()
-            seen.add(hash(signature))
+        if hash(signature) not in known.seen:
+            if len(known.seen) >= _MOST_SEEN:
+                known.seen.clear()
+            known.seen.add(hash(signature))
             return False
-        found = plans[signature] = _make_backward_plan(graph)
-    if found is _NOT_PLANNED:
+        found = _make_backward_plan(graph)
+        if known.length + len(signature) > _MOST_KEYS:
+            known = plans[_PASSES] = _KnownPasses()
+        known.plans[signature] = found
+        known.length += len(signature)
+    if not isinstance(found, _BackwardPlan):
         return False
-    for leaf, made in zip(graph.leaves, found.plan.run(graph.operands), strict=True):
+    try:
+        gradients = found.plan.run(graph.operands)
+    except OutOfMemoryError as error:
+        log.info("[backward] is walked, which needs less memory at a time: %s", error)
+        return False
+    for leaf, made in zip(graph.leaves, gradients, strict=True):
         if made is not None:
             leaf.grad = made
     if not retain:
@@ -339,7 +370,9 @@ def _planned_graph(out: Any, gradient: Any, key: list[Any]) -> _RecordedGraph | 
     graph = _RecordedGraph(root, out.output_nr, nodes, [], [gradient])
     numbers = {node: number for number, node in enumerate(nodes)}
     leaves: dict[int, int] = {}
-    key += ("backward", get_kernel_selector().revision, gradient.dtype, gradient.shape, numbers[root], out.output_nr)
+    key += (get_kernel_selector().revision, numbers[root], out.output_nr)
+    if key_operands((gradient,), key) is None:
+        return None
     for node in nodes:
         row, inputs, options, outs = node.saved
         key += (row, len(node.outputs), *options)
@@ -394,7 +427,7 @@ def _nodes_below(root: Node, most: float) -> list[Node] | None:
 
 def _unit_gradient(queue: Any, shape: tuple[int, ...], dtype: str) -> Tensor:
     """Return the gradient of an output with one element."""
-    plans, key = plan_cache(queue), (_NOT_PLANNED, shape, dtype)
+    plans, key = plan_cache(queue), (_PASSES, shape, dtype)
     if key not in plans:
         plans[key] = Tensor.full(shape, 1, dtype, queue=queue, persistent=True)
     return plans[key]

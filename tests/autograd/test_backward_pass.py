@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import gc
+
 import numpy as np
 import pytest
 
 import netcl as nc
 import netcl.autograd as ag
 from netcl import nn
+from netcl.autograd import backward_pass
+from netcl.core import memory, platforms
 from netcl.core.errors import AutogradError
+from netcl.core.kernels import program
 from netcl.core.tensor import Tensor
 from netcl.engine.registry import op, unregister
 from netcl.nn import functional as F
@@ -332,6 +337,16 @@ def test_a_leaf_shares_its_gradient_with_nobody(device, holder):
         assert held.tolist() == [3.0, 3.0]
 
 
+def test_grad_calls_the_hooks_of_what_it_is_asked_for(device):
+    """As backward does: a gradient is what the hooks of its tensor make of it."""
+    x = nc.tensor([1.0, 2.0], requires_grad=True)
+    y = x * 3.0
+    x.register_hook(lambda g: g + 1.0)
+    y.register_hook(lambda g: g * 10.0)
+    of_x, of_y = ag.grad((y * 2.0 + x).sum(), [x, y])
+    assert of_y.tolist() == [20.0, 20.0] and of_x.tolist() == [62.0, 62.0] and x.grad is None
+
+
 # ---- what plans hold
 
 
@@ -355,3 +370,49 @@ def test_an_op_of_the_same_name_replaces_one_that_plans_have_launched(device):
             unregister("inner_op")
     finally:
         unregister("outer_op")
+
+
+def test_a_plan_that_finds_no_memory_leaves_the_pass_to_the_walk(cl_device, monkeypatch):
+    """The walk releases what forward has saved before it allocates the gradients of earlier layers."""
+    weights, x = [nc.randn(100, 100, requires_grad=True) for _ in range(12)], nc.randn(100, 100)
+    pool, made = memory.get_persistent_pool(cl_device.queue), []
+    for short in (False, False, True):
+        loss = x
+        for w in weights:
+            w.grad = None
+            loss = (loss * w).tanh()
+        loss = loss.sum()
+        memory.empty_cache()
+        create, room = pool._create, pool.stats.bytes_allocated + (300_000 if short else 10**12)
+
+        def limited(context, flags, nbytes, create=create, room=room):
+            if pool.stats.bytes_allocated + nbytes > room:
+                raise platforms.opencl().MemoryError("no memory left")
+            return create(context, flags, nbytes)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(pool, "_create", limited)
+            loss.backward()
+        made.append([w.grad.to_host() for w in weights])
+    assert equal(made[0], made[1]) and equal(made[0], made[2])
+
+
+def test_graphs_of_many_lengths_do_not_fill_the_memory(cl_device, monkeypatch):
+    """Plans of a few graphs are kept, so a program whose sequences have any length does not grow."""
+
+    def step(length):
+        w, x = nc.tensor([[0.5]], requires_grad=True), nc.tensor([[1.0]])
+        for _ in range(length):
+            x = x @ w
+        x.backward()
+        return w.grad.item()
+
+    def launches():
+        gc.collect()
+        return sum(type(found) is program.Sized for found in gc.get_objects())
+
+    monkeypatch.setattr(backward_pass, "_MOST_KEYS", 4096)
+    before = launches()
+    for length in (*range(2, 50), *range(2, 50), 3, 3, 3):
+        assert step(length) == pytest.approx(length * 0.5 ** (length - 1))
+    assert launches() < before + 1000

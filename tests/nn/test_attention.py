@@ -52,7 +52,8 @@ def masks(rng, need_weights: bool) -> dict[str, tuple[dict, np.ndarray | float]]
         "causal_padding": ({"is_causal": True, "key_padding_mask": padding}, minus(later) + minus(padding)[:, None, None]),
         "causal_numbers": ({"is_causal": True, "attn_mask": numbers}, numbers if need_weights else minus(later)),  # as in torch
         "causal_all": (
-            {"is_causal": True, "attn_mask": numbers, "key_padding_mask": padding}, numbers + minus(padding)[:, None, None],
+            {"is_causal": True, "attn_mask": numbers, "key_padding_mask": padding},
+            numbers + minus(padding)[:, None, None],
         ),
         "causal_twice": ({"is_causal": True, "attn_mask": later}, minus(later)),
     }
