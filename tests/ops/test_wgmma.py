@@ -93,6 +93,7 @@ def test_rounded_float32_is_left_to_the_tier_below():
         (product_of(1024, 1024, 1024, sides=(True, True)), (128, 64, False, 1)),  # twice as many tiles: a processor each
         (product_of(64, 12544, 64, batch=(1, 36)), (64, 128, True, 1)),  # no rows that are not there
         (product_of(4096, 4096, 4096, "bfloat16"), (128, 256, False, 1)),
+        (product_of(512, 2048, 2048, "float16", sides=(False, True)), (128, 64, False, 1)),  # a processor each again
     ],
 )
 def test_tiles_fit_the_product(p, wanted):

@@ -56,7 +56,7 @@ class WarpGroupTile(NamedTuple):
 
 #: By bytes of a value.
 WGMMA_TILES = {
-    2: (WarpGroupTile(128, 256, 64, 18.5, 600), WarpGroupTile(128, 128, 64, 15.3, 270)),
+    2: (WarpGroupTile(128, 256, 64, 18.5, 600), WarpGroupTile(128, 128, 64, 15.3, 270), WarpGroupTile(128, 64, 64, 10.5, 350)),
     4: (
         WarpGroupTile(128, 128, 32, 2.85, 80),
         WarpGroupTile(128, 64, 32, 2.4, 80),
