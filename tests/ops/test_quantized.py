@@ -67,6 +67,18 @@ def test_batches_and_odd_rows(kind, tokens, device, rng):
     assert far(got, x.astype(np.float64) @ values.T + bias) < 2e-6
 
 
+@pytest.mark.parametrize(("rows", "columns", "tokens"), [(650, 1024, 1), (641, 1280, 3), (1283, 256, 8)])
+def test_warps_share_neighboring_strips(rows, columns, tokens, cl_device, rng, monkeypatch):
+    if not nvidia.capable(cl_device.profile):
+        pytest.skip("the device has no matrix units that netcl uses")
+    monkeypatch.setattr(plans, "_MMA_RESIDENT", 8)  # few work-groups, as for large weights
+    packed, values = weights(rng, "Q4_K", rows, columns)
+    x, bias = (rng.standard_normal(shape, np.float32).astype(np.float16) for shape in ((tokens, columns), (rows,)))
+    operands = (Tensor.from_host(cl_device.queue, array) for array in (x, packed, bias))
+    got = ops.quantized_linear(*operands, kind="Q4_K", rows=rows).to_host()
+    assert far(got.astype(np.float64), x.astype(np.float64) @ values.T + bias) < 1e-3
+
+
 @pytest.mark.parametrize("kind", ["Q4_0", "Q8_0", "Q4_K", "Q6_K"])
 def test_int8_activations_are_multiplied_exactly(kind, cl_device, rng):
     if not plans.has_dots(cl_device.queue, BLOCK_TYPES[kind]):

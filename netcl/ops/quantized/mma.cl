@@ -9,6 +9,8 @@
 // GATED  1: MT is 2, and the strips of a work-group are the same one of the gate and of w.
 // STAGED  runs whose activations a work-group converts at a time and keeps in local memory, a multiple of WARPS * SPAN; 0: every warp
 //         converts what it multiplies, and a work-group has MT strips. Staged, it takes strips until none is left.
+//   SEVERAL  1: staged, x is float16, and MT is 1: a work-group has neighboring strips, and each of its warps an equal part of their runs, in
+//            order. The warp that begins a strip stores it, so warps wait for each other once, not after every strip.
 // CHUNKED  1: there are more than STAGED runs      KINDS  columns of a fragment that differ, a power of two: those of the tokens
 // From codes.cl: PLAIN LOW HIGH OFFSET SCALES MIN NIBBLES GROUPS, and what decode.cl defines (NORM: X_HALVES is 0); from ptx.cl: IN_REGISTER MMA_FLOAT16 MMA_FRESH STREAM_8 STREAM_4 FETCH_4 BYTES_OF
 // SUB_HALVES FMA_HALVES FROM_LANE PREFETCH; from the launch: X_T X_QUAD(p), BIAS_T BIAS_LOAD, Y_T Y_STORE.
@@ -20,7 +22,7 @@
 #define LANE_WORDS (PLAIN ? 8 : LOWS + HIGH)
 #define SPAN (SCALES ? 8 : DEEP)  // runs that a warp takes at a time: a record, where groups have scales
 #define SUMMED (MIN && GROUPS == 8 && STAGED)  // minimums meet the sums of groups in one product per record
-#if STAGED
+#if STAGED && !SEVERAL
 #define STRIPS for (int begin = first; begin < strips; begin += get_num_groups(0) * taken)
 #else
 #define STRIPS const int begin = first;
@@ -29,6 +31,11 @@
 #define CHUNKS for (int base = 0; base < runs; base += STAGED)
 #else
 #define CHUNKS const int base = 0;
+#endif
+#if SEVERAL
+#define SPANS for (int i = from, run = from % spans * SPAN; i < to; ++i, run = run + SPAN < runs ? run + SPAN : 0)
+#else
+#define SPANS for (int run = base + warp * SPAN; run < base + count; run += WARPS * SPAN)
 #endif
 #define MAGIC 0x4b000000u  // 2^23: a byte under it is an exact float
 #ifndef IN_LOCAL  // 1: weights are in local memory (chain.cl)
@@ -227,14 +234,29 @@ static inline float joined_sum(__local const float* sums, const int m, const int
   }
 #endif
 
+#define PARTIAL(warp, i) sums[(warp) * 128 + (i) * 32 + lane]  // of a strip that another warp begins
+#define STORE_STRIP                                                                        \
+  UNROLL for (int k = 0; k < 4; ++k) {                                                     \
+    const int row = strip * 16 + 2 * g + k / 2, token = 2 * t + k % 2;                     \
+    const size_t at = (size_t)token * rows + row;                                          \
+    if (row < rows && token < tokens) Y_STORE(y, at, FINISHED(acc[0][0][k], row, at));     \
+  }
+
 __kernel __attribute__((reqd_work_group_size(WARPS * 32, 1, 1)))
 void strips_mma(__global const uchar* w, __global const X_T* x, EXTRA_POINTERS ADDED_POINTERS __global const BIAS_T* bias,
                 __global Y_T* y, const int rows, const int columns, const int tokens, const int biased) {
   __local float sums[WARPS * MT * 16 * SETS * 8];
   const int item = get_local_id(0), lane = item % 32, warp = item / 32, g = lane / 4, t = lane % 4, runs = columns / 32;
-  const int strips = (rows + 15) / 16, taken = GATED ? 1 : MT, first = get_group_id(0) * taken;
+  const int strips = (rows + 15) / 16, taken = GATED ? 1 : MT;
+#if SEVERAL
+  const int group = get_group_id(0), each = strips / (int)get_num_groups(0), more = strips % (int)get_num_groups(0);
+  const int first = group * each + min(group, more), spans = runs / SPAN, all = (each + (group < more)) * spans;
+  const int from = all * warp / WARPS, to = all * (warp + 1) / WARPS;
+#else
+  const int first = get_group_id(0) * taken, from = warp;
+#endif
   const uint ones[4] = {0x3c003c00u, 0x3c003c00u, 0x3c003c00u, 0x3c003c00u};
-  const size_t step = WARPS * (SPAN / PER_RECORD) * RECORD;
+  const size_t step = (SEVERAL ? 1 : WARPS) * (SPAN / PER_RECORD) * RECORD;
 #if NORM
   __local float2 shared_stats[8];
 #endif
@@ -253,10 +275,12 @@ void strips_mma(__global const uchar* w, __global const X_T* x, EXTRA_POINTERS A
     __global const uchar* p[MT];
     UNROLL for (int m = 0; m < MT; ++m) {
       p[m] = (GATED && !m ? GATE : w) + (size_t)min(begin + (GATED ? 0 : m), strips - 1) * (runs / PER_RECORD) * RECORD;
-#if STAGED  // the memory works while x is converted
+#if SEVERAL  // the memory works while x is converted
+      for (int i = lane * 128; i < min(to - from, 4) * RECORD; i += 32 * 128) PREFETCH(p[m] + (size_t)from * RECORD + i);
+#elif STAGED
       for (int i = item * 128; i < min(runs, 4 * WARPS * SPAN) / PER_RECORD * RECORD; i += WARPS * 32 * 128) PREFETCH(p[m] + i);
 #endif
-      p[m] += g * 4 + warp * (SPAN / PER_RECORD) * RECORD;
+      p[m] += g * 4 + (size_t)from * (SPAN / PER_RECORD) * RECORD;
     }
 #if NORM
     if (!STAGED || begin == first) row_statistics(x, tokens, columns, item, sums, shared_stats);
@@ -293,7 +317,11 @@ void strips_mma(__global const uchar* w, __global const X_T* x, EXTRA_POINTERS A
       barrier(CLK_LOCAL_MEM_FENCE);
 #endif
 #endif
-      for (int run = base + warp * SPAN; run < base + count; run += WARPS * SPAN) {
+#if SEVERAL
+      int strip = first + from / spans;
+      UNROLL for (int k = 0; k < 4; ++k) PARTIAL(warp, k) = 0.0f;
+#endif
+      SPANS {
         head hd[MT];
 #if SCALES
         UNROLL for (int m = 0; m < MT; ++m) hold_head(&hd[m], p[m], g, t);
@@ -351,8 +379,27 @@ void strips_mma(__global const uchar* w, __global const X_T* x, EXTRA_POINTERS A
 #if !STAGED
         UNROLL for (int s = 0; s < SETS; ++s) xs[s] += WARPS * SPAN * 32;
 #endif
+#if SEVERAL
+        const int begins = i - run / SPAN >= from, ends = run + SPAN == runs;
+        if (begins && ends) STORE_STRIP
+        if (!begins && (ends || i + 1 == to)) UNROLL for (int k = 0; k < 4; ++k) PARTIAL(warp, k) = acc[0][0][k];
+        if (ends) {
+          ++strip;
+          UNROLL for (int k = 0; k < 4; ++k) acc[0][0][k] = 0.0f;
+        }
+#endif
       }
+#if SEVERAL
+      const int end = (strip - first + 1) * spans;
+      barrier(CLK_LOCAL_MEM_FENCE);
+      if (to % spans && end - spans >= from) {  // other warps end the last strip
+        for (int j = warp + 1; j < WARPS && all * j / WARPS < end; ++j)
+          UNROLL for (int k = 0; k < 4; ++k) acc[0][0][k] += PARTIAL(j, k);
+        STORE_STRIP
+      }
+#endif
     }
+#if !SEVERAL
     UNROLL for (int m = 0; m < MT; ++m)
       UNROLL for (int s = 0; s < SETS; ++s)
         UNROLL for (int i = 0; i < 4; ++i) sums[(((warp * MT + m) * SETS + s) * 8 + 2 * t + i % 2) * 16 + 2 * g + i / 2] = acc[m][s][i];
@@ -369,5 +416,6 @@ void strips_mma(__global const uchar* w, __global const X_T* x, EXTRA_POINTERS A
 #endif
     }
     if (STAGED) barrier(CLK_LOCAL_MEM_FENCE);
+#endif
   }
 }

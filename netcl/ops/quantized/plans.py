@@ -55,6 +55,7 @@ _MMA_TABLE = {
 }
 _STAGED_SUMS = 65536  # bytes of local memory for 8 columns, where sums of groups save products of their own; sums of strips need some too
 _MMA_RESIDENT = 1024  # work-items of a compute unit that keep the memory busy
+_SEVERAL_FROM = 4  # strips of a work-group; above, its warps share them without waiting for each other (packed_products_h200.txt)
 _FLAGS = {"x86_64": ("avx512_vnni", 1), "AMD64": ("avx512_vnni", 1), "aarch64": ("asimddp asimdhp", 2)}
 
 
@@ -298,13 +299,17 @@ def _mma_sizes(p: Packed, strips_per_unit: float, gated: bool, direct: bool) -> 
 def _mma(queue: Any, p: Packed, config: KernelConfig, profile: Any, t: PackedOperands) -> None:
     strips, units = -(-p.rows // STRIP_ROWS), profile.max_compute_units
     gated, normed = (False, "") if t.parts is None else (t.parts.gate is not None, t.parts.norm)
-    sizes = _mma_sizes(p, strips / units, gated, p.dtype == "float16" and alignment(t.x) == 16 and not normed)
+    direct = p.dtype == "float16" and alignment(t.x) == 16 and not normed
+    sizes = _mma_sizes(p, strips / units, gated, direct)
     sizes["RANGED"] = int(p.dtype != "float16" and not normed)
     items = 32 * sizes["WARPS"]
-    kernel = _compiled(queue, p, "strips_mma", "mma.cl", t, 2, 0, primitives.cl_source(nvidia.__file__, "ptx.cl"), items, **sizes)
     parts = strips if gated else -(-strips // sizes["MT"])
     resident = _MMA_RESIDENT if sizes["STAGED"] * sizes["KINDS"] * 64 < _STAGED_SUMS else 768  # of a compute unit, by its local memory
     rounds = -(-parts * items // (units * resident)) if sizes["STAGED"] else 1  # as many for every work-group
+    sizes["SEVERAL"] = int(direct and rounds > _SEVERAL_FROM and p.kind.bits == 4 and sizes["MT"] == 1 and not sizes["CHUNKED"])
+    if sizes["SEVERAL"]:
+        sizes["DEEP"] = 2
+    kernel = _compiled(queue, p, "strips_mma", "mma.cl", t, 2, 0, primitives.cl_source(nvidia.__file__, "ptx.cl"), items, **sizes)
     kernel(queue, -(-parts // rounds) * items, items, t.weight, t.x, *t.end, p.rows, p.columns, p.tokens, int(t.bias is not None))
 
 
