@@ -130,7 +130,7 @@ class Port(NamedTuple):
 class Layout(NamedTuple):
     """How a kernel iterates: number of outer axes, vector width, alignment, 32- or 64-bit indices.
 
-    - ``half_bits`` (CPUs): halves are converted by integer arithmetic, because drivers call a function per element for ``vload_half``;
+    - ``half_bits`` (CPUs): halves are converted by :func:`_half_vectors`, because drivers call a function per element for ``vload_half``;
       vectors may be unaligned, because a caller's array may be.
     - ``whole``: rows are whole vectors, one per work-item; without remainder code a GPU moves nearly twice the bytes per second.
     - ``streams``: results bypass a CPU's caches, which would read each line before overwriting it.
@@ -162,16 +162,6 @@ def _converted(kind: str, width: int, text: str) -> str:
     return f"CONVERT16({kind}, {text})" if width == 16 else f"convert_{_vector(kind, width)}({text})"
 
 
-def _in_words(width: int, text: str) -> str:
-    """Return C that widens 16-bit values to 32-bit words; 16 lanes use a function of :func:`_halfword_functions`."""
-    return f"netcl_words_16({text})" if width == 16 else _converted("uint", width, text)
-
-
-def _low(width: int, text: str) -> str:
-    """Return C that takes the low 16 bits of 32-bit words."""
-    return f"netcl_low_16({text})" if width == 16 else _converted("ushort", width, text)
-
-
 def _halfword_functions(width: int) -> str:
     """Return C functions that reinterpret words as pairs of 16-bit values. On PoCL, a conversion is a call that spills all registers."""
     h, u = f"ushort{width}", f"uint{width}"
@@ -195,14 +185,15 @@ def _load(dtype: DType, compute: str, layout: Layout) -> str:
     if width == 1:
         text = dtype.load
     elif dtype is _HALVES[0] and layout.half_bits:
-        text = f"netcl_of_half_{width}(((__global const loose_half*)(p + i))->v)"
+        text = f"netcl_of_float16_{width}(((__global const loose_half*)(p + i))->v)"
     elif dtype is _HALVES[0]:
         text = f"vload{'a' if aligned else ''}_half{width}(0, p + i)"
     else:
         text = f"*(__global const {dtype.c_storage}{width}*)(p + i)" if aligned else f"vload{width}(0, p + i)"
         text = f"((__global const loose_{dtype.c_storage}*)(p + i))->v" if layout.half_bits else text
         if dtype is _HALVES[1]:
-            text = f"as_float{width}({_in_words(width, text)} << 16)"
+            words = f"netcl_words_16({text})" if width == 16 else _converted("uint", width, text)
+            text = f"as_float{width}({words} << 16)"
     return text if natural == compute else _converted(compute, width, text)
 
 
@@ -224,7 +215,7 @@ def _store(dtype: DType, compute: str, layout: Layout) -> str:
     width, aligned = layout.width, layout.aligned
     value = _store_text(dtype, compute, width)
     if dtype is _HALVES[0] and layout.half_bits and width > 1:
-        return f"((__global loose_half*)(p + i))->v = netcl_to_half_{width}({value})"
+        return f"((__global loose_half*)(p + i))->v = netcl_to_float16_{width}({value})"
     if dtype is _HALVES[0]:
         return f"vstore_half_rte({value}, i, p)" if width == 1 else f"vstore{'a' if aligned else ''}_half{width}_rte({value}, 0, p + i)"
     if width == 1:
@@ -270,17 +261,28 @@ def _half_words(width: int) -> str:
 
 def _bfloat16(width: int) -> str:
     f, s = (_vector(kind, width) for kind in ("float", "ushort"))
-    word = f"{_vector('uint', width)} value = netcl_bfloat16_word_{width}(x);"
+    low = "netcl_low_16(value)" if width == 16 else _converted("ushort", width, "value")
     return f"""{_bfloat16_words(width)}
-{s} netcl_bfloat16_{width}({f} x) {{ const {word} return {_low(width, "value")}; }}"""
+{s} netcl_bfloat16_{width}({f} x) {{ const {_vector("uint", width)} value = netcl_bfloat16_word_{width}(x); return {low}; }}"""
 
 
-def _half_bits(width: int) -> str:
-    f, s = (_vector(kind, width) for kind in ("float", "ushort"))
-    word = f"{_vector('uint', width)} value = netcl_float16_word_{width}(x);"
-    return f"""{_half_words(width)}
-{f} netcl_of_half_{width}({s} h) {{ return netcl_of_float16_word_{width}({_in_words(width, "h")}); }}
-{s} netcl_to_half_{width}({f} x) {{ const {word} return {_low(width, "value")}; }}"""
+def _half_vectors(dtype: str, width: int) -> str:
+    """Return C functions that convert 16-bit floats in ``ushort`` to floats and back; if the target has F16C (x86), by its instructions."""
+    f, h = f"float{width}", f"ushort{width}"
+    of, to = f"static inline {f} netcl_of_{dtype}_{width}(const {h} h)", f"static inline {h} netcl_to_{dtype}_{width}(const {f} x)"
+    text = f"""{_halfword_functions(width)}
+{_bfloat16_words(width) if dtype == "bfloat16" else _half_words(width)}
+{of} {{ return netcl_of_{dtype}_word_{width}(netcl_words_{width}(h)); }}
+{to} {{ return netcl_low_{width}(netcl_{dtype}_word_{width}(x)); }}"""
+    if dtype == "float16":
+        text = f"""#ifdef __F16C__
+typedef __fp16 netcl_fp16_{width} __attribute__((ext_vector_type({width})));
+{of} {{ return __builtin_convertvector(__builtin_astype(h, netcl_fp16_{width}), {f}); }}
+{to} {{ return __builtin_astype(__builtin_convertvector(x, netcl_fp16_{width}), {h}); }}
+#else
+{text}
+#endif"""
+    return f"#ifndef NETCL_{dtype.upper()}_{width}\n#define NETCL_{dtype.upper()}_{width}\n{text}\n#endif"
 
 
 _PICK = "#define PICK(no, yes, mask) ((mask) ? (yes) : (no))"
@@ -295,14 +297,13 @@ def loose_halves(dtype: str, width: int, packed: bool = True) -> str:
     return f"""#ifndef PICK
 {_PICK}
 #endif
-{_halfword_functions(width)}
-{_bfloat16_words(width) if dtype == "bfloat16" else _half_words(width)}
+{_half_vectors(dtype, width)}
 typedef struct {"__attribute__((packed)) " if packed else ""}{{ {h} v; }} loose_{dtype}_{width};
 static inline {f} load_{dtype}_{width}(__global const void* p) {{
-  return netcl_of_{dtype}_word_{width}(netcl_words_{width}(((__global const loose_{dtype}_{width}*)p)->v));
+  return netcl_of_{dtype}_{width}(((__global const loose_{dtype}_{width}*)p)->v);
 }}
 static inline void store_{dtype}_{width}(const {f} x, __global void* p) {{
-  ((__global loose_{dtype}_{width}*)p)->v = netcl_low_{width}(netcl_{dtype}_word_{width}(x));
+  ((__global loose_{dtype}_{width}*)p)->v = netcl_to_{dtype}_{width}(x);
 }}
 """
 
@@ -372,8 +373,8 @@ def value_functions(loads: Sequence[DType], stores: Sequence[DType], compute: st
         parts.append(_halfword_functions(16))
     if _HALVES[1] in stores or "bfloat16" in rounds:
         parts += [_bfloat16(w) for w in sorted({1, width})]
-    if layout.half_bits and width > 1 and "float16" in held:
-        parts.append(_half_bits(width))
+    if layout.half_bits and width > 1 and _HALVES[0] in (*loads, *stores):
+        parts.append(_half_vectors("float16", width))
     if rounds:
         parts.append(rounding_functions(rounds, compute, layout))
     for dtype in dict.fromkeys(loads):
@@ -430,8 +431,7 @@ def rounding_functions(names: Iterable[str], compute: str, layout: Layout) -> st
     names = set(names)
     wide, back = ("x", "{}") if compute == "float" else (_converted("float", w, "x"), _converted(compute, w, "{}"))
     if "float16" in names:
-        if not layout.half_bits or w == 1:
-            parts.append(_half_bits(w))
+        parts.append(_half_words(w))
         value = f"netcl_of_float16_word_{w}(netcl_float16_word_{w}({wide}))"
         parts.append(f"real as_float16_holds(real x) {{ return {back.format(value)}; }}")
     if "bfloat16" in names:

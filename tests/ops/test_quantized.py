@@ -127,6 +127,23 @@ def test_numbers_that_are_not_finite_are_not_lost(tokens, cl_device, rng):
         assert not np.isfinite(got[0]).any() and np.isfinite(got[1:]).all()
 
 
+@pytest.mark.parametrize("tokens", [1, 8])
+def test_every_half_is_a_weight(tokens, cl_device):
+    values = np.zeros((1 << 16, 32), np.uint16)
+    values[:, 5] = np.arange(1 << 16)
+    packed = Tensor.from_host(cl_device.queue, pack_strips(values.view(np.uint8), "F16", values.shape))
+    x = np.zeros((tokens, 32), np.float32)
+    x[:, 5] = 1
+    got = ops.quantized_linear(Tensor.from_host(cl_device.queue, x), packed, kind="F16", rows=1 << 16, activations="float").to_host()
+    with np.errstate(invalid="ignore"):  # signaling NaNs
+        expected = values.view(np.float16)[:, 5].astype(np.float32)
+    if nvidia.capable(cl_device.profile):  # x is the sum of two halves: 0 times infinity
+        got, expected = (np.where(np.isfinite(array), array, np.nan) for array in (got, expected))
+    np.testing.assert_array_equal(got, np.broadcast_to(expected, got.shape))
+    rows = ops.quantized_rows(packed, kind="F16", shape=values.shape).to_host()
+    np.testing.assert_array_equal(rows[:, 5], values.view(np.float16)[:, 5])
+
+
 @pytest.mark.parametrize("size", [2.0**-100, 2.0**-20, 2.0**60, 2.0**110])
 @pytest.mark.parametrize("activations", ["auto", "float"])
 def test_halves_times_activations_of_every_size(size, activations, cl_device, rng):

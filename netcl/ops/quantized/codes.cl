@@ -3,7 +3,7 @@
 //   LOW, HIGH  bits of a code in low and high words; LOW 8: codes are signed      OFFSET  subtracted from codes
 //   SCALES  of groups: 0 none, 1 unsigned, 2 signed bytes      MIN  1: groups have a minimum      CODEBOOK  1: codes are indices of BOOK
 //   BIAS_LOAD, Y_STORE, ADDED, ADDED_LOAD  from the launch      V  rows of a vector
-//   CLANG  1: the compiler has clang's conversions of vectors, 2: and its vload_half calls a function per element
+//   CLANG  1: the compiler has clang's conversions of vectors, 2: and its vload_half may call a function per element
 //   ASM  instructions written as assembly (plans.py asks who has them): 0 none, 1 AVX-512 with VNNI, 2 NEON with dot products
 #if V == 1
 #define OF(type) type
@@ -42,14 +42,6 @@ typedef struct __attribute__((packed)) { ushort16 v; } loose_ushort;
 #define HALVES(p) vload_half(0, (__global const half*)(p))
 #elif V == 2  // mma.cl, which has of_half
 #define HALVES(p) (float2)(of_half(*(__global const uint*)(p)), of_half(*(__global const uint*)(p) >> 16))
-#elif ASM == 1 && V == 16
-static inline float16 halves_as_floats(__global const uchar* p) {
-  const ushort16 h = GET_HALFWORDS(p);
-  float16 f;
-  __asm__("vcvtph2ps %1, %0" : "=v"(f) : "v"(h));
-  return f;
-}
-#define HALVES(p) halves_as_floats(p)
 #elif ASM == 2
 static inline float4 four_halves(__global const uchar* p) {
   const ushort4 h = *(__global const ushort4*)p;
