@@ -112,6 +112,8 @@ class CausalLM(ConfiguredModel):
         x = self.embed_tokens(ids)
         if self.config.embedding_scale != 1:
             x = ag.mul(x, self.config.embedding_scale)
+        if positions is not None and self.rope_stretch(1) != self.rope_stretch(self.config.context):  # the highest one decides
+            seen = int(positions.to_host().max()) + 1 - ids.shape[1]
         if positions is None and cache is not None:
             positions = cache.positions(ids.shape[0], ids.shape[1], ids.queue)
         if self.embed_positions is not None:

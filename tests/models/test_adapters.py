@@ -128,6 +128,7 @@ def test_checkpointing_gives_the_same_gradients():
 
 
 @pytest.mark.parametrize("extra", [{}, {"model_type": "mistral", "sliding_window": 3}, {
+    "max_position_embeddings": 8, "rope_parameters": {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 4.0}}, {
     "model_type": "gemma2", "sliding_window": 4, "head_dim": 8, "query_pre_attn_scalar": 8, "attn_logit_softcapping": 5.0}])  # fmt: skip
 def test_documents_in_a_block_do_not_see_each_other(extra):
     model, ids = small(**extra), np.random.default_rng(2).integers(0, 96, (1, 12))
