@@ -32,7 +32,7 @@ class Document(NamedTuple):
 def read_rows(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
     """Return the rows of a JSONL file: conversations, prompts with completions, texts, or prompts with a chosen and a rejected answer."""
     rows = []
-    for number, line in enumerate(Path(regular_file(path, "finetune")).read_text(encoding="utf-8").splitlines(), 1):
+    for number, line in enumerate(Path(regular_file(path, "finetune")).read_text(encoding="utf-8").split("\n"), 1):
         if line.strip():
             with refusing("finetune", f"{path}, line {number}", (ValueError, RecursionError)):
                 rows.append(json.loads(line))
@@ -58,10 +58,12 @@ def _is_row(row: Any) -> bool:
         prompt, *answers = row.get("prompt"), row["chosen"], row["rejected"]
         if isinstance(prompt, str):
             return all(isinstance(answer, str) for answer in answers)
-        talks: list[Any] = [prompt + _as_messages(answer) if isinstance(prompt, list) else None for answer in answers]
-        return all(_is_row({"messages": talk}) and talk[-1]["role"] == "assistant" for talk in talks)
+        talks: list[Any] = [prompt + _as_messages(answer) if isinstance(prompt, list) else [] for answer in answers]
+        whole = all(_is_row({"messages": talk}) and talk[-1]["role"] == "assistant" for talk in talks)
+        return whole and all(_as_messages(answer)[:1] and _as_messages(answer)[0]["role"] == "assistant" for answer in answers)
     if isinstance(row, dict) and isinstance(row.get("messages"), list):
-        roles = [m.get("role") if isinstance(m, dict) else None for m in row["messages"]]
+        told = [m if isinstance(m, dict) and (isinstance(m.get("content"), str) or m.get("tool_calls")) else {} for m in row["messages"]]
+        roles = [m.get("role") for m in told]
         return "assistant" in roles[1:] and roles[0] != "assistant" and all(isinstance(role, str) for role in roles)
     return isinstance(row, dict) and any(
         all(isinstance(row.get(key), str) for key in form) for form in (("text",), ("prompt", "completion"))
@@ -76,7 +78,9 @@ def documents_of(tokenizer: Tokenizer, row: Mapping[str, Any]) -> list[Document]
     if "messages" in row:
         return list(_conversation(tokenizer, row["messages"]))
     prompt, answer = ("", row["text"]) if "text" in row else (row["prompt"], row["completion"])
-    before, ids = (tokenizer.encode(text, add_special_tokens=False) for text in (prompt, answer))
+    before, ids, whole = (tokenizer.encode(text, add_special_tokens=False) for text in (prompt, answer, prompt + answer))
+    if whole[: len(before)] == before:  # SentencePiece would begin an answer that is encoded alone with a space
+        ids = whole[len(before) :]
     before = [*(i for i in tokenizer.encode("") if i not in tokenizer.end_tokens), *before]
     ids = [*before, *ids, *tokenizer.end_tokens[:1]]
     return [Document(ids, ["text" in row or at >= len(before) for at in range(len(ids))])]

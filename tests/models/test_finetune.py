@@ -97,6 +97,23 @@ def test_prompts_and_texts():
     assert all(found.learned) and found.ids[-1] == tokenizer.end_tokens[0] and len(found.ids) == 3
 
 
+def test_an_answer_has_no_space_that_the_row_does_not_have():
+    """As SentencePiece puts in front of a text."""
+    vocabulary = {sign: i for i, sign in enumerate(["</s>", "\u2581", *"+=12"])}
+    backend, norms = tokenizers.Tokenizer(tokenizers.models.BPE(vocabulary, [])), tokenizers.normalizers
+    backend.normalizer = norms.Sequence([norms.Prepend("\u2581"), norms.Replace(" ", "\u2581")])
+    tokenizer = Tokenizer(backend, {"eos_token": "</s>"})
+    for answer, ids in (("2", [5, 0]), (" 2", [1, 5, 0])):
+        (found,) = documents_of(tokenizer, {"prompt": "1+1=", "completion": answer})
+        assert found.ids == [1, 4, 2, 4, 3, *ids] and found.learned == [False] * 5 + [True] * len(ids)
+
+
+def test_lines_end_at_line_feeds_alone(tmp_path):
+    path = tmp_path / "data.jsonl"
+    path.write_text(json.dumps({"text": "a\u2028b\x85c"}, ensure_ascii=False) + "\r\n", encoding="utf-8")
+    assert read_rows(path) == [{"text": "a\u2028b\x85c"}]
+
+
 def test_packing():
     documents = [Document([1, 2, 3], [False, True, True]), Document([4, 5, 6, 7, 8], [False] * 3 + [True] * 2),
                  Document([9, 10], [True, True]), Document(list(range(20, 31)), [False] * 10 + [True])]  # fmt: skip
@@ -113,7 +130,26 @@ def test_packing():
         pack_documents([Document([1, 2], [False, False])], 4)
 
 
-@pytest.mark.parametrize("line", ["{", "[]", '{"prompt": "a"}', '{"messages": [{"role": "assistant", "content": "a"}]}', "", '{"text": 1}'])
+ASKED = [{"role": "user", "content": "a"}]
+LISTED = {"messages": [{"role": "user", "content": [{"type": "text", "text": "a"}]}, {"role": "assistant", "content": "b"}]}
+REPEATED = {"prompt": ASKED, "chosen": [*ASKED, {"role": "assistant", "content": "b"}], "rejected": "c"}
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        json.dumps(LISTED),
+        json.dumps(REPEATED),
+        json.dumps(REPEATED | {"chosen": []}),
+        json.dumps(REPEATED | {"prompt": [{"role": "user"}], "chosen": "b"}),
+        "{",
+        "[]",
+        '{"prompt": "a"}',
+        '{"messages": [{"role": "assistant", "content": "a"}]}',
+        "",
+        '{"text": 1}',
+    ],
+)
 def test_data_is_checked(line, tmp_path):
     path = tmp_path / "data.jsonl"
     path.write_text(f"\n{line}\n", encoding="utf-8")
