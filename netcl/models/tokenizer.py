@@ -168,6 +168,8 @@ def folder_tokenizer(folder: Path) -> Tokenizer:
     with refusing("tokenizer", path, (Exception,)):  # the package raises no class of its own
         backend = library.Tokenizer.from_str(json.dumps(data))
     settings = read_object(folder / "tokenizer_config.json", "tokenizer") if (folder / "tokenizer_config.json").is_file() else {}
+    if "added_tokens_decoder" not in settings and (folder / "special_tokens_map.json").is_file():  # of older versions of transformers
+        settings |= read_object(folder / "special_tokens_map.json", "tokenizer")
     template = settings.get("chat_template")
     if (folder / "chat_template.jinja").is_file():
         template = (folder / "chat_template.jinja").read_text(encoding="utf-8")

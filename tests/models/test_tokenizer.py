@@ -91,6 +91,10 @@ def test_a_folder_gives_its_tokenizer(trained, tmp_path):
     (tmp_path / "chat_template.jinja").write_text("{{ bos_token }}!")
     again = folder_tokenizer(tmp_path)
     assert again.apply_chat_template([], tokenize=False) == "<|user|>!" and again.apply_chat_template([])[0] == 1
+    (tmp_path / "special_tokens_map.json").write_text('{"bos_token": "<|end|>", "eos_token": {"content": "<|user|>"}}')
+    assert folder_tokenizer(tmp_path).special == {"bos_token": "<|end|>", "eos_token": "<|user|>"}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({**settings, "added_tokens_decoder": {}}))
+    assert folder_tokenizer(tmp_path).special == made.special
     (tmp_path / "other").mkdir()
     again.save(tmp_path / "other")
     assert folder_tokenizer(tmp_path / "other").encode(TEXT) == made.encode(TEXT)
