@@ -120,7 +120,9 @@ class Tokenizer:
         return self.encode(text, add_special_tokens=False) if tokenize else text
 
     def save(self, folder: Path) -> None:
-        """Write ``tokenizer.json`` and ``tokenizer_config.json``."""
+        """Write ``tokenizer.json`` and ``tokenizer_config.json``; files of another tokenizer that would override them are removed."""
+        for name in ("special_tokens_map.json", "chat_template.jinja"):
+            (folder / name).unlink(missing_ok=True)
         write_json(folder / "tokenizer.json", json.loads(self.backend.to_str()))
         template = {"chat_template": self.chat_template} if self.chat_template else {}
         write_json(folder / "tokenizer_config.json", {"tokenizer_class": "PreTrainedTokenizerFast", **self.special, **template})

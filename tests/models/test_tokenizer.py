@@ -96,8 +96,11 @@ def test_a_folder_gives_its_tokenizer(trained, tmp_path):
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({**settings, "added_tokens_decoder": {}}))
     assert folder_tokenizer(tmp_path).special == made.special
     (tmp_path / "other").mkdir()
+    for name, text in (("special_tokens_map.json", '{"bos_token": "<|end|>"}'), ("chat_template.jinja", "another")):
+        (tmp_path / "other" / name).write_text(text)
     again.save(tmp_path / "other")
-    assert folder_tokenizer(tmp_path / "other").encode(TEXT) == made.encode(TEXT)
+    other = folder_tokenizer(tmp_path / "other")
+    assert other.encode(TEXT) == made.encode(TEXT) and (other.special, other.chat_template) == (again.special, again.chat_template)
     (tmp_path / "tokenizer.json").write_text('{"model": {"type": "nonsense"}}')
     with pytest.raises(FileError, match=r"\[tokenizer\] the file must be undamaged and of the right format"):
         folder_tokenizer(tmp_path)
