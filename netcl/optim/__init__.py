@@ -7,7 +7,7 @@ them needs no compilation. Optimizers that torch also has load the ``state_dict`
 import sys
 
 from netcl.amp.grad_scaler import GradScaler as AMPGradScaler
-from netcl.autograd.clip import clip_grad_norm, clip_grad_norm_device, clip_grad_value
+from netcl.autograd.clipping import clip_grad_norm, clip_grad_norm_device, clip_grad_value
 from netcl.optim import formula
 from netcl.optim import schedule as lr_scheduler
 from netcl.optim.ema import ModelEMA

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from netcl import ops
-from netcl.autograd.clip import clip_factor
+from netcl.autograd.clipping import clip_factor
 from netcl.autograd.tape import enable_grad
 from netcl.core import dtype as dtypes
 from netcl.core import recording

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import netcl.autograd as ag
-from netcl.autograd.clip import Parameters, clip_grad_norm, clip_grad_norm_device, clip_grad_value
+from netcl.autograd.clipping import Parameters, clip_grad_norm, clip_grad_norm_device, clip_grad_value
 from netcl.core.errors import ShapeError, message
 from netcl.core.hooks import hooks
 from netcl.core.tensor import Tensor
