@@ -512,23 +512,36 @@ def _hook_answer(gradient: Any, answer: Any) -> Any:
     return answer
 
 
-def backward(tensor: Tensor, gradient: Tensor | None = None, *, retain_graph: bool = False, create_graph: bool = False) -> None:
-    """Accumulate the gradients of ``tensor`` in ``.grad`` of its leaves; ``gradient`` is needed unless the tensor has one element."""
-    run_backward([tensor], [gradient], retain_graph=retain_graph, create_graph=create_graph)
+def backward(
+    tensors: Tensor | Sequence[Tensor], grad_tensors: Any = None, retain_graph: bool | None = None, create_graph: bool = False,
+    inputs: Tensor | Sequence[Tensor] | None = None,
+) -> None:  # fmt: skip
+    """Accumulate the gradients of one or several tensors in ``.grad`` of their leaves, or of ``inputs`` alone.
+
+    ``grad_tensors`` has a gradient for each tensor; tensors with one element need none.
+    """
+    outs: Any = tensors if isinstance(tensors, list | tuple) else [tensors]
+    given = [grad_tensors] if outs is not tensors else [None] * len(outs) if grad_tensors is None else list(grad_tensors)
+    if len(given) != len(outs):
+        raise ShapeError(message("backward", "grad_tensors must have one entry per tensor", tensors=len(outs), grad_tensors=len(given)))
+    if inputs is None:
+        run_backward(outs, given, retain_graph=bool(retain_graph), create_graph=create_graph)
+        return
+    for x, found in zip(_listed("inputs", inputs), grad(outs, inputs, given, retain_graph, create_graph, allow_unused=True), strict=True):
+        if found is not None:  # which may be the gradient of another input, too
+            x.grad = differentiable_ops().clone(found) if x.grad is None else differentiable_ops().add(x.grad, found)
+            recorded.leaf(x)
 
 
 def grad(
-    outputs: Tensor | Sequence[Tensor],
-    inputs: Tensor | Sequence[Tensor],
-    grad_outputs: Tensor | Sequence[Tensor | None] | None = None,
-    *,
-    create_graph: bool = False,
-    retain_graph: bool | None = None,
-    allow_unused: bool = False,
-) -> tuple[Tensor | None, ...]:
+    outputs: Tensor | Sequence[Tensor], inputs: Tensor | Sequence[Tensor], grad_outputs: Tensor | Sequence[Tensor | None] | None = None,
+    retain_graph: bool | None = None, create_graph: bool = False, only_inputs: bool = True, allow_unused: bool | None = None, *,
+    materialize_grads: bool = False,
+) -> tuple[Tensor | None, ...]:  # fmt: skip
     """Return the gradients of ``outputs`` with respect to ``inputs``; does not change ``.grad`` of leaves.
 
-    ``create_graph=True`` records the gradients themselves. An unused input raises or, with ``allow_unused=True``, gives ``None``.
+    ``create_graph=True`` records the gradients themselves. An unused input raises, gives ``None`` (``allow_unused=True``) or zeros
+    (``materialize_grads=True``). ``only_inputs`` is ignored, as in torch.
     """
     outs, ins = _listed("outputs", outputs), _listed("inputs", inputs)
     given = [None] * len(outs) if grad_outputs is None else _listed("grad_outputs", grad_outputs, type(None))
@@ -540,6 +553,8 @@ def grad(
             raise ValueError(message("grad", f"input {i} must require grad", remedy, shape=x.shape))
     retain = create_graph if retain_graph is None else retain_graph
     found = run_backward(outs, given, wanted=ins, create_graph=create_graph, retain_graph=retain)
+    if materialize_grads:
+        found = [Tensor.zeros(x.shape, x.dtype, queue=x.queue) if g is None else g for x, g in zip(ins, found, strict=True)]
     missing = [i for i, g in enumerate(found) if g is None]
     if missing and not allow_unused:
         what = f"input {missing[0]} must be used to compute the outputs"

@@ -41,6 +41,7 @@ else:
     TensorMethods = object
 
 _CPU = CPUBackend()
+PRINT_OPTIONS: dict[str, Any] = {"precision": 4, "threshold": 50, "edgeitems": 3}  # of repr, see netcl.set_printoptions
 
 
 def _host_memory(shape: tuple[int, ...], row: dtypes.DType) -> np.ndarray:
@@ -398,7 +399,7 @@ class Tensor(TensorMethods):
     def __repr__(self) -> str:
         name = self.device.device_name
         grad = ", requires_grad=True" if self.requires_grad else ""
-        values = np.array2string(self.to_host(), precision=4, separator=", ", threshold=50, edgeitems=3, prefix="Tensor(")
+        values = np.array2string(self.to_host(), separator=", ", prefix="Tensor(", **PRINT_OPTIONS)
         return f"Tensor({values}, shape={self.shape}, dtype={self.dtype}, device={name!r}{grad})"
 
     # ---- values
@@ -539,9 +540,11 @@ class Tensor(TensorMethods):
 
     # ---- gradients
 
-    def backward(self, gradient: Tensor | None = None, **options: Any) -> None:
-        """Accumulate the gradients of this tensor in ``.grad`` of the leaves; ``options`` are ``retain_graph`` and ``create_graph``."""
-        hooks.call("backward", self, gradient, **options)
+    def backward(
+        self, gradient: Tensor | None = None, retain_graph: bool | None = None, create_graph: bool = False, inputs: Any = None
+    ) -> None:
+        """Accumulate the gradients of this tensor in ``.grad`` of the leaves, or of ``inputs`` alone."""
+        hooks.call("backward", self, gradient, retain_graph, create_graph, inputs)
 
     def zero_grad(self) -> None:
         """Set ``grad`` to ``None``."""

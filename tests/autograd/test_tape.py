@@ -129,6 +129,25 @@ def test_grad_of_something_in_the_middle(leaf):
     assert g.tolist() == [12.0]
 
 
+def test_backward_of_several_tensors_and_for_some_inputs(leaf):
+    w, v = leaf([1.0, 2.0]), leaf([3.0, 4.0])
+    ag.backward([(w * v).sum(), w * w], [None, w.detach()])
+    assert (w.grad.tolist(), v.grad.tolist()) == ([5.0, 12.0], [1.0, 2.0])
+    y = (w * v).sum()
+    y.backward(None, True)
+    y.backward(inputs=v)
+    assert (w.grad.tolist(), v.grad.tolist()) == ([8.0, 16.0], [3.0, 6.0])
+    with pytest.raises(ShapeError, match=r"\[backward\] grad_tensors must have one entry per tensor; tensors=1, grad_tensors=2"):
+        ag.backward([y], [None, None])
+
+
+def test_grad_with_torchs_order_of_arguments_and_zeros_for_unused_inputs(leaf):
+    w, v = leaf([1.0, 2.0]), leaf([3.0, 4.0])
+    (first,) = ag.grad((w * w * w).sum(), w, None, True, True, True, False)
+    assert ag.grad(first.sum(), w)[0].tolist() == [6.0, 12.0]
+    assert [g.tolist() for g in ag.grad(w.sum(), [w, v], materialize_grads=True)] == [[1.0, 1.0], [0.0, 0.0]]
+
+
 def test_errors(leaf, device):
     x = leaf([1.0, 2.0])
     with pytest.raises(ShapeError, match=r"\[backward\] gradient must be given unless the tensor has exactly one element; shape=\(2,\)"):
