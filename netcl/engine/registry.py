@@ -132,7 +132,8 @@ class Pointwise:
 
     ``fwd`` is an expression in ``v0``, ``v1``.., the parameters and the names of ``let``. Each expression of ``vjp`` may also read
     ``g`` and ``out``; ``None`` means that the input has no gradient. ``result``: the rule for the dtype of the result, derived from
-    the formula if empty; ``number`` is ``same``, but int64 for bool; ``inputs`` is ``same``, but parameters do not promote. ``accepts``: ``any``, ``number`` (no bool) or ``float``.
+    the formula if empty; ``number`` is ``same``, but int64 for bool; ``inputs`` is ``same``, but parameters do not promote.
+    ``accepts``: ``any``, ``number`` (no bool) or ``float``.
     ``method``: the op is also a method of ``Tensor``, with an in-place form; ops that are methods in torch do not need it.
     ``onnx``: the ONNX operator as a call whose attributes are parameters of the op, ``LeakyRelu(alpha=negative_slope)``; a row
     without one is exported by its formula.

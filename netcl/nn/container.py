@@ -26,7 +26,7 @@ class _Container(Module):
         """Return the names of the entries. While a step is recorded, also report the container: a ``ModuleList`` is never called."""
         if recording.listening:
             self._tell_recorder()
-        return [name for name, role in self._roles.items() if role == self._kept or role == "none"]
+        return [name for name, role in self._roles.items() if role in (self._kept, "none", "module")]
 
     def _put(self, name: str, value: Any) -> None:
         self.add_module(name, value)
@@ -160,16 +160,18 @@ class ModuleList(_Ordered):
 
 
 class _Parameters(_Container):
-    """Base class of parameter containers; values other than persistent leaf tensors are converted to parameters."""
+    """Base class of parameter containers; modules stay, other values than persistent leaf tensors are converted to parameters."""
 
     _kept = "parameter"
 
     def _put(self, name: str, value: Any) -> None:
+        if isinstance(value, Module):
+            return self.add_module(name, value)
         kept = isinstance(value, Tensor) and value.persistent and value.grad_fn is None
         self.register_parameter(name, value if kept else Parameter(value))
 
     def extra_repr(self) -> str:
-        return ", ".join(f"({name}): {self.__dict__[name].shape}" for name in self._names())
+        return ", ".join(f"({name}): {self.__dict__[name].shape}" for name in self._names() if isinstance(self.__dict__[name], Tensor))
 
 
 class ParameterList(_Parameters, ModuleList):

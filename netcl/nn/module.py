@@ -19,7 +19,7 @@ from netcl.core.errors import DtypeError, ShapeError, message, some
 from netcl.core.next_list import NextList
 from netcl.core.tensor import Tensor
 from netcl.nn import factory, hooks
-from netcl.nn.parameter import Buffer, here, is_parameter, peel, stand_on
+from netcl.nn.parameter import Buffer, constructor, here, is_parameter, peel, stand_on
 from netcl.nn.pickling import to_stored
 from netcl.nn.summary import Summary, summarize
 
@@ -55,6 +55,8 @@ class _Constructed(ABCMeta):
 
     def __init__(cls, name: str, bases: tuple[type, ...], namespace: dict[str, Any], **options: Any):
         super().__init__(name, bases, namespace, **options)
+        if "__init__" in namespace and cls.__module__.startswith("netcl."):  # subclasses may pass device and dtype on
+            cls.__init__ = constructor(namespace["__init__"])  # type: ignore[misc]
         own = inspect.signature(cls.__init__)  # type: ignore[misc]
         cls.__signature__ = own.replace(parameters=list(own.parameters.values())[1:])
 

@@ -167,7 +167,7 @@ class InstanceNorm2d(_Running):
     """Normalizes each channel of each image separately: ``y = (x - mean) / sqrt(var + eps) * weight + bias``.
 
     - **num_features**: the number of channels.
-    - **eps**, **momentum** (``None``: running statistics stay), **affine** (default off), **track_running_stats** (default off): as in torch.
+    - **eps**, **momentum** (``None``: running statistics stay), **affine**, **track_running_stats** (both off): as in torch.
 
     Shapes: ``(N, C, H, W)``.
 

@@ -77,10 +77,17 @@ def queue_for(place: Any) -> Any:
 
 
 def peel(signature: inspect.Signature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any], placed]:
-    """Separate the place (a leading queue or handle, ``queue=``, ``device=``, ``dtype=``) from a constructor's other arguments."""
+    """Separate the place (a leading queue or handle, ``queue=``, ``device=``, ``dtype=``) from a constructor's other arguments.
+
+    As in torch, a device and a dtype may also follow the other positional arguments.
+    """
     own, rest, place = signature.parameters, dict(kwargs), dict.fromkeys(_PLACE_NAMES)
     if args and is_place(args[0]) and next(iter(own), "") not in _PLACE_NAMES:
         place["queue"], args = args[0], args[1:]
+    kinds = [parameter.kind for parameter in own.values()]
+    most = kinds.count(inspect.Parameter.POSITIONAL_OR_KEYWORD) + kinds.count(inspect.Parameter.POSITIONAL_ONLY)
+    if most < len(args) <= most + 2 and inspect.Parameter.VAR_POSITIONAL not in kinds:
+        args, rest = args[:most], {**dict(zip(_PLACE_NAMES[1:], args[most:], strict=False)), **rest}
     for name in _PLACE_NAMES:
         if name in rest and name not in own:
             given = rest.pop(name)
@@ -89,7 +96,7 @@ def peel(signature: inspect.Signature, args: tuple[Any, ...], kwargs: dict[str, 
 
 
 def constructor(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Let a function that returns a module take a place as module constructors do: ``resnet18(queue, num_classes=10)``."""
+    """Let a function that returns a module, or ``__init__``, take a place as constructors do: ``resnet18(queue, num_classes=10)``."""
     signature = inspect.signature(function)
 
     @wraps(function)

@@ -38,7 +38,7 @@ def _is_mask(item: Any) -> bool:
 
 
 def _is_array(item: Any) -> bool:
-    return isinstance(item, (Tensor, np.ndarray, list, tuple, bool, np.bool_))
+    return isinstance(item, (Tensor, np.ndarray, list, tuple, range, bool, np.bool_))
 
 
 def _spelled(index: Any, ndim: int) -> list[Any]:

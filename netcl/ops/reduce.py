@@ -92,8 +92,10 @@ reduction("amax", "MAX(v0, v1)", "LOWEST", np.max, _extreme_vjp, empty=False, am
           doc="Largest element; NaN wins. The gradient of ties is shared.")  # fmt: skip
 reduction("amin", "MIN(v0, v1)", "HIGHEST", np.min, _extreme_vjp, empty=False, amp="keep",
           doc="Smallest element; NaN wins. The gradient of ties is shared.")  # fmt: skip
-reduction("any", "MAX(v0, v1)", "0", np.any, None, map="v0 != 0", result="bool", amp="keep", doc="Whether some element is not zero; of uint8, as uint8.")
-reduction("all", "MIN(v0, v1)", "1", np.all, None, map="v0 != 0", result="bool", amp="keep", doc="Whether no element is zero; of uint8, as uint8.")
+reduction("any", "MAX(v0, v1)", "0", np.any, None, map="v0 != 0", result="bool", amp="keep",
+          doc="Whether some element is not zero; of uint8, as uint8.")  # fmt: skip
+reduction("all", "MIN(v0, v1)", "1", np.all, None, map="v0 != 0", result="bool", amp="keep",
+          doc="Whether no element is zero; of uint8, as uint8.")  # fmt: skip
 
 
 def _reference_var(x: np.ndarray, axis: Any = None, keepdims: bool = False, correction: float = 1) -> np.ndarray:

@@ -1203,6 +1203,25 @@ result = torch.roll(torch.tensor(1.0), 1, 0)
 result = torch.unique(a((3,)), dim=1)
 ## glu of a number raises
 result = F.glu(torch.tensor(1.0))
+## clip beside optimizers
+result = (torch.clip(a((3,)), -0.5, 0.5), a((3,)).clip(min=0.1), optim.SGD([a((2,)).requires_grad_()], lr=0.1).param_groups[0]["lr"])
+## nested parameter lists
+nested = nn.ParameterList([nn.ParameterList([nn.Parameter(a((2,))), nn.Parameter(a((3,)))]), nn.Parameter(a((1,)))])
+result = ([name for name, _ in nested.named_parameters()], len(nested), len(nested[0]), list(nested.state_dict()))
+## ranges as indices
+x = a((3, 4))
+x[range(3), torch.tensor([0, 1, 2])] = 5.0
+result = (x, x[range(2)], x[:, range(1, 3)])
+## layers that pass device and dtype on
+class Wide(nn.Linear):
+    def __init__(self, inner, outer, bias=True, device=None, dtype=None):
+        super().__init__(inner, outer, bias, device, dtype)
+class Kernel(nn.Conv2d):
+    def __init__(self, *sizes, device=None, dtype=None):
+        super().__init__(*sizes, device=device, dtype=dtype)
+half = torch.float16
+layers = (Wide(2, 3, dtype=half), nn.Linear(2, 3, True, None, half), Kernel(1, 1, 1, dtype=half))
+result = (Wide(2, 3).weight.shape[0], [fix(layer).weight for layer in layers])
 ## all and any of uint8
 x = torch.tensor([[1, 2], [0, 0]], dtype=torch.uint8)
 result = (x.all(), x.any(), torch.all(x, dim=1), torch.any(x, 0, keepdim=True), (x > 0).all())
