@@ -69,7 +69,8 @@ class Described:
 class Scheduler(Described):
     """Base class of schedulers, which set the learning rate of every group at the start and at each :meth:`step`.
 
-    A subclass defines :meth:`rates`. ``last_epoch`` counts the steps; to resume, load the state of optimizer and scheduler.
+    A subclass defines :meth:`rates`, or ``get_lr()`` as in torch. ``last_epoch`` counts the steps; to resume, load the state of optimizer
+    and scheduler.
     """
 
     def __init__(self, optimizer: Optimizer, last_epoch: int = -1):
@@ -88,7 +89,11 @@ class Scheduler(Described):
 
     def rates(self, first: bool) -> Sequence[float]:
         """Return the learning rate of every group at ``last_epoch``; ``first`` is True in the constructor and at a restart."""
-        raise NotImplementedError
+        return self.get_lr()
+
+    def get_lr(self) -> Sequence[float]:
+        """Return the learning rate of every group at ``last_epoch``, in schedules that do not define :meth:`rates`."""
+        raise NotImplementedError(message(type(self).__name__, "a schedule must define get_lr() or rates()"))
 
     @property
     def groups(self) -> list[Group]:

@@ -18,6 +18,7 @@ import numpy as np
 from netcl.core.errors import message
 from netcl.core.tensor import Tensor
 from netcl.data.fetch import batch_rng
+from netcl.nn.module import Module
 from netcl.ops import random
 from netcl.vision import functional
 from netcl.vision.functional import InterpolationMode, as_pair
@@ -36,8 +37,8 @@ def rng() -> Any:
     return _random_state["rng"]
 
 
-class Transform:
-    """Base class of transforms: a function of an image, defined by ``forward``."""
+class Transform(Module):
+    """Base class of transforms: a module without parameters whose ``forward`` takes an image, unconverted and without hooks."""
 
     def forward(self, image: Any) -> Any:
         """Return the transformed image."""
@@ -47,8 +48,11 @@ class Transform:
         made = self.forward(image)
         return (made, *others) if others else made
 
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({', '.join(f'{name}={value}' for name, value in vars(self).items() if name[0] != '_')})"
+    def extra_repr(self) -> str:
+        return ", ".join(f"{name}={value}" for name, value in self._settings().items())
+
+    def _settings(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name[0] != "_" and name != "training"}
 
 
 def _class_of(name: str, function: Callable[..., Any], probability: float | None = None, **renamed: str) -> Any:
@@ -69,9 +73,10 @@ def _class_of(name: str, function: Callable[..., Any], probability: float | None
             return image
         return function(image, **{p.name: getattr(self, renamed.get(p.name, p.name)) for p in known})
 
+    own = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
+    init.__signature__ = signature.replace(parameters=[own, *taken])  # type: ignore[attr-defined]
     doc = f"{inspect.getdoc(function)}{'' if probability is None else ' Applied with probability ``p``.'}"
-    members = {"__init__": init, "forward": forward, "__signature__": signature, "__doc__": doc, "__module__": __name__}
-    return type(name, (Transform,), members)
+    return type(Module)(name, (Transform,), {"__init__": init, "forward": forward, "__doc__": doc, "__module__": __name__})  # type: ignore[misc]
 
 
 F = functional
@@ -234,7 +239,7 @@ class ColorJitter(Transform):
 
     def forward(self, image: Any) -> Any:
         changes = [partial(getattr(F, f"adjust_{name}"), **{f"{name}_factor": float(rng().uniform(*ends))})
-                   for name, ends in vars(self).items() if ends is not None]  # fmt: skip
+                   for name, ends in self._settings().items() if ends is not None]  # fmt: skip
         return reduce(lambda made, i: changes[i](made), rng().permutation(len(changes)), image)
 
 

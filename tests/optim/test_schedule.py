@@ -12,6 +12,7 @@ import pytest
 from netcl import optim
 from netcl.core.device import device
 from netcl.core.tensor import Tensor
+from netcl.optim.schedule import LRScheduler
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "optim.npz"
 
@@ -288,3 +289,22 @@ def test_schedules_are_imported_by_torchs_name():
     from netcl.optim.lr_scheduler import StepLR
 
     assert StepLR is optim.StepLR
+
+
+def test_a_schedule_of_the_user_with_torchs_get_lr():
+    class Warmup(LRScheduler):
+        def __init__(self, optimizer, steps, last_epoch=-1):
+            self.steps = steps
+            super().__init__(optimizer, last_epoch)
+
+        def get_lr(self):
+            return [rate * min(1.0, (self.last_epoch + 1) / self.steps) for rate in self.base_lrs]
+
+    warmup = Warmup(optim.SGD([Tensor.from_host([1.0])], lr=1.0), 4)
+    rates = []
+    for _ in range(5):
+        rates += warmup.get_last_lr()
+        warmup.step()
+    assert rates == [0.25, 0.5, 0.75, 1.0, 1.0]
+    with pytest.raises(NotImplementedError, match=r"\[Scheduler\] a schedule must define get_lr\(\) or rates\(\)"):
+        LRScheduler(optim.SGD([Tensor.from_host([1.0])], lr=1.0))

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import netcl
+from netcl import nn
 from netcl.core.tensor import Tensor
 from netcl.data import DataLoader, Dataset
 from netcl.vision import functional as F
@@ -178,3 +179,13 @@ def test_without_pillow_the_error_names_the_package():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert done.stdout == "[netcl.vision] images that are not tensors require Pillow; pip install pillow\n", done.stderr
+
+
+def test_transforms_are_modules():
+    steps = nn.Sequential(T.Resize(4), T.RandomHorizontalFlip(1.0), T.Normalize([0.5], [0.25]))
+    assert steps(netcl.ones(1, 8, 8)).tolist() == [[[2.0] * 4] * 4] and steps.parameters() == []
+    assert repr(nn.ModuleList([T.CenterCrop(2), T.ColorJitter(0.5)])).splitlines()[1:3] == [
+        "  (0): CenterCrop(size=2)", "  (1): ColorJitter(brightness=(0.5, 1.5), contrast=None, saturation=None, hue=None)",
+    ]  # fmt: skip
+    same = pickle.loads(pickle.dumps(T.Compose([T.ToTensor(), T.RandomCrop(4, padding=1)])))
+    assert same(np.zeros((8, 8, 3), np.uint8)).shape == (3, 4, 4)
