@@ -221,7 +221,11 @@ class BufferPool:
     def _count(self, shelf: Shelf, change: int) -> None:
         """Count buffers of a shelf that were allocated or, if ``change`` is negative, returned to the driver."""
         shelf.made += change
-        self._held += change * shelf.bucket
+        self._hold(change * shelf.bucket)
+
+    def _hold(self, change: int) -> None:
+        self._held += change
+        _peaks["allocated"] = max(_peaks["allocated"], sum(pool._held for pool in _device_pools()))
 
     def reuse(self, nbytes: int) -> BufferHandle | None:
         """Lease the smallest free buffer of at least ``nbytes``, from any bucket; ``None`` if there is none."""
@@ -292,7 +296,7 @@ class BufferPool:
         return self._adopt(create_zero_copy_buffer(queue, array), array.nbytes, queue)
 
     def _adopt(self, buffer: Any, nbytes: int, queue: Any = None) -> BufferHandle:
-        self._held += nbytes
+        self._hold(nbytes)
         return BufferHandle(_Adopted(self, nbytes, queue), buffer, nbytes)
 
     def buffers(self) -> list[Any]:
@@ -404,7 +408,7 @@ class PersistentBufferPool(BufferPool):
     def _resized(self, change: int) -> None:
         """Count bytes of segments that were allocated or, if negative, returned to the driver."""
         with self._lock:
-            self._held += change
+            self._hold(change)
             self._grown(change)
 
     def _grown(self, change: int) -> None:
@@ -607,11 +611,32 @@ def empty_cache() -> None:
 
 
 def memory_stats() -> dict[str, int | float]:
-    """Return the summed counters of all pools of device memory."""
+    """Return the summed counters of all pools of device memory, and their peaks (see :func:`reset_peak_memory_stats`)."""
     counted = [pool.stats for pool in _device_pools()]
     total = PoolStats(*(sum(getattr(stats, f) for stats in counted) for f in ("hits", "misses", "bytes_allocated", "bytes_cached")))
+    peaks = {
+        "peak_bytes_allocated": _peaks["allocated"],
+        "peak_bytes_in_use": _peaks["allocated" if recording.lease_watch is None else "in_use"],
+    }
     return {"hits": total.hits, "misses": total.misses, "hit_rate": total.hit_rate, "bytes_allocated": total.bytes_allocated,
-            "bytes_cached": total.bytes_cached, "bytes_in_use": total.bytes_allocated - total.bytes_cached}  # fmt: skip
+            "bytes_cached": total.bytes_cached, "bytes_in_use": total.bytes_allocated - total.bytes_cached, **peaks}  # fmt: skip
+
+
+_peaks = {"allocated": 0, "in_use": 0}
+
+
+def _note_use() -> None:
+    _peaks["in_use"] = max(_peaks["in_use"], int(memory_stats()["bytes_in_use"]))
+
+
+def reset_peak_memory_stats() -> None:
+    """Restart the peaks of :func:`memory_stats`. From then on every allocation takes longer, because the bytes in use are counted.
+
+    Before the first call, ``peak_bytes_in_use`` is ``peak_bytes_allocated``: some of these bytes may always have been free.
+    """
+    _peaks.update(allocated=sum(pool._held for pool in _device_pools()), in_use=0)
+    recording.watch_leases(_note_use)
+    _note_use()
 
 
 def memory_summary() -> str:

@@ -53,7 +53,10 @@ class _ActiveRecorder(threading.local):
 
 
 active = _ActiveRecorder()
-listening = 0  # the number of active recorders of all threads; every allocation reads it, because a thread-local costs ten times as much
+#: The number of active recorders of all threads, and of watches. Every allocation reads it, because a thread-local costs ten times as much.
+listening = 0
+
+lease_watch: Callable[[], None] | None = None  # called after every allocation
 
 
 def start(recorder: RecorderProtocol) -> None:
@@ -74,6 +77,15 @@ def allocated(handle: Any) -> None:
     """Report a new lease."""
     if active.recorder is not None:
         active.recorder.allocated(handle)
+    if lease_watch is not None:
+        lease_watch()
+
+
+def watch_leases(function: Callable[[], None] | None) -> None:
+    """Call ``function`` after every allocation from now on, instead of the earlier one; ``None`` ends that."""
+    global listening, lease_watch
+    listening += (function is not None) - (lease_watch is not None)
+    lease_watch = function
 
 
 def changed(tensors: Iterable[Any]) -> None:

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from netcl.core import memory
+from netcl.core import memory, recording
 from netcl.core.errors import OutOfMemoryError, ShapeError
 from netcl.core.memory import BufferPool, PersistentBufferPool, PoolStats, eighth_steps, power_of_two
 from netcl.core.tensor import Tensor, with_shape
@@ -286,3 +286,24 @@ def test_views_share_the_lease(cl_device):
     del view
     gc.collect()
     assert pool.stats.bytes_cached == 1024
+
+
+def test_peaks_of_memory(cl_device):
+    try:
+        memory.reset_peak_memory_stats()
+        before = memory.memory_stats()
+        assert before["peak_bytes_in_use"] == before["bytes_in_use"] and before["peak_bytes_allocated"] == before["bytes_allocated"]
+        first = Tensor.zeros((1 << 20,), queue=cl_device.queue)
+        second = Tensor.zeros((1 << 20,), queue=cl_device.queue)
+        del first, second
+        third = Tensor.zeros((1 << 20,), queue=cl_device.queue)  # not a new peak
+        after = memory.memory_stats()
+        assert after["bytes_in_use"] - before["bytes_in_use"] == 4 << 20 == third.nbytes
+        assert after["peak_bytes_in_use"] - before["bytes_in_use"] == 8 << 20
+        assert after["peak_bytes_allocated"] >= after["peak_bytes_in_use"]
+        memory.reset_peak_memory_stats()
+        assert memory.memory_stats()["peak_bytes_in_use"] == after["bytes_in_use"]
+    finally:
+        recording.watch_leases(None)
+    stats = memory.memory_stats()
+    assert stats["peak_bytes_in_use"] == stats["peak_bytes_allocated"] and not recording.listening

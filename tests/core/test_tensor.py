@@ -394,3 +394,19 @@ def test_normal_honors_its_options():
     assert made.requires_grad and made.is_leaf
     with pytest.raises(TypeError, match=r"\[normal\] options must not be given with tensors; given=device; move the result"):
         netcl.normal(netcl.zeros((3,)), 1.0, device="cpu")
+
+
+def test_print_options():
+    x = netcl.tensor([1 / 3, 2e8])
+    try:
+        netcl.set_printoptions(precision=2, sci_mode=False)
+        assert repr(x).startswith("Tensor([0.33, 200000000.00], ")
+        netcl.set_printoptions(sci_mode=True)
+        assert repr(x).startswith("Tensor([3.33e-01, 2.00e+08], ")
+        netcl.set_printoptions(profile="full")
+        assert "..." not in repr(netcl.arange(2000))
+    finally:
+        netcl.set_printoptions(profile="default")
+    assert repr(x).startswith("Tensor([3.3333e-01, 2.0000e+08], ") and "..." in repr(netcl.arange(2000))
+    with pytest.raises(ValueError, match=r"\[set_printoptions\] profile must be"):
+        netcl.set_printoptions(profile="long")
