@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from netcl.core import recording
+
 TOOLS = Path(__file__).parent.parent / "tools"
 spec = importlib.util.spec_from_file_location("reference_pages", TOOLS / "reference_pages.py")
 pages = sys.modules["reference_pages"] = importlib.util.module_from_spec(spec)
@@ -30,6 +32,7 @@ def run_all(names, opencl=False):
         except ImportError as error:
             lacking.append(f"{symbol.name}: {error}")
         else:
+            recording.watch_leases(None)  # what reset_peak_memory_stats() turns on
             assert any(not line.startswith((">>>", "...")) for line in lines), f"the example of {symbol.name} prints nothing"
     if lacking:
         pytest.skip("; ".join(lacking))

@@ -191,7 +191,7 @@ REFERENCE = (
     "netcl", "netcl.core", "netcl.core.memory", "netcl.autograd", "netcl.nn", "netcl.nn.functional", "netcl.nn.init", "netcl.nn.utils",
     "netcl.nn.quantized", "netcl.optim", "netcl.amp", "netcl.data", "netcl.utils.data",
     "netcl.data.augment", "netcl.data.datasets", "netcl.data.filters", "netcl.data.tables", "netcl.vision.models", "netcl.vision.datasets",
-    "netcl.vision.ops", "netcl.vision.functional", "netcl.vision.transforms", "netcl.vision.utils", "netcl.fft", "netcl.linalg",
+    "netcl.vision.ops", "netcl.vision.functional", "netcl.vision.transforms", "netcl.vision.utils", "netcl.fft", "netcl.linalg", "netcl.testing",
     "netcl.distributions", "netcl.accelerator", "netcl.io", "netcl.models", "netcl.onnx", "netcl.serve", "netcl.trainer",
     "netcl.distributed",
     "netcl.profiling", "netcl.profiling.autotuner", "netcl.runtime.capture", "netcl.runtime.scheduler", "netcl.runtime.perf", "netcl.ops",

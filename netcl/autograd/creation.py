@@ -7,6 +7,7 @@ They are available at the root of the package, ``netcl.eye(3)``. Functions with 
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 from types import SimpleNamespace
@@ -21,7 +22,7 @@ from netcl.core import recording
 from netcl.core.arguments import find_queue
 from netcl.core.device import get_active_device, set_active_device
 from netcl.core.errors import DtypeError, ShapeError, message
-from netcl.core.tensor import Tensor
+from netcl.core.tensor import PRINT_OPTIONS, Tensor
 from netcl.engine.operands import common_dtype, common_shape
 from netcl.ops import random
 from netcl.ops.composed import largest
@@ -277,6 +278,23 @@ def set_default_dtype(d: Any) -> None:
         raise DtypeError(message("set_default_dtype", "the default dtype must be float32", "pass dtype= instead", dtype=d))
 
 
+def set_printoptions(
+    precision: int | None = None, threshold: float | None = None, edgeitems: int | None = None, linewidth: int | None = None,
+    profile: str | None = None, sci_mode: bool | None = None,
+) -> None:  # fmt: skip
+    """Set how tensors are shown, with torch's words; ``profile`` is "default", "short" or "full". Options that are not given stay."""
+    profiles: dict[str | None, dict[str, Any]] = {
+        None: {}, "default": {"precision": 4, "threshold": 50, "edgeitems": 3}, "short": {"precision": 2, "threshold": 50, "edgeitems": 2},
+        "full": {"precision": 4, "threshold": sys.maxsize, "edgeitems": 3},
+    }  # fmt: skip
+    if profile not in profiles:
+        raise ValueError(message("set_printoptions", 'profile must be "default", "short" or "full"', profile=repr(profile)))
+    given = {"precision": precision, "threshold": threshold, "edgeitems": edgeitems, "max_line_width": linewidth}
+    PRINT_OPTIONS.update(profiles[profile] | {name: value for name, value in given.items() if value is not None})
+    form = f".{PRINT_OPTIONS['precision']}{'e' if sci_mode else 'f'}"
+    PRINT_OPTIONS["formatter"] = None if sci_mode is None else {"float_kind": lambda x: format(x, form)}
+
+
 def seed() -> int:
     """Seed all generators with a random number, and return it."""
     number = int(np.random.SeedSequence().entropy) % 2**63  # type: ignore[arg-type]
@@ -287,7 +305,7 @@ def seed() -> int:
 #: Everything here, by the name it has at the root.
 CREATION_FUNCTIONS: dict[str, Callable[..., Any]] = {
     **{f.__name__: f for f in (arange, as_tensor, broadcast_tensors, empty, finfo, from_numpy, full, meshgrid, multinomial, normal, ones,
-                               rand, randint, randn, randperm, seed, set_default_dtype, zeros)},
+                               rand, randint, randn, randperm, seed, set_default_dtype, set_printoptions, zeros)},
     **{name: _host_factory(name, *how) for name, how in _ON_HOST.items()},
     **{f"{f.__name__}_like": _like_function(f.__name__, f) for f in (empty, full, ones, rand, randn, zeros)},
     "randint_like": with_generator(
