@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import io
 import os
 import re
@@ -15,6 +16,7 @@ import pytest
 import netcl
 import netcl.torch
 from netcl import nn
+from netcl.core import recording
 from netcl.core.errors import DeviceError
 from netcl.torch.__main__ import main
 
@@ -297,6 +299,123 @@ def test_what_tensors_say_about_their_device(cl_device, monkeypatch, request):
     assert repr(x.device).startswith("DeviceHandle(") and x.device.type == cl_device.device_type
 
 
+def test_names_of_training_scripts(installed, tmp_path, monkeypatch):
+    import torch
+    from torch.distributions.categorical import Categorical
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+    from torch.nn.modules.batchnorm import _BatchNorm
+    from torch.optim.adamw import AdamW
+    from torch.optim.lr_scheduler import _LRScheduler
+    from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
+
+    assert (
+        AdamW is netcl.optim.AdamW
+        and Categorical is netcl.distributions.Categorical
+        and issubclass(torch.optim.lr_scheduler.StepLR, _LRScheduler)
+    )
+    assert isinstance(nn.BatchNorm1d(2), _BatchNorm) and torch.nn.SyncBatchNorm(3)(torch.ones(2, 3)).shape == (2, 3)
+    with sdpa_kernel([SDPBackend.MATH, SDPBackend.FLASH_ATTENTION]), torch.backends.cuda.sdp_kernel(enable_flash=False):
+        assert torch.nn.functional.scaled_dot_product_attention(*(torch.ones(1, 2, 4),) * 3).tolist() == [[[1.0] * 4] * 2]
+
+    @torch.jit.script
+    def doubled(x):
+        return x if torch.jit.is_scripting() else 2 * x
+
+    assert torch.compiler.disable(recursive=False)(doubled)(3) == 6 and not torch.compiler.is_compiling()
+    tree = {"a": (1, [2, 3])}
+    leaves, spec = tree_flatten(tree)
+    assert (leaves, tree_unflatten([4, 5, 6], spec), tree_map(str, tree)) == ([1, 2, 3], {"a": (4, [5, 6])}, {"a": ("1", ["2", "3"])})
+    assert torch.special.expit(torch.zeros(1)).item() == 0.5 and torch.nn.init.constant(torch.ones(1), 3.0).item() == 3.0
+    torch.use_deterministic_algorithms(True)
+    torch.testing.assert_close(torch.ones(2), torch.ones(2))
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path))
+    with pytest.raises(FileNotFoundError, match=r"\[torch.hub\] the file must be there: .*download https://host/net.pt"):
+        torch.hub.load_state_dict_from_url("https://host/net.pt?raw=1")
+    (tmp_path / "hub" / "checkpoints").mkdir(parents=True)
+    torch.save({"w": torch.ones(1)}, tmp_path / "hub" / "checkpoints" / "net.pt")
+    assert torch.hub.load_state_dict_from_url("https://host/net.pt?raw=1")["w"].item() == 1.0
+
+
+def test_types_of_tensors_by_name_and_class(cl_device, monkeypatch, request):
+    monkeypatch.setenv("NETCL_DEVICE", request.node.callspec.params["cl_device"].selector)
+    netcl.torch.install()
+    try:
+        import torch
+
+        x = torch.ones(2, device="cpu")
+        assert (x.type(), x.long().type(), x.cuda().type(), x.char().type()) == (
+            "torch.FloatTensor", "torch.LongTensor", "torch.cuda.FloatTensor", "torch.CharTensor",
+        )  # fmt: skip
+        there = x.type(torch.cuda.HalfTensor)
+        assert (
+            there.dtype == torch.half
+            and there.is_cuda
+            and isinstance(there, torch.cuda.HalfTensor)
+            and not isinstance(x, torch.cuda.FloatTensor)
+        )
+        back = there.type(torch.LongTensor)
+        assert (back.dtype, back.is_cuda, x.type("torch.DoubleTensor").dtype, x.type(torch.int32).dtype) == (
+            "int64",
+            False,
+            "float64",
+            "int32",
+        )
+        assert torch.cuda.FloatTensor(2, 3).is_cuda and torch.cuda.FloatTensor([1.0, 2.0]).tolist() == [1.0, 2.0]
+    finally:
+        netcl.torch.uninstall()
+    assert x.type() == "netcl.FloatTensor"
+
+
+def test_memory_and_events_of_cuda(cl_device, monkeypatch, request):
+    monkeypatch.setenv("NETCL_DEVICE", request.node.callspec.params["cl_device"].selector)
+    netcl.torch.install()
+    try:
+        import torch
+
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        x = torch.zeros(1 << 20, device="cuda")
+        del x
+        assert torch.cuda.max_memory_allocated() - before == 4 << 20 and torch.cuda.memory_allocated() == before
+        assert torch.cuda.max_memory_reserved() >= torch.cuda.max_memory_allocated() and torch.accelerator.memory_reserved() >= before
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record()
+        end.record()
+        assert end.query() and 0 <= start.elapsed_time(end) < 1e4
+        if cl_device.profile.compute_capability is None:
+            with pytest.raises(DeviceError, match=r"\[torch.cuda\] only NVIDIA devices have a compute capability"):
+                torch.cuda.get_device_capability()
+        state = torch.cuda.get_rng_state_all()
+        first = torch.rand(2).tolist()
+        torch.cuda.set_rng_state_all(state)
+        assert torch.rand(2).tolist() == first
+    finally:
+        recording.watch_leases(None)
+        netcl.torch.uninstall()
+
+
+def test_summaries(installed, tmp_path):
+    pytest.importorskip("tensorboardX")
+    import torch
+    from torch.utils.tensorboard import SummaryWriter
+
+    with SummaryWriter(tmp_path / "run", flush_secs=1) as writer:
+        writer.add_scalar("loss", torch.tensor(0.5), 1)
+        writer.add_scalars("both", {"a": torch.tensor(1.0), "b": 2.0}, global_step=1)
+        writer.add_histogram("weights", torch.ones(5), 1)
+        writer.add_image("picture", torch.ones(3, 4, 4), 1)
+        if importlib.util.find_spec("onnx"):
+            writer.add_graph(nn.Linear(2, 1), torch.ones(1, 2))
+        assert writer.log_dir == str(tmp_path / "run")
+    (file,) = (tmp_path / "run").glob("events*")
+    assert b"loss" in file.read_bytes() and b"weights" in file.read_bytes()
+
+
+def test_a_variable_may_take_the_name_of_a_module(tmp_path):
+    text = "from torch import optim\noptim = optim.SGDD([], 1)\noptim.step()\n"
+    assert netcl.torch.missing(written(tmp_path, text)) == {"torch.optim.SGDD": "script.py:2"}
+
+
 def test_process_groups_and_wrapped_models(installed):
     import torch
     import torch.distributed as dist
@@ -312,6 +431,13 @@ def test_process_groups_and_wrapped_models(installed):
     dist.init_process_group("gloo")
     total = torch.tensor([2.0])
     dist.all_reduce(total, op=dist.ReduceOp.SUM)
+    parts, whole, objects = [torch.zeros(1)], torch.zeros(1), [None]
+    dist.all_gather(parts, total)
+    dist.all_gather_into_tensor(whole, total)
+    dist.all_gather_object(objects, {"n": 1})
+    dist.reduce(total, dst=0)
+    dist.broadcast_object_list(listed := ["x", 2], src=0)
+    assert (parts[0].item(), whole.item(), objects, listed, total.item()) == (2.0, 2.0, [{"n": 1}], ["x", 2], 2.0)
     model = torch.nn.parallel.DistributedDataParallel(nn.Linear(2, 1), device_ids=None)
     assert (dist.get_rank(), dist.get_world_size(), total.tolist(), model(torch.ones(3, 2)).shape) == (0, 1, [2.0], (3, 1))
     doubled = torch.nn.parallel.data_parallel(lambda x, by: x * by, torch.ones(2), None, None, 0, {"by": 2.0})

@@ -1,9 +1,11 @@
-"""Names of torch with arguments that netcl lacks: tensor classes, autocast, GradScaler, compile, checkpoint, ONNX export."""
+"""Names of torch with arguments that netcl lacks, and settings that change nothing here: tensor classes, autocast, compile, jit, ..."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from enum import Enum
+from typing import Any, Final
 
 from netcl import amp, autograd, io
 from netcl.amp.grad_scaler import GradScaler as Scaler
@@ -17,15 +19,16 @@ class TensorClass(type):
     """Metaclass of ``torch.Tensor``, ``torch.LongTensor``, ...: instances are tensors of one or any dtype, made from sizes or values."""
 
     dtype: str | None
+    device: str | None
 
     def __instancecheck__(cls, value: object) -> bool:
-        return isinstance(value, Tensor) and cls.dtype in (None, value.dtype)
+        return isinstance(value, Tensor) and cls.dtype in (None, value.dtype) and (cls.device is None or value.backend == "cl")
 
     def __subclasscheck__(cls, other: type) -> bool:
         return issubclass(other, Tensor) if type(other) is not TensorClass else super().__subclasscheck__(other)
 
     def __call__(cls, *given: Any, device: Any = None) -> Tensor:
-        dtype = cls.dtype or "float32"
+        dtype, device = cls.dtype or "float32", device or cls.device
         if all(isinstance(size, int) for size in given):
             return Tensor.empty(given or (0,), dtype, device=device)
         return autograd.tensor(given[0], dtype, device=device)
@@ -35,8 +38,21 @@ class TensorClass(type):
 
 
 _TENSOR_TYPES = {"": None, "Float": "float32", "Double": "float64", "Half": "float16", "BFloat16": "bfloat16", "Long": "int64",
-                 "Int": "int32", "Byte": "uint8", "Bool": "bool"}  # fmt: skip
-TENSORS = {f"{kind}Tensor": TensorClass(f"{kind}Tensor", (), {"dtype": dtype}) for kind, dtype in _TENSOR_TYPES.items()}
+                 "Int": "int32", "Short": "int16", "Char": "int8", "Byte": "uint8", "Bool": "bool"}  # fmt: skip
+TENSORS, CUDA_TENSORS = (
+    {f"{kind}Tensor": TensorClass(f"{kind}Tensor", (), {"dtype": dtype, "device": device}) for kind, dtype in _TENSOR_TYPES.items()}
+    for device in (None, "cuda")
+)
+
+
+def tensor_type(x: Tensor, dtype: Any = None, non_blocking: bool = False) -> Any:
+    """``Tensor.type``: the name of the type, "torch.FloatTensor", or the tensor converted to a type, such a name or a dtype."""
+    if dtype is None:
+        kind = next((kind for kind, name in _TENSOR_TYPES.items() if name == x.dtype), str(x.dtype).title())
+        return f"torch.{'cuda.' if x.backend == 'cl' else ''}{kind}Tensor"
+    if isinstance(dtype, str):
+        dtype = (CUDA_TENSORS if ".cuda." in dtype else TENSORS).get(dtype.rpartition(".")[2], dtype)
+    return x.to(dtype.device or "cpu", dtype.dtype or "float32") if isinstance(dtype, TensorClass) else x.to(dtype)
 
 
 class autocast(amp.autocast):
@@ -88,6 +104,56 @@ def export_onnx(model: Any, args: Any = (), f: Any = None, *, input_names: Any =
     io.export_onnx(model, f, *samples, input_names=input_names or (), output_names=output_names or ())
 
 
+class SDPBackend(Enum):
+    """``torch.nn.attention.SDPBackend``: names of torch's kernels."""
+
+    ERROR, MATH, FLASH_ATTENTION, EFFICIENT_ATTENTION, CUDNN_ATTENTION, OVERRIDEABLE = range(-1, 5)
+
+
+@contextmanager
+def _any_kernel(*backends: Any, **options: Any) -> Iterator[None]:
+    """``torch.nn.attention.sdpa_kernel`` and ``torch.backends.cuda.sdp_kernel``: netcl chooses the kernel of attention by measurements."""
+    yield
+
+
+def _as_it_is(function: Any = None, *unused: Any, **options: Any) -> Any:
+    """Return a function or a module unchanged; without one, a decorator that does."""
+    return _as_it_is if function is None or isinstance(function, bool) else function
+
+
+def _leaves(tree: Any) -> list[Any]:
+    parts = tree.values() if isinstance(tree, dict) else tree
+    return [leaf for part in parts for leaf in _leaves(part)] if isinstance(tree, dict | list | tuple) else [tree]
+
+
+def _with_leaves(tree: Any, leaves: Iterator[Any]) -> Any:
+    """Return ``tree`` with other leaves, in the order of :func:`_leaves`."""
+    if isinstance(tree, dict):
+        return type(tree)((key, _with_leaves(part, leaves)) for key, part in tree.items())
+    if isinstance(tree, list | tuple):
+        parts = [_with_leaves(part, leaves) for part in tree]
+        return type(tree)(*parts) if hasattr(tree, "_fields") else type(tree)(parts)
+    return next(leaves)
+
+
+#: ``torch.utils._pytree``, which published models use; the specification of a tree is the tree.
+PYTREE: dict[str, Any] = {
+    "tree_flatten": lambda tree: (_leaves(tree), tree), "tree_unflatten": lambda leaves, spec: _with_leaves(spec, iter(leaves)),
+    "tree_leaves": _leaves, "tree_map": lambda f, tree, *rest: _with_leaves(tree, map(f, _leaves(tree), *map(_leaves, rest))),
+}  # fmt: skip
+FLAT: dict[str, Any] = {
+    "_flatten_dense_tensors": lambda tensors: autograd.cat([x.reshape(-1) for x in tensors]),
+    "_unflatten_dense_tensors": lambda flat, tensors: tuple(
+        part.reshape(x.shape) for part, x in zip(flat.split([x.numel() for x in tensors]), tensors, strict=True)
+    ),
+}
+ATTENTION: dict[str, Any] = {"SDPBackend": SDPBackend, "sdpa_kernel": _any_kernel}
+#: ``torch.jit`` and ``torch.compiler``: code stays Python. ``trace``, ``save`` and ``load`` are missing.
+JIT: dict[str, Any] = {
+    **dict.fromkeys(("script", "ignore", "unused", "export", "script_method", "interface"), _as_it_is), "Final": Final,
+    **dict.fromkeys(("is_scripting", "is_tracing"), lambda: False), "ScriptModule": Module, "annotate": lambda kind, value: value,
+}  # fmt: skip
+COMPILER: dict[str, Any] = {"compile": compile, "disable": _as_it_is, **dict.fromkeys(("is_compiling", "is_exporting"), lambda: False)}
 AMP: dict[str, Any] = {"autocast": autocast, "GradScaler": GradScaler}
 CUDA_AMP: dict[str, Any] = {
     "autocast": lambda enabled=True, dtype="float16", cache_enabled=True: autocast("cuda", dtype, enabled),
@@ -97,4 +163,5 @@ ROOT: dict[str, Any] = {
     **TENSORS, "Size": tuple, "autocast": autocast, "save": files.save, "load": files.load, "compile": compile,
     "strided": "strided", "contiguous_format": "contiguous_format", "channels_last": "channels_last", "preserve_format": "preserve_format",
     "set_num_threads": lambda number: None,  # NumPy and the OpenCL runtime have their own settings
+    "use_deterministic_algorithms": lambda mode, *, warn_only=False: None, "are_deterministic_algorithms_enabled": lambda: True,
 }  # fmt: skip

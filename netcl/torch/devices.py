@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,7 +13,9 @@ from netcl.core import memory
 from netcl.core.device import DeviceHandle, manager
 from netcl.core.errors import DeviceError, message
 from netcl.core.tensor import Tensor
+from netcl.ops import random
 from netcl.ops.random import manual_seed
+from netcl.torch import adapters
 
 _current = [0]
 
@@ -80,6 +83,7 @@ _ANSWERS: tuple[tuple[Any, str, Any], ...] = (
     (DeviceHandle, "__str__", _device_text),
     (DeviceHandle, "__repr__", lambda handle: f"device({_device_text(handle)!r})"),
     (Tensor, "is_cuda", property(lambda x: x.backend == "cl")),
+    (Tensor, "type", adapters.tensor_type),
 )
 _default_before: list[Any] = []
 
@@ -123,15 +127,57 @@ def _set_device(which: Any) -> None:
     manager.name_devices(cuda_handle)  # forgets what "cuda" meant
 
 
+def _capability(which: Any = None) -> tuple[int, int]:
+    """``torch.cuda.get_device_capability``: NVIDIA's compute capability; other devices have none and raise."""
+    found = _handle(which).profile.compute_capability
+    if found is None:
+        what, remedy = "only NVIDIA devices have a compute capability", "test torch.cuda.is_bf16_supported() instead"
+        raise DeviceError(message("torch.cuda", what, remedy, device=_handle(which).device_name))
+    return found
+
+
+class Event:
+    """``torch.cuda.Event``: :meth:`record` waits for the device and notes the time."""
+
+    def __init__(self, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False):
+        self._seconds = 0.0
+
+    def record(self, stream: Any = None) -> None:
+        synchronize()
+        self._seconds = time.perf_counter()
+
+    def elapsed_time(self, end_event: Event) -> float:
+        """Return the milliseconds between the two records."""
+        return (end_event._seconds - self._seconds) * 1000
+
+    def synchronize(self) -> None:
+        """Do nothing: what was recorded has finished."""
+
+    def query(self) -> bool:
+        return True
+
+
+def _memory(name: str) -> Any:
+    return lambda device=None: memory.memory_stats()[name]
+
+
+MEMORY_FIGURES: dict[str, Any] = {
+    "memory_allocated": _memory("bytes_in_use"), "max_memory_allocated": _memory("peak_bytes_in_use"),
+    "memory_reserved": _memory("bytes_allocated"), "max_memory_reserved": _memory("peak_bytes_allocated"),
+    "empty_cache": memory.empty_cache, **dict.fromkeys(
+        ("reset_peak_memory_stats", "reset_max_memory_allocated"), lambda device=None: memory.reset_peak_memory_stats()),
+}  # fmt: skip
 CUDA: dict[str, Any] = {
+    **MEMORY_FIGURES, "Event": Event, "get_device_capability": _capability, "init": lambda: None, "is_initialized": is_available,
+    **{f"get_rng_state{ending}": random.get_state for ending in ("", "_all")},
+    **{f"set_rng_state{ending}": lambda state, device=None: random.set_state(state) for ending in ("", "_all")},
     "is_available": is_available, "device_count": device_count, "current_device": lambda: _current[0], "set_device": _set_device,
     "get_device_name": lambda device=None: _handle(device).device_name, "get_device_properties": _properties,
     "synchronize": synchronize, "manual_seed": manual_seed, "manual_seed_all": manual_seed, "is_bf16_supported": is_available,
-    "empty_cache": memory.empty_cache, "memory_allocated": lambda device=None: memory.memory_stats()["bytes_in_use"],
-    "memory_reserved": lambda device=None: memory.memory_stats()["bytes_allocated"],
     "memory_summary": lambda device=None, abbreviated=False: memory.memory_summary(), "device": device,
 }  # fmt: skip
 ACCELERATOR: dict[str, Any] = {
+    **MEMORY_FIGURES,
     "is_available": is_available, "device_count": device_count, "synchronize": synchronize,
     "current_accelerator": lambda check_available=False: device("cuda") if is_available() else None,
     "current_device_index": CUDA["current_device"], "set_device_index": _set_device,

@@ -14,8 +14,10 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlparse
 
 from netcl.accelerator import is_available
+from netcl.core import env
 from netcl.core.errors import message
 from netcl.io.model import save_model
 from netcl.io.state import load as load_file
@@ -98,6 +100,22 @@ def safe_globals(classes: Iterable[Any]) -> Iterator[None]:
         yield
     finally:
         _allowed[:] = before
+
+
+def hub_folder() -> str:
+    """Return torch's folder of downloaded files, ``~/.cache/torch/hub``; ``TORCH_HOME`` moves it."""
+    return str(Path(env.raw("TORCH_HOME") or Path.home() / ".cache" / "torch") / "hub")
+
+
+def load_from_hub(
+    url: str, model_dir: Any = None, map_location: Any = None, progress: bool = True, check_hash: bool = False,
+    file_name: str | None = None, weights_only: bool = False,
+) -> Any:  # fmt: skip
+    """``torch.hub.load_state_dict_from_url`` of a file that is already in ``model_dir``: nothing is downloaded."""
+    path = Path(model_dir or Path(hub_folder(), "checkpoints"), file_name or Path(urlparse(url).path).name)
+    if not path.is_file():
+        raise FileNotFoundError(message("torch.hub", "the file must be there: netcl downloads nothing", f"download {url}", path=path))
+    return load(path, map_location)
 
 
 SERIALIZATION: dict[str, Any] = {

@@ -10,8 +10,12 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
+import netcl.autograd as ag
 from netcl import nn
+from netcl.nn import init
+from netcl.optim import schedule
 from netcl.torch import adapters, devices, files, parallel
+from netcl.torch.tensorboard import SummaryWriter
 from netcl.vision import models
 
 
@@ -23,12 +27,18 @@ class MissingNameError(AttributeError):
         self.full_name = full_name
 
 
-_SAME = ("distributions", "fft", "linalg", "nn.functional", "nn.init", "nn.parameter", "nn.utils", "nn.utils.parametrizations",
+_SAME = ("distributions", "fft", "linalg", "nn.functional", "nn.parameter", "nn.utils", "nn.utils.parametrizations",
          "nn.utils.parametrize", "nn.utils.rnn", "optim", "optim.optimizer")  # fmt: skip
 _LAYERS = """activation adaptive batchnorm channelshuffle container conv distance dropout flatten fold instancenorm linear loss module
     normalization padding pixelshuffle pooling rnn sparse transformer upsampling utils""".split()
 _DATA, _TRANSFORMS, _FUNCTIONAL = ("netcl.utils.data",), ("netcl.vision.transforms",), ("netcl.vision.functional",)
+_BASES = {"NonDynamicallyQuantizableLinear": nn.Linear, "_BatchNorm": nn.BatchNorm1d.__base__}
 _OFF: dict[str, Any] = dict.fromkeys(("is_available", "is_built", "is_initialized"), lambda: False)
+_WITH_PARTS = {  # modules whose names are those of the module above
+    "distributions": ("netcl.distributions", "bernoulli categorical distribution independent kl normal uniform"),
+    "optim": ("netcl.optim", "adadelta adagrad adam adamax adamw asgd lbfgs nadam radam rmsprop rprop sgd"),
+}
+_ATTENTION_KERNELS = {f"enable_{kind}_sdp": lambda enabled: None for kind in ("flash", "math", "mem_efficient", "cudnn")}
 _CUDNN = {**_OFF, "version": lambda: None, "enabled": False, "benchmark": False, "deterministic": False, "allow_tf32": False}
 
 #: Module: the modules of netcl that its names are looked up in, and names of its own, which come first.
@@ -39,28 +49,42 @@ TABLE: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
     "torch.autograd": (("netcl.autograd",), {"Variable": lambda data, requires_grad=False: data.requires_grad_(requires_grad)}),
     "torch.autograd.function": (("netcl.autograd",), {}),
     "torch.backends": ((), {}),
-    "torch.backends.cuda": ((), {**_OFF, "matmul": SimpleNamespace(allow_tf32=False)}),
+    "torch.backends.cuda": (
+        (),
+        {**_OFF, **_ATTENTION_KERNELS, "matmul": SimpleNamespace(allow_tf32=False), "sdp_kernel": adapters.ATTENTION["sdpa_kernel"]},
+    ),
     "torch.backends.cudnn": ((), _CUDNN),
     "torch.backends.mps": ((), _OFF),
-    "torch.cuda": ((), devices.CUDA),
+    "torch.compiler": ((), adapters.COMPILER),
+    "torch.cuda": ((), {**adapters.CUDA_TENSORS, **devices.CUDA}),
     "torch.cuda.amp": (("netcl.amp",), adapters.CUDA_AMP),
     "torch.distributed": ((), parallel.DISTRIBUTED),
-    "torch.hub": (("tqdm",), {}),
+    "torch.hub": (("tqdm",), {"get_dir": files.hub_folder, "load_state_dict_from_url": files.load_from_hub}),
+    "torch.jit": ((), adapters.JIT),
     "torch.mps": ((), _OFF),
     "torch.multiprocessing": (("multiprocessing",), {"spawn": parallel.spawn}),
     **{f"torch.{name}": ((f"netcl.{name}",), {}) for name in _SAME},
+    **{f"torch.{name}.{part}": ((source,), {}) for name, (source, parts) in _WITH_PARTS.items() for part in parts.split()},
     "torch.nn": (("netcl.nn",), parallel.NN),
-    "torch.nn.modules": (("netcl.nn",), {}),
-    **{f"torch.nn.modules.{name}": (("netcl.nn",), {"NonDynamicallyQuantizableLinear": nn.Linear}) for name in _LAYERS},
+    "torch.nn.attention": ((), adapters.ATTENTION),
+    "torch.nn.modules": (("netcl.nn",), parallel.NN),
+    **{f"torch.nn.modules.{name}": (("netcl.nn",), {**parallel.NN, **_BASES}) for name in _LAYERS},
     "torch.nn.parallel": ((), parallel.PARALLEL),
+    "torch.nn.parallel.distributed": ((), parallel.PARALLEL),
+    "torch.nn.init": (("netcl.nn.init",), {name[:-1]: getattr(init, name) for name in vars(init) if name[-1] == "_" != name[0]}),
     "torch.onnx": ((), {"export": adapters.export_onnx}),
-    "torch.optim.lr_scheduler": (("netcl.optim.schedule",), {}),
+    "torch.optim.lr_scheduler": (("netcl.optim.schedule",), {"_LRScheduler": schedule.LRScheduler}),
     "torch.random": (("netcl",), {}),
     "torch.serialization": ((), files.SERIALIZATION),
+    "torch.special": (("netcl",), {"expit": ag.sigmoid, "gammaln": ag.lgamma, "psi": ag.digamma}),
+    "torch.testing": (("netcl.testing",), {}),
+    "torch._utils": ((), adapters.FLAT),
     "torch.utils": ((), {}),
+    "torch.utils._pytree": ((), adapters.PYTREE),
     "torch.utils.checkpoint": ((), {"checkpoint": adapters.checkpoint}),
     "torch.utils.data": (_DATA, {}),
     **{f"torch.utils.data.{part}": (_DATA, {}) for part in ("dataloader", "dataset", "distributed", "sampler")},
+    **{f"torch.utils.tensorboard{part}": ((), {"SummaryWriter": SummaryWriter}) for part in ("", ".writer")},
     "torch.version": ((), {"__version__": "2.13.0+netcl", "cuda": None, "hip": None}),
     "torch.xpu": ((), _OFF),
     "torchvision": ((), {"__version__": "0.28.0+netcl"}),

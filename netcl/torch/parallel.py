@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
+
 from netcl import distributed
 from netcl.core import env
 from netcl.core.errors import message
@@ -47,6 +49,30 @@ def _broadcast_ranks(tensor: Tensor, src: int = 0, group: Any = None, async_op: 
     tensor.write(_world().broadcast(tensor.to_host(), src))
 
 
+def _reduce(tensor: Tensor, dst: int, op: str = "sum", group: Any = None, async_op: bool = False) -> None:
+    total = _world().all_reduce(tensor.to_host(), op)
+    if _world().rank == dst:
+        tensor.write(total)
+
+
+def _all_gather(tensor_list: Sequence[Tensor], tensor: Tensor, group: Any = None, async_op: bool = False) -> None:
+    for out, values in zip(tensor_list, _world().all_gather(tensor.to_host()), strict=True):
+        out.write(values)
+
+
+def _all_gather_into(output_tensor: Tensor, input_tensor: Tensor, group: Any = None, async_op: bool = False) -> None:
+    output_tensor.write(np.concatenate(_world().all_gather(input_tensor.to_host())).reshape(output_tensor.shape))
+
+
+def _all_gather_object(object_list: list[Any], obj: Any, group: Any = None) -> None:
+    """``torch.distributed.all_gather_object`` of values that JSON can hold."""
+    object_list[:] = _world().tell(obj)
+
+
+def _broadcast_objects(object_list: list[Any], src: int = 0, group: Any = None, device: Any = None) -> None:
+    object_list[:] = _world().tell(object_list)[src]
+
+
 def _ddp(module: Module, device_ids: Any = None, *unused: Any, broadcast_buffers: bool = True, **options: Any) -> Module:
     return distributed.DistributedDataParallel(module, _world(), broadcast_buffers=broadcast_buffers)
 
@@ -70,7 +96,19 @@ def _data_parallel(module: Module, device_ids: Sequence[Any] | None = None, outp
     return distributed.DataParallel(module, devices) if len(devices) > 1 else OneDevice(module)
 
 
-NN: dict[str, Any] = {"DataParallel": _data_parallel}
+class NormOfRanks(distributed.SyncBatchNorm):
+    """``torch.nn.SyncBatchNorm`` over the ranks of the process group; without a group, over this process."""
+
+    @property
+    def world(self) -> distributed.World:  # type: ignore[override]
+        return _group[0] if _group else distributed.SyncBatchNorm.world
+
+    @staticmethod
+    def convert_sync_batchnorm(module: Module, process_group: Any = None) -> Module:
+        return distributed.convert_sync_batchnorm(module, _group[0] if _group else distributed.SyncBatchNorm.world)
+
+
+NN: dict[str, Any] = {"DataParallel": _data_parallel, "SyncBatchNorm": NormOfRanks}
 PARALLEL: dict[str, Any] = {
     **NN, "DistributedDataParallel": _ddp,
     "data_parallel": lambda module, inputs, device_ids=None, output_device=None, dim=0, module_kwargs=None: _data_parallel(
@@ -82,5 +120,7 @@ DISTRIBUTED: dict[str, Any] = {
     "init_process_group": _init, "destroy_process_group": lambda group=None: _group.clear(),
     "get_rank": lambda group=None: _world().rank, "get_world_size": lambda group=None: _world().size,
     "barrier": lambda group=None, **options: _world().barrier(), "all_reduce": _all_reduce, "broadcast": _broadcast_ranks,
+    "reduce": _reduce, "all_gather": _all_gather, "all_gather_into_tensor": _all_gather_into, "all_gather_object": _all_gather_object,
+    "broadcast_object_list": _broadcast_objects, "get_backend": lambda group=None: "mpi",
     "ReduceOp": SimpleNamespace(SUM="sum", AVG="mean", MAX="max", MIN="min", PRODUCT="prod"),
 }  # fmt: skip

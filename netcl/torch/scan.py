@@ -70,6 +70,14 @@ class _Scan(ast.NodeVisitor):
         base = self.file.parent.joinpath(*name.split("."))
         self.beside += [p for p in (base.with_suffix(".py"), base / "__init__.py") if name and p.is_file()]
 
+    def visit_Assign(self, node: ast.Assign) -> None:
+        for part in (node.value, *node.targets):
+            self.visit(part)
+
+    def visit_Name(self, node: ast.Name) -> None:
+        if isinstance(node.ctx, ast.Store):  # optim = optim.SGD(...)
+            self.bound.pop(node.id, None)
+
     def visit_Attribute(self, node: ast.Attribute) -> None:
         parts: list[str] = []
         inner: ast.expr = node
