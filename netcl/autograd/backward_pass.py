@@ -162,6 +162,14 @@ class _Walk:
         self.hand(answer)
         return answer
 
+    def after_hooks(self, leaf: Tensor, gradient: Tensor) -> Tensor:
+        """Return the gradient of a leaf as its hooks leave it."""
+        if found := leaf._hooks:
+            gradient = self.own(gradient)
+            for hook in found:
+                gradient = self.answered(gradient, hook)
+        return gradient
+
     def send(self, edge: tuple[Any, int], gradient: Tensor) -> None:
         """Add a gradient to a leaf or to an output of a node."""
         target, index = edge
@@ -200,10 +208,7 @@ class _Walk:
             self.accumulate(leaf, ops.cast(self.narrow.pop(leaf), leaf.dtype))
         if recorded.listening and recorded.active.recorder is not None:
             recorded.active.recorder.leaf(leaf)
-        if leaf._hooks:
-            gradient = self.own(gradient)
-            for hook in leaf._hooks:
-                gradient = self.answered(gradient, hook)
+        gradient = self.after_hooks(leaf, gradient)
         self.leaves.append(leaf)
         if leaf.grad is not None:
             if self.F is ops and leaf.grad.grad_fn is None and id(_memory_owner(leaf.grad)) not in self.handed:
@@ -237,9 +242,8 @@ class _Walk:
                 self.hand_over()
         self.hand_over()
         for leaf in dict.fromkeys(self.wanted or ()):
-            for hook in (leaf.grad_fn is None and leaf._hooks) or ():
-                if (gradient := self.found[id(leaf), 0]) is not None:
-                    self.found[id(leaf), 0] = self.answered(self.own(gradient), hook)
+            if leaf.grad_fn is None and (gradient := self.found[id(leaf), 0]) is not None:
+                self.found[id(leaf), 0] = self.after_hooks(leaf, gradient)
 
     def hand_over(self) -> None:
         """Pass complete gradients to leaves with hooks: a hook receives the whole gradient, once."""

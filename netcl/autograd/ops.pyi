@@ -220,8 +220,8 @@ def cached_attention(query: Operand, key: Operand | None, value: Operand | None,
       With ``None`` for k and v, q is a projection of all three side by side, ``(batch, new, (heads + 2 * kv_heads) * size)``, and
       the result is ``(batch, new, heads * size)``.
     - **keys**, **values**: the cache, ``(batch, kv_heads, positions, size)``; changed in place. A cache of int8 has **key_scales** and
-      **value_scales** ``(batch, kv_heads, positions, 1)``: a position is rounded when it is written, but the call that
-      writes it uses the exact values.
+      **value_scales** ``(batch, kv_heads, positions, 1)``: a position is rounded when it is written, also for the queries
+      of the call that writes it.
     - **lengths**: ``(batch,)`` integers, the number of filled positions of each sequence. They are read on the device, so that a compiled
       step works for every length. The new positions must fit into the cache. The NumPy backend checks this, and so does every backend
       if ``lengths`` is not a tensor. Otherwise keys and values past the end are neither written nor used.
