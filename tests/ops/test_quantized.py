@@ -72,6 +72,7 @@ def test_warps_share_neighboring_strips(rows, columns, tokens, cl_device, rng, m
     if not nvidia.capable(cl_device.profile):
         pytest.skip("the device has no matrix units that netcl uses")
     monkeypatch.setattr(plans, "_MMA_RESIDENT", 8)  # few work-groups, as for large weights
+    monkeypatch.setattr(plans, "_SEVERAL_FROM", -20)
     packed, values = weights(rng, "Q4_K", rows, columns)
     x, bias = (rng.standard_normal(shape, np.float32).astype(np.float16) for shape in ((tokens, columns), (rows,)))
     operands = (Tensor.from_host(cl_device.queue, array) for array in (x, packed, bias))

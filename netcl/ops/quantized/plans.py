@@ -50,12 +50,13 @@ _MMA_TABLE = {
     "codes": ((2, 16, 1, 2), (16, 8, 1, 2), (math.inf, 4, 1, 2)),
     "staged codes": ((2, 16, 1, 2), (math.inf, 8, 1, 2)),
     "scaled": ((2, 16, 1, 8), (math.inf, 8, 1, 4)),
+    "direct minimums": ((2, 16, 1, 8), (4, 8, 1, 8), (math.inf, 4, 1, 8)),
     "many": ((2, 8, 1, 4), (math.inf, 4, 2, 4)),
     "many bytes": ((2, 8, 1, 2), (math.inf, 4, 1, 2)),
 }
 _STAGED_SUMS = 65536  # bytes of local memory for 8 columns, where sums of groups save products of their own; sums of strips need some too
 _MMA_RESIDENT = 1024  # work-items of a compute unit that keep the memory busy
-_SEVERAL_FROM = 4  # strips of a work-group; above, its warps share them without waiting for each other (packed_products_h200.txt)
+_SEVERAL_FROM = 24  # strips per compute unit, and two for each token: above, sums of float16 in local memory pay (packed_products_h200.txt)
 _FLAGS = {"x86_64": ("avx512_vnni", 1), "AMD64": ("avx512_vnni", 1), "aarch64": ("asimddp asimdhp", 2)}
 
 
@@ -275,11 +276,15 @@ def _mma_sizes(p: Packed, strips_per_unit: float, gated: bool, direct: bool) -> 
     """Return the macros of mma.cl for a product, from a table of the fastest ones on an H200.
 
     ``direct``: the activations are float16 and need no conversion. Up to 8 columns of other activations are converted in local memory if
-    they fit, except in gated 8-bit products. For weights with minimums, sums of activations are computed there too.
+    they fit, except in gated 8-bit products. For weights with minimums, sums of activations are computed there too. Direct activations are
+    copied there for these sums only, in gated products and in large ones of Q4_K.
     """
     scaled, kinds, runs = "scales" in p.kind.fields, 1 << (p.fragment - 1).bit_length(), p.columns // 32
-    staged = p.fragment <= 8 and (scaled and "m" in p.kind.fields if direct else not (gated and p.kind.bits == 8))
+    minimums, large = scaled and "m" in p.kind.fields, p.kind.bits == 4 and strips_per_unit > _SEVERAL_FROM + 2 * p.tokens
+    staged = p.fragment <= 8 and (minimums and (gated or large) if direct else not (gated and p.kind.bits == 8))
     kind = "plain" if p.kind.plain else "scaled" if scaled else "staged codes" if staged else "codes"
+    if direct and minimums and not staged:
+        kind = "direct minimums"
     if p.fragment > 8:
         kind = "many bytes" if p.kind.bits == 8 else "many"
     wide = strips_per_unit * (4 if gated else 1)
@@ -306,7 +311,7 @@ def _mma(queue: Any, p: Packed, config: KernelConfig, profile: Any, t: PackedOpe
     parts = strips if gated else -(-strips // sizes["MT"])
     resident = _MMA_RESIDENT if sizes["STAGED"] * sizes["KINDS"] * 64 < _STAGED_SUMS else 768  # of a compute unit, by its local memory
     rounds = -(-parts * items // (units * resident)) if sizes["STAGED"] else 1  # as many for every work-group
-    sizes["SEVERAL"] = int(direct and rounds > _SEVERAL_FROM and p.kind.bits == 4 and sizes["MT"] == 1 and not sizes["CHUNKED"])
+    sizes["SEVERAL"] = int(direct and not gated and sizes["STAGED"] > 0 and not sizes["CHUNKED"])
     if sizes["SEVERAL"]:
         sizes["DEEP"] = 2
     kernel = _compiled(queue, p, "strips_mma", "mma.cl", t, 2, 0, primitives.cl_source(nvidia.__file__, "ptx.cl"), items, **sizes)
