@@ -105,10 +105,13 @@ def _conversation(tokenizer: Tokenizer, messages: Sequence[Mapping[str, Any]]) -
     answers = [i for i, m in enumerate(messages) if m["role"] == "assistant"]
     spans, texts = [], []
     for i in answers:
-        before = tokenizer.apply_chat_template(messages[:i], tokenize=False, add_generation_prompt=True)
-        texts.append(tokenizer.apply_chat_template(messages[: i + 1], tokenize=False, add_generation_prompt=False))
-        same = (at for at, (one, two) in enumerate(zip(before, texts[-1], strict=False)) if one != two)
-        spans.append((next(same, len(before)), len(texts[-1])))
+        before, plain = (tokenizer.apply_chat_template(messages[:i], False, add_generation_prompt=asks) for asks in (True, False))
+        texts.append(text := tokenizer.apply_chat_template(messages[: i + 1], tokenize=False, add_generation_prompt=False))
+        start, content = _shared(before, text), (messages[i].get("content") or "").strip()
+        if content and start < len(before):  # a prompt that opens a thought may go on like the answer: <think> and <tool_call>
+            found = text.find(content, _shared(plain, text))
+            start = found if 0 <= found < start else start
+        spans.append((start, len(text)))
     together = all(texts[-1].startswith(text) for text in texts)
     for text, own in [(texts[-1], spans)] if together else [(text, [span]) for text, span in zip(texts, spans, strict=True)]:
         made = tokenizer.backend.encode(text, add_special_tokens=False)
@@ -117,6 +120,11 @@ def _conversation(tokenizer: Tokenizer, messages: Sequence[Mapping[str, Any]]) -
             for at in _until_end(tokenizer, made.ids, [at for at, (begin, _) in enumerate(made.offsets) if start <= begin < end]):
                 learned[at] = True
         yield Document(list(made.ids), learned)
+
+
+def _shared(one: str, two: str) -> int:
+    """Return how many characters two texts have in common at their beginnings."""
+    return next((at for at, (a, b) in enumerate(zip(one, two, strict=False)) if a != b), min(len(one), len(two)))
 
 
 def _until_end(tokenizer: Tokenizer, ids: Sequence[int], inside: list[int]) -> list[int]:

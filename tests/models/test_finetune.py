@@ -89,6 +89,13 @@ def test_template_that_renders_earlier_answers_differently():
     assert tokenizer.decode(second.ids).startswith("1+1\n2\n")
 
 
+def test_answers_that_begin_like_the_generation_prompt_goes_on_are_learned_whole():
+    tokenizer = bytes_tokenizer(TEMPLATE.replace("<|assistant|>{% endif", "<|assistant|><think>\n{% endif"))
+    talk = [{"role": "user", "content": "1+1"}, {"role": "assistant", "content": "<tool_call>1+1"}]
+    (found,) = documents_of(tokenizer, {"messages": talk})
+    assert shown(tokenizer, found) == ["<tool_call>1+1<|end|>"]
+
+
 def test_prompts_and_texts():
     tokenizer = bytes_tokenizer()
     (found,) = documents_of(tokenizer, {"prompt": "1+1=", "completion": "2é"})
