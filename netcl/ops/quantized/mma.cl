@@ -116,8 +116,12 @@ static inline void weights_of(uint* a, const held* h, const int part, const int 
 #endif
 #endif
   const uint off = (0x6400u + (LOW == 8 ? 128 : OFFSET)) * 0x10001u;
+#if IN_LOCAL || LOW != 8
   uint high;
   IN_REGISTER(high, 0x64646464u);
+#else
+  const uint high = 0x64646464u;  // in a register it would be the 33rd: fewer warps would be resident
+#endif
   UNROLL for (int i = 0; i < 4; ++i) {
     uint pair;
     if (i / 2) BYTES_OF(pair, i % 2 ? c.y : c.x, high, 0x4342);
