@@ -11,7 +11,7 @@ import math
 import sys
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from copy import copy
 from functools import partial
 from operator import attrgetter
@@ -29,6 +29,7 @@ from netcl.autograd.tape import (
     edge_of,
     fit_gradient,
     grad_mode,
+    keeps_gradient,
     modes,
 )
 from netcl.core import recording as recorded
@@ -54,9 +55,13 @@ def run_backward(
     wanted: Sequence[Tensor] | None = None,
     create_graph: bool = False,
     retain_graph: bool = False,
+    into: _Walk | None = None,
 ) -> list[Tensor | None]:
-    """Run backward from ``outputs``: accumulate ``.grad`` in the leaves or, if ``wanted`` names tensors, return their gradients."""
-    enabled, finishers = grad_mode.get(), modes.finishers
+    """Run backward from ``outputs``: accumulate ``.grad`` in the leaves or, if ``wanted`` names tensors, return their gradients.
+
+    Gradients of leaves that only the walk ``into`` wants are added there.
+    """
+    enabled, finishers, outer = grad_mode.get(), modes.finishers, modes.walk
     callbacks: list[Callable[[], None]] = []
     grad_mode.set(create_graph)
     modes.finishers = callbacks if finishers is None else finishers
@@ -65,7 +70,7 @@ def run_backward(
         if wanted is None and not create_graph and len(outputs) == 1 and _ran_as_plan(outputs[0], gradients[0], retain_graph):
             failed = False
             return []
-        walk = _Walk(wanted, create_graph, retain_graph or create_graph)
+        modes.walk = walk = _Walk(wanted, create_graph, retain_graph or create_graph, into)
         for out, gradient in zip(outputs, gradients, strict=True):
             walk.start(out, gradient)
         walk.run()
@@ -78,7 +83,7 @@ def run_backward(
         return [walk.found[key] for key in walk.targets]
     finally:
         grad_mode.set(enabled)
-        modes.finishers = finishers
+        modes.finishers, modes.walk = finishers, outer
         if failed and modes.expecting and (error := sys.exc_info()[1]) is not None:
             for tell in [known() for known in modes.expecting.values()]:
                 if tell is not None:
@@ -108,14 +113,17 @@ def walk_under_way() -> object | None:
 
 
 class _Walk:
-    def __init__(self, wanted: Sequence[Tensor] | None, create_graph: bool, retain: bool):
+    def __init__(self, wanted: Sequence[Tensor] | None, create_graph: bool, retain: bool, into: _Walk | None = None):
+        self.into = into
         self.F = differentiable_ops() if create_graph else ops
         self.retain = retain
+        self.given: list[tuple[tuple[object, int], Tensor]] = []
         self.pending: dict[Node, list[Tensor | None]] = {}
         self.heap: list[tuple[int, Node]] = []
         self.wanted = wanted
         self.targets = [] if wanted is None else [_edge_key(edge_of(t)) for t in wanted]
         self.found: dict[tuple[int, int], Tensor | None] = dict.fromkeys(self.targets)
+        self.passed: set[Node] | None = None  # if tensors are wanted, the nodes on the way to these
         self.handed: dict[int, Any] = {}  # by id, memory of gradients that leaves, hooks, functions of the user or the caller may hold
         self.leaves: list[Tensor] = []
         self.held: dict[Tensor, Tensor] = {}  # partial gradients of leaves with hooks
@@ -140,7 +148,7 @@ class _Walk:
             raise ShapeError(message("backward", "gradient must have the shape of the tensor", gradient=gradient.shape, tensor=out.shape))
         else:
             self.hand(gradient)
-        self.send(edge_of(out), gradient)
+        self.given.append((edge_of(out), gradient))
 
     def hand(self, gradient: Any) -> None:
         """Note that others may hold ``gradient`` or a tensor over its memory."""
@@ -177,13 +185,18 @@ class _Walk:
             if self.wanted is not None:
                 if (key := _edge_key(edge)) in self.found:
                     self.found[key] = _sum(self.F, self.found[key], gradient)
+                elif self.into is not None:
+                    self.into.send(edge, gradient)
             elif target._hooks:
                 self.held[target] = _sum(self.F, self.held.get(target), gradient)
             else:
                 self.accumulate(target, gradient)
             return
+        passed = self.passed is None or target in self.passed
+        if not passed and _edge_key(edge) not in self.found:
+            return
         if target not in self.pending:
-            if target.rule is None:
+            if passed and target.rule is None:
                 raise RuntimeError(message("backward", RELEASED, "pass retain_graph=True to the first backward", op=target.name))
             self.pending[target] = [None] * len(target.outputs)
             heapq.heappush(self.heap, (-target.order, target))
@@ -220,7 +233,15 @@ class _Walk:
         if isinstance(gradient.source, lazy_graph.Product):
             gradient.realize()  # a deferred product keeps its operands in memory
 
+    def all_found(self) -> set[tuple[int, int]]:
+        """Return the keys of the tensors that this walk, or the one it adds to, has to find."""
+        return {*self.found, *(self.into.all_found() if self.into else ())}
+
     def run(self) -> None:
+        if self.wanted is not None:
+            self.passed = _nodes_to(self.all_found(), [edge[0] for edge, _ in self.given])
+        for edge, given in self.given:
+            self.send(edge, given)
         while self.heap:
             _, node = heapq.heappop(self.heap)
             grads = self.pending.pop(node)
@@ -230,6 +251,8 @@ class _Walk:
             for index in range(len(grads)) if self.found else ():
                 if (id(node), index) in self.found:
                     self.found[id(node), index] = grads[index]
+            if self.passed is not None and node not in self.passed:
+                continue
             edges = node.edges
             if node.fusing is None:
                 self.step(node, grads)
@@ -489,6 +512,24 @@ def _still_due(pending: Iterable[Node]) -> Counter[Tensor]:
     return due
 
 
+def _nodes_to(targets: Container[tuple[int, int]], roots: Iterable[object]) -> set[Node]:
+    """Return the nodes below ``roots`` that lead to targets.
+
+    A checkpoint may, because its function can use them without an argument, and a released node may have done so.
+    """
+    met = {root for root in roots if type(root) is Node}
+    below, found = list(met), set()
+    for node in below:
+        above = {edge[0] for edge in node.edges if edge is not None and type(edge[0]) is Node} - met
+        met |= above
+        below.extend(above)
+    for node in sorted(below, key=attrgetter("order")):
+        leads = [edge is not None and (_edge_key(edge) in targets or (type(edge[0]) is Node and edge[0] in found)) for edge in node.edges]
+        if node.name == "checkpoint" or node.rule is None or any(leads):
+            found.add(node)
+    return found
+
+
 def _edge_key(edge: tuple[Any, int]) -> tuple[int, int]:
     return id(edge[0]), edge[1]
 
@@ -531,10 +572,19 @@ def backward(
     if inputs is None:
         run_backward(outs, given, retain_graph=bool(retain_graph), create_graph=create_graph)
         return
-    for x, found in zip(_listed("inputs", inputs), grad(outs, inputs, given, retain_graph, create_graph, allow_unused=True), strict=True):
-        if found is not None:  # which may be the gradient of another input, too
-            x.grad = differentiable_ops().clone(found) if x.grad is None else differentiable_ops().add(x.grad, found)
-            recorded.leaf(x)
+    ins = list(dict.fromkeys(_listed("inputs", inputs)))
+    found = grad(outs, ins, given, retain_graph, create_graph, allow_unused=True)
+    owners = {id(_memory_owner(gradient)) for gradient in found if gradient is not None}  # one may be the gradient of several inputs
+    for x, gradient in zip(ins, found, strict=True):
+        if gradient is None or keeps_gradient(x):  # a hook of retain_grad() has added it
+            continue
+        if x.grad is None:
+            x.grad = differentiable_ops().clone(gradient)
+        elif create_graph or x.grad.grad_fn is not None or id(_memory_owner(x.grad)) in owners:
+            x.grad = differentiable_ops().add(x.grad, gradient)
+        else:
+            ops.add(x.grad, gradient, out=x.grad)
+        recorded.leaf(x)
 
 
 def grad(

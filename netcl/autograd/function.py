@@ -7,7 +7,7 @@ from typing import Any
 
 from netcl.amp.autocast import autocast, get_autocast_dtype
 from netcl.autograd.backward_pass import run_backward
-from netcl.autograd.tape import Node, edges_to, enable_grad, grad_mode, intact, no_grad, recording
+from netcl.autograd.tape import Node, edges_to, enable_grad, grad_mode, intact, modes, no_grad, recording
 from netcl.core.errors import message
 from netcl.core.tensor import Tensor
 from netcl.ops import random
@@ -107,7 +107,7 @@ def checkpoint(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     return out
 
 
-def _checkpoint_rule(node: Node, F: Any, grads: Sequence[Any]) -> list[Any]:
+def _checkpoint_rule(node: Node, F: object, grads: Sequence[Any]) -> list[Any]:
     function, args, kwargs, state, half = node.saved
     args = intact(node, *args)
     if grad_mode.get():
@@ -120,5 +120,9 @@ def _checkpoint_rule(node: Node, F: Any, grads: Sequence[Any]) -> list[Any]:
     random.set_state(now)
     results = out if isinstance(out, tuple) else (out,)
     pairs = [(r, g) for r, g in zip(results, grads, strict=True) if g is not None and r.requires_grad]
-    run_backward([r for r, _ in pairs], [g for _, g in pairs])
-    return [x.grad if isinstance(x, Tensor) else None for x in fresh]
+    outs, given, walk = [r for r, _ in pairs], [g for _, g in pairs], modes.walk
+    if walk.wanted is None:
+        run_backward(outs, given)
+        return [x.grad if isinstance(x, Tensor) else None for x in fresh]
+    found = run_backward(outs, given, wanted=[x for x in fresh if isinstance(x, Tensor)], into=walk)
+    return [found.pop(0) if isinstance(x, Tensor) else None for x in fresh]

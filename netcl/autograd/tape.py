@@ -28,7 +28,7 @@ from netcl.engine.operands import Like
 
 
 class _Modes(threading.local):
-    """The autograd state of a thread: the current tape, the observer of ops, and callbacks of backward.
+    """The autograd state of a thread: the current tape, the observer of ops, and callbacks and walk of the running backward pass.
 
     ``observer(row, function, *args, **kwargs)``, if set, is called instead of every op; tracers use it.
     """
@@ -37,6 +37,7 @@ class _Modes(threading.local):
         self.tape: Tape | None = None
         self.observer: Callable[..., Any] | None = None
         self.finishers: list[Callable[[], None]] | None = None
+        self.walk: Any = None
         self.expecting: dict[int, weakref.WeakMethod[Callable[[BaseException], None]]] = {}
 
 

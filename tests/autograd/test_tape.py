@@ -141,6 +141,43 @@ def test_backward_of_several_tensors_and_for_some_inputs(leaf):
         ag.backward([y], [None, None])
 
 
+def test_backward_adds_the_gradient_of_an_input_once(leaf):
+    w = leaf([1.0, 2.0])
+    kept, y = ag.tensor([1.0, 1.0]), w * 3.0
+    w.grad = kept
+    y.retain_grad()
+    (y * 2.0).sum().backward(retain_graph=True, inputs=[w, y, w])
+    assert (y.grad.tolist(), w.grad.tolist()) == ([2.0, 2.0], [7.0, 7.0])
+    assert w.grad is kept  # added in place, as without inputs
+    (w + y.detach().requires_grad_()).backward(w.grad, inputs=[w])
+    v = leaf([0.0, 0.0])
+    (w + v).backward(w.grad, inputs=[w, v])
+    assert (w.grad.tolist(), v.grad.tolist()) == ([28.0, 28.0], [14.0, 14.0])
+
+
+def test_grad_leaves_what_lies_below_its_inputs(leaf):
+    """The function of an input is not run: neither are hooks below it called, nor is its memory released."""
+    x, called = leaf([1.0, 2.0]), []
+    below = x * 2.0
+    below.register_hook(called.append)
+    y = below * below
+    (g,) = ag.grad((y * y).sum(), y)
+    assert g.tolist() == [8.0, 32.0] and not called
+    y.backward(g)
+    assert x.grad.tolist() == [64.0, 512.0] and len(called) == 1
+    with pytest.raises(RuntimeError, match="retain_graph=True"):
+        y.backward(g, inputs=[x])
+
+
+def test_grad_through_a_checkpoint_changes_no_gradient_of_other_leaves(leaf):
+    x, w, v = leaf([1.0, 2.0]), leaf([3.0, 4.0]), leaf([5.0, 6.0])
+    v.register_hook(lambda g: g + 1.0)
+    y = ag.checkpoint(lambda x: ag.checkpoint(lambda x: x * w * v, x), x) * v
+    of_v, of_x, again = ag.grad(y.sum(), [v, x, v])
+    assert of_x.tolist() == [75.0, 144.0] and of_v.tolist() == again.tolist() == [31.0, 97.0]
+    assert w.grad is None and v.grad is None and x.grad is None
+
+
 def test_grad_with_torchs_order_of_arguments_and_zeros_for_unused_inputs(leaf):
     w, v = leaf([1.0, 2.0]), leaf([3.0, 4.0])
     (first,) = ag.grad((w * w * w).sum(), w, None, True, True, True, False)

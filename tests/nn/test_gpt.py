@@ -202,9 +202,14 @@ def test_a_cache_of_int8_keeps_nan(device):
 def test_a_cache_of_int8_in_a_model(device, kind):
     model, x = make(kind).eval(), tokens(2, 11)
     with ag.no_grad():
-        whole, cache = model(x).to_host(), model.new_cache(dtype="int8")
-        got = [model(Tensor.from_host(device.queue, x[:, a:b]), cache).to_host() for a, b in ((0, 9), (9, 10), (10, 11))]
-    np.testing.assert_allclose(np.concatenate(got, axis=1), whole, atol=0.03 * np.abs(whole).max())
+        whole, results = model(x).to_host(), []
+        for ends in ((9, 10, 11), (11,), (1, 4, 11)):
+            cache, calls = model.new_cache(dtype="int8"), zip((0, *ends), ends, strict=False)
+            got = [model(Tensor.from_host(device.queue, x[:, a:b]), cache).to_host() for a, b in calls]
+            results.append(np.concatenate(got, axis=1))
+    np.testing.assert_allclose(results[0], whole, atol=0.06 * np.abs(whole).max())  # every position is rounded, also for its own call
+    for other in results[1:]:
+        np.testing.assert_allclose(other, results[0], rtol=1e-3, atol=1e-4)
 
 
 def test_what_is_too_long_is_told(device):
