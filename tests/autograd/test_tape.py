@@ -361,7 +361,8 @@ def test_a_step_leaves_nothing_behind(cl_device):
         ag.relu(w * 2.0 + 1.0).sum().backward()
         w.zero_grad()
 
-    step()  # makes the plans
+    for _ in range(3):  # which make the plans
+        step()
     gc.collect()
     gc.disable()
     try:
@@ -372,7 +373,7 @@ def test_a_step_leaves_nothing_behind(cl_device):
     finally:
         gc.enable()
     assert len(set(in_use)) == 1
-    assert gc.collect() < 50
+    assert gc.collect() == 0
 
 
 def test_checkpoint(leaf):
