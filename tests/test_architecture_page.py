@@ -87,13 +87,13 @@ def missing(entries: list[Entry], calls: list[Entry]) -> list[Step]:
     return []
 
 
-def linear_relu(rng) -> Callable[[], object]:
-    model, x = nn.Sequential(nn.Linear(16, 8), nn.ReLU()), nc.tensor(rng.standard_normal((4, 16), np.float32))
+def linear_and_activation(rng) -> Callable[[], object]:
+    model, x = nn.Sequential(nn.Linear(16, 8), nn.LeakyReLU()), nc.tensor(rng.standard_normal((4, 16), np.float32))
     return lambda: model(x)
 
 
 def test_a_call_does_what_the_figure_says(cl_device, rng):
-    entries, run = figure("opencl"), linear_relu(rng)
+    entries, run = figure("opencl"), linear_and_activation(rng)
     planning = {entry.step for entry in entries if entry.miss}
     with eager_fusion(0):  # forgets plans, those of other tests too
         first, *others = (traced(run) for _ in range(4))
@@ -106,7 +106,7 @@ def test_a_call_does_what_the_figure_says(cl_device, rng):
 
 def test_a_backward_pass_does_what_the_figure_says(cl_device, rng):
     """The first pass walks; the second plans; later passes look the plan up and call no rule."""
-    entries, model = figure("backward"), nn.Sequential(nn.Linear(16, 8), nn.ReLU())
+    entries, model = figure("backward"), nn.Sequential(nn.Linear(16, 8), nn.LeakyReLU())
     planning = {entry.step for entry in entries if entry.miss}
     passes = []
     with eager_fusion(0):
@@ -124,7 +124,7 @@ def test_a_backward_pass_does_what_the_figure_says(cl_device, rng):
 
 def test_a_call_on_numpy_does_what_the_figure_says(rng):
     with nc.device("cpu"):
-        run = linear_relu(rng)
+        run = linear_and_activation(rng)
         calls = [traced(run) for _ in range(3)]
     assert [missing(figure("numpy"), found) for found in calls] == [[]] * 3 and calls[1] == calls[2]
 

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import pairwise
 from typing import Any
 
 import netcl.autograd as ag
 from netcl.core import recording
 from netcl.core.errors import message
 from netcl.core.tensor import Tensor
+from netcl.engine.modes import deferral
+from netcl.nn.activation import ReLU, Sigmoid, Tanh
+from netcl.nn.linear import Linear
 from netcl.nn.module import Module
 from netcl.nn.parameter import Parameter
 
@@ -106,7 +110,8 @@ class Sequential(_Ordered):
 
     - **layers**: modules, or one mapping of names to modules. A leading queue or handle moves them to its device.
 
-    Index, slice, iterate, ``append``, ``insert``, ``extend`` and ``pop`` as with a list.
+    Index, slice, iterate, ``append``, ``insert``, ``extend`` and ``pop`` as with a list. A ``Linear`` and a ``ReLU``, ``Tanh`` or
+    ``Sigmoid`` after it run as one op, unless one of them has hooks; at most the last bit of the result differs.
 
     >>> from netcl import nn
     >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
@@ -134,9 +139,38 @@ class Sequential(_Ordered):
         return (list(self) if numbered else [dict(self.named_children())]), {}
 
     def forward(self, x: Any) -> Any:
-        for layer in self:
-            x = layer(x)
+        layers, joined = [*self, None], False
+        for layer, after in pairwise(layers):
+            if joined:
+                joined = False
+                continue
+            activation = _activation_of(after) if type(layer) is Linear else ""
+            joined = activation != "" and _joins(x, layer, after)
+            x = ag.affine_activated(x, layer.weight, layer.bias, activation=activation) if joined else layer(x)
         return x
+
+
+# Activations that a Linear runs in its own kernel, and whose gradient reads the result alone; by class and ``forward``.
+_JOINED = {(kind, kind.forward, Linear.forward): name for kind, name in ((ReLU, "relu"), (Tanh, "tanh"), (Sigmoid, "sigmoid"))}
+
+
+def _activation_of(module: Module | None) -> str:
+    return "" if module is None else _JOINED.get((type(module), type(module).forward, Linear.forward), "")
+
+
+def _joins(x: Any, layer: Linear, activation: Module) -> bool:
+    """Whether a layer and the activation after it may run as one op; reports both to a recorder, as their calls would.
+
+    In ``ag.jit_compile`` they stay two ops, which fuse with the ops around them.
+    """
+    if type(x) is not Tensor or deferral.mode is not None:
+        return False
+    for module in (layer, activation):
+        if module._module_hooks or "forward" in vars(module):
+            return False
+        if recording.listening:
+            module._tell_recorder()
+    return True
 
 
 class ModuleList(_Ordered):

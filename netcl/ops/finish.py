@@ -13,7 +13,7 @@ from netcl.core.dtype import DTYPES, HALVES, promote
 from netcl.core.tensor import Tensor
 from netcl.engine.expression import compose
 from netcl.engine.opencl_text import SEPARATE, Layout, forward_body, helper_functions, rounded, statements, value_functions
-from netcl.engine.pointwise import run
+from netcl.engine.pointwise import run, run_vjp
 from netcl.engine.registry import REGISTRY, Pointwise
 from netcl.ops.pointwise import cast
 
@@ -89,9 +89,14 @@ def _activation_row(name: str) -> Pointwise:
     return row
 
 
-def activation_vjp(F: Any, activation: str, g: Any, out: Any, before: Callable[[], Any] = lambda: None) -> Any:
-    """Return the gradient with respect to an activation's input, by the formula of its op; ``before()`` gives that input if needed."""
+def activation_vjp(F: Any, activation: str, g: Tensor, out: Tensor, recorded: bool, before: Callable[[], Any] = lambda: None) -> Any:
+    """Return the gradient with respect to an activation's input; ``before()`` gives that input, if the formula reads it.
+
+    The kernel of the op's gradient computes it or, if it is ``recorded``, ops that have a gradient.
+    """
     row = _activation_row(activation)
     assert row.vjp[0]
-    known = {"g": g, "out": out} | ({"v0": before()} if "v0" in row.saved() else {})
-    return compose(row.vjp[0], known, F, row.let)
+    x = before() if "v0" in row.saved() else out
+    if not recorded:
+        return run_vjp(row, g, out, [x], {}, [True])[0]
+    return compose(row.vjp[0], {"g": g, "out": out, "v0": x}, F, row.let)

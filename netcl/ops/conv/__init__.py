@@ -139,8 +139,8 @@ def conv2d(
     return _convolve("conv2d", x, w, bias, _conv_options(stride, padding, dilation, groups, pad), relu=False)
 
 
-def _conv2d_relu_vjp(F, g, out, x, w, bias_dtype, needs, stride, padding, dilation, groups, pad):
-    g = activation_vjp(F, "relu", g, out)
+def _conv2d_relu_vjp(F, g, out, x, w, bias_dtype, needs, recorded, stride, padding, dilation, groups, pad):
+    g = activation_vjp(F, "relu", g, out, recorded)
     return _conv2d_vjp(F, g, x, w, bias_dtype, needs, stride, padding, dilation, groups, pad)
 
 

@@ -259,8 +259,8 @@ def affine(x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
     return _launch_affine(x, w, bias, None)
 
 
-def _activated_vjp(F, g, x, w, bias, bias_dtype, out, activation, needs):
-    g = activation_vjp(F, EPILOGUE_ACTIVATIONS[activation], g, out, lambda: F.affine(x, w, bias))
+def _activated_vjp(F, g, x, w, bias, bias_dtype, out, activation, needs, recorded):
+    g = activation_vjp(F, EPILOGUE_ACTIVATIONS[activation], g, out, recorded, lambda: F.affine(x, w, bias))
     return _affine_vjp(F, g, x, w, bias_dtype, needs)
 
 
