@@ -139,13 +139,13 @@ class Sequential(_Ordered):
         return (list(self) if numbered else [dict(self.named_children())]), {}
 
     def forward(self, x: Any) -> Any:
-        layers, joined = [*self, None], False
+        layers, joined = [*iter(self), None], False  # without iter(), it would ask for the length first
         for layer, after in pairwise(layers):
             if joined:
                 joined = False
                 continue
-            activation = _activation_of(after) if type(layer) is Linear else ""
-            joined = activation != "" and _joins(x, layer, after)
+            activation = _activation_of(after) if type(layer) is Linear and type(x) is Tensor else ""
+            joined = activation != "" and _joins(layer, after)
             x = ag.affine_activated(x, layer.weight, layer.bias, activation=activation) if joined else layer(x)
         return x
 
@@ -158,12 +158,12 @@ def _activation_of(module: Module | None) -> str:
     return "" if module is None else _JOINED.get((type(module), type(module).forward, Linear.forward), "")
 
 
-def _joins(x: Any, layer: Linear, activation: Module) -> bool:
+def _joins(layer: Linear, activation: Module) -> bool:
     """Whether a layer and the activation after it may run as one op; reports both to a recorder, as their calls would.
 
     In ``ag.jit_compile`` they stay two ops, which fuse with the ops around them.
     """
-    if type(x) is not Tensor or deferral.mode is not None:
+    if deferral.mode is not None:
         return False
     for module in (layer, activation):
         if module._module_hooks or "forward" in vars(module):
