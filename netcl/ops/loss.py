@@ -27,9 +27,13 @@ IGNORE = -100
 
 def check_labels(name: str, target: Tensor, classes: int, ignore: int) -> None:
     """Raise if a label is neither a class nor the ignored value; the error names the first such label and its index."""
-    known = target.host_ref if target.backend == "cl" else None
-    labels = (target.to_host() if known is None else dtypes.decode(known, dtypes.DTYPES[target.dtype])).reshape(-1)
-    if labels.dtype.kind == "i" and labels.size and labels.view(f"u{labels.itemsize}").max() < classes:
+    labels = target.host_ref if target.backend == "cl" else None
+    if labels is None:
+        labels = target.to_host()
+    elif labels.dtype.kind != "i":  # bfloat16 is stored as uint16
+        labels = dtypes.decode(labels, dtypes.DTYPES[target.dtype])
+    labels = labels.reshape(-1)
+    if labels.dtype.kind == "i" and labels.size and np.maximum.reduce(labels.view(f"u{labels.itemsize}")) < classes:
         return  # the usual case, in one pass instead of eight: negative numbers are large ones without their sign
     wrong = (labels != ignore) & ~((labels >= 0) & (labels < classes) & (labels == np.floor(labels)))
     if wrong.any():

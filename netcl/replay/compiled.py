@@ -54,8 +54,9 @@ class _Call:
         for i, arg in enumerate(args):
             # the usual case, without a call
             if type(arg) is Tensor and not arg.requires_grad and arg.context is not None and arg.grad is None:
+                memory = arg.realize() if arg.memory is None else arg.memory
                 for other in tensors:
-                    if other.realize() is arg.realize():
+                    if other.memory is memory:
                         break
                 else:
                     tensors.append(arg)

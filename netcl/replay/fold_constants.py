@@ -39,7 +39,7 @@ class FoldedCommands:
         self._given: dict[Value, Any] = {}
         self.results: dict[Value, KeptValue] = {}
         self._places: dict[KeptValue, Value] = {}
-        self._read: list[Writes] = []
+        self.read: list[Writes] = []  # the marks of memory that the commands read
         self._times: list[int] = []
 
     def take(self, nodes: Sequence[CommandNode], outputs: Collection[Value], kept: KeptValues) -> list[CommandNode]:
@@ -57,7 +57,7 @@ class FoldedCommands:
         self.nodes, self._given = list(once), given
         self.results = _results(once, kept, id(self._queue))
         self._places = {result: value for value, result in reversed(self.results.items())}  # values with equal results: the first one
-        self._read = list({mark: None for value in given for mark in value.versions})
+        self.read = list({mark: None for value in given for mark in value.versions})
         for value in made:
             value.first = value.last = -1
         for value in used:
@@ -70,11 +70,11 @@ class FoldedCommands:
 
     def refresh(self) -> None:
         """Compute the results again if a tensor that they depend on was written since."""
-        if [mark.last for mark in self._read] != self._times:
+        if [mark.last for mark in self.read] != self._times:
             self._compute()
 
     def _compute(self) -> None:
-        times = [mark.last for mark in self._read]  # before the commands run: a write in between is noticed next time
+        times = [mark.last for mark in self.read]  # before the commands run: a write in between is noticed next time
         leases = {}
         for value, result in self.results.items():  # temporary memory if the result is intermediate, or kept for another value
             leases[value] = (result.lease if self._places[result] is value else None) or self._pool.allocate(value.nbytes)

@@ -69,6 +69,7 @@ class Graph:
         """Plan the memory of a recording, prepare its launches and return the graph; computes values that depend only on weights."""
         self.values, self.inputs = recording.values, recording.inputs
         self.queue, self.result = recording.queue, result
+        self._context = self.queue.context  # which the driver is asked for
         outputs = [output.value for output in _outputs(result)]
         self.nodes = needed(recording.nodes, outputs)
         self._folded = FoldedCommands(self._run_once, self.queue)
@@ -238,7 +239,7 @@ class Graph:
             self._compute_readers(inputs)
         bound, fresh = self._bound, {}
         with self._lock:
-            if self._folded.nodes:
+            if self._folded.read:
                 self._folded.refresh()
             for i, t in enumerate(inputs):
                 buffer = t.memory  # computed by meets
@@ -389,7 +390,7 @@ class Graph:
         handle = fresh.get(value)
         if handle is None:
             handle = backend_of(self.queue).clone(self._buffers[value], output.shape, dtypes.DTYPES[output.dtype])
-        made[value] = Tensor(handle.buffer, output.shape, output.dtype, self.queue.context, self.queue, handle)
+        made[value] = Tensor(handle.buffer, output.shape, output.dtype, self._context, self.queue, handle)
         return made[value]
 
     def table(self) -> str:
