@@ -95,7 +95,9 @@ def main() -> None:
         for name, path in trees.items():
             command = [sys.executable, __file__, "--worker", "--device", options.device]
             first_on_the_path = os.pathsep.join([str(Path(path).resolve()), os.environ.get("PYTHONPATH", "")])
-            done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, env={**os.environ, "PYTHONPATH": first_on_the_path})
+            done = subprocess.run(
+                command, stdout=subprocess.PIPE, text=True, check=True, env={**os.environ, "PYTHONPATH": first_on_the_path}
+            )
             for case, value in json.loads(done.stdout.splitlines()[-1]).items():
                 best[name][case] = round(min(value, best[name].get(case, float("inf"))), 1)
     first = next(iter(best.values()))

@@ -158,7 +158,8 @@ def save(model: Model, path: str | os.PathLike[str], format: str = "hf", kind: s
     """Save a model of this package to a Hugging Face folder or a GGUF file.
 
     - **format**: ``hf``, a folder that ``transformers`` loads, or ``gguf``, a file for llama.cpp.
-    - **kind**: the type of matrices in a GGUF file, such as ``Q8_0`` or ``Q4_K``; by default that of the parameters.
+    - **kind**: the type of matrices in a GGUF file, such as ``Q8_0`` or ``Q4_K``; by default each keeps its own. Packed weights that keep
+      their type are written as they are, others are rounded.
     """
     if format not in ("hf", "gguf"):
         raise ValueError(f"[save] format must be 'hf' or 'gguf'; format={format!r}")
@@ -171,14 +172,18 @@ def save(model: Model, path: str | os.PathLike[str], format: str = "hf", kind: s
     tokenizer = None if make is None else make()
     if format == "gguf":
         dtype = next(iter(model.parameters())).dtype
-        wanted = kind_of(kind or {"float16": "F16", "bfloat16": "BF16"}.get(dtype, "F32"), "save").name
+        wanted = kind and kind_of(kind, "save").name
+        unpacked = {"float16": "F16", "bfloat16": "BF16"}.get(dtype, "F32")
         metadata, extra = metadata_of(config)
         metadata |= {"tokenizer.ggml.model": "no_vocab"} if tokenizer is None else gguf_vocabulary(tokenizer, config.vocab_size, row.gguf)
         _add_end_tokens(metadata, model.end_tokens())  # type: ignore[union-attr]
         pushed = push(model, row.gguf_names)
-        check_described(config, metadata, {**{name: shape for name, (shape, _) in pushed.items()}, **dict.fromkeys(extra, ())}, extra)
-        made = {name: (tuple(n for n in shape if n != 1), make_array) for name, (shape, make_array) in pushed.items()}
-        tensors = {name: NewTensor(shape, storage_kind(name, shape, wanted), make_array) for name, (shape, make_array) in made.items()}
+        check_described(config, metadata, {**{name: one.shape for name, one in pushed.items()}, **dict.fromkeys(extra, ())}, extra)
+        tensors = {}
+        for name, one in pushed.items():
+            shape = tuple(n for n in one.shape if n != 1)
+            stored = storage_kind(name, shape, wanted or one.kind or unpacked)
+            tensors[name] = NewTensor(shape, stored, one.blocks if one.kind == stored.name else one.array)
         tensors |= {name: NewTensor(array.shape, kind_of("F32"), lambda array=array: array) for name, array in extra.items()}  # type: ignore[misc]
         write_gguf(path, metadata, tensors)
         return
@@ -189,7 +194,7 @@ def save(model: Model, path: str | os.PathLike[str], format: str = "hf", kind: s
     dtype = next(iter(model.parameters())).dtype
     described = {key: value for key, value in config.source.items() if key != "torch_dtype"}
     write_json(folder / "config.json", {**described, "architectures": [row.hf_class], "dtype": dtype})
-    write_tensors(folder, {name: make_array for name, (_, make_array) in push(model, hub_names(row, config)).items()})
+    write_tensors(folder, {name: one.array for name, one in push(model, hub_names(row, config)).items()})
     generation = getattr(model, "generation", {})
     if generation or (folder / "generation_config.json").exists():  # of a model that was here before
         write_json(folder / "generation_config.json", generation)

@@ -197,7 +197,7 @@ def _bytes_of(shape: tuple[int, ...], number: int, name: str, path: Any) -> tupl
 
 
 class NewTensor(NamedTuple):
-    """A tensor to write: its shape, the type it gets, and a function that returns its values."""
+    """A tensor to write: its shape, the type it gets, and a function that returns its values or, as uint8, its blocks of that type."""
 
     shape: tuple[int, ...]
     kind: Kind
@@ -210,7 +210,10 @@ class NewTensor(NamedTuple):
 
     def packed(self) -> np.ndarray:
         """Return the values as the bytes of the file."""
-        return quantize(np.asarray(self.make()).astype(np.float32, copy=False).reshape(self.shape or (1,)), self.kind)
+        made = np.asarray(self.make())
+        if made.dtype == np.uint8:
+            return made
+        return quantize(made.astype(np.float32, copy=False).reshape(self.shape or (1,)), self.kind)
 
 
 def _encoded_text(text: str) -> bytes:

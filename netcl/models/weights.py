@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any, NamedTuple, Protocol, cast
 
 import numpy as np
@@ -184,8 +185,20 @@ def host_array(tensor: Any) -> np.ndarray:
     return tree.from_bits(tree.host_bits(tensor), tensor.dtype)
 
 
-def push(model: Any, names: Mapping[str, str]) -> dict[str, tuple[tuple[int, ...], Callable[[], np.ndarray]]]:
-    """Map the name of each tensor in a model's file to the tensor's shape and a function that returns its array."""
+class Pushed(NamedTuple):
+    """A tensor of a model's file: its shape, a function that returns its array, and the type of its blocks if it is packed.
+
+    ``blocks()`` then returns the blocks as a uint8 array.
+    """
+
+    shape: tuple[int, ...]
+    array: Callable[[], np.ndarray]
+    kind: str
+    blocks: Callable[[], np.ndarray]
+
+
+def push(model: Any, names: Mapping[str, str]) -> dict[str, Pushed]:
+    """Map the name of each tensor in a model's file to what the model has for it."""
     groups: dict[str, list[tuple[Origin, str, Any]]] = {}
     packed = {f"{path}.weight": layer for path, layer in model.named_modules() if isinstance(layer, QuantizedLinear | QuantizedEmbedding)}
     if model.config.tied:
@@ -193,7 +206,17 @@ def push(model: Any, names: Mapping[str, str]) -> dict[str, tuple[tuple[int, ...
     for name, parameter in {**dict(model.named_parameters()), **packed}.items():
         origin = _located(name, names)
         groups.setdefault(origin.name, []).append((origin, name, parameter))
-    return {name: (_whole_shape(parts), lambda parts=parts: _assembled(model, parts)) for name, parts in groups.items()}  # type: ignore[misc]
+    arrays, blocks = partial(_assembled, model, host_array), partial(_assembled, model, lambda layer: layer.blocks())
+    return {
+        name: Pushed(_whole_shape(parts), partial(arrays, parts), _kind_of_all(parts), partial(blocks, parts))
+        for name, parts in groups.items()
+    }
+
+
+def _kind_of_all(parts: list[tuple[Origin, str, Any]]) -> str:
+    """Return the block type that all parts of a tensor have; empty if they differ, or if an op changes their values or columns."""
+    kinds = {getattr(layer, "kind", "") for _, _, layer in parts}
+    return kinds.pop() if len(kinds) == 1 and not {"T", "+1"}.intersection(*[origin.ops for origin, _, _ in parts]) else ""
 
 
 def _whole_shape(parts: list[tuple[Origin, str, Any]]) -> tuple[int, ...]:
@@ -205,10 +228,10 @@ def _whole_shape(parts: list[tuple[Origin, str, Any]]) -> tuple[int, ...]:
     return shape[::-1] if "T" in origin.ops else shape
 
 
-def _assembled(model: Any, parts: list[tuple[Origin, str, Any]]) -> np.ndarray:
+def _assembled(model: Any, read: Callable[[Any], np.ndarray], parts: list[tuple[Origin, str, Any]]) -> np.ndarray:
     made = []
     for origin, name, parameter in parts:
-        config, array = model.part_config(name), host_array(parameter)
+        config, array = model.part_config(name), read(parameter)
         begin = 0
         for op in reversed(origin.ops):
             if op in ("rq", "rk"):

@@ -40,6 +40,28 @@ def test_a_model_is_the_same_through_gguf(case, folder_of, tmp_path):
     np.testing.assert_allclose(logits(models.load(tmp_path / "folder", "cpu")), logits(model), atol=2e-5)
 
 
+@pytest.mark.parametrize(
+    "config", [{}, {"model_type": "phi3"}, {"model_type": "mixtral", "num_local_experts": 2, "num_experts_per_tok": 1}]
+)
+@pytest.mark.parametrize("kind", ["Q6_K", "Q4_K", "Q4_0"])
+def test_packed_weights_are_written_as_they_are(kind, config, device, tmp_path):
+    """A file of K-quants that is loaded and saved keeps its blocks: rounding them again would change most weights a little."""
+    sizes = {"hidden_size": 256, "intermediate_size": 256, "num_hidden_layers": 1, "vocab_size": 32}
+    one, two, three = (tmp_path / f"{i}.gguf" for i in range(3))
+    models.save(random_model(**{**sizes, **config}), one, "gguf", kind=kind)
+    loaded = models.load(one, device)
+    models.save(loaded, two, "gguf")
+    models.save(loaded, three, "gguf", kind=kind)
+    first, *others = (GGUFFile(path) for path in (one, two, three))
+    assert sum(first.kinds[name] == kind for name in first.shapes) >= 6
+    for other in others:
+        assert other.kinds == first.kinds
+        for name in first.shapes:
+            np.testing.assert_array_equal(other.packed(name), first.packed(name), err_msg=name)
+    models.save(loaded, tmp_path / "other.gguf", "gguf", kind="Q8_0")
+    assert set(GGUFFile(tmp_path / "other.gguf").kinds.values()) == {"F32", "Q8_0"}
+
+
 _YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
 _EXPERTS = {"num_experts": 3, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "shared_expert_intermediate_size": 16}
 _MIXED = {"layer_types": ["full_attention", "sliding_attention"], "sliding_window": 3}
@@ -153,11 +175,11 @@ def test_shards_are_read_by_their_index(folder_of, tmp_path):
     model = models.load(folder_of("llama"), "cpu")
     shutil.copy(folder_of("llama") / "config.json", tmp_path)
     row = models.ARCHITECTURES["llama"]
-    write_tensors(tmp_path, {name: make for name, (_, make) in push(model, row.names).items()}, shard_bytes=20_000)
+    write_tensors(tmp_path, {name: one.array for name, one in push(model, row.names).items()}, shard_bytes=20_000)
     files = sorted(path.name for path in tmp_path.glob("*.safetensors"))
     assert len(files) > 2 and files[0] == f"model-00001-of-{len(files):05d}.safetensors"
     np.testing.assert_array_equal(logits(models.load(tmp_path, "cpu")), logits(model))
-    shards = {name: make for name, (_, make) in push(model, row.names).items()}
+    shards = {name: one.array for name, one in push(model, row.names).items()}
     index = read_object(tmp_path / "model.safetensors.index.json")
     with no_grad():
         model.norm.weight.mul_(2.0)
