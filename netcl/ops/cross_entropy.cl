@@ -10,6 +10,7 @@
 #define SMOOTHED 0  // 1: label smoothing
 #define STRIDED 0  // 1: classes lie `inner` apart, (N, C, inner); VEC is 1 then
 #define REDUCED 1  // 1: the upstream gradient is one number, 0: one per row
+#define WHOLE 0  // 1: one work-group has all rows, and also computes the total
 #endif
 
 #if STRIDED
@@ -57,9 +58,40 @@ static inline int class_of(__global const L_T* labels, const int row, const long
 
 // ---- forward: losses, logarithms of the sums of exponentials, and what each row counts for in the mean
 
+// Of a work-group: the loss, and one over what the mean divides by. `sums` and `weights` have LOCAL elements each.
+static inline void add_up(__global const M_T* losses, __global const M_T* counts, __global Y_T* total, __global M_T* scale, const int mean,
+                          const int rows, __local real* sums, __local real* weights) {
+  const int lane = get_local_id(0);
+  real sum = 0, count = 0;
+  for (int block = lane; block < rows; block += 256 * LOCAL) {  // sums of sums lose less than one long sum
+    real part = 0, part_count = 0;
+#pragma unroll 8
+    for (int row = block; row < min(block + 256 * LOCAL, rows); row += LOCAL) {
+      part += M_LOAD(losses, row);
+      part_count += M_LOAD(counts, row);
+    }
+    sum += part;
+    count += part_count;
+  }
+  sums[lane] = sum;
+  weights[lane] = count;
+  for (int step = LOCAL / 2; step > 0; step /= 2) {
+    barrier(CLK_LOCAL_MEM_FENCE);
+    if (lane < step) {
+      sums[lane] += sums[lane + step];
+      weights[lane] += weights[lane + step];
+    }
+  }
+  if (lane == 0) {
+    Y_STORE(total, 0, mean ? sums[0] / weights[0] : sums[0]);
+    M_STORE(scale, 0, mean ? 1 / weights[0] : (real)1);
+  }
+}
+
+// `total` and `scale` are written only if WHOLE.
 SIZED __kernel void cross_entropy(__global const X_T* x, __global const L_T* target, __global const W_T* weight, __global M_T* losses,
-                                  __global M_T* logarithms, __global M_T* counts, const REAL smoothing, const long ignore, const int inner,
-                                  const int rows, const int n, const int each) {
+                                  __global M_T* logarithms, __global M_T* counts, __global Y_T* total, __global M_T* scale, const int mean,
+                                  const REAL smoothing, const long ignore, const int inner, const int rows, const int n, const int each) {
   SHARED
   FOR_ROWS(row, rows, each) {
     __global const X_T* xr = x + ROW_START;
@@ -101,37 +133,18 @@ SIZED __kernel void cross_entropy(__global const X_T* x, __global const L_T* tar
       M_STORE(counts, row, count);
     }
   }
+#if WHOLE
+  __local real total_sums[LOCAL], total_weights[LOCAL];
+  barrier(CLK_GLOBAL_MEM_FENCE);
+  add_up(losses, counts, total, scale, mean, rows, total_sums, total_weights);
+#endif
 }
 
-// One work-group: the loss, and one over what the mean divides by.
-__kernel __attribute__((reqd_work_group_size(LOCAL, 1, 1))) void cross_entropy_total(__global const M_T* losses, __global const M_T* counts, __global Y_T* total, __global M_T* scale,
-                                  const int mean, const int rows) {
-  const int lane = get_local_id(0);
+// One work-group.
+SIZED __kernel void cross_entropy_total(__global const M_T* losses, __global const M_T* counts, __global Y_T* total, __global M_T* scale,
+                                        const int mean, const int rows) {
   __local real sums[LOCAL], weights[LOCAL];
-  real sum = 0, count = 0;
-  for (int block = lane; block < rows; block += 256 * LOCAL) {  // sums of sums lose less than one long sum
-    real part = 0, part_count = 0;
-#pragma unroll 8
-    for (int row = block; row < min(block + 256 * LOCAL, rows); row += LOCAL) {
-      part += M_LOAD(losses, row);
-      part_count += M_LOAD(counts, row);
-    }
-    sum += part;
-    count += part_count;
-  }
-  sums[lane] = sum;
-  weights[lane] = count;
-  for (int step = LOCAL / 2; step > 0; step /= 2) {
-    barrier(CLK_LOCAL_MEM_FENCE);
-    if (lane < step) {
-      sums[lane] += sums[lane + step];
-      weights[lane] += weights[lane + step];
-    }
-  }
-  if (lane == 0) {
-    Y_STORE(total, 0, mean ? sums[0] / weights[0] : sums[0]);
-    M_STORE(scale, 0, mean ? 1 / weights[0] : (real)1);
-  }
+  add_up(losses, counts, total, scale, mean, rows, sums, weights);
 }
 
 // ---- backward: upstream * scale * (softmax * total - target), the targets with weights and smoothing

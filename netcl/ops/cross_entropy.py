@@ -116,22 +116,24 @@ def _grad_cpu(g: Any, logits: Any, target: Any, weight: Any, logs: Any, scale: A
 # ---- OpenCL
 
 
-def _run_loss(kernel: str, p: LossProblem, operands: dict[str, Tensor], *args: Any) -> rows.Spread:
-    """Launch a kernel over the rows of logits; returns how rows are spread over work-items."""
+def _spread_of(p: LossProblem, operands: dict[str, Tensor]) -> rows.Spread:
+    cpu, most, _ = rows.device_of(operands["X"].queue)
+    if p.inner > 1:
+        return rows.Spread(min(rows.COLUMN_LOCAL, most), 1, 1, 1)
+    return rows.row_spread(cpu, most, p.classes, any(t.dtype == "float64" for t in operands.values()))
+
+
+def _run_loss(kernel: str, p: LossProblem, spread: rows.Spread, operands: dict[str, Tensor], *args: Any, **more: int) -> None:
+    """Launch a kernel over the rows of logits; ``more`` are macros."""
     queue = operands["X"].queue
     dtypes = {key: t.dtype for key, t in operands.items()}
-    cpu, most, _ = rows.device_of(queue)
-    spread = rows.row_spread(cpu, most, p.classes, "float64" in dtypes.values())
-    if p.inner > 1:
-        spread = rows.Spread(min(rows.COLUMN_LOCAL, most), 1, 1, 1)
     facts = (p.probabilities, p.log_probs, p.label_smoothing > 0, p.inner > 1, p.reduction != "none")
     names = ("PROBABILITIES", "LOG_PROBS", "SMOOTHED", "STRIDED", "REDUCED")
-    defines = {"HAS_WEIGHT": int("W" in dtypes), **dict(zip(names, map(int, facts), strict=True))}
+    defines = {"HAS_WEIGHT": int("W" in dtypes), "WHOLE": 0, **dict(zip(names, map(int, facts), strict=True)), **more}
     known = {key: dtypes.get(key, dtypes["X"]) for key in ("X", "L", "W", "M", "G", "Y")}
     found = rows.row_kernel(queue, __file__, "cross_entropy.cl", kernel, known, spread, defines)
     numbers = (p.label_smoothing, p.ignore_index, p.inner, p.rows, p.classes, spread.each)
     found(queue, -(-p.rows // spread.each) * spread.group, spread.local, *args, *numbers)
-    return spread
 
 
 def _forward_cl(logits: Tensor, target: Tensor, weight: Tensor | None, p: LossProblem, shape: tuple[int, ...]) -> tuple[Tensor, ...]:
@@ -139,14 +141,19 @@ def _forward_cl(logits: Tensor, target: Tensor, weight: Tensor | None, p: LossPr
     queue, dtype = logits.queue, sums if p.widen else logits.dtype
     losses, logs, counts = (new_result(shape, sums, queue) for _ in range(3))
     operands = {"X": logits, "L": target, "M": losses} | ({} if weight is None else {"W": weight})
-    spread = _run_loss("cross_entropy", p, operands, logits, target, logits if weight is None else weight, losses, logs, counts)
+    spread, mean = _spread_of(p, operands), int(p.reduction == "mean")
+    whole = p.reduction != "none" and -(-p.rows // spread.each) * spread.group <= spread.local  # one work-group
+    total, scale = (losses, losses) if p.reduction == "none" else (new_result((), dtype, queue), new_result((), sums, queue))
+    given = (logits, target, logits if weight is None else weight, losses, logs, counts, total, scale, mean)
+    _run_loss("cross_entropy", p, spread, operands | {"Y": total}, *given, WHOLE=int(whole))
     if p.reduction == "none":
         return cast(losses, dtype), logs, Tensor.ones((), sums, queue=queue)
-    total, scale = new_result((), dtype, queue), new_result((), sums, queue)
+    if whole:
+        return total, logs, scale
     real = "float64" if any(t.dtype == "float64" for t in operands.values()) else sums
     kinds = dict.fromkeys("XLWG", real) | {"M": sums, "Y": dtype}  # the total depends neither on the labels nor on the weights
     finish = rows.row_kernel(queue, __file__, "cross_entropy.cl", "cross_entropy_total", kinds, spread, {})
-    finish(queue, spread.local, spread.local, losses, counts, total, scale, int(p.reduction == "mean"), p.rows)
+    finish(queue, spread.local, spread.local, losses, counts, total, scale, mean, p.rows)
     return total, logs, scale
 
 
@@ -306,5 +313,5 @@ def cross_entropy_grad(
         scale = cast(scale, logarithms.dtype)
         operands = {"X": logits, "L": target, "M": logarithms, "G": upstream, "Y": y} | ({} if weight is None else {"W": weight})
         given = (upstream, logits, target, logits if weight is None else weight, logarithms, scale, y)
-        _run_loss("cross_entropy_grad", p, operands, *given)
+        _run_loss("cross_entropy_grad", p, _spread_of(p, operands), operands, *given)
     return y
