@@ -216,13 +216,13 @@ LINES = {
     "distributed": 2009,
     "engine": 6181,
     "io": 5104,
-    "models": 3546,
-    "nn": 6929,
+    "models": 3577,
+    "nn": 6955,
     "onnx": 734,
-    "ops": 28943,
+    "ops": 28972,
     "optim": 2334,
     "profiling": 1348,
-    "replay": 2655,
+    "replay": 2657,
     "runtime": 774,
     "serve": 664,
     "torch": 1065,
@@ -234,7 +234,7 @@ SLACK = 60  # a package that is further below its figure must lower it
 # Public names of the standard library that begin with an underscore: of named tuples, and os._exit.
 DOCUMENTED = {"_replace", "_make", "_fields", "_asdict", "_exit"}
 COUPLING = {
-    "private names of other modules": 34,
+    "private names of other modules": 32,
     "imports inside functions": 70,
     "hooks": 8,
     "functions put into lower modules": 0,

@@ -13,7 +13,7 @@ from netcl.core.tensor import Tensor
 from netcl.engine.modes import deferral
 from netcl.nn.activation import ReLU, Sigmoid, Tanh
 from netcl.nn.linear import Linear
-from netcl.nn.module import Module
+from netcl.nn.module import Module, may_join
 from netcl.nn.parameter import Parameter
 
 
@@ -145,7 +145,8 @@ class Sequential(_Ordered):
                 joined = False
                 continue
             activation = _activation_of(after) if type(layer) is Linear and type(x) is Tensor else ""
-            joined = activation != "" and _joins(layer, after)
+            # in ag.jit_compile they stay two ops, which fuse with the ops around them
+            joined = activation != "" and deferral.mode is None and may_join(layer, after)
             x = ag.affine_activated(x, layer.weight, layer.bias, activation=activation) if joined else layer(x)
         return x
 
@@ -156,21 +157,6 @@ _JOINED = {(kind, kind.forward, Linear.forward): name for kind, name in ((ReLU, 
 
 def _activation_of(module: Module | None) -> str:
     return "" if module is None else _JOINED.get((type(module), type(module).forward, Linear.forward), "")
-
-
-def _joins(layer: Linear, activation: Module) -> bool:
-    """Whether a layer and the activation after it may run as one op; reports both to a recorder, as their calls would.
-
-    In ``ag.jit_compile`` they stay two ops, which fuse with the ops around them.
-    """
-    if deferral.mode is not None:
-        return False
-    for module in (layer, activation):
-        if module._module_hooks or "forward" in vars(module):
-            return False
-        if recording.listening:
-            module._tell_recorder()
-    return True
 
 
 class ModuleList(_Ordered):

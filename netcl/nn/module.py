@@ -571,6 +571,16 @@ def dotted_name(prefix: str, name: str) -> str:
     return f"{prefix}.{name}" if prefix else name
 
 
+def may_join(*modules: Module) -> bool:
+    """Whether one op may compute several modules: none has hooks or an instance attribute ``forward``. A recorder gets all as called."""
+    for module in modules:
+        if recording.listening:
+            module._tell_recorder()
+        if module._module_hooks or "forward" in vars(module):
+            return False
+    return True
+
+
 def _check_state(own: Mapping[str, Tensor], given: Mapping[str, Any]) -> None:
     wrong = [f"{name} is {tuple(v.shape)}, expected {own[name].shape}" for name, v in given.items() if tuple(v.shape) != own[name].shape]
     if wrong:

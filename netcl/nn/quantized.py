@@ -11,12 +11,11 @@ import numpy as np
 
 import netcl.autograd as ag
 from netcl.autograd import packed
-from netcl.core import recording
 from netcl.core.errors import message, some
 from netcl.core.tensor import Tensor
 from netcl.nn.embedding import Embedding
 from netcl.nn.linear import Linear
-from netcl.nn.module import Module, dotted_name
+from netcl.nn.module import Module, dotted_name, may_join
 from netcl.nn.norm import EPSILON, LayerNorm, RMSNorm
 from netcl.nn.parameter import Parameter, here
 
@@ -130,12 +129,9 @@ def decodable(owner: Module, *layers: Any) -> bool:
 
     Neither the layers nor the module ``owner`` that contains them may have hooks. The recorder treats all of them as called.
     """
-    if recording.listening:
-        for module in (owner, *layers):
-            module._tell_recorder()
     norms = [layer for layer in layers if type(layer) in (RMSNorm, LayerNorm) and layer.weight is not None and layer.weight.ndim == 1]
     kinds = {(type(layer), getattr(layer, "kind", ""), getattr(layer, "activations", "")) for layer in layers if layer not in norms}
-    return len(kinds) == 1 and kinds.pop()[0] in (Linear, QuantizedLinear) and not any(m._module_hooks for m in (owner, *layers))
+    return len(kinds) == 1 and kinds.pop()[0] in (Linear, QuantizedLinear) and may_join(owner, *layers)
 
 
 class QuantizedEmbedding(_PackedLayer):

@@ -8,6 +8,7 @@ import pickle
 import numpy as np
 import pytest
 
+import netcl
 from netcl import models, nn
 from netcl.autograd import is_grad_enabled, no_grad
 from netcl.core.tensor import Tensor
@@ -304,3 +305,16 @@ def test_merged_projections_keep_their_settings(folder_of, model):
     assert joined_linear(layers).activations == "float"
     layers[1].activations = "auto"
     assert joined_linear(layers) is None
+
+
+def test_tokens_follow_a_replaced_forward(device):
+    """A layer whose ``forward`` was replaced takes no part in the launches that compute several layers."""
+    sizes = {"vocab_size": 96, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+    model, calls = models.CausalLM(models.read_config({"model_type": "llama", **sizes})).to(device.queue).merge_projections(), []
+    layer = netcl.quantize(model, bits=8).layers[1].self_attn.o_proj
+    layer.forward = lambda x: calls.append(x.shape[1]) or type(layer).forward(layer, x)
+    cache = model.new_cache()
+    with no_grad():
+        for ids in (PROMPT, [7]):
+            model(Tensor.from_host(model.queue, np.array([ids], "int32")), cache)
+    assert calls == [len(PROMPT), 1]
