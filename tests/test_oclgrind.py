@@ -83,7 +83,7 @@ for name, (extra, kinds, shapes) in ast.literal_eval(sys.argv[1]).items():
                     plans.INPUT_GRAD: lambda: arrays.input_grad(y, w, None, g=g),
                     plans.WEIGHT_GRAD: lambda: arrays.weight_grad(y, x, g=g)}[kind]()
             first, second, got = Tensor.from_host(queue, first), Tensor.from_host(queue, second), Tensor.empty(want.shape, queue=queue)
-            plans.run(plans.Job(kind, g, "float32"), queue, first, second, got, config)
+            plans.run(plans.Convolution(kind, g, "float32"), queue, first, second, got, config)
             print(name, kind, np.allclose(got.to_host(), want, rtol=0, atol=2e-6 * np.abs(want).max()), flush=True)
 """
 

@@ -44,10 +44,10 @@ def test_samples_run_the_algorithm_they_belong_to(cl_device):
     sizes.append(geometry("conv2d", (2, 8, 9, 8), (8, 1, 3, 3), 1, 1, 1, 8))
     for algorithm in algorithms.ALGORITHMS["conv2d"]:
         for config in algorithm.samples:
-            jobs = [plans.Job(kind, g, "float32") for kind in plans.KINDS for g in sizes]
-            assert algorithm in [plans.convolution_algorithm(cl_device.queue, job, config, cl_device.profile)[0] for job in jobs], (
-                algorithm.name
-            )
+            convolutions = [plans.Convolution(kind, g, "float32") for kind in plans.KINDS for g in sizes]
+            assert algorithm in [
+                plans.convolution_algorithm(cl_device.queue, conv, config, cl_device.profile)[0] for conv in convolutions
+            ], algorithm.name
     products = [gemm.Matmul(8, 64, 70, False, turned, *("float32",) * 3) for turned in (False, True)]
     for algorithm in algorithms.ALGORITHMS["matmul"]:
         for config in algorithm.samples if not algorithm.needs else ():

@@ -22,25 +22,25 @@ GPU = {"device_type": "gpu", "max_compute_units": 132, "local_mem_size": 48 * 10
 
 
 def job_of(kind, x, w, stride=1, padding=0, dilation=1, groups=1):
-    return plans.Job(kind, geometry(kind, x, w, stride, padding, dilation, groups), "float32")
+    return plans.Convolution(kind, geometry(kind, x, w, stride, padding, dilation, groups), "float32")
 
 
-def operands(job, queue, rng, *more):
+def operands(conv, queue, rng, *more):
     """Random ones, with further shapes; as the op takes them."""
-    g = job.g
+    g = conv.g
     shapes = {plans.FORWARD: (g.x_shape, g.w_shape), plans.INPUT_GRAD: (g.y_shape, g.w_shape), plans.WEIGHT_GRAD: (g.x_shape, g.y_shape)}
-    return [Tensor.from_host(queue, rng.normal(size=shape).astype("f")) for shape in (*shapes[job.kind], *more)]
+    return [Tensor.from_host(queue, rng.normal(size=shape).astype("f")) for shape in (*shapes[conv.kind], *more)]
 
 
-def algorithm(job, queue, config):
-    return plans.convolution_algorithm(queue, job, config, handle_of(queue).profile)[0].name
+def algorithm(conv, queue, config):
+    return plans.convolution_algorithm(queue, conv, config, handle_of(queue).profile)[0].name
 
 
-def exact(job, first, second):
+def exact(conv, first, second):
     a, b = (t.to_host().astype(np.float64) for t in (first, second))
-    if job.kind == plans.WEIGHT_GRAD:
-        return arrays.weight_grad(b, a, g=job.g)
-    return (arrays.conv_forward if job.kind == plans.FORWARD else arrays.input_grad)(a, b, None, g=job.g)
+    if conv.kind == plans.WEIGHT_GRAD:
+        return arrays.weight_grad(b, a, g=conv.g)
+    return (arrays.conv_forward if conv.kind == plans.FORWARD else arrays.input_grad)(a, b, None, g=conv.g)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -57,11 +57,11 @@ def exact(job, first, second):
 def test_every_geometry(cl_queue, rng, kind, case, monkeypatch):
     """With work-items that take several channels each."""
     monkeypatch.setattr(columns, "ENOUGH_ITEMS", 64)
-    job = job_of(kind, *case)
-    first, second = operands(job, cl_queue, rng)
-    want = exact(job, first, second)
+    conv = job_of(kind, *case)
+    first, second = operands(conv, cl_queue, rng)
+    want = exact(conv, first, second)
     got = Tensor.empty(want.shape, queue=cl_queue)
-    plans.run(job, cl_queue, first, second, got, CONFIG)
+    plans.run(conv, cl_queue, first, second, got, CONFIG)
     np.testing.assert_allclose(got.to_host(), want, rtol=1e-5, atol=1e-4)
 
 
@@ -72,39 +72,39 @@ def test_every_geometry(cl_queue, rng, kind, case, monkeypatch):
 def test_it_ends_in_what_follows(cl_queue, rng, kind, case, bias):
     """Bit for bit as the ops one by one."""
     finish = Finish("float32", "float32", "relu", "float16")
-    job = job_of(kind, *case)._replace(bias="float32" if bias else "")
-    shape = job.g.y_shape if kind == plans.FORWARD else job.g.x_shape
-    first, w, added, residual = operands(job, cl_queue, rng, (6,), shape)
+    conv = job_of(kind, *case)._replace(bias="float32" if bias else "")
+    shape = conv.g.y_shape if kind == plans.FORWARD else conv.g.x_shape
+    first, w, added, residual = operands(conv, cl_queue, rng, (6,), shape)
     plain, got = Tensor.empty(shape, queue=cl_queue), Tensor.empty(shape, "float16", queue=cl_queue)
     ends = {"bias": added if bias else None}
-    plans.run(job, cl_queue, first, w, plain, CONFIG, **ends)
-    plans.run(job._replace(finish=finish), cl_queue, first, w, got, CONFIG, **ends, residual=residual, scale=0.5)
-    want = exact(job, first, w) + (added.to_host().reshape(1, -1, 1, 1) if bias else 0)
+    plans.run(conv, cl_queue, first, w, plain, CONFIG, **ends)
+    plans.run(conv._replace(finish=finish), cl_queue, first, w, got, CONFIG, **ends, residual=residual, scale=0.5)
+    want = exact(conv, first, w) + (added.to_host().reshape(1, -1, 1, 1) if bias else 0)
     np.testing.assert_allclose(plain.to_host(), want, rtol=1e-5, atol=1e-4)
     if bias:  # which is not scaled
-        plans.run(job._replace(bias=""), cl_queue, first, w, plain, CONFIG)
+        plans.run(conv._replace(bias=""), cl_queue, first, w, plain, CONFIG)
         plain = Tensor.from_host(cl_queue, plain.to_host() * np.float32(0.5) + added.to_host().reshape(1, -1, 1, 1))
     np.testing.assert_array_equal(got.to_host(), apart(plain, finish, residual, 1 if bias else 0.5).to_host())
 
 
 def test_columns_that_are_too_large_are_not_made(cl_queue, monkeypatch):
-    job = job_of(plans.FORWARD, (2, 4, 8, 8), (4, 4, 3, 3))
-    assert columns.has_room(job, handle_of(cl_queue).profile) and algorithm(job, cl_queue, CONFIG) == "columns"
+    conv = job_of(plans.FORWARD, (2, 4, 8, 8), (4, 4, 3, 3))
+    assert columns.has_room(conv, handle_of(cl_queue).profile) and algorithm(conv, cl_queue, CONFIG) == "columns"
     monkeypatch.setattr(columns, "MOST_VALUES", 4 * 9 * 2 * 36 - 1)
-    assert not columns.has_room(job, handle_of(cl_queue).profile)
-    assert algorithm(job, cl_queue, CONFIG) != "columns"
+    assert not columns.has_room(conv, handle_of(cl_queue).profile)
+    assert algorithm(conv, cl_queue, CONFIG) != "columns"
 
 
 @pytest.fixture
 def chosen(cl_device, monkeypatch):
-    """Whether a device of a compute capability takes it for a job."""
+    """Whether a device of a compute capability takes it for a convolution."""
     monkeypatch.setenv("NETCL_MATRIX_UNITS", "1")
     monkeypatch.setattr(nvidia, "trusted", lambda *asked: True)
 
-    def takes(job, capability):
+    def takes(conv, capability):
         profile = dataclasses.replace(cl_device.profile, compute_capability=capability, **GPU)
         policy = KernelConfig(KernelVariant.CONV2D_IMPLICIT_GEMM, extra={"why": "a rule"})
-        return columns.suits(job, policy, profile) and columns.pays(cl_device.queue, job, profile)
+        return columns.suits(conv, policy, profile) and columns.pays(cl_device.queue, conv, profile)
 
     return takes
 
@@ -129,10 +129,10 @@ def test_few_channels_have_their_weight_gradient_by_it(chosen):
 def test_only_policy_is_overruled(cl_queue, monkeypatch, variant):
     """What was measured or named is done as it is."""
     monkeypatch.setattr(columns, "pays", lambda *asked: True)
-    monkeypatch.setattr(columns, "direct_cost", lambda job: math.inf)
+    monkeypatch.setattr(columns, "direct_cost", lambda conv: math.inf)
     monkeypatch.setattr(nvidia, "capable", lambda profile: True)
-    monkeypatch.setattr("netcl.ops.conv.job.FEW_RESULTS", 0)
-    job = job_of(plans.FORWARD, (1, 4, 9, 8), (4, 4, 3, 3), 2)
+    monkeypatch.setattr("netcl.ops.conv.convolution.FEW_RESULTS", 0)
+    conv = job_of(plans.FORWARD, (1, 4, 9, 8), (4, 4, 3, 3), 2)
     named = KernelConfig(variant, extra={"tier": "simt"})
     by_policy = KernelConfig(variant, extra={"tier": "simt", "why": "a rule"})
-    assert algorithm(job, cl_queue, named) != "columns" and algorithm(job, cl_queue, by_policy) == "columns"
+    assert algorithm(conv, cl_queue, named) != "columns" and algorithm(conv, cl_queue, by_policy) == "columns"

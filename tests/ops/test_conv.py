@@ -244,7 +244,7 @@ def test_sums_are_divided_where_results_are_few(cl_device):
 
     def divided(batch, kind="conv2d", dtype="float32", config=policy, profile=gpu):
         g = geometry("conv2d", (batch, 256, 14, 14), (256, 256, 3, 3), 1, 1, 1, 1)
-        return split.suits_split(plans.Job(kind, g, dtype), config, profile)
+        return split.suits_split(plans.Convolution(kind, g, dtype), config, profile)
 
     assert divided(1) and divided(1, "conv2d_input_grad") and not divided(128)
     assert not divided(1, "conv2d_weight_grad") and not divided(1, dtype="float16")

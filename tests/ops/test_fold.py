@@ -18,12 +18,12 @@ CONFIG = KernelConfig(KernelVariant.CONV2D_IM2COL, extra={"tier": "cpu", "form":
 
 
 def job_of(x, w, stride=2, padding=0, dilation=1, groups=1, **more):
-    return plans.Job(plans.INPUT_GRAD, geometry("conv2d_input_grad", x, w, stride, padding, dilation, groups), "float32", **more)
+    return plans.Convolution(plans.INPUT_GRAD, geometry("conv2d_input_grad", x, w, stride, padding, dilation, groups), "float32", **more)
 
 
-def algorithm(job, handle, config=None, **profile):
+def algorithm(conv, handle, config=None, **profile):
     profile = dataclasses.replace(handle.profile, **profile) if profile else handle.profile
-    return plans.convolution_algorithm(handle.queue, job, config or decide(plans.conv_problem(job, profile)), profile)[0].name
+    return plans.convolution_algorithm(handle.queue, conv, config or decide(plans.conv_problem(conv, profile)), profile)[0].name
 
 
 @pytest.mark.parametrize(
@@ -38,24 +38,24 @@ def algorithm(job, handle, config=None, **profile):
     ],
 )
 def test_every_window(cl_device, rng, x, w, stride, padding):
-    job = job_of(x, w, stride, padding)
-    assert algorithm(job, cl_device, CONFIG) == "fold"
-    dy, weight = (rng.normal(size=shape).astype("f") for shape in (job.g.y_shape, job.g.w_shape))
+    conv = job_of(x, w, stride, padding)
+    assert algorithm(conv, cl_device, CONFIG) == "fold"
+    dy, weight = (rng.normal(size=shape).astype("f") for shape in (conv.g.y_shape, conv.g.w_shape))
     dx = Tensor.from_host(cl_device.queue, np.full(x, np.nan, "f"))
-    plans.run(job, cl_device.queue, *(Tensor.from_host(cl_device.queue, a) for a in (dy, weight)), dx, CONFIG)
-    want = arrays.input_grad(dy.astype(float), weight.astype(float), None, g=job.g)
+    plans.run(conv, cl_device.queue, *(Tensor.from_host(cl_device.queue, a) for a in (dy, weight)), dx, CONFIG)
+    want = arrays.input_grad(dy.astype(float), weight.astype(float), None, g=conv.g)
     np.testing.assert_allclose(dx.to_host(), want, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("stored", ["float32", "float16"])
 def test_bias_residual_activation_and_scale(cl_device, rng, stored):
     finish = Finish("float32", "float32", "relu", stored)
-    job = job_of((2, 6, 10, 12), (8, 6, 4, 4), padding=1, bias="float32", finish=finish)
-    dy, w, bias, added = (rng.normal(size=s).astype("f") for s in (job.g.y_shape, job.g.w_shape, (6,), job.g.x_shape))
+    conv = job_of((2, 6, 10, 12), (8, 6, 4, 4), padding=1, bias="float32", finish=finish)
+    dy, w, bias, added = (rng.normal(size=s).astype("f") for s in (conv.g.y_shape, conv.g.w_shape, (6,), conv.g.x_shape))
     given = [Tensor.from_host(cl_device.queue, a) for a in (dy, w, bias, added)]
-    dx = Tensor.empty(job.g.x_shape, stored, queue=cl_device.queue)
-    plans.run(job, cl_device.queue, *given[:2], dx, CONFIG, bias=given[2], residual=given[3], scale=0.5)
-    sums = 0.5 * arrays.input_grad(dy.astype(float), w.astype(float), None, g=job.g)
+    dx = Tensor.empty(conv.g.x_shape, stored, queue=cl_device.queue)
+    plans.run(conv, cl_device.queue, *given[:2], dx, CONFIG, bias=given[2], residual=given[3], scale=0.5)
+    sums = 0.5 * arrays.input_grad(dy.astype(float), w.astype(float), None, g=conv.g)
     want = np.maximum(sums + bias[:, None, None] + added, 0)
     np.testing.assert_allclose(dx.to_host(), want, rtol=1e-5 if stored == "float32" else 2e-3, atol=1e-5 if stored == "float32" else 2e-3)
 
@@ -78,7 +78,7 @@ def test_it_is_taken_where_it_pays(cl_device, lanes):
 def test_lines_and_windows_that_do_not_fit_are_left_to_other_kernels(cl_device):
     long = job_of((1, 4, 1, 5000), (4, 4, 1, 4), (1, 2))
     large = job_of((1, 4, 40, 40), (4, 4, 20, 20))
-    assert "fold" not in {algorithm(job, cl_device, CONFIG) for job in (long, large)}
+    assert "fold" not in {algorithm(conv, cl_device, CONFIG) for conv in (long, large)}
     assert long.g.ow * 4 > fold.LINE_BYTES // 4
 
 

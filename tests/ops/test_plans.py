@@ -79,7 +79,7 @@ def test_what_a_call_is_told_makes_its_kind(cl_device, made):
 
 def test_a_switch_reaches_calls_that_were_planned_or_replayed(cl_device, made, monkeypatch):
     x, w, planned, choose = given(cl_device, 1, 2, 5, 5), given(cl_device, 3, 2, 3, 3), [], plans.convolution_algorithm
-    monkeypatch.setattr(plans, "convolution_algorithm", lambda queue, job, *rest: planned.append(job.kind) or choose(queue, job, *rest))
+    monkeypatch.setattr(plans, "convolution_algorithm", lambda queue, conv, *rest: planned.append(conv.kind) or choose(queue, conv, *rest))
     step = compiled(lambda x: ops.conv2d(x, w))
     for turn, switch in enumerate("0101", 1):
         monkeypatch.setenv("NETCL_CONV_WINOGRAD", switch)

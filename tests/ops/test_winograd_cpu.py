@@ -9,8 +9,8 @@ from netcl.core.tensor import Tensor
 from netcl.engine import registry
 from netcl.engine.launch import on_cpu_device
 from netcl.ops.conv import arrays, plans, winograd_cpu, winograd_grads
+from netcl.ops.conv.convolution import THIN
 from netcl.ops.conv.geometry import geometry
-from netcl.ops.conv.job import THIN
 
 # The device's own and others; 16 lanes are tried by test_oclgrind.py, too.
 TILES = [
@@ -29,24 +29,24 @@ SHAPES = [
 
 
 def job_of(kind, n, c, h, w, f, padding, **options):
-    return plans.Job(kind, geometry(kind, (n, c, h, w), (f, c, 3, 3), 1, padding, 1, 1), "float32", **options)
+    return plans.Convolution(kind, geometry(kind, (n, c, h, w), (f, c, 3, 3), 1, padding, 1, 1), "float32", **options)
 
 
-def run(job, queue, *arrays, **extra):
+def run(conv, queue, *arrays, **extra):
     config = KernelConfig(KernelVariant.CONV2D_WINOGRAD, extra={"tier": "cpu", "winograd_channels": 1, **extra})
-    assert job.filters <= THIN or winograd_cpu.suits(job, config, handle_of(queue).profile)
+    assert conv.filters <= THIN or winograd_cpu.suits(conv, config, handle_of(queue).profile)
     first, second, *bias = (Tensor.from_host(queue, array) for array in arrays)
-    result = Tensor.empty(job.g.x_shape if job.kind == plans.INPUT_GRAD else job.g.y_shape, queue=queue)
-    plans.run(job, queue, first, second, result, config, bias=bias[0] if bias else None)
+    result = Tensor.empty(conv.g.x_shape if conv.kind == plans.INPUT_GRAD else conv.g.y_shape, queue=queue)
+    plans.run(conv, queue, first, second, result, config, bias=bias[0] if bias else None)
     return result.to_host()
 
 
-def exact(job, first, second, bias=None):
-    after = (job.g.oh + 2, job.g.ow + 2)
-    padding = [(before, size - n - before) for before, size, n in zip(job.g.pad, after, job.g.x_shape[2:], strict=True)]
-    row = registry.lookup_op(job.kind)
-    if job.kind == plans.INPUT_GRAD:
-        return row.ref(first.astype(np.float64), second.astype(np.float64), size=job.g.x_shape[2:], padding=tuple(padding))
+def exact(conv, first, second, bias=None):
+    after = (conv.g.oh + 2, conv.g.ow + 2)
+    padding = [(before, size - n - before) for before, size, n in zip(conv.g.pad, after, conv.g.x_shape[2:], strict=True)]
+    row = registry.lookup_op(conv.kind)
+    if conv.kind == plans.INPUT_GRAD:
+        return row.ref(first.astype(np.float64), second.astype(np.float64), size=conv.g.x_shape[2:], padding=tuple(padding))
     return row.ref(*(None if a is None else a.astype(np.float64) for a in (first, second, bias)), padding=tuple(padding))
 
 
@@ -57,20 +57,20 @@ def test_every_shape_in_every_tile(cl_queue, rng, tiles, full):
     for k, sizes in chosen if full else chosen[TILES.index(tiles) % 2 :: 2]:
         for kind in (plans.FORWARD, plans.INPUT_GRAD):
             biased = "VW" not in tiles and kind == plans.FORWARD and k % 2 == 1
-            job = job_of(kind, *sizes, bias=biased, relu=biased)
-            source = job.g.x_shape if kind == plans.FORWARD else job.g.y_shape
-            arrays = [rng.normal(size=s).astype("f") for s in (source, job.g.w_shape, *([job.g.f] if biased else []))]
-            want = exact(job, *arrays)
+            conv = job_of(kind, *sizes, bias=biased, relu=biased)
+            source = conv.g.x_shape if kind == plans.FORWARD else conv.g.y_shape
+            arrays = [rng.normal(size=s).astype("f") for s in (source, conv.g.w_shape, *([conv.g.f] if biased else []))]
+            want = exact(conv, *arrays)
             want = np.maximum(want, 0) if biased else want
             atol = 1e-5 * max(1, np.abs(want).max() / 4)
-            np.testing.assert_allclose(run(job, cl_queue, *arrays, **tiles), want, rtol=1e-5, atol=atol, err_msg=f"{kind} {sizes}")
+            np.testing.assert_allclose(run(conv, cl_queue, *arrays, **tiles), want, rtol=1e-5, atol=atol, err_msg=f"{kind} {sizes}")
 
 
 @pytest.mark.parametrize("kind", [plans.FORWARD, plans.INPUT_GRAD])
 def test_the_error_is_within_four_times_that_of_a_plain_sum(cl_queue, rng, kind):
     """What the policy takes on a CPU, with values as after batch norm and ReLU."""
-    job = job_of(kind, 2, 64, 16, 16, 64, 1)
-    x, w = np.maximum(rng.normal(size=job.g.x_shape), 0).astype("f"), rng.normal(size=job.g.w_shape).astype("f")
+    conv = job_of(kind, 2, 64, 16, 16, 64, 1)
+    x, w = np.maximum(rng.normal(size=conv.g.x_shape), 0).astype("f"), rng.normal(size=conv.g.w_shape).astype("f")
     seen = np.lib.stride_tricks.sliding_window_view(np.pad(x, ((0, 0), (0, 0), (1, 1), (1, 1))), (3, 3), (2, 3))
     weights = w if kind == plans.FORWARD else w[:, :, ::-1, ::-1].swapaxes(0, 1)
     plain, want = np.zeros(x.shape, np.float32), np.zeros(x.shape)
@@ -79,7 +79,7 @@ def test_the_error_is_within_four_times_that_of_a_plain_sum(cl_queue, rng, kind)
             patch, factor = seen[:, c, :, :, tap // 3, tap % 3], weights[:, c, tap // 3, tap % 3]
             plain += factor[None, :, None, None] * patch[:, None]
             want += factor[None, :, None, None].astype(np.float64) * patch[:, None]
-    assert np.abs(run(job, cl_queue, x, w) - want).max() <= 4 * np.abs(plain - want).max()
+    assert np.abs(run(conv, cl_queue, x, w) - want).max() <= 4 * np.abs(plain - want).max()
 
 
 @pytest.mark.parametrize(
@@ -100,8 +100,8 @@ def test_the_policy_leaves_it_to_the_plan_and_a_switch_forbids_it(cl_queue, monk
     for switch in ("1", "0"):
         monkeypatch.setenv("NETCL_CONV_WINOGRAD", switch)
         for kind in (plans.FORWARD, plans.INPUT_GRAD):
-            job = job_of(kind, 2, 64, 16, 16, 64, 1)
-            chosen, _ = plans.convolution_algorithm(cl_queue, job, decide(plans.conv_problem(job, profile)), profile)
+            conv = job_of(kind, 2, 64, 16, 16, 64, 1)
+            chosen, _ = plans.convolution_algorithm(cl_queue, conv, decide(plans.conv_problem(conv, profile)), profile)
             assert (chosen.name == "winograd_cpu") == (switch == "1")
 
 
@@ -114,34 +114,34 @@ GRADS = [
 ]  # fmt: skip
 
 
-def weight_grad(job, queue, x, dy, **extra):
+def weight_grad(conv, queue, x, dy, **extra):
     config = KernelConfig(KernelVariant.CONV2D_WINOGRAD, extra={"tier": "cpu", "winograd_channels": 1, **extra})
-    assert winograd_grads.suits(job, config, handle_of(queue).profile)
-    result = Tensor.empty(job.g.w_shape, queue=queue)
-    plans.run(job, queue, Tensor.from_host(queue, x), Tensor.from_host(queue, dy), result, config)
+    assert winograd_grads.suits(conv, config, handle_of(queue).profile)
+    result = Tensor.empty(conv.g.w_shape, queue=queue)
+    plans.run(conv, queue, Tensor.from_host(queue, x), Tensor.from_host(queue, dy), result, config)
     return result.to_host()
 
 
 @pytest.mark.parametrize("tiles", [{}, {"VW": 8}], ids=str)
 def test_weight_gradients_of_every_shape(cl_queue, rng, tiles):
     for sizes in GRADS:
-        job = job_of(plans.WEIGHT_GRAD, *sizes)
-        x, dy = (rng.normal(size=shape).astype("f") for shape in (job.g.x_shape, job.g.y_shape))
-        want = arrays.weight_grad(dy.astype(np.float64), x.astype(np.float64), g=job.g)
-        got = weight_grad(job, cl_queue, x, dy, **tiles)
+        conv = job_of(plans.WEIGHT_GRAD, *sizes)
+        x, dy = (rng.normal(size=shape).astype("f") for shape in (conv.g.x_shape, conv.g.y_shape))
+        want = arrays.weight_grad(dy.astype(np.float64), x.astype(np.float64), g=conv.g)
+        got = weight_grad(conv, cl_queue, x, dy, **tiles)
         np.testing.assert_allclose(got, want, rtol=1e-5, atol=3e-6 * np.abs(want).max(), err_msg=str(sizes))
 
 
 def test_the_error_of_weight_gradients_is_within_four_times_that_of_a_plain_sum(cl_queue, rng):
-    job = job_of(plans.WEIGHT_GRAD, 2, 32, 16, 16, 32, 1)
-    x, dy = np.maximum(rng.normal(size=job.g.x_shape), 0).astype("f"), rng.normal(size=job.g.y_shape).astype("f")
+    conv = job_of(plans.WEIGHT_GRAD, 2, 32, 16, 16, 32, 1)
+    x, dy = np.maximum(rng.normal(size=conv.g.x_shape), 0).astype("f"), rng.normal(size=conv.g.y_shape).astype("f")
     rows = dy.transpose(1, 0, 2, 3).reshape(32, -1)
-    columns = arrays.columns(x, job.g)[:, 0].swapaxes(0, 1).reshape(32 * 9, -1)
+    columns = arrays.columns(x, conv.g)[:, 0].swapaxes(0, 1).reshape(32 * 9, -1)
     plain = np.zeros((32, 32 * 9), np.float32)
     for k in range(rows.shape[1]):
         plain += rows[:, k : k + 1] * columns[:, k]
     want = rows.astype(np.float64) @ columns.astype(np.float64).T
-    assert np.abs(weight_grad(job, cl_queue, x, dy).reshape(want.shape) - want).max() <= 4 * np.abs(plain - want).max()
+    assert np.abs(weight_grad(conv, cl_queue, x, dy).reshape(want.shape) - want).max() <= 4 * np.abs(plain - want).max()
 
 
 @pytest.mark.parametrize(

@@ -56,8 +56,8 @@ def conv2d_with(x: Tensor, w: Tensor, extras: Extras, g: Geometry) -> Tensor:
         return y
     relu = finish == Finish(x.dtype, activation="relu")
     late = None if scale == 1 and (relu or finish.plain) else finish
-    job = plans.Job(plans.FORWARD, g, x.dtype, "" if bias is None else bias.dtype, relu and late is None, late, kept)
-    plans.run(job, x.queue, x, w, y, bias=bias, residual=residual, scale=scale)
+    conv = plans.Convolution(plans.FORWARD, g, x.dtype, "" if bias is None else bias.dtype, relu and late is None, late, kept)
+    plans.run(conv, x.queue, x, w, y, bias=bias, residual=residual, scale=scale)
     return y
 
 
@@ -66,7 +66,7 @@ def _backward(dy: Tensor, w: Tensor, bias: Tensor | None, g: Geometry) -> Tensor
         return launch.run_cpu(arrays.input_grad, dy, w, bias, g=g)
     dx = Tensor.empty(g.x_shape, dy.dtype, queue=dy.queue)
     if dx.size:
-        plans.run(plans.Job(plans.INPUT_GRAD, g, dy.dtype, "" if bias is None else bias.dtype), dy.queue, dy, w, dx, bias=bias)
+        plans.run(plans.Convolution(plans.INPUT_GRAD, g, dy.dtype, "" if bias is None else bias.dtype), dy.queue, dy, w, dx, bias=bias)
     return dx
 
 
@@ -243,7 +243,7 @@ def conv2d_weight_grad(
     dw = Tensor.empty(g.w_shape, x.dtype, queue=x.queue)
     if not dy.size:
         return dw.fill_(0)
-    plans.run(plans.Job(plans.WEIGHT_GRAD, g, x.dtype), x.queue, x, dy, dw)
+    plans.run(plans.Convolution(plans.WEIGHT_GRAD, g, x.dtype), x.queue, x, dy, dw)
     return dw
 
 

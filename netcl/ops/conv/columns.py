@@ -25,8 +25,8 @@ from netcl.core.tensor import Tensor
 from netcl.engine import algorithms, launch
 from netcl.engine.strided import alignment, dense, take_block
 from netcl.ops.conv import ending, winograd
+from netcl.ops.conv.convolution import FORWARD, INPUT_GRAD, WEIGHT_GRAD, Convolution, ConvOperands
 from netcl.ops.conv.geometry import Geometry
-from netcl.ops.conv.job import FORWARD, INPUT_GRAD, WEIGHT_GRAD, ConvOperands, Job
 from netcl.ops.matmul import gemm, nvidia
 
 MOST_VALUES = 1 << 27  # values of columns, a bound on the memory that a convolution uses besides its operands
@@ -93,78 +93,80 @@ def _window_numbers(g: Geometry, together: bool) -> tuple[int, ...]:
 # ---- convolutions: when
 
 
-def suits(job: Job, config: KernelConfig, profile: DeviceProfile) -> bool:
+def suits(conv: Convolution, config: KernelConfig, profile: DeviceProfile) -> bool:
     """Whether the columns fit in memory and either the configuration requests them or the default policy expects a gain."""
-    variant = job.variant(config)
+    variant = conv.variant(config)
     policy = not is_named(config) and variant in (V.CONV2D_IMPLICIT_GEMM, V.CONV2D_WINOGRAD)
-    units = policy and job.dtype == "float32" and nvidia.capable(profile)
-    may_pay = units and (fills(job, profile) or columns_cost(job, 0, profile.max_compute_units) < direct_cost(job))
-    return (variant is V.CONV2D_IM2COL or may_pay) and has_room(job, profile)
+    units = policy and conv.dtype == "float32" and nvidia.capable(profile)
+    may_pay = units and (fills(conv, profile) or columns_cost(conv, 0, profile.max_compute_units) < direct_cost(conv))
+    return (variant is V.CONV2D_IM2COL or may_pay) and has_room(conv, profile)
 
 
-def fills(job: Job, profile: DeviceProfile) -> bool:
+def fills(conv: Convolution, profile: DeviceProfile) -> bool:
     """Whether a product with split sums is faster, because results are few. A small convolution qualifies only if nothing is unfolded."""
-    plain = job.kind == FORWARD and _apart(job) and _is_image(job.g)
-    few = job.is_few(profile.max_compute_units) and (plain or job.products > SPLIT_PRODUCTS)
-    return few and job.dtype == "float32" and nvidia.capable(profile) and has_room(job, profile)
+    plain = conv.kind == FORWARD and _apart(conv) and _is_image(conv.g)
+    few = conv.is_few(profile.max_compute_units) and (plain or conv.products > SPLIT_PRODUCTS)
+    return few and conv.dtype == "float32" and nvidia.capable(profile) and has_room(conv, profile)
 
 
-def has_room(job: Job, profile: DeviceProfile) -> bool:
+def has_room(conv: Convolution, profile: DeviceProfile) -> bool:
     """Whether the columns, if the pass needs any, fit in device memory and in the bound on temporary memory."""
-    if _apart(job) and _is_image(job.g):
+    if _apart(conv) and _is_image(conv.g):
         return True
-    values = job.g.c * job.g.taps * _pixel_count(job.g)
-    return values <= MOST_VALUES and dtypes.DTYPES[job.accumulator].itemsize * values <= profile.max_alloc_size // 4
+    values = conv.g.c * conv.g.taps * _pixel_count(conv.g)
+    return values <= MOST_VALUES and dtypes.DTYPES[conv.accumulator].itemsize * values <= profile.max_alloc_size // 4
 
 
-def pays(queue: Any, job: Job, profile: DeviceProfile) -> bool:
+def pays(queue: Any, conv: Convolution, profile: DeviceProfile) -> bool:
     """Whether :func:`fills` holds, or the product runs on matrix units and, unfolding included, is faster than a direct convolution."""
-    if fills(job, profile):
+    if fills(conv, profile):
         return True
-    p = columns_product(job)
+    p = columns_product(conv)
     product, _ = gemm.product_algorithm(queue, p, gemm.PORTABLE, profile)
-    return product is not gemm.TILED_PRODUCT and columns_cost(job, product.cost(p, profile), profile.max_compute_units) < direct_cost(job)
+    return product is not gemm.TILED_PRODUCT and columns_cost(conv, product.cost(p, profile), profile.max_compute_units) < direct_cost(conv)
 
 
-def columns_cost(job: Job, multiplied: float, units: int) -> float:
+def columns_cost(conv: Convolution, multiplied: float, units: int) -> float:
     """Estimate the time of a convolution with columns, in multiply-adds. ``multiplied``: the time of its product per compute unit."""
-    g, apart = job.g, _apart(job)
+    g, apart = conv.g, _apart(conv)
     x, w, y = map(math.prod, (g.x_shape, g.w_shape, g.y_shape))
     unfolded = 0 if apart and _is_image(g) else x + g.c * g.taps * _pixel_count(g)
-    turned = (w if job.kind == INPUT_GRAD else g.n * w if apart and job.kind == WEIGHT_GRAD else 0) + (0 if apart else y)
-    launches = 1 + (unfolded > 0) + (not apart) + (job.kind == INPUT_GRAD or (apart and job.kind == WEIGHT_GRAD))
+    turned = (w if conv.kind == INPUT_GRAD else g.n * w if apart and conv.kind == WEIGHT_GRAD else 0) + (0 if apart else y)
+    launches = 1 + (unfolded > 0) + (not apart) + (conv.kind == INPUT_GRAD or (apart and conv.kind == WEIGHT_GRAD))
     return winograd.VALUE_COST * (unfolded + 2 * turned) + units * multiplied + launches * LAUNCH_COST
 
 
-def direct_cost(job: Job) -> float:
-    """Estimate the time of a direct convolution, in the unit of :func:`columns_cost`; x is read ``job.classes`` times."""
-    g, (rows, columns) = job.g, (job.filters, job.g.c // job.g.groups * job.g.taps if job.kind == WEIGHT_GRAD else job.pixels)
+def direct_cost(conv: Convolution) -> float:
+    """Estimate the time of a direct convolution, in the unit of :func:`columns_cost`; x is read ``conv.classes`` times."""
+    g, (rows, columns) = conv.g, (conv.filters, conv.g.c // conv.g.groups * conv.g.taps if conv.kind == WEIGHT_GRAD else conv.pixels)
     computed = math.prod(-(-size // tile) * tile / size for size, tile in zip((rows, columns), LEAST_TILE, strict=True))
-    moved = job.classes * math.prod(g.x_shape) + math.prod(g.y_shape)
-    return COLUMNS_DIRECT_COST[job.kind] * computed * math.prod(g.w_shape) * _pixel_count(g) + winograd.VALUE_COST * moved + 2 * LAUNCH_COST
+    moved = conv.classes * math.prod(g.x_shape) + math.prod(g.y_shape)
+    return (
+        COLUMNS_DIRECT_COST[conv.kind] * computed * math.prod(g.w_shape) * _pixel_count(g) + winograd.VALUE_COST * moved + 2 * LAUNCH_COST
+    )
 
 
-def columns_product(job: Job) -> gemm.Matmul:
+def columns_product(conv: Convolution) -> gemm.Matmul:
     """Return the product that computes a pass, with a batch for each group, and for each image if images are separate."""
-    g, apart = job.g, _apart(job)
+    g, apart = conv.g, _apart(conv)
     m, rows, span = g.f // g.groups, g.c // g.groups * g.taps, g.oh * g.ow if apart else _pixel_count(g)
-    sizes = {FORWARD: (m, span, rows), INPUT_GRAD: (rows, span, m), WEIGHT_GRAD: (m, rows, span)}[job.kind]
-    p = gemm.Matmul(*sizes, False, job.kind == WEIGHT_GRAD, *(job.dtype,) * 3, batch=(g.n if apart else 1, g.groups), placed=True)
+    sizes = {FORWARD: (m, span, rows), INPUT_GRAD: (rows, span, m), WEIGHT_GRAD: (m, rows, span)}[conv.kind]
+    p = gemm.Matmul(*sizes, False, conv.kind == WEIGHT_GRAD, *(conv.dtype,) * 3, batch=(g.n if apart else 1, g.groups), placed=True)
     a, b = ((g.groups * size * apart, size) for size in (p.m * p.k, p.n * p.k))
-    a = a if job.kind == WEIGHT_GRAD else (0, a[1])  # every image has the same weights
+    a = a if conv.kind == WEIGHT_GRAD else (0, a[1])  # every image has the same weights
     return replace(p, a_strides=a, b_strides=b, aligned=not any(value % 4 for value in (p.lda, p.ldb, *a, *b)))
 
 
-def _apart(job: Job) -> bool:
+def _apart(conv: Convolution) -> bool:
     """Whether every image is a separate product, so that no axes are permuted.
 
     In a forward pass without a bias and in an input gradient: if the pixels of an image fill the tiles of a product. In a weight gradient:
     if the weight gradients of all images have fewer elements than ``dy``, which would be copied otherwise.
     """
-    g, pixels = job.g, job.g.oh * job.g.ow
-    if job.kind == WEIGHT_GRAD:
+    g, pixels = conv.g, conv.g.oh * conv.g.ow
+    if conv.kind == WEIGHT_GRAD:
         return g.n * math.prod(g.w_shape) < math.prod(g.y_shape)
-    return pixels % 4 == 0 and -(-pixels // PRODUCT_TILE) * PRODUCT_TILE <= MOST_EMPTY * pixels and not (job.bias and job.kind == FORWARD)
+    return pixels % 4 == 0 and -(-pixels // PRODUCT_TILE) * PRODUCT_TILE <= MOST_EMPTY * pixels and not (conv.bias and conv.kind == FORWARD)
 
 
 def _is_image(g: Geometry) -> bool:
@@ -180,14 +182,14 @@ def _pixel_count(g: Geometry) -> int:
 
 
 @ending.widened
-def run(queue: Any, job: Job, config: KernelConfig, profile: DeviceProfile, t: ConvOperands) -> None:
+def run(queue: Any, conv: Convolution, config: KernelConfig, profile: DeviceProfile, t: ConvOperands) -> None:
     """Launch a convolution or one of its gradients as a product over unfolded columns."""
-    if _apart(job) and job.kind == FORWARD:
-        _by_product(job, queue, t, t.weight, _columns(t.source, job.g, together=False))
-    elif _apart(job) and job.kind == INPUT_GRAD and _is_image(job.g) and not job.bias:
-        _by_product(job, queue, t, _turned(t.weight, job.g), t.source)
+    if _apart(conv) and conv.kind == FORWARD:
+        _by_product(conv, queue, t, t.weight, _columns(t.source, conv.g, together=False))
+    elif _apart(conv) and conv.kind == INPUT_GRAD and _is_image(conv.g) and not conv.bias:
+        _by_product(conv, queue, t, _turned(t.weight, conv.g), t.source)
     else:
-        {FORWARD: _forward_columns, INPUT_GRAD: _input_grad, WEIGHT_GRAD: _columns_weight_grad}[job.kind](job, queue, t)
+        {FORWARD: _forward_columns, INPUT_GRAD: _input_grad, WEIGHT_GRAD: _columns_weight_grad}[conv.kind](conv, queue, t)
 
 
 _SAMPLE = KernelConfig(V.CONV2D_IM2COL, extra={"tier": "simt"})
@@ -195,67 +197,67 @@ algorithms.add(
     "conv2d", "columns", "columns.cl", "strided float32 convolutions, where products run on matrix units: one over unfolded windows",
     "cases_h200.json: conv 3x3/2 128x128x16x16 to 256 weight gradient", run, device="gpu",
     when=suits, configurations=lambda problem: [_SAMPLE], samples=(_SAMPLE,),
-    probe=lambda queue, job, config: job.variant(config) is V.CONV2D_IM2COL or pays(queue, job, profile_of(queue)),
+    probe=lambda queue, conv, config: conv.variant(config) is V.CONV2D_IM2COL or pays(queue, conv, profile_of(queue)),
 )  # fmt: skip
 
 
-def _is_product(job: Job, config: KernelConfig) -> bool:
+def _is_product(conv: Convolution, config: KernelConfig) -> bool:
     """Whether the kernel covers the whole image, so that the pass is one product of tensors as they are. A bias is per column there."""
-    g = job.g
+    g = conv.g
     whole = (g.kh, g.kw, *g.pad, g.groups) == (g.h, g.w, 0, 0, 1) and g.n > 0
-    return whole and not is_named(config) and not (job.bias and job.kind == INPUT_GRAD and g.taps > 1)
+    return whole and not is_named(config) and not (conv.bias and conv.kind == INPUT_GRAD and g.taps > 1)
 
 
-def _whole_image(job: Job, t: ConvOperands) -> None:
-    g, rows = job.g, job.g.c * job.g.taps
-    if job.kind == WEIGHT_GRAD:  # the product of dy, transposed, and x
-        p, a, b = gemm.Matmul(g.f, rows, g.n, True, False, *(job.dtype,) * 3), t.weight, t.source
+def _whole_image(conv: Convolution, t: ConvOperands) -> None:
+    g, rows = conv.g, conv.g.c * conv.g.taps
+    if conv.kind == WEIGHT_GRAD:  # the product of dy, transposed, and x
+        p, a, b = gemm.Matmul(g.f, rows, g.n, True, False, *(conv.dtype,) * 3), t.weight, t.source
     else:
-        n, k = (g.f, rows) if job.kind == FORWARD else (rows, g.f)
-        p = gemm.Matmul(g.n, n, k, False, job.kind == FORWARD, job.dtype, job.dtype, job.ending.stored, job.bias or None, job.ending)
-        p, a, b = replace(p, scaled=job.finish is not None), t.source, t.weight
+        n, k = (g.f, rows) if conv.kind == FORWARD else (rows, g.f)
+        p = gemm.Matmul(g.n, n, k, False, conv.kind == FORWARD, conv.dtype, conv.dtype, conv.ending.stored, conv.bias or None, conv.ending)
+        p, a, b = replace(p, scaled=conv.finish is not None), t.source, t.weight
     aligned = p.lda % 4 == p.ldb % 4 == 0
     multiply_unaligned(t.result.queue, replace(p, aligned=aligned), gemm.Operands(a, b, *t[2:]))
 
 
 algorithms.add(
     "conv2d", "whole", "", "kernels as large as the image, such as a head of 4 x 4 on 4 x 4: one product, nothing is unfolded",
-    "zoo_h200.json: DCGAN, step, compiled", lambda queue, job, config, profile, t: _whole_image(job, t),
-    when=lambda job, config, profile: _is_product(job, config), cost=algorithms.first,
+    "zoo_h200.json: DCGAN, step, compiled", lambda queue, conv, config, profile, t: _whole_image(conv, t),
+    when=lambda conv, config, profile: _is_product(conv, config), cost=algorithms.first,
 )  # fmt: skip
 
 
-def _by_product(job: Job, queue: Any, t: ConvOperands, a: Tensor, b: Tensor) -> None:
-    p = replace(columns_product(job), c=job.ending.stored, finish=job.ending, scaled=job.finish is not None)
+def _by_product(conv: Convolution, queue: Any, t: ConvOperands, a: Tensor, b: Tensor) -> None:
+    p = replace(columns_product(conv), c=conv.ending.stored, finish=conv.ending, scaled=conv.finish is not None)
     multiply_unaligned(queue, p, gemm.Operands(a, b, t.result, None, t.residual, t.scale))
 
 
-def _forward_columns(job: Job, queue: Any, t: ConvOperands) -> None:
-    g, pixels = job.g, job.g.oh * job.g.ow
-    cols, y = _columns(t.source, g), t.room(g.f, _pixel_count(g), dtype=job.dtype)
-    multiply_unaligned(queue, columns_product(job), gemm.Operands(t.weight, cols, y))
-    quads = int(pixels % 4 == 0 and job.dtype == job.ending.stored == "float32")
+def _forward_columns(conv: Convolution, queue: Any, t: ConvOperands) -> None:
+    g, pixels = conv.g, conv.g.oh * conv.g.ow
+    cols, y = _columns(t.source, g), t.room(g.f, _pixel_count(g), dtype=conv.dtype)
+    multiply_unaligned(queue, columns_product(conv), gemm.Operands(t.weight, cols, y))
+    quads = int(pixels % 4 == 0 and conv.dtype == conv.ending.stored == "float32")
     each, size, local = _columns_grid(_pixel_count(g) // (4 if quads else 1), g.f, 4 if quads else 1)
-    outputs = ending.ending_kernel(queue, job, "ends.cl columns.cl", "unfolded_outputs", {"QUADS": quads, "EACH": each})
+    outputs = ending.ending_kernel(queue, conv, "ends.cl columns.cl", "unfolded_outputs", {"QUADS": quads, "EACH": each})
     outputs(queue, size, local, y, *t.end, g.n, g.f, pixels, t.scale)
 
 
-def _input_grad(job: Job, queue: Any, t: ConvOperands) -> None:
-    g, apart = job.g, _apart(job)
-    source, cols = t.source if apart else _filters_first(t.source, g), t.room(g.c * g.taps, _pixel_count(g), dtype=job.dtype)
-    multiply_unaligned(queue, columns_product(job), gemm.Operands(_turned(t.weight, g), source, cols))
+def _input_grad(conv: Convolution, queue: Any, t: ConvOperands) -> None:
+    g, apart = conv.g, _apart(conv)
+    source, cols = t.source if apart else _filters_first(t.source, g), t.room(g.c * g.taps, _pixel_count(g), dtype=conv.dtype)
+    multiply_unaligned(queue, columns_product(conv), gemm.Operands(_turned(t.weight, g), source, cols))
     each, size, local = _columns_grid(g.n * g.h * g.w, g.c, _reach(g))
-    outputs = ending.ending_kernel(queue, job, "ends.cl columns.cl", "folded_outputs", {"EACH": each, **_window_macros(g)})
+    outputs = ending.ending_kernel(queue, conv, "ends.cl columns.cl", "folded_outputs", {"EACH": each, **_window_macros(g)})
     outputs(queue, size, local, cols, *t.end, *_window_numbers(g, together=not apart), t.scale)
 
 
-def _columns_weight_grad(job: Job, queue: Any, t: ConvOperands) -> None:
-    g, apart = job.g, _apart(job)
+def _columns_weight_grad(conv: Convolution, queue: Any, t: ConvOperands) -> None:
+    g, apart = conv.g, _apart(conv)
     source, cols = t.weight if apart else _filters_first(t.weight, g), _columns(t.source, g, together=not apart)
-    parts = t.room(g.n, t.result.size, dtype=job.dtype) if apart else t.result
-    multiply_unaligned(queue, columns_product(job), gemm.Operands(source, cols, parts))
+    parts = t.room(g.n, t.result.size, dtype=conv.dtype) if apart else t.result
+    multiply_unaligned(queue, columns_product(conv), gemm.Operands(source, cols, parts))
     if apart:
-        add_splits(queue, job.bare, parts, g.n, t)
+        add_splits(queue, conv.bare, parts, g.n, t)
 
 
 def multiply_unaligned(queue: Any, p: gemm.Matmul, t: gemm.Operands) -> None:
@@ -272,22 +274,23 @@ def _columns(x: Tensor, g: Geometry, together: bool = True) -> Tensor:
     return cols
 
 
-def add_splits(queue: Any, job: Job, parts: Tensor, splits: int, t: ConvOperands, filters: int = 1, plane: int = 1) -> None:
-    """Sum ``splits`` parts in order, and apply the epilogue of ``job``, whose bias has a value for each ``plane`` of ``filters``."""
-    kernel = ending.ending_kernel(queue, job, "ends.cl columns.cl", "sum_splits", {})
+def add_splits(queue: Any, conv: Convolution, parts: Tensor, splits: int, t: ConvOperands, filters: int = 1, plane: int = 1) -> None:
+    """Sum ``splits`` parts in order, and apply the epilogue of ``conv``, whose bias has a value for each ``plane`` of ``filters``."""
+    kernel = ending.ending_kernel(queue, conv, "ends.cl columns.cl", "sum_splits", {})
     kernel(queue, (t.result.size,), (launch.LOCAL_1D,), parts, *t.end, t.result.size, plane, filters, splits, t.scale)
 
 
 def split_weight_grad(
-    queue: Any, job: Job, t: ConvOperands, splits: int, files: str, name: str, defines: dict[str, Any], size: Any, local: Any, *numbers: int
-) -> None:
+    queue: Any, conv: Convolution, t: ConvOperands, splits: int, files: str, name: str,
+    defines: dict[str, Any], size: Any, local: Any, *numbers: int,
+) -> None:  # fmt: skip
     """Compute a weight gradient in ``splits`` parts and add the parts. Several parts keep the device busy if weights are few."""
-    operands = {"X": job.dtype, "W": job.dtype, "Y": job.dtype if splits == 1 else job.accumulator}
-    kernel = launch.kernel(queue, __file__, files, name, operands, {"REAL": job.compute, "PART": 2, **defines})
-    parts = t.result if splits == 1 else t.room(splits, t.result.size, dtype=job.accumulator)
-    kernel(queue, size, local, t.source, t.weight, parts, *job.sizes, *numbers, splits)
+    operands = {"X": conv.dtype, "W": conv.dtype, "Y": conv.dtype if splits == 1 else conv.accumulator}
+    kernel = launch.kernel(queue, __file__, files, name, operands, {"REAL": conv.compute, "PART": 2, **defines})
+    parts = t.result if splits == 1 else t.room(splits, t.result.size, dtype=conv.accumulator)
+    kernel(queue, size, local, t.source, t.weight, parts, *conv.sizes, *numbers, splits)
     if splits > 1:
-        add_splits(queue, job.bare.wide, parts, splits, t)
+        add_splits(queue, conv.bare.wide, parts, splits, t)
 
 
 def _filters_first(y: Tensor, g: Geometry) -> Tensor:

@@ -7,7 +7,7 @@ from typing import Any
 
 from netcl.core.kernels import program
 from netcl.engine import launch
-from netcl.ops.conv.job import INPUT_GRAD, WEIGHT_GRAD, ConvOperands, Job
+from netcl.ops.conv.convolution import INPUT_GRAD, WEIGHT_GRAD, Convolution, ConvOperands
 from netcl.ops.matmul import gemm
 from netcl.ops.pointwise import cast
 
@@ -21,39 +21,39 @@ def widened(run: Callable[..., None]) -> Callable[..., None]:
     further cast.
     """
 
-    def wide(queue: Any, job: Job, config: Any, profile: Any, t: ConvOperands) -> None:
-        if job.dtype == job.accumulator:
-            return run(queue, job, config, profile, t)
-        source, weight = cast(t.source, job.accumulator), cast(t.weight, job.accumulator)
-        if job.kind == WEIGHT_GRAD:
-            exact = t.room(*t.result.shape, dtype=job.accumulator)
-            run(queue, job.wide, config, profile, ConvOperands(source, weight, exact))
-            cast(exact, job.dtype, out=t.result)
+    def wide(queue: Any, conv: Convolution, config: Any, profile: Any, t: ConvOperands) -> None:
+        if conv.dtype == conv.accumulator:
+            return run(queue, conv, config, profile, t)
+        source, weight = cast(t.source, conv.accumulator), cast(t.weight, conv.accumulator)
+        if conv.kind == WEIGHT_GRAD:
+            exact = t.room(*t.result.shape, dtype=conv.accumulator)
+            run(queue, conv.wide, config, profile, ConvOperands(source, weight, exact))
+            cast(exact, conv.dtype, out=t.result)
         else:
-            bias = None if t.bias is None else cast(t.bias, job.accumulator)
-            run(queue, job.wide, config, profile, t._replace(source=source, weight=weight, bias=bias))
+            bias = None if t.bias is None else cast(t.bias, conv.accumulator)
+            run(queue, conv.wide, config, profile, t._replace(source=source, weight=weight, bias=bias))
 
     return wide
 
 
 def launch_ending(
-    queue: Any, job: Job, t: ConvOperands, files: str, name: str, defines: dict[str, Any], size: Any, local: Any, *numbers: int
+    queue: Any, conv: Convolution, t: ConvOperands, files: str, name: str, defines: dict[str, Any], size: Any, local: Any, *numbers: int
 ) -> None:
-    """Launch a kernel with an epilogue; ``numbers`` are its arguments after the sizes of ``job``."""
-    kernel = ending_kernel(queue, job, files, name, defines)
-    kernel(queue, size, local, t.source, t.weight, *t.end, *job.sizes, *numbers, t.scale)
+    """Launch a kernel with an epilogue; ``numbers`` are its arguments after the sizes of ``conv``."""
+    kernel = ending_kernel(queue, conv, files, name, defines)
+    kernel(queue, size, local, t.source, t.weight, *t.end, *conv.sizes, *numbers, t.scale)
 
 
-def ending_kernel(queue: Any, job: Job, files: str, name: str, defines: dict[str, Any], text: str = "") -> program.Kernel:
+def ending_kernel(queue: Any, conv: Convolution, files: str, name: str, defines: dict[str, Any], text: str = "") -> program.Kernel:
     """Return a kernel that applies the epilogue, on CPUs to ``VW`` values at a time. ``text`` is generated source before the kernel."""
-    end, lanes, stored = job.ending, defines.get("VW", 1), job.ending.stored
-    operands = {"X": job.dtype, "W": job.dtype, "B": job.bias or job.dtype, "Y": stored, "ADDED": end.residual or job.dtype}
-    fixed: dict[str, Any] = {"REAL": job.compute, "PART": 1, "INPUT_GRAD": job.kind == INPUT_GRAD, "BIAS": bool(job.bias)}
-    fixed |= {"ENDS": 1, "ADDED": bool(end.residual), "LATE": job.finish is not None}
-    text += end.source(job.compute, lanes, scaled=job.finish is not None)
+    end, lanes, stored = conv.ending, defines.get("VW", 1), conv.ending.stored
+    operands = {"X": conv.dtype, "W": conv.dtype, "B": conv.bias or conv.dtype, "Y": stored, "ADDED": end.residual or conv.dtype}
+    fixed: dict[str, Any] = {"REAL": conv.compute, "PART": 1, "INPUT_GRAD": conv.kind == INPUT_GRAD, "BIAS": bool(conv.bias)}
+    fixed |= {"ENDS": 1, "ADDED": bool(end.residual), "LATE": conv.finish is not None}
+    text += end.source(conv.compute, lanes, scaled=conv.finish is not None)
     if lanes > 1:
         ends = (("ADDED", end.residual), ("Y", stored))
-        found = [gemm.lane_macro(label, dtype, job.compute, lanes, label == "Y") for label, dtype in ends if dtype]
+        found = [gemm.lane_macro(label, dtype, conv.compute, lanes, label == "Y") for label, dtype in ends if dtype]
         fixed |= {macro: value for macros, _ in found for macro, value in macros.items()}
         text += "".join(dict.fromkeys(functions for _, functions in found))
     return launch.kernel(queue, __file__, files, name, operands, {**fixed, **defines}, text)

@@ -16,7 +16,7 @@
 #define Y_T float
 #define Y_STORE(p, i, x) ((p)[i] = (x))
 #endif
-// The tensors of ConvOperands.end, and the sizes of Job.sizes. C, M: channels and filters of a group; H, W: plane of x; OH, OW: plane of y.
+// The tensors of ConvOperands.end, and the sizes of Convolution.sizes. C, M: channels and filters of a group; H, W: plane of x; OH, OW: plane of y.
 #define END_POINTERS __global const B_T* restrict bias, __global const ADDED_T* restrict added, __global Y_T* restrict y
 #define CONV_NUMBERS                                                                                                           \
   int N, int C, int H, int W, int M, int OH, int OW, int KH, int KW, int stride_h, int stride_w, int pad_h, int pad_w,         \

@@ -15,8 +15,8 @@ from netcl.core.kernel_selector import KernelConfig, is_named
 from netcl.core.kernel_selector import KernelVariant as V
 from netcl.engine import algorithms, launch
 from netcl.engine.strided import take_block
-from netcl.ops.conv import columns, ending, few
-from netcl.ops.conv.job import GROUPS_PER_UNIT, INPUT_GRAD, ConvOperands, Job, tier_config
+from netcl.ops.conv import columns, direct, ending
+from netcl.ops.conv.convolution import GROUPS_PER_UNIT, INPUT_GRAD, Convolution, ConvOperands, tier_config
 from netcl.ops.matmul import gemm
 
 LINE_BYTES = 16 * 1024  # of a line of pixels with its padding, in local memory
@@ -27,36 +27,36 @@ EACH = 4  # channels of a work-group: neighbors in memory, so that a window's ta
 PANEL_COST, PANEL_ROWS, FOLDED_COST, FOLD_LAUNCHES, WEIGHT_COST = 1.3, 6, 16, 2e6, {4: 12}
 
 
-def _can_fold(job: Job, profile: DeviceProfile) -> bool:
-    g = job.g
-    short = g.ow * g.stride[1] + max(g.kw, g.stride[1]) <= LINE_BYTES // few.vectors(job, profile)[0] and g.taps <= FOLD_TAPS
-    return job.kind == INPUT_GRAD and short and g.groups == 1 and g.dilation == (1, 1) and columns.has_room(job, profile)
+def _can_fold(conv: Convolution, profile: DeviceProfile) -> bool:
+    g = conv.g
+    short = g.ow * g.stride[1] + max(g.kw, g.stride[1]) <= LINE_BYTES // direct.vectors(conv, profile)[0] and g.taps <= FOLD_TAPS
+    return conv.kind == INPUT_GRAD and short and g.groups == 1 and g.dilation == (1, 1) and columns.has_room(conv, profile)
 
 
-def _suits_fold(job: Job, config: KernelConfig, profile: DeviceProfile) -> bool:
+def _suits_fold(conv: Convolution, config: KernelConfig, profile: DeviceProfile) -> bool:
     """Whether a configuration requests it, or it costs less than a panel. Only with a stride, or where dy is one pixel."""
-    if not _can_fold(job, profile) or is_named(config):
-        return config.extra.get("form") == "fold" and _can_fold(job, profile)
-    g, windows = job.g, job.g.n * job.g.oh * job.g.ow
-    summed = g.n * g.h * g.w * -(-g.c // PANEL_ROWS) * PANEL_ROWS * g.f * g.taps / job.classes
+    if not _can_fold(conv, profile) or is_named(config):
+        return config.extra.get("form") == "fold" and _can_fold(conv, profile)
+    g, windows = conv.g, conv.g.n * conv.g.oh * conv.g.ow
+    summed = g.n * g.h * g.w * -(-g.c // PANEL_ROWS) * PANEL_ROWS * g.f * g.taps / conv.classes
     panel = PANEL_COST * summed + FOLDED_COST * math.prod(g.x_shape)
-    fold = job.products + FOLDED_COST * g.c * g.taps * windows + WEIGHT_COST.get(profile.lanes, 0) * math.prod(g.w_shape) + FOLD_LAUNCHES
-    return (job.classes > 1 or g.oh * g.ow == 1) and fold < panel
+    fold = conv.products + FOLDED_COST * g.c * g.taps * windows + WEIGHT_COST.get(profile.lanes, 0) * math.prod(g.w_shape) + FOLD_LAUNCHES
+    return (conv.classes > 1 or g.oh * g.ow == 1) and fold < panel
 
 
 @ending.widened
-def _run_fold(queue: Any, job: Job, config: KernelConfig, profile: DeviceProfile, t: ConvOperands) -> None:
-    g, windows = job.g, job.g.oh * job.g.ow
-    p = gemm.Matmul(g.n * windows, g.c * g.taps, g.f, False, False, *(job.dtype,) * 3, aligned=g.f % 4 == g.c * g.taps % 4 == 0)
-    products = t.room(p.m, p.n, dtype=job.dtype)
+def _run_fold(queue: Any, conv: Convolution, config: KernelConfig, profile: DeviceProfile, t: ConvOperands) -> None:
+    g, windows = conv.g, conv.g.oh * conv.g.ow
+    p = gemm.Matmul(g.n * windows, g.c * g.taps, g.f, False, False, *(conv.dtype,) * 3, aligned=g.f % 4 == g.c * g.taps % 4 == 0)
+    products = t.room(p.m, p.n, dtype=conv.dtype)
     last = take_block(t.source, (g.n, windows, g.f), 0, (g.f * windows, 1, windows))  # dy with its filters last
     columns.multiply_unaligned(queue, p, gemm.Operands(last, t.weight, products))
     blocks = -(-g.c // EACH)
     lines = -(-g.h // max(1, min(g.h, GROUPS_PER_UNIT * profile.max_compute_units // (g.n * blocks))))
     macros = {"KH": g.kh, "KW": g.kw, "STRIDE_H": g.stride[0], "STRIDE_W": g.stride[1], "FETCHES": int(launch.fetches(queue))}
-    size, lanes, _ = few.vectors(job, profile)
+    size, lanes, _ = direct.vectors(conv, profile)
     macros |= {"VW": min(lanes, max(4, 1 << (g.w.bit_length() - 1))), "ROOM": LINE_BYTES // size}
-    kernel = ending.ending_kernel(queue, job, "ends.cl lanes.cl fold.cl", "fold_taps", macros)
+    kernel = ending.ending_kernel(queue, conv, "ends.cl lanes.cl fold.cl", "fold_taps", macros)
     kernel(queue, (-(-g.h // lines), blocks, g.n), None, products, *t.end, g.c, g.h, g.w, g.oh, g.ow, *g.pad, lines, EACH, t.scale)
 
 

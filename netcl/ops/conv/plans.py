@@ -25,13 +25,23 @@ from netcl.core.kernels import program
 from netcl.core.tensor import Tensor
 from netcl.engine import algorithms, launch
 from netcl.engine.algorithms import Algorithm
-from netcl.ops.conv import arrays, columns, ending, few, fold, mma, narrow, split, winograd_cpu, winograd_grads  # noqa: F401, add their algorithms
+from netcl.ops.conv import arrays, columns, direct, ending, fold, mma, narrow, split, winograd_cpu, winograd_grads  # noqa: F401, add their algorithms
+from netcl.ops.conv.convolution import (
+    FORWARD,
+    GROUPS_PER_UNIT,
+    INPUT_GRAD,
+    KINDS,
+    THIN,
+    WEIGHT_GRAD,
+    Convolution,
+    ConvOperands,
+    tier_config,
+)
 from netcl.ops.conv.ending import CPU_FILES, widened
 from netcl.ops.conv.geometry import Geometry, geometry
-from netcl.ops.conv.job import FORWARD, GROUPS_PER_UNIT, INPUT_GRAD, KINDS, THIN, WEIGHT_GRAD, ConvOperands, Job, tier_config
 from netcl.ops.matmul import cpu
 
-__all__ = ["FORWARD", "INPUT_GRAD", "WEIGHT_GRAD", "Job", "conv_problem", "cpu_tiles", "run", "simt_tiles"]
+__all__ = ["FORWARD", "INPUT_GRAD", "WEIGHT_GRAD", "Convolution", "conv_problem", "cpu_tiles", "run", "simt_tiles"]
 
 log = logging.getLogger("netcl")
 
@@ -48,27 +58,29 @@ CPU_LOCAL = 256 * 1024  # most local memory worth using on CPUs: a panel should 
 SIMT_FILES, TAPS_FILES = "axes.cl ends.cl simt.cl", "axes.cl ends.cl taps.cl"
 
 
-def run(job: Job, queue: Any, source: Tensor, weight: Tensor, result: Tensor, config: KernelConfig | None = None, **ending: Any) -> None:
+def run(
+    conv: Convolution, queue: Any, source: Tensor, weight: Tensor, result: Tensor, config: KernelConfig | None = None, **ending: Any
+) -> None:
     """Launch the algorithm that the selector, or a given configuration, chooses.
 
     The tensors: forward ``x, w, y``; input gradient ``dy, w, dx``; weight gradient ``x, dy, dw``. ``ending`` may hold ``bias``,
     ``residual`` and ``scale``, except for a weight gradient.
     """
     profile = profile_of(queue)
-    shapes = (job.g.x_shape, job.g.w_shape, job.g.stride, job.g.pad, job.g.dilation)
-    config = config or get_kernel_selector().choose(conv_problem(job, profile), shapes)
-    algorithm, config = convolution_algorithm(queue, job, config, profile)
-    meant = _MEANT.get(job.variant(config), "")
+    shapes = (conv.g.x_shape, conv.g.w_shape, conv.g.stride, conv.g.pad, conv.g.dilation)
+    config = config or get_kernel_selector().choose(conv_problem(conv, profile), shapes)
+    algorithm, config = convolution_algorithm(queue, conv, config, profile)
+    meant = _MEANT.get(conv.variant(config), "")
     if not algorithm.name.startswith((meant, "mma")) and (algorithm.device == "gpu" or meant == "winograd"):
-        _say_once(queue, job, f"{meant} does not suit this convolution: {algorithm.name} instead")
-    algorithm.run(queue, job, config, profile, ConvOperands(source, weight, result, **ending))
+        _say_once(queue, conv, f"{meant} does not suit this convolution: {algorithm.name} instead")
+    algorithm.run(queue, conv, config, profile, ConvOperands(source, weight, result, **ending))
 
 
-def conv_problem(job: Job, profile: ExtendedDeviceProfile) -> Problem:
+def conv_problem(conv: Convolution, profile: ExtendedDeviceProfile) -> Problem:
     """Return the problem that describes a convolution to the selector and the tuner."""
-    g = job.g
+    g = conv.g
     flags = {"stride": g.stride, "pad": g.pad, "dilation": g.dilation, "groups": g.groups}
-    return Problem(job.kind, (g.n, g.c, g.h, g.w, g.f, g.kh, g.kw), job.dtype, flags, profile)
+    return Problem(conv.kind, (g.n, g.c, g.h, g.w, g.f, g.kh, g.kw), conv.dtype, flags, profile)
 
 
 def _plainer_convolution(config: KernelConfig, profile: DeviceProfile) -> KernelConfig:
@@ -82,21 +94,21 @@ def _plainer_convolution(config: KernelConfig, profile: DeviceProfile) -> Kernel
     return replace(config, variant=V.CONV2D_NAIVE, extra={**config.extra, "tier": kept})
 
 
-def convolution_algorithm(queue: Any, job: Job, config: KernelConfig, profile: DeviceProfile) -> tuple[Algorithm, KernelConfig]:
+def convolution_algorithm(queue: Any, conv: Convolution, config: KernelConfig, profile: DeviceProfile) -> tuple[Algorithm, KernelConfig]:
     """Return the algorithm of a convolution and the configuration it runs with."""
     config = _plainer_convolution(config, profile)
-    if job.variant(config) is V.CONV2D_TILED_LOCAL:
+    if conv.variant(config) is V.CONV2D_TILED_LOCAL:
         config = replace(config, extra={"form": "gemm", **config.extra, "tier": "simt"})
-    found = algorithms.choose_algorithm("conv2d", queue, job, config, profile)
+    found = algorithms.choose_algorithm("conv2d", queue, conv, config, profile)
     assert found is not None, "the algorithms panel and gemm must accept every convolution"
     return found, config
 
 
-def _say_once(queue: Any, job: Job, what: str) -> None:
+def _say_once(queue: Any, conv: Convolution, what: str) -> None:
     told = program.state(queue).setdefault(("conv2d", "told"), set())
-    if (job.kind, what) not in told:
-        told.add((job.kind, what))
-        log.info("[%s] %s; x.shape=%s, w.shape=%s", job.kind, what, job.g.x_shape, job.g.w_shape)
+    if (conv.kind, what) not in told:
+        told.add((conv.kind, what))
+        log.info("[%s] %s; x.shape=%s, w.shape=%s", conv.kind, what, conv.g.x_shape, conv.g.w_shape)
 
 
 def _busy_groups(profile: DeviceProfile) -> int:
@@ -106,38 +118,40 @@ def _busy_groups(profile: DeviceProfile) -> int:
 # ---- CPU devices
 
 
-def cpu_tiles(job: Job, config: KernelConfig, profile: DeviceProfile) -> dict[str, Any]:
+def cpu_tiles(conv: Convolution, config: KernelConfig, profile: DeviceProfile) -> dict[str, Any]:
     """Return the macros of ``cpu.cl`` for a device: vectors as wide as its own, panels that fit its local memory."""
-    size, lanes, registers = few.vectors(job, profile)
+    size, lanes, registers = direct.vectors(conv, profile)
     vectors = registers // 8
-    columns = {"rows": _tap_span(job.g)[1], "panel": job.g.c // job.g.groups * job.g.taps}.get(_form(job, config, lanes * size), job.pixels)
+    columns = {"rows": _tap_span(conv.g)[1], "panel": conv.g.c // conv.g.groups * conv.g.taps}.get(
+        _form(conv, config, lanes * size), conv.pixels
+    )
     while vectors > 1 and vectors // 2 * lanes >= columns:
         vectors //= 2
-    tall = 13 * vectors + 1 <= registers and job.filters > 6
+    tall = 13 * vectors + 1 <= registers and conv.filters > 6
     tiles: dict[str, Any] = {"VW": lanes, "NV": vectors, "MR": 12 if tall else 6}
-    if job.kept and vectors == 4:
+    if conv.kept and vectors == 4:
         tiles |= {"NV": 3, "MR": 8}  # packed weights need one pointer for all rows; most models have multiples of 8 filters
     tiles |= {name: config.extra[name] for name in ("VW", "NV", "MR", "KB") if name in config.extra}
     width = tiles["VW"] * tiles["NV"]
     side = max(1, min(256 // size // width, -(-columns // width)))
-    if job.kind == WEIGHT_GRAD and _form(job, config, lanes * size) == "rows":  # tiles of a kernel row overlap and share their loads
+    if conv.kind == WEIGHT_GRAD and _form(conv, config, lanes * size) == "rows":  # tiles of a kernel row overlap and share their loads
         side = next(n for n in (4, 3, 2, 1) if -(-columns // width) % n == 0)
     tiles["NT"] = config.extra.get("NT", side)
     strip, room = tiles["NT"] * width, min(CPU_LOCAL, profile.local_mem_size) - 2048
     # A tile of the panel should stay in the first-level cache, or, where vectors make it too wide for that, in the second.
     depth = config.extra.get("KC", 512 if tiles["NT"] > 1 else 1024)
-    tiles["ROWS"] = config.extra.get("ROWS") or _rows_kept(job, tiles["MR"], room // (strip * size), depth)
-    room -= strip * size * (tiles["ROWS"] + (strip if job.kind == WEIGHT_GRAD else 0))
+    tiles["ROWS"] = config.extra.get("ROWS") or _rows_kept(conv, tiles["MR"], room // (strip * size), depth)
+    room -= strip * size * (tiles["ROWS"] + (strip if conv.kind == WEIGHT_GRAD else 0))
     tiles["KC"] = min(depth, max(8, room // (strip * size + 4) // 8 * 8))
     return tiles
 
 
-def _rows_kept(job: Job, step: int, room: int, depth: int) -> int:
+def _rows_kept(conv: Convolution, step: int, room: int, depth: int) -> int:
     """Return how many rows keep their sums in local memory between panels; only ``step`` if one panel holds the whole depth."""
-    if job.kind != WEIGHT_GRAD and job.sizes[1] * job.g.taps <= min(depth, (room - step) // 8 * 8):
+    if conv.kind != WEIGHT_GRAD and conv.sizes[1] * conv.g.taps <= min(depth, (room - step) // 8 * 8):
         return step
-    wanted = 96 if job.kind == WEIGHT_GRAD else next((n for n in ROWS_KEPT if n >= job.filters), ROWS_KEPT[-1])
-    return max(1, min(wanted, room // (4 if job.kind == WEIGHT_GRAD else 2)) // step) * step
+    wanted = 96 if conv.kind == WEIGHT_GRAD else next((n for n in ROWS_KEPT if n >= conv.filters), ROWS_KEPT[-1])
+    return max(1, min(wanted, room // (4 if conv.kind == WEIGHT_GRAD else 2)) // step) * step
 
 
 def _tap_span(g: Geometry) -> tuple[int, int]:
@@ -146,56 +160,56 @@ def _tap_span(g: Geometry) -> tuple[int, int]:
     return (1, g.kw * channels) if g.dilation[1] == 1 or g.kw == 1 else (g.kw, channels)
 
 
-def _form(job: Job, config: KernelConfig, width: int) -> str:
+def _form(conv: Convolution, config: KernelConfig, width: int) -> str:
     """Return how a weight gradient is computed: ``rows`` (weights.cl) or ``panel``, by configuration or vector size. Other passes: empty.
 
     Narrow vectors touch one cache line per pixel. Lines that are a power of two apart evict each other, so a packed panel is faster.
     """
-    if job.kind != WEIGHT_GRAD:
+    if conv.kind != WEIGHT_GRAD:
         return ""
-    return config.extra.get("form") or ("rows" if width >= VECTOR_BYTES and 2 * 4 * _tap_span(job.g)[1] >= width else "panel")
+    return config.extra.get("form") or ("rows" if width >= VECTOR_BYTES and 2 * 4 * _tap_span(conv.g)[1] >= width else "panel")
 
 
-def _suits_rows(job: Job, config: KernelConfig, profile: DeviceProfile) -> bool:
+def _suits_rows(conv: Convolution, config: KernelConfig, profile: DeviceProfile) -> bool:
     """Whether to use the row kernel: it was requested, there are too few filters for tiles, or the taps do not fit a panel."""
-    if config.variant is V.CONV2D_NAIVE or job.filters <= THIN:
+    if config.variant is V.CONV2D_NAIVE or conv.filters <= THIN:
         return True
-    return job.kind != WEIGHT_GRAD and job.g.taps > cpu_tiles(job, config, profile)["KC"]
+    return conv.kind != WEIGHT_GRAD and conv.g.taps > cpu_tiles(conv, config, profile)["KC"]
 
 
-def _suits_weights(job: Job, config: KernelConfig, profile: DeviceProfile) -> bool:
-    size, lanes, _ = few.vectors(job, profile)
-    return _form(job, config, config.extra.get("VW", lanes) * size) == "rows"
+def _suits_weights(conv: Convolution, config: KernelConfig, profile: DeviceProfile) -> bool:
+    size, lanes, _ = direct.vectors(conv, profile)
+    return _form(conv, config, config.extra.get("VW", lanes) * size) == "rows"
 
 
 @widened
-def _cpu_panel(queue: Any, job: Job, config: KernelConfig, profile: DeviceProfile, t: ConvOperands) -> None:
-    if job.kind == WEIGHT_GRAD:
-        return _cpu_panel_weights(queue, job, cpu_tiles(job, config, profile), profile, t)
-    job = job._replace(g=job.g.lying)
-    tiles = cpu_tiles(job, config, profile)
-    strips, third = -(-job.pixels // (tiles["NT"] * tiles["NV"] * tiles["VW"])), job.g.groups * job.classes
+def _cpu_panel(queue: Any, conv: Convolution, config: KernelConfig, profile: DeviceProfile, t: ConvOperands) -> None:
+    if conv.kind == WEIGHT_GRAD:
+        return _cpu_panel_weights(queue, conv, cpu_tiles(conv, config, profile), profile, t)
+    conv = conv._replace(g=conv.g.lying)
+    tiles = cpu_tiles(conv, config, profile)
+    strips, third = -(-conv.pixels // (tiles["NT"] * tiles["NV"] * tiles["VW"])), conv.g.groups * conv.classes
     # The sums of unfinished rows stay in local memory, which bounds the rows, unless one panel holds the whole depth.
-    bound = 1 if job.sizes[1] * job.g.taps <= tiles["KC"] else -(-job.filters // tiles["ROWS"])
+    bound = 1 if conv.sizes[1] * conv.g.taps <= tiles["KC"] else -(-conv.filters // tiles["ROWS"])
     units = profile.max_compute_units
-    enough = units * max(1, job.filters // (PACKING_TILES * tiles["MR"] * units))  # every block packs the panel again
-    blocks = max(bound, min(-(-job.filters // tiles["MR"]), -(-_busy_groups(profile) // max(1, strips * third)), enough))
-    rows = _ceil_to(-(-job.filters // blocks), tiles["MR"])
+    enough = units * max(1, conv.filters // (PACKING_TILES * tiles["MR"] * units))  # every block packs the panel again
+    blocks = max(bound, min(-(-conv.filters // tiles["MR"]), -(-_busy_groups(profile) // max(1, strips * third)), enough))
+    rows = _ceil_to(-(-conv.filters // blocks), tiles["MR"])
     tiles["FETCHES"] = int(launch.fetches(queue))
-    size = (strips, -(-job.filters // rows), third)
-    if job.kept:
-        tiles["PACKED_W"], blocks, terms = 1, -(-job.filters // tiles["MR"]), job.sizes[1] * job.g.taps
-        packed = t.room(third * blocks * tiles["MR"] * terms, dtype=job.dtype)
-        pack = ending.ending_kernel(queue, job.bare, CPU_FILES, "pack_weights", tiles)
-        pack(queue, (blocks, third), None, t.weight, packed, job.filters, terms)
+    size = (strips, -(-conv.filters // rows), third)
+    if conv.kept:
+        tiles["PACKED_W"], blocks, terms = 1, -(-conv.filters // tiles["MR"]), conv.sizes[1] * conv.g.taps
+        packed = t.room(third * blocks * tiles["MR"] * terms, dtype=conv.dtype)
+        pack = ending.ending_kernel(queue, conv.bare, CPU_FILES, "pack_weights", tiles)
+        pack(queue, (blocks, third), None, t.weight, packed, conv.filters, terms)
         t = t._replace(weight=packed)
-    ending.launch_ending(queue, job, t, CPU_FILES, "conv_panel", tiles, size, None, rows)
+    ending.launch_ending(queue, conv, t, CPU_FILES, "conv_panel", tiles, size, None, rows)
 
 
 @widened
-def _cpu_weights(queue: Any, job: Job, config: KernelConfig, profile: DeviceProfile, t: ConvOperands) -> None:
+def _cpu_weights(queue: Any, conv: Convolution, config: KernelConfig, profile: DeviceProfile, t: ConvOperands) -> None:
     """Compute a weight gradient: put the channels of a pixel side by side, then multiply per kernel row; see weights.cl."""
-    tiles, g, channels, m = cpu_tiles(job, config, profile), job.g, job.g.c // job.g.groups, job.filters
+    tiles, g, channels, m = cpu_tiles(conv, config, profile), conv.g, conv.g.c // conv.g.groups, conv.filters
     apart, span = _tap_span(g)
     skip = tuple(step if k == 1 else 1 for step, k in zip(g.stride, (g.kh, g.kw), strict=True))  # pixels that no tap reads
     stride = tuple(step // by for step, by in zip(g.stride, skip, strict=True))
@@ -204,52 +218,52 @@ def _cpu_weights(queue: Any, job: Job, config: KernelConfig, profile: DeviceProf
     strips = -(-span // strip)
     # Pixels are divided before filters, because every block of filters rereads all pixels.
     alike, wanted = strips * taps * g.groups, 2 * _busy_groups(profile)
-    splits = max(1, min(-(-wanted // alike), job.pixels // 1024))
+    splits = max(1, min(-(-wanted // alike), conv.pixels // 1024))
     rows = _ceil_to(-(-m // max(1, min(m // (2 * tiles["MR"]), -(-wanted // (alike * splits))))), tiles["MR"])
     blocks = -(-m // rows)
     turned, padded = g.groups * g.n * high * wide * channels, _ceil_to(m, tiles["MR"])
     turn, multiply, collect = (
-        launch.kernel(queue, __file__, "ends.cl lanes.cl weights.cl", name, {"Y": job.dtype}, {"REAL": job.compute, **tiles})
+        launch.kernel(queue, __file__, "ends.cl lanes.cl weights.cl", name, {"Y": conv.dtype}, {"REAL": conv.compute, **tiles})
         for name in ("channels_last", "conv_weights", "collect_weights")
     )
-    last = t.room(turned + strip, dtype=job.accumulator)
-    parts = t.room(splits * g.groups * taps * padded * strips * strip, dtype=job.accumulator)
+    last = t.room(turned + strip, dtype=conv.accumulator)
+    parts = t.room(splits * g.groups * taps * padded * strips * strip, dtype=conv.accumulator)
     turn(queue, (high, g.n * g.groups), None, t.source, last, g.n, channels, g.h, g.w, high, wide, *g.pad, *skip, g.groups, strip)
     multiply(queue, (strips, taps * blocks, g.groups * splits), None, last, t.weight, parts, g.n, channels, m, g.oh, g.ow, high, wide,
              g.kh, apart, *stride, *g.dilation, g.groups, rows, splits)  # fmt: skip
     collect(queue, (g.f,), None, parts, t.result, channels, m, g.kh, g.kw, apart, g.groups, strips * strip, splits)
 
 
-def _cpu_panel_weights(queue: Any, job: Job, tiles: dict[str, Any], profile: DeviceProfile, t: ConvOperands) -> None:
-    g, strip = job.g, tiles["NT"] * tiles["NV"] * tiles["VW"]
-    blocks = -(-job.filters // tiles["ROWS"])
-    rows = _ceil_to(-(-job.filters // blocks), tiles["MR"])
-    size = (-(-g.c // g.groups * g.taps // strip), -(-job.filters // rows), g.groups)
-    splits = max(1, min(-(-_busy_groups(profile) // math.prod(size)), job.pixels // 256))
-    columns.split_weight_grad(queue, job, t, splits, CPU_FILES, "conv_panel_weights", tiles, (*size[:2], g.groups * splits), None, rows)
+def _cpu_panel_weights(queue: Any, conv: Convolution, tiles: dict[str, Any], profile: DeviceProfile, t: ConvOperands) -> None:
+    g, strip = conv.g, tiles["NT"] * tiles["NV"] * tiles["VW"]
+    blocks = -(-conv.filters // tiles["ROWS"])
+    rows = _ceil_to(-(-conv.filters // blocks), tiles["MR"])
+    size = (-(-g.c // g.groups * g.taps // strip), -(-conv.filters // rows), g.groups)
+    splits = max(1, min(-(-_busy_groups(profile) // math.prod(size)), conv.pixels // 256))
+    columns.split_weight_grad(queue, conv, t, splits, CPU_FILES, "conv_panel_weights", tiles, (*size[:2], g.groups * splits), None, rows)
 
 
 @widened
-def _cpu_rows(queue: Any, job: Job, config: KernelConfig, profile: DeviceProfile, t: ConvOperands) -> None:
-    tiles, g = cpu_tiles(job, config, profile), job.g
-    lines = math.prod(g.w_shape) if job.kind == WEIGHT_GRAD else g.n * g.groups * job.filters * job.class_size[0]
+def _cpu_rows(queue: Any, conv: Convolution, config: KernelConfig, profile: DeviceProfile, t: ConvOperands) -> None:
+    tiles, g = cpu_tiles(conv, config, profile), conv.g
+    lines = math.prod(g.w_shape) if conv.kind == WEIGHT_GRAD else g.n * g.groups * conv.filters * conv.class_size[0]
     rows = max(1, lines // (4 * _busy_groups(profile)))
-    size = (-(-lines // rows), 1, job.classes)
-    if job.kind == WEIGHT_GRAD:
-        columns.split_weight_grad(queue, job, t, 1, CPU_FILES, "conv_direct_weights", tiles, size, None, rows)
+    size = (-(-lines // rows), 1, conv.classes)
+    if conv.kind == WEIGHT_GRAD:
+        columns.split_weight_grad(queue, conv, t, 1, CPU_FILES, "conv_direct_weights", tiles, size, None, rows)
     else:
-        ending.launch_ending(queue, job, t, CPU_FILES, "conv_direct", tiles, size, None, rows)
+        ending.launch_ending(queue, conv, t, CPU_FILES, "conv_direct", tiles, size, None, rows)
 
 
 # ---- other devices
 
 
-def simt_tiles(job: Job, config: KernelConfig, profile: DeviceProfile) -> dict[str, int]:
+def simt_tiles(conv: Convolution, config: KernelConfig, profile: DeviceProfile) -> dict[str, int]:
     """Return the macros of ``simt.cl`` from a configuration, adjusted to each other, the problem and the device."""
     per_item = config.work_per_thread
     tiles = {"BM": config.tile_m, "BN": config.tile_n, "BK": config.tile_k, "TM": per_item, "TN": per_item}
     tiles |= {name: config.extra[name] for name in tiles if name in config.extra}
-    while tiles["BM"] >= 2 * job.filters and tiles["BM"] > 16:
+    while tiles["BM"] >= 2 * conv.filters and tiles["BM"] > 16:
         tiles["BM"] //= 2
     while tiles["BM"] % (tiles["TM"] * tiles["TN"]):
         tiles["TM" if tiles["TM"] >= tiles["TN"] else "TN"] //= 2
@@ -267,25 +281,25 @@ def _work_items(tiles: dict[str, int]) -> int:
     return tiles["BN"] // tiles["TN"] * (tiles["BM"] // tiles["TM"])
 
 
-def _simt_gemm(queue: Any, job: Job, config: KernelConfig, profile: DeviceProfile, t: ConvOperands) -> None:
-    tiles, g = simt_tiles(job, config, profile), job.g
-    items, rows = _work_items(tiles), -(-job.filters // tiles["BM"])
-    if job.kind == WEIGHT_GRAD:
+def _simt_gemm(queue: Any, conv: Convolution, config: KernelConfig, profile: DeviceProfile, t: ConvOperands) -> None:
+    tiles, g = simt_tiles(conv, config, profile), conv.g
+    items, rows = _work_items(tiles), -(-conv.filters // tiles["BM"])
+    if conv.kind == WEIGHT_GRAD:
         across = -(-g.c // g.groups * g.taps // tiles["BN"])
-        splits = _pixel_splits(job, profile, across * rows * g.groups, tiles["BK"])
+        splits = _pixel_splits(conv, profile, across * rows * g.groups, tiles["BK"])
         size = (across * items, rows, g.groups * splits)
-        return columns.split_weight_grad(queue, job, t, splits, SIMT_FILES, "conv_gemm_weights", tiles, size, (items, 1, 1))
-    size = (-(-job.pixels // tiles["BN"]) * items, rows, g.groups * job.classes)
-    ending.launch_ending(queue, job, t, SIMT_FILES, "conv_gemm", tiles, size, (items, 1, 1))
+        return columns.split_weight_grad(queue, conv, t, splits, SIMT_FILES, "conv_gemm_weights", tiles, size, (items, 1, 1))
+    size = (-(-conv.pixels // tiles["BN"]) * items, rows, g.groups * conv.classes)
+    ending.launch_ending(queue, conv, t, SIMT_FILES, "conv_gemm", tiles, size, (items, 1, 1))
 
 
-def _pixel_splits(job: Job, profile: DeviceProfile, groups: int, depth: int) -> int:
+def _pixel_splits(conv: Convolution, profile: DeviceProfile, groups: int, depth: int) -> int:
     """Return the number of partial sums over the pixels: enough to occupy the GPU, more if a sum would exceed :data:`LONGEST_SUM`."""
-    busy = min(-(-_busy_groups(profile) // groups), job.pixels // (16 * depth), MOST_SPLITS)
-    return max(1, busy, min(job.pixels // LONGEST_SUM, SPLIT_ROOM // math.prod(job.g.w_shape)))
+    busy = min(-(-_busy_groups(profile) // groups), conv.pixels // (16 * depth), MOST_SPLITS)
+    return max(1, busy, min(conv.pixels // LONGEST_SUM, SPLIT_ROOM // math.prod(conv.g.w_shape)))
 
 
-def _suits_taps(job: Job, config: KernelConfig, profile: DeviceProfile) -> bool:
+def _suits_taps(conv: Convolution, config: KernelConfig, profile: DeviceProfile) -> bool:
     """Whether channels and filters fill the tiles of ``taps.cl``, and local memory and work-groups are large enough for them.
 
     Never on a CPU, even if GPU kernels are requested: PoCL 3.0 and 3.1 crash in this kernel; Oclgrind and other drivers find no error.
@@ -293,53 +307,53 @@ def _suits_taps(job: Job, config: KernelConfig, profile: DeviceProfile) -> bool:
     if profile.device_type == "cpu":
         return False
     roomy = profile.local_mem_size >= 2 * 4 * TAPS_DEPTH * 2 * (128 + 4) and profile.max_work_group_size >= 256
-    filled = min(job.sizes[1], job.filters) >= TAPS_CHANNELS
-    return config.extra.get("form", "taps") == "taps" and filled and roomy and job.compute == "float"
+    filled = min(conv.sizes[1], conv.filters) >= TAPS_CHANNELS
+    return config.extra.get("form", "taps") == "taps" and filled and roomy and conv.compute == "float"
 
 
-def _taps_tiles(job: Job, config: KernelConfig, profile: DeviceProfile, columns: int) -> dict[str, Any]:
+def _taps_tiles(conv: Convolution, config: KernelConfig, profile: DeviceProfile, columns: int) -> dict[str, Any]:
     """Return the macros of ``taps.cl``: large tiles, unless they are too few to keep the device busy."""
-    tiles: dict[str, Any] = {"BM": 128 if job.filters > 64 else 64, "BN": 128, "BK": TAPS_DEPTH, "TM": 8, "TN": 8}
-    if -(-job.filters // tiles["BM"]) * columns // 128 * job.g.groups * job.classes < profile.max_compute_units:
+    tiles: dict[str, Any] = {"BM": 128 if conv.filters > 64 else 64, "BN": 128, "BK": TAPS_DEPTH, "TM": 8, "TN": 8}
+    if -(-conv.filters // tiles["BM"]) * columns // 128 * conv.g.groups * conv.classes < profile.max_compute_units:
         tiles |= {"BM": 64, "BN": 64}
-    return tiles | {name: config.extra[name] for name in tiles if name in config.extra} | {"REAL4": f"{job.compute}4"}
+    return tiles | {name: config.extra[name] for name in tiles if name in config.extra} | {"REAL4": f"{conv.compute}4"}
 
 
-def _taps(queue: Any, job: Job, config: KernelConfig, profile: DeviceProfile, t: ConvOperands) -> None:
-    if job.kind == WEIGHT_GRAD:
-        return _taps_weights(queue, job, config, profile, t)
-    tiles, c, m = _taps_tiles(job, config, profile, job.pixels), job.sizes[1], job.filters
+def _taps(queue: Any, conv: Convolution, config: KernelConfig, profile: DeviceProfile, t: ConvOperands) -> None:
+    if conv.kind == WEIGHT_GRAD:
+        return _taps_weights(queue, conv, config, profile, t)
+    tiles, c, m = _taps_tiles(conv, config, profile, conv.pixels), conv.sizes[1], conv.filters
     deep, wide, items = _ceil_to(c, tiles["BK"]), _ceil_to(m, tiles["BM"]), _work_items(tiles)
-    n = job.g.groups * job.g.taps * deep * wide
-    macros: dict[str, Any] = {"REAL": job.compute, "PART": 1, "INPUT_GRAD": job.kind == INPUT_GRAD}
-    pack = launch.kernel(queue, __file__, TAPS_FILES, "pack_taps", {"X": job.dtype, "Y": job.accumulator}, macros)
-    size = (-(-job.pixels // tiles["BN"]) * items, wide // tiles["BM"], job.g.groups * job.classes)
-    packed = t.room(n, dtype=job.accumulator)
-    pack(queue, (n,), (launch.LOCAL_1D,), t.weight, packed, c, m, job.g.taps, deep, wide, n)
+    n = conv.g.groups * conv.g.taps * deep * wide
+    macros: dict[str, Any] = {"REAL": conv.compute, "PART": 1, "INPUT_GRAD": conv.kind == INPUT_GRAD}
+    pack = launch.kernel(queue, __file__, TAPS_FILES, "pack_taps", {"X": conv.dtype, "Y": conv.accumulator}, macros)
+    size = (-(-conv.pixels // tiles["BN"]) * items, wide // tiles["BM"], conv.g.groups * conv.classes)
+    packed = t.room(n, dtype=conv.accumulator)
+    pack(queue, (n,), (launch.LOCAL_1D,), t.weight, packed, c, m, conv.g.taps, deep, wide, n)
     t = t._replace(weight=packed)
-    ending.launch_ending(queue, job, t, TAPS_FILES, "conv_taps", tiles | {"PART": 2}, size, (items, 1, 1), deep, wide)
+    ending.launch_ending(queue, conv, t, TAPS_FILES, "conv_taps", tiles | {"PART": 2}, size, (items, 1, 1), deep, wide)
 
 
-def _taps_weights(queue: Any, job: Job, config: KernelConfig, profile: DeviceProfile, t: ConvOperands) -> None:
+def _taps_weights(queue: Any, conv: Convolution, config: KernelConfig, profile: DeviceProfile, t: ConvOperands) -> None:
     tiles: dict[str, Any] = {"BM": 64, "BN": 64, "BK": TAPS_DEPTH, "TM": 8, "TN": 4}
-    tiles |= {name: config.extra[name] for name in tiles if name in config.extra} | {"REAL4": f"{job.compute}4", "PART": 3}
-    items, g = _work_items(tiles), job.g
-    across, rows = g.taps * -(-g.c // g.groups // tiles["BN"]), -(-job.filters // tiles["BM"])
-    splits = _pixel_splits(job, profile, across * rows * g.groups, tiles["BK"])
+    tiles |= {name: config.extra[name] for name in tiles if name in config.extra} | {"REAL4": f"{conv.compute}4", "PART": 3}
+    items, g = _work_items(tiles), conv.g
+    across, rows = g.taps * -(-g.c // g.groups // tiles["BN"]), -(-conv.filters // tiles["BM"])
+    splits = _pixel_splits(conv, profile, across * rows * g.groups, tiles["BK"])
     size = (across * items, rows, g.groups * splits)
-    columns.split_weight_grad(queue, job, t, splits, TAPS_FILES, "conv_taps_weights", tiles, size, (items, 1, 1))
+    columns.split_weight_grad(queue, conv, t, splits, TAPS_FILES, "conv_taps_weights", tiles, size, (items, 1, 1))
 
 
-def _simt_naive(queue: Any, job: Job, config: KernelConfig, profile: DeviceProfile, t: ConvOperands) -> None:
-    if job.kind == WEIGHT_GRAD:
+def _simt_naive(queue: Any, conv: Convolution, config: KernelConfig, profile: DeviceProfile, t: ConvOperands) -> None:
+    if conv.kind == WEIGHT_GRAD:
         most = min(config.local_size_1d, profile.max_work_group_size) if config.use_local_memory else 1
         lanes = 1 << (max(1, most).bit_length() - 1)
-        weights = math.prod(job.g.w_shape)
-        splits = 1 if lanes == 1 else _pixel_splits(job, profile, weights, lanes)
+        weights = math.prod(conv.g.w_shape)
+        splits = 1 if lanes == 1 else _pixel_splits(conv, profile, weights, lanes)
         size = (weights * lanes, splits)
-        return columns.split_weight_grad(queue, job, t, splits, SIMT_FILES, "conv_naive_weights", {"LANES": lanes}, size, (lanes, 1))
-    results = job.g.x_shape if job.kind == INPUT_GRAD else job.g.y_shape
-    ending.launch_ending(queue, job, t, SIMT_FILES, "conv_naive", {}, (math.prod(results),), (config.local_size_1d,))
+        return columns.split_weight_grad(queue, conv, t, splits, SIMT_FILES, "conv_naive_weights", {"LANES": lanes}, size, (lanes, 1))
+    results = conv.g.x_shape if conv.kind == INPUT_GRAD else conv.g.y_shape
+    ending.launch_ending(queue, conv, t, SIMT_FILES, "conv_naive", {}, (math.prod(results),), (config.local_size_1d,))
 
 
 def _ceil_to(n: int, step: int) -> int:
@@ -378,7 +392,7 @@ algorithms.add(
 )  # fmt: skip
 algorithms.add(
     "conv2d", "naive", "simt.cl", "groups of one or two filters: a work-item per result", "", _simt_naive, device="gpu",
-    when=lambda job, config, profile: job.variant(config) is V.CONV2D_NAIVE, samples=(tier_config(V.CONV2D_NAIVE, "simt"),),
+    when=lambda conv, config, profile: conv.variant(config) is V.CONV2D_NAIVE, samples=(tier_config(V.CONV2D_NAIVE, "simt"),),
 )  # fmt: skip
 algorithms.add(
     "conv2d", "taps", "taps.cl", "GPUs, 32 channels and filters and more: a product per tap",
@@ -409,7 +423,7 @@ def _tuned_convolution(problem: Problem) -> algorithms.Case:
     def measured(config: KernelConfig, one: Tensor, other: Tensor) -> Tensor:
         result = Tensor.empty(shape, problem.dtype, queue=one.queue)
         given = (other, one) if back else (one, other)
-        run(Job(problem.op, g, problem.dtype), one.queue, *given, result, config)
+        run(Convolution(problem.op, g, problem.dtype), one.queue, *given, result, config)
         return result
 
     return algorithms.Case((first, second), depth, measured, exact)

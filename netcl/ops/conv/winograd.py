@@ -19,7 +19,7 @@ from netcl.core.kernel_selector import KernelConfig, KernelVariant, Problem
 from netcl.engine import algorithms, launch
 from netcl.engine.strided import alignment
 from netcl.ops.conv import ending
-from netcl.ops.conv.job import INPUT_GRAD, WEIGHT_GRAD, ConvOperands, Job
+from netcl.ops.conv.convolution import INPUT_GRAD, WEIGHT_GRAD, Convolution, ConvOperands
 from netcl.ops.matmul import gemm
 
 OUT, TAPS = 4, 3  # outputs of a tile along an axis, and of the kernel
@@ -93,72 +93,72 @@ def winograd_space(problem: Problem) -> list[KernelConfig]:
     return [KernelConfig(KernelVariant.CONV2D_WINOGRAD, extra={"winograd_channels": 1})] if allowed else []
 
 
-def suits(job: Job, config: KernelConfig, profile: DeviceProfile) -> bool:
+def suits(conv: Convolution, config: KernelConfig, profile: DeviceProfile) -> bool:
     """Whether Winograd is selected, applies, fits in memory and is likely faster; ``winograd_channels`` replaces the last test."""
-    if job.variant(config) is not KernelVariant.CONV2D_WINOGRAD:
+    if conv.variant(config) is not KernelVariant.CONV2D_WINOGRAD:
         return False
-    g, least = job.g, config.extra.get("winograd_channels")
-    plain = g.is_plain_3x3 and job.compute == "float"
-    most = TILE_PRODUCTS * max(g.c * g.f, max(g.c, g.f) * tiles(job)[-1])  # values between the transforms
+    g, least = conv.g, config.extra.get("winograd_channels")
+    plain = g.is_plain_3x3 and conv.compute == "float"
+    most = TILE_PRODUCTS * max(g.c * g.f, max(g.c, g.f) * tiles(conv)[-1])  # values between the transforms
     fits = most < 2**30 and 4 * most <= profile.max_alloc_size // 4
     if least is not None:
         return plain and fits and min(g.c, g.f) >= least
-    idle = job.is_few(profile.max_compute_units) and tiles(job)[-1] >= LEAST_TILES and g.c * g.f <= MOST_PAIRS
-    return plain and fits and (pays(job) or (idle and min(g.c, g.f) >= LEAST_TERMS))
+    idle = conv.is_few(profile.max_compute_units) and tiles(conv)[-1] >= LEAST_TILES and g.c * g.f <= MOST_PAIRS
+    return plain and fits and (pays(conv) or (idle and min(g.c, g.f) >= LEAST_TERMS))
 
 
-def pays(job: Job) -> bool:
+def pays(conv: Convolution) -> bool:
     """Whether Winograd is exact enough and faster. Memory limits the transforms; memory or arithmetic limits the product."""
-    g, (n, c, *_, m, oh, ow), count = job.g, job.sizes[:7], tiles(job)[-1]
+    g, (n, c, *_, m, oh, ow), count = conv.g, conv.sizes[:7], tiles(conv)[-1]
     moved = count * (c + m) * (OUT**2 + TILE_PRODUCTS) + c * m * (g.taps + TILE_PRODUCTS)
     products = TILE_PRODUCTS * max(count * c * m, VALUE_COST * (count * (c + m) + c * m))
     faster = VALUE_COST * moved + products + LAUNCHES_COST < DIRECT_COST * g.taps * c * m * n * oh * ow
-    return faster and (count if job.kind == WEIGHT_GRAD else c) >= LEAST_TERMS
+    return faster and (count if conv.kind == WEIGHT_GRAD else c) >= LEAST_TERMS
 
 
-def tiles_of(job: Job) -> tuple[int, int]:
+def tiles_of(conv: Convolution) -> tuple[int, int]:
     """Return rows and columns of tiles in a plane of outputs, or of the input gradient."""
-    return -(-job.sizes[5] // OUT), -(-job.sizes[6] // OUT)
+    return -(-conv.sizes[5] // OUT), -(-conv.sizes[6] // OUT)
 
 
-def tiles(job: Job) -> tuple[int, int, int]:
+def tiles(conv: Convolution) -> tuple[int, int, int]:
     """Return :func:`tiles_of`, and the number of all tiles, rounded up to a multiple of four for aligned rows."""
-    high, wide = tiles_of(job)
-    return high, wide, -(-job.g.n * high * wide // 4) * 4
+    high, wide = tiles_of(conv)
+    return high, wide, -(-conv.g.n * high * wide // 4) * 4
 
 
 # ---- launches on GPUs
 
 
-def run(queue: Any, job: Job, config: KernelConfig, profile: DeviceProfile, t: ConvOperands) -> None:
+def run(queue: Any, conv: Convolution, config: KernelConfig, profile: DeviceProfile, t: ConvOperands) -> None:
     """Run a convolution: transform inputs and weights, compute a matrix product for each element of a tile, and transform the products."""
-    if job.kind == WEIGHT_GRAD:
-        return _winograd_weight_grad(queue, job, profile, t)
-    (n, c, h, w, m, oh, ow), places = job.sizes[:7], tiles(job)
-    span, back, pairs = places[-1], job.kind == INPUT_GRAD, m * c
-    pad = tuple(2 - p for p in job.g.pad) if back else job.g.pad
+    if conv.kind == WEIGHT_GRAD:
+        return _winograd_weight_grad(queue, conv, profile, t)
+    (n, c, h, w, m, oh, ow), places = conv.sizes[:7], tiles(conv)
+    span, back, pairs = places[-1], conv.kind == INPUT_GRAD, m * c
+    pad = tuple(2 - p for p in conv.g.pad) if back else conv.g.pad
     u, v, sums = (t.room(TILE_PRODUCTS, *shape, dtype="float32") for shape in ((m, c), (c, span), (m, span)))
-    sources = _transform(queue, job, 1, "sources", alignment(t.source), INPUT_QUADS=w % OUT == 0 and pad[1] == 1)
+    sources = _transform(queue, conv, 1, "sources", alignment(t.source), INPUT_QUADS=w % OUT == 0 and pad[1] == 1)
     size, sizes = (span, c - (-pairs // span)), (n, c, h, w, *places, *pad, pairs)
     sources(queue, size, (launch.LOCAL_1D, 1), t.source, t.weight, v, u, *sizes)
     _tile_products(queue, gemm.Operands(u, v, sums), TILE_PRODUCTS, m, span, c, trans_a=back)
-    macros = constants() | {"PART": 2, "INPUT_GRAD": 0, "QUADS": int(ow % OUT == 0 and job.ending.stored == "float32")}
-    outputs = ending.ending_kernel(queue, job, WINOGRAD_FILES, "winograd_outputs", macros)
+    macros = constants() | {"PART": 2, "INPUT_GRAD": 0, "QUADS": int(ow % OUT == 0 and conv.ending.stored == "float32")}
+    outputs = ending.ending_kernel(queue, conv, WINOGRAD_FILES, "winograd_outputs", macros)
     outputs(queue, (span, m), (launch.LOCAL_1D, 1), sums, *t.end, n, m, oh, ow, *places, t.scale)
 
 
-def _winograd_weight_grad(queue: Any, job: Job, profile: DeviceProfile, t: ConvOperands) -> None:
+def _winograd_weight_grad(queue: Any, conv: Convolution, profile: DeviceProfile, t: ConvOperands) -> None:
     """Compute a weight gradient by products summed over tiles. Sums may be split into parts, which the last transform adds."""
-    (n, c, h, w, m, oh, ow), (high, wide, span) = job.sizes[:7], tiles(job)
+    (n, c, h, w, m, oh, ow), (high, wide, span) = conv.sizes[:7], tiles(conv)
     depth = -(-span // _useful_parts(m, c, span, profile.max_compute_units) // 16) * 16
     parts, pairs = -(-span // depth), m * c
     v, d, du = (t.room(TILE_PRODUCTS * parts, *shape, dtype="float32") for shape in ((c, depth), (m, depth), (m, c)))
-    quads = {"INPUT_QUADS": w % OUT == 0 and job.g.pad[1] == 1, "QUADS": ow % OUT == 0}
-    sources = _transform(queue, job, 3, "grad_sources", alignment(t.source, t.weight), **quads)
-    sizes = (n, c, h, w, m, oh, ow, high, wide, parts, depth, *job.g.pad)
+    quads = {"INPUT_QUADS": w % OUT == 0 and conv.g.pad[1] == 1, "QUADS": ow % OUT == 0}
+    sources = _transform(queue, conv, 3, "grad_sources", alignment(t.source, t.weight), **quads)
+    sizes = (n, c, h, w, m, oh, ow, high, wide, parts, depth, *conv.g.pad)
     sources(queue, (parts * depth, c + m), (launch.LOCAL_1D, 1), t.source, t.weight, v, d, *sizes)
     _tile_products(queue, gemm.Operands(d, v, du), TILE_PRODUCTS * parts, m, c, depth, trans_b=True)
-    _transform(queue, job, 4, "weight_grads")(queue, (pairs,), (launch.LOCAL_1D,), du, t.result, pairs, parts)
+    _transform(queue, conv, 4, "weight_grads")(queue, (pairs,), (launch.LOCAL_1D,), du, t.result, pairs, parts)
 
 
 def _useful_parts(m: int, c: int, span: int, units: int) -> int:
@@ -167,12 +167,12 @@ def _useful_parts(m: int, c: int, span: int, units: int) -> int:
     return min(range(1, max(1, span // LEAST_DEPTH) + 1), key=lambda parts: -(-blocks * parts // units) * (-(-span // parts) + BLOCK_COST))
 
 
-def _transform(queue: Any, job: Job, part: int, name: str, alignment: int = 1, **quads: bool) -> Any:
+def _transform(queue: Any, conv: Convolution, part: int, name: str, alignment: int = 1, **quads: bool) -> Any:
     """Return a kernel of ``winograd.cl``. ``quads``: macros that enable vector loads; 0 unless values are float32 aligned to 16 bytes."""
-    vectors = alignment == 16 and job.dtype == "float32"
-    defines = constants() | {"PART": part, "ITEMS": launch.LOCAL_1D, "INPUT_GRAD": job.kind == INPUT_GRAD}
+    vectors = alignment == 16 and conv.dtype == "float32"
+    defines = constants() | {"PART": part, "ITEMS": launch.LOCAL_1D, "INPUT_GRAD": conv.kind == INPUT_GRAD}
     defines |= {macro: vectors and wide for macro, wide in quads.items()}
-    return launch.kernel(queue, __file__, WINOGRAD_FILES, f"winograd_{name}", dict.fromkeys("XWY", job.dtype), defines)
+    return launch.kernel(queue, __file__, WINOGRAD_FILES, f"winograd_{name}", dict.fromkeys("XWY", conv.dtype), defines)
 
 
 def _tile_products(

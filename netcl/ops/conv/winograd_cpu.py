@@ -11,8 +11,8 @@ from netcl.core.device_profile import ExtendedDeviceProfile
 from netcl.core.kernel_selector import KernelConfig, KernelVariant, Problem
 from netcl.engine import algorithms, launch
 from netcl.ops.conv import ending, winograd
+from netcl.ops.conv.convolution import GROUPS_PER_UNIT, INPUT_GRAD, WEIGHT_GRAD, Convolution, ConvOperands
 from netcl.ops.conv.ending import widened
-from netcl.ops.conv.job import GROUPS_PER_UNIT, INPUT_GRAD, WEIGHT_GRAD, ConvOperands, Job
 from netcl.ops.conv.winograd import LEAST_TERMS, OUT, TILE, TILE_PRODUCTS, constants, tiles_of
 
 # Costs relative to the 36 products of a channel, a filter and a tile with full lanes: the same with the transforms of pixels, a plain
@@ -41,16 +41,16 @@ class Share(NamedTuple):
     rooms: int
 
 
-def wanted(job: Job, config: KernelConfig, pays: Callable[[], bool]) -> bool:
+def wanted(conv: Convolution, config: KernelConfig, pays: Callable[[], bool]) -> bool:
     """Whether Winograd applies and either pays or is allowed by ``winograd_channels``. It may replace the policy's CONV2D_IM2COL."""
-    variant = job.variant(config)
-    if not job.g.is_plain_3x3 or job.compute == "double":
+    variant = conv.variant(config)
+    if not conv.g.is_plain_3x3 or conv.compute == "double":
         return False
     if variant is not KernelVariant.CONV2D_WINOGRAD:
         free = variant is KernelVariant.CONV2D_IM2COL and "why" in config.extra and env.value("NETCL_CONV_WINOGRAD")
         return free and pays()
     least = config.extra.get("winograd_channels")
-    return pays() if least is None else min(job.g.c, job.g.f) >= least
+    return pays() if least is None else min(conv.g.c, conv.g.f) >= least
 
 
 def winograd_cpu_space(problem: Problem) -> list[KernelConfig]:
@@ -60,30 +60,30 @@ def winograd_cpu_space(problem: Problem) -> list[KernelConfig]:
     return found + [KernelConfig(KernelVariant.CONV2D_WINOGRAD, extra=extra) for extra in named]
 
 
-def suits(job: Job, config: KernelConfig, profile: ExtendedDeviceProfile) -> bool:
+def suits(conv: Convolution, config: KernelConfig, profile: ExtendedDeviceProfile) -> bool:
     """Whether a convolution or an input gradient should use Winograd and fits in memory."""
-    if job.kind == WEIGHT_GRAD or not wanted(job, config, lambda: pays(job, profile)):
+    if conv.kind == WEIGHT_GRAD or not wanted(conv, config, lambda: pays(conv, profile)):
         return False
-    share = share_of(job, profile, config.extra)
+    share = share_of(conv, profile, config.extra)
     return 4 * max(share.weights, share.rooms) <= profile.max_alloc_size and local_size(share.tiles) <= profile.local_mem_size
 
 
-def pays(job: Job, profile: ExtendedDeviceProfile) -> bool:
+def pays(conv: Convolution, profile: ExtendedDeviceProfile) -> bool:
     """Whether Winograd is exact enough and faster: 36 products replace 144, but pixels and weights must be transformed."""
-    tiles = share_of(job, profile, {}).tiles
-    ours = _strip_cost(_tile_count(job), _strip(tiles), tiles["VW"] * tiles["NV"], tiles["FRESH"])
-    faster = ours < PLAIN * job.g.n * job.sizes[5] * job.sizes[6] / OUT**2
-    return faster and min(job.g.c, job.g.f) >= LEAST_TERMS and _transformed_bytes(job.sizes[1], profile.lanes) <= 2 * INPUT_ROOM
+    tiles = share_of(conv, profile, {}).tiles
+    ours = _strip_cost(_tile_count(conv), _strip(tiles), tiles["VW"] * tiles["NV"], tiles["FRESH"])
+    faster = ours < PLAIN * conv.g.n * conv.sizes[5] * conv.sizes[6] / OUT**2
+    return faster and min(conv.g.c, conv.g.f) >= LEAST_TERMS and _transformed_bytes(conv.sizes[1], profile.lanes) <= 2 * INPUT_ROOM
 
 
-def _tile_count(job: Job) -> int:
-    return job.g.n * math.prod(tiles_of(job))
+def _tile_count(conv: Convolution) -> int:
+    return conv.g.n * math.prod(tiles_of(conv))
 
 
-def share_of(job: Job, profile: ExtendedDeviceProfile, given: Mapping[str, Any]) -> Share:
+def share_of(conv: Convolution, profile: ExtendedDeviceProfile, given: Mapping[str, Any]) -> Share:
     """Return how the work is divided; ``given`` may set macros."""
-    count, c, m, units = _tile_count(job), job.sizes[1], job.filters, profile.max_compute_units
-    kept = job.kept and 4 * TILE_PRODUCTS * c * m <= KEPT_WEIGHTS
+    count, c, m, units = _tile_count(conv), conv.sizes[1], conv.filters, profile.max_compute_units
+    kept = conv.kept and 4 * TILE_PRODUCTS * c * m <= KEPT_WEIGHTS
     tiles = _tile_macros(count, c, m, profile, {"FRESH": 0, **given} if kept else given)
     blocks, strips = -(-m // tiles["MR"]), -(-count // _strip(tiles))
     groups = min(strips * blocks, max(LEAST_PER_UNIT * units, min(strips, GROUPS_PER_UNIT * units)))
@@ -139,17 +139,17 @@ def local_size(tiles: Mapping[str, int]) -> int:
 
 
 @widened
-def run(queue: Any, job: Job, config: KernelConfig, profile: ExtendedDeviceProfile, t: ConvOperands) -> None:
+def run(queue: Any, conv: Convolution, config: KernelConfig, profile: ExtendedDeviceProfile, t: ConvOperands) -> None:
     """Transform the weights, unless every strip does so itself (FRESH), then run the convolution in one kernel."""
-    share, (n, c, h, w, m, oh, ow) = share_of(job, profile, config.extra), job.sizes[:7]
-    back = int(job.kind == INPUT_GRAD)
-    pad = tuple(2 - p for p in job.g.pad) if back else job.g.pad
-    numbers = (n, c, h, w, m, oh, ow, *tiles_of(job), *pad, back)
-    macros: dict[str, Any] = {"REAL": job.compute, **share.tiles, **constants()}
-    convolve = ending.ending_kernel(queue, job, WINOGRAD_CPU_FILES, "winograd_cpu", {**macros, "PART": 2, "INPUT_GRAD": 0})
-    u, rooms = t.weight, t.room(share.rooms, dtype=job.dtype)
+    share, (n, c, h, w, m, oh, ow) = share_of(conv, profile, config.extra), conv.sizes[:7]
+    back = int(conv.kind == INPUT_GRAD)
+    pad = tuple(2 - p for p in conv.g.pad) if back else conv.g.pad
+    numbers = (n, c, h, w, m, oh, ow, *tiles_of(conv), *pad, back)
+    macros: dict[str, Any] = {"REAL": conv.compute, **share.tiles, **constants()}
+    convolve = ending.ending_kernel(queue, conv, WINOGRAD_CPU_FILES, "winograd_cpu", {**macros, "PART": 2, "INPUT_GRAD": 0})
+    u, rooms = t.weight, t.room(share.rooms, dtype=conv.dtype)
     if not share.tiles["FRESH"]:
-        u = t.room(share.weights, dtype=job.dtype)
+        u = t.room(share.weights, dtype=conv.dtype)
         transform = launch.kernel(queue, __file__, WINOGRAD_CPU_FILES, "winograd_cpu_weights", {}, {**macros, "PART": 1})
         transform(queue, (share.blocks, -(-c // CHANNELS)), None, t.weight, u, m, c, back)
     convolve(queue, (share.groups,), None, t.source, u, rooms, *t.end, *numbers, t.scale)

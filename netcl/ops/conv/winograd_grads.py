@@ -7,8 +7,8 @@ from typing import Any
 from netcl.core.capabilities import DeviceProfile
 from netcl.core.kernel_selector import KernelConfig
 from netcl.engine import algorithms, launch
+from netcl.ops.conv.convolution import GROUPS_PER_UNIT, WEIGHT_GRAD, Convolution, ConvOperands
 from netcl.ops.conv.ending import widened
-from netcl.ops.conv.job import GROUPS_PER_UNIT, WEIGHT_GRAD, ConvOperands, Job
 from netcl.ops.conv.winograd import LEAST_TERMS, OUT, TILE_PRODUCTS, constants, tiles_of, winograd_space
 from netcl.ops.conv.winograd_cpu import APART, WINOGRAD_CPU_CONFIG, wanted
 
@@ -17,24 +17,24 @@ TILES_AT_ONCE = 32  # tiles transformed at a time
 FILTER_BLOCKS = (32, 64)  # filters of a work-group
 
 
-def suits(job: Job, config: KernelConfig, profile: DeviceProfile) -> bool:
+def suits(conv: Convolution, config: KernelConfig, profile: DeviceProfile) -> bool:
     """Whether a weight gradient should use Winograd and its sums fit in memory."""
-    if job.kind != WEIGHT_GRAD or not wanted(job, config, lambda: pays(job)):
+    if conv.kind != WEIGHT_GRAD or not wanted(conv, config, lambda: pays(conv)):
         return False
-    return 4 * TILE_PRODUCTS * (job.g.f + FILTER_BLOCKS[-1]) * (job.g.c + 32) * GROUPS_PER_UNIT <= profile.max_alloc_size
+    return 4 * TILE_PRODUCTS * (conv.g.f + FILTER_BLOCKS[-1]) * (conv.g.c + 32) * GROUPS_PER_UNIT <= profile.max_alloc_size
 
 
-def pays(job: Job) -> bool:
+def pays(conv: Convolution) -> bool:
     """Whether few pixels of tiles lie outside the gradient, and tiles, channels and filters are at least :data:`LEAST_TERMS` each."""
-    g, (high, wide) = job.g, tiles_of(job)
+    g, (high, wide) = conv.g, tiles_of(conv)
     filled = high * wide * OUT**2 <= WASTE * g.oh * g.ow
     return filled and min(g.n * high * wide, g.c, g.f) >= LEAST_TERMS
 
 
 @widened
-def run(queue: Any, job: Job, config: KernelConfig, profile: DeviceProfile, t: ConvOperands) -> None:
+def run(queue: Any, conv: Convolution, config: KernelConfig, profile: DeviceProfile, t: ConvOperands) -> None:
     """Compute a weight gradient: put channels last in x and dy, sum by blocks of filters and shares of the tiles, transform back."""
-    g, (high, wide) = job.g, tiles_of(job)
+    g, (high, wide) = conv.g, tiles_of(conv)
     lanes = config.extra.get("VW", profile.lanes)
     block = FILTER_BLOCKS[g.f > FILTER_BLOCKS[0]]
     tiles = {"VW": lanes, "MR": 4 if lanes == 8 else 8, "NV": 2, "NT": 1, "TILES": TILES_AT_ONCE}
@@ -47,13 +47,13 @@ def run(queue: Any, job: Job, config: KernelConfig, profile: DeviceProfile, t: C
         shares * blocks * TILE_PRODUCTS * (block * across + APART),
         shares * blocks * TILE_PRODUCTS * (TILES_AT_ONCE * (across + block) + 2 * APART),
     )  # fmt: skip
-    defines: dict[str, Any] = {"REAL": job.compute, **tiles}
+    defines: dict[str, Any] = {"REAL": conv.compute, **tiles}
     turn = launch.kernel(queue, __file__, "ends.cl lanes.cl weights.cl", "channels_last", {}, defines)
     multiply, collect = (
         launch.kernel(queue, __file__, "ends.cl lanes.cl transforms.cl winograd_grads.cl", name, {}, {**defines, **constants(), **more})
         for name, more in (("winograd_grads", {"BLOCK": block}), ("winograd_weight_grads", {}))
     )
-    tx, ty, sums, rooms = (t.room(size, dtype=job.dtype) for size in sizes)
+    tx, ty, sums, rooms = (t.room(size, dtype=conv.dtype) for size in sizes)
     turn(queue, (seen[0][0], g.n), None, t.source, tx, g.n, g.c, g.h, g.w, *seen[0], *g.pad, 1, 1, 1, 2 * lanes)
     turn(queue, (seen[1][0], g.n), None, t.weight, ty, g.n, g.f, g.oh, g.ow, *seen[1], 0, 0, 1, 1, 1, block)
     multiply(queue, (blocks, shares), None, tx, ty, sums, rooms, g.n, g.c, g.f, high, wide, across)

@@ -22,7 +22,7 @@ def tier_config(variant: KernelVariant, tier: str, **extra: Any) -> KernelConfig
     return KernelConfig(variant, extra={"tier": tier, **extra})
 
 
-class Job(NamedTuple):
+class Convolution(NamedTuple):
     """One convolution: which of the three passes, its sizes, dtype and epilogue."""
 
     kind: str
@@ -90,13 +90,13 @@ class Job(NamedTuple):
         return KernelVariant.CONV2D_NAIVE if self.filters <= THIN and config.extra.get("form") != "tiles" else config.variant
 
     @property
-    def bare(self) -> Job:
-        """The same job without an epilogue."""
+    def bare(self) -> Convolution:
+        """The same convolution without an epilogue."""
         return self._replace(bias="", relu=False, finish=None)
 
     @property
-    def wide(self) -> Job:
-        """The same job with inputs in the accumulation type and the same epilogue."""
+    def wide(self) -> Convolution:
+        """The same convolution with inputs in the accumulation type and the same epilogue."""
         if self.dtype == self.accumulator:
             return self
         return self._replace(dtype=self.accumulator, bias=self.bias and self.accumulator, finish=self.ending)
