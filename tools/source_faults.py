@@ -32,7 +32,8 @@ class Fault(NamedTuple):
 
 
 _FUSION, _EPILOGUE, _TENSOR, _TAPE, _CAPTURE = (
-    "netcl/engine/lazy_graph.py", "netcl/ops/epilogue.py", "netcl/core/tensor.py", "netcl/autograd/tape.py", "netcl/replay/compiled.py",
+    "netcl/engine/lazy_graph.py", "netcl/ops/pending_products.py", "netcl/core/tensor.py", "netcl/autograd/tape.py",
+    "netcl/replay/compiled.py",
 )  # fmt: skip
 _OF_FUSION = ("tests/ops/test_fusion.py",)
 _IN_PLACE = ("tests/autograd/test_in_place.py",)
@@ -60,10 +61,14 @@ FAULTS: dict[str, Fault] = {
         "epilogues", _EPILOGUE, "seen == root.shape and root.by_column", "seen == of.shape and root.by_column", _OF_FUSION
     ),
     "a scale comes before the bias": Fault(
-        "epilogues", _EPILOGUE, "if scale != 1 or bias is not None or not finish.plain", "if scale != 1 or not finish.plain", _OF_FUSION
+        "epilogues", _EPILOGUE, "if scale != 1 or bias is not None or not epilogue.plain", "if scale != 1 or not epilogue.plain", _OF_FUSION
     ),
     "a second activation replaces the first": Fault(
-        "epilogues", _EPILOGUE, "return None if finish.activation or finish.result else", "return None if finish.result else", _OF_FUSION
+        "epilogues",
+        _EPILOGUE,
+        "return None if epilogue.activation or epilogue.result else",
+        "return None if epilogue.result else",
+        _OF_FUSION,
     ),
     # ---- views: memory under another shape
     "a view has writes of its own": Fault(

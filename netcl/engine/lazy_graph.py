@@ -342,7 +342,7 @@ def _in_space(x: Any, space: Space, dropped: bool) -> Any:
     return x
 
 
-def _followed(name: str, values: Sequence[Any], shape: tuple[int, ...], dtype: DType) -> Tensor | None:
+def _appended(name: str, values: Sequence[Any], shape: tuple[int, ...], dtype: DType) -> Tensor | None:
     """Fuse an op into the epilogue of a pending product among its operands, the last such operand first; ``None`` if not possible."""
     for place in reversed(range(len(values))):
         x = values[place]
@@ -371,7 +371,7 @@ def defer(
         real = next((node.real for x in values if (node := waiting_node(x)) is not None), real)
     if any([_of_product(x) for x in values]):
         values = [x.source.settled(x, values) if _of_product(x) else x for x in values]
-        if not numbers and (made := _followed(name, values, shape, dtype)) is not None:
+        if not numbers and (made := _appended(name, values, shape, dtype)) is not None:
             return made
     if deferral.mode is None:
         operands = _eager_operands(values, shape, real)

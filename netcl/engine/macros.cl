@@ -1,4 +1,4 @@
-// What the kernels of every family share; launch.py puts it before their files. finish() is generated for ops that have an epilogue.
+// What the kernels of every family share; launch.py puts it before their files. epilogue() is generated for ops that have an epilogue.
 // Where callers give several macros together or none of them, one #ifndef has the defaults of all.
 #ifndef REAL  // the type arithmetic is done in, and sums are kept in
 #define REAL float

@@ -335,23 +335,23 @@ def planned_before(commands: CommandList, signature: tuple[Any, ...]) -> Plan | 
 
 
 class Deferral:
-    """Counts, for the calls of one key, the deferred values that were fused (``followed``) and the unfused ones (``alone``).
+    """Counts, for the calls of one key, the deferred values that were fused (``fused``) and the unfused ones (``alone``).
 
     Deferring costs as much host time as a small product takes on the device, so a key whose values are never fused runs eagerly.
     """
 
-    __slots__ = ("_calls", "alone", "followed", "plan")
+    __slots__ = ("_calls", "alone", "fused", "plan")
 
     def __init__(self) -> None:
-        self.alone = self.followed = self._calls = 0
+        self.alone = self.fused = self._calls = 0
         self.plan: Any = None  # of the eager calls
 
-    def waits(self) -> bool:
+    def defers(self) -> bool:
         """Count a call of this key and return whether to defer it; always ``True`` in a recording, because two recordings must be equal."""
         if recording.active.recorder is not None:
             return True
         self._calls += 1
-        return self.followed > 0 or self.alone < _UNFUSED_CALLS or self._calls % _AGAIN == 0
+        return self.fused > 0 or self.alone < _UNFUSED_CALLS or self._calls % _AGAIN == 0
 
     def follow(self, made: Any) -> Any:
         """Return the result ``made``; if it is a pending product, this object will count whether it gets fused."""
@@ -414,12 +414,12 @@ def make_plan(name: str, queue: Any, tensors: Sequence[Tensor], function: Callab
 
 
 def planned(
-    name: Any, function: Callable[..., Any], deferred: Callable[..., Any] | None = None, waits: Callable[..., bool] | None = None
+    name: Any, function: Callable[..., Any], deferred: Callable[..., Any] | None = None, defer_if: Callable[..., bool] | None = None
 ) -> Any:
     """Wrap the function of an op so that calls with the same key share a cached plan. ``name`` is the op's row or its name.
 
-    ``deferred`` takes the same arguments and returns the result as deferred values, or ``None``. It is called
-    inside ``ag.jit_compile``, if ``waits(*args)`` is true, and for the first calls of a key. For later calls, a :class:`Deferral` decides.
+    ``deferred`` takes the same arguments and returns the result as deferred values, or ``None``. It is called inside ``ag.jit_compile``,
+    if ``defer_if(*args)`` is true, and for the first calls of a key. For later calls, a :class:`Deferral` decides.
     """
     selector = get_kernel_selector()
 
@@ -427,7 +427,7 @@ def planned(
     def call(*args: Any, **kwargs: Any) -> Any:
         key = [name, selector.revision, *kwargs]
         tensors = key_operands((*args, *kwargs.values()) if kwargs else args, key)
-        if deferred is not None and (deferral.mode is not None or not tensors or (waits is not None and waits(*args))):
+        if deferred is not None and (deferral.mode is not None or not tensors or (defer_if is not None and defer_if(*args))):
             made = deferred(*args, **kwargs)
             if made is not None:
                 return made
@@ -472,7 +472,7 @@ class _UnplannedCall(NamedTuple):
             if made is not None:
                 plans[signature] = begun = Deferral()
                 return begun.follow(made)
-        if type(found) is Deferral and found.waits():
+        if type(found) is Deferral and found.defers():
             made = self.deferred(*self.args, **self.kwargs)  # type: ignore[misc]
             if made is not None:
                 return found.follow(made)

@@ -397,13 +397,13 @@ class Op(_WithFunction, _Called):
     call, and ``needs``: per input, whether its gradient is wanted. It returns one gradient or ``None`` per tensor
     input; gradients of broadcast inputs are summed to the input's shape by the tape.
 
-    ``deferred`` and ``waits`` are those of :func:`netcl.engine.plan.planned`. An op that is ``at_once`` has no plan: it returns a
+    ``deferred`` and ``defer_if`` are those of :func:`netcl.engine.plan.planned`. An op that is ``at_once`` has no plan: it returns a
     view, calls other ops, or its work depends on values.
     """
 
     vjp: Callable[..., Any] | None = None
     deferred: Callable[..., Any] | None = None
-    waits: Callable[..., bool] | None = None
+    defer_if: Callable[..., bool] | None = None
     at_once: bool = False
 
 

@@ -19,7 +19,7 @@ from netcl.engine.registry import Composite, Op, Reduction, Row, alias, lookup_o
 from netcl.ops import fused_rows
 
 # Not by "import": modules named like their ops would then replace the ops in this namespace.
-epilogue: Any = importlib.import_module("netcl.ops.epilogue")
+pending_products: Any = importlib.import_module("netcl.ops.pending_products")
 #: torch's aliases, by the names of the ops.
 TORCHS_NAMES = {
     "abs": "absolute", "acos": "arccos", "acosh": "arccosh", "asin": "arcsin", "asinh": "arcsinh", "atan": "arctan", "atan2": "arctan2",
@@ -30,7 +30,7 @@ TORCHS_NAMES = {
     "ne": "not_equal", "neg": "negative", "nonzero": "argwhere", "outer": "ger", "sign": "sgn", "split": "split_with_sizes",
     "sub": "subtract", "transpose": "swapaxes swapdims", "trunc": "fix", "vstack": "row_stack",
 }  # fmt: skip
-_NOT_OPS = {"epilogue", "finish", "fused_rows", "images"}
+_NOT_OPS = {"epilogue", "pending_products", "fused_rows", "images"}
 
 
 def function(name: str) -> Callable[..., Any]:
@@ -43,9 +43,9 @@ def function_of(row: Row) -> Callable[..., Any]:
     if isinstance(row, Op):
         if row.at_once:
             return row.call
-        if row.name in epilogue.PRODUCTS:
-            return planned(row, row.call, epilogue.PRODUCTS[row.name])
-        return planned(row, row.call, fused_rows.fused(row.name) if row.name in fused_rows.FUSED else row.deferred, row.waits)
+        if row.name in pending_products.PRODUCTS:
+            return planned(row, row.call, pending_products.PRODUCTS[row.name])
+        return planned(row, row.call, fused_rows.fused(row.name) if row.name in fused_rows.FUSED else row.deferred, row.defer_if)
     if isinstance(row, Composite):
         return row.over(sys.modules[__name__])
     return reduction.reduction_function(row) if isinstance(row, Reduction) else pointwise.pointwise_function(row)

@@ -287,7 +287,7 @@ def batch_norm_train(
 
 
 @op(vjp=_batch_norm_grad_vjp, ref="numpy", samples=_BATCH_GRAD_SAMPLES, tol=8,
-    deferred=_deferred_grad, waits=lambda upstream, *rest: lazy_graph.waiting_node(upstream) is not None)  # fmt: skip
+    deferred=_deferred_grad, defer_if=lambda upstream, *rest: lazy_graph.waiting_node(upstream) is not None)  # fmt: skip
 def batch_norm_grad(upstream: Tensor, x: Tensor, weight: Tensor | None, mean: Tensor, rstd: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients of :func:`batch_norm_train`: input, weight, bias."""
     upstream, x, weight, mean, rstd = launch.as_tensors("batch_norm_grad", upstream, x, weight, mean, rstd)

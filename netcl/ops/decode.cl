@@ -3,13 +3,13 @@
 //   GATED  1: there is a second product, with the weights `gate`, and the result is activation(gate) * product
 //   GATE_BIASED  1: the gate has a bias      GROUP_ITEMS  work-items of a work-group
 // Every work-group computes the statistics of all rows: they are a few KB from the second cache, and a launch costs more.
-// From the launch: ROW_T ROW_QUAD(p), NORM_T NORM_QUAD(p), WEIGHT_T, ADDED_T, GATE_BIAS_T GATE_BIAS_LOAD; finish() is generated.
+// From the launch: ROW_T ROW_QUAD(p), NORM_T NORM_QUAD(p), WEIGHT_T, ADDED_T, GATE_BIAS_T GATE_BIAS_LOAD; epilogue() is generated.
 #define EXTRA_POINTERS __global const WEIGHT_T *gate, __global const GATE_BIAS_T *gate_bias, __global const NORM_T *norm_weight, \
   __global const NORM_T *norm_bias,
 #define GATE gate
 #define ADDED_POINTERS __global const ADDED_T *restrict added,
 #define GATED_VALUE(first, second, column) \
-  (finish(first, 1.0f, GATE_BIASED, GATE_BIASED ? GATE_BIAS_LOAD(gate_bias, column) : 0.0f, 0.0f) * (second))
+  (epilogue(first, 1.0f, GATE_BIASED, GATE_BIASED ? GATE_BIAS_LOAD(gate_bias, column) : 0.0f, 0.0f) * (second))
 #if NORM
 #define SUMMERS (GROUP_ITEMS < 32 ? GROUP_ITEMS : 32)
 // Four values of a row whose mean and inverse deviation are s, from a column on.

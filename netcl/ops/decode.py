@@ -21,7 +21,7 @@ from netcl.engine.strided import alignment
 from netcl.ops.attention import cached_attention
 from netcl.ops.attention.cached import cached_arrays
 from netcl.ops.attention.geometry import score_scale
-from netcl.ops.finish import Finish
+from netcl.ops.epilogue import Epilogue
 from netcl.ops.matmul import affine, gemm
 from netcl.ops.norm import row_norm
 from netcl.ops.pointwise import cast
@@ -37,7 +37,7 @@ DECODE_ACTIVATIONS = {"": "", "relu": "relu", "silu": "silu", "gelu": "gelu_erf"
 class DecodeParts(NamedTuple):
     """The norm, gate, residual and epilogue that a kernel computes together with a product (decode.cl)."""
 
-    finish: Finish
+    epilogue: Epilogue
     norm: str
     eps: float
     gate: Tensor | None
@@ -135,8 +135,8 @@ def decode_linear(
     if kind:
         packed_problem("decode_linear", x, weight, kind, (rows, x.shape[-1] if x.shape else 1), activations)
     row: Any = DECODE_ACTIVATIONS[activation]
-    finish = Finish(x.dtype, "" if residual is None else residual.dtype, row)
-    parts = DecodeParts(finish, norm, eps, gate, gate_bias, residual, norm_weight, norm_bias)
+    epilogue = Epilogue(x.dtype, "" if residual is None else residual.dtype, row)
+    parts = DecodeParts(epilogue, norm, eps, gate, gate_bias, residual, norm_weight, norm_bias)
     if kind and (single := _normed_product(parts, x, weight, bias, kind, rows, activations)) is not None:
         return single()[0]
     if (found := _launch_of(parts, x, weight, bias, kind, rows, activations)) is not None:
@@ -157,7 +157,7 @@ def _normed_product(
 ) -> Callable[[], tuple[Tensor, ...]] | None:
     """Return a function that computes a wide product after an RMS norm as a :class:`~netcl.ops.quantized.chain.Chain`, if it can be one."""
     more = (parts.gate, parts.residual, parts.norm_bias)
-    if parts.norm != "rms" or parts.finish.activation or any(t is not None for t in more) or not 0 < x.size <= DECODED_ROWS * x.shape[-1]:
+    if parts.norm != "rms" or parts.epilogue.activation or any(t is not None for t in more) or not 0 < x.size <= DECODED_ROWS * x.shape[-1]:
         return None
     row, layer = kind_of(kind, "decode_linear"), chain.DecoderLayer(parts.norm_weight, weight, bias)
     if rows * x.shape[-1] < chain.WIDE_PRODUCT or row.bits < 6:  # others are as fast alone (benchmarks/results/decode_block_h200.txt)
@@ -171,7 +171,7 @@ def _launch_of(parts: DecodeParts, x: Tensor, weight: Tensor, bias: Tensor | Non
     given = [t for t in (x, None if kind else weight, bias, *parts[4:]) if t is not None]
     tokens, columns = math.prod(x.shape[:-1]), x.shape[-1] if x.shape else 0
     alike = {t.dtype for t in given} == {x.dtype} and x.dtype != "float64" and alignment(*given, weight) == 16
-    single = parts.residual is None or not (parts.finish.activation or parts.gate is not None)
+    single = parts.residual is None or not (parts.epilogue.activation or parts.gate is not None)
     sized = 0 < tokens <= DECODED_ROWS and (parts.norm_weight is None or parts.norm_weight.size == columns)
     if x.array is not None or not (alike and single and sized and (kind or weight.ndim == 2)):
         return None
@@ -182,7 +182,7 @@ def _launch_of(parts: DecodeParts, x: Tensor, weight: Tensor, bias: Tensor | Non
         return choice and (
             lambda out: choice[0].run(queue, packed, choice[1], profile, plans.PackedOperands(flat, weight, bias, out, parts))
         )
-    p = gemm.matmul_of(flat, weight, False, True, bias, parts.finish, False)
+    p = gemm.matmul_of(flat, weight, False, True, bias, parts.epilogue, False)
     algorithm, config = (None, None) if p is None else gemm.chosen(queue, p)
     if algorithm is None or algorithm.name != "gemv":
         return None
@@ -258,7 +258,7 @@ def decode_block(
     shapes = _block_shapes(inside.shape[-1], x.shape[-1], inner, next_rows)
     _check_weights("decode_block", x, (out_weight, gate, up, down, next_weight), shapes, packs)
     if 0 < x.size <= DECODED_ROWS * x.shape[-1]:
-        parts = DecodeParts(Finish(x.dtype, "", DECODE_ACTIVATIONS[activation]), "rms", eps, gate, None, None, norm_weight, None)
+        parts = DecodeParts(Epilogue(x.dtype, "", DECODE_ACTIVATIONS[activation]), "rms", eps, gate, None, None, norm_weight, None)
         layers = (
             chain.DecoderLayer(None, None, None, out_weight, norm_weight, gate, up, down),
             chain.DecoderLayer(next_norm, next_weight, next_bias),
@@ -342,8 +342,8 @@ def decode_layers(
     assert keys is not None
     rows = (heads + 2 * keys.shape[1]) * keys.shape[3]
     packs: dict[str, Any] = {"kind": kind, "activations": activations}
-    finish = Finish(x.dtype, "", DECODE_ACTIVATIONS[activation])
-    parts = DecodeParts(finish, "rms", eps, stack[0].gate, None, None, stack[0].mlp_norm, None)
+    epilogue = Epilogue(x.dtype, "", DECODE_ACTIVATIONS[activation])
+    parts = DecodeParts(epilogue, "rms", eps, stack[0].gate, None, None, stack[0].mlp_norm, None)
     turned = None if frequencies is None else cast(frequencies, "float32")
     attention = chain.Attention(lengths, turned, score_scale(scale, keys.shape[3]), window, head_eps)
     few = chain.MOST_POINTERS // each  # layers of a launch

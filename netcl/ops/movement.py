@@ -317,7 +317,7 @@ def _checked_slice(name: str, shape: Ints, strides: Ints, starts: Ints, sizes: I
     samples=[S((2, 3), shape=(5, 7), starts=(1, 6), steps=(2, -2)), S((2,), shape=(2,), starts=(0,), steps=(1,))],
     errors=[(S((3,), shape=(5,), starts=(3,), steps=(1,)), r"\[strided_unslice\] a slice must lie inside the tensor, .*; shape=\(5,\)")],
     deferred=lambda x, *how, **more: strided_unslice(x, *how, **more) if views.any_pending(x) else None,
-    waits=views.any_pending,
+    defer_if=views.any_pending,
 )
 def strided_unslice(x: Tensor, shape: Sequence[int], starts: Sequence[int], steps: Sequence[int]) -> Tensor:
     """Return zeros of ``shape`` with ``x`` at the elements that ``strided_slice`` reads: the gradient of that op."""
@@ -434,7 +434,7 @@ def cat(F: Any, xs: Sequence[Tensor], axis: int = 0) -> Tensor:
         (S([(2, 3), (4, 3)], axis=0, lengths=(6,)), r"\[joined\] lengths must be the sizes of the tensors"),
     ],
     deferred=lambda xs, **how: joined(xs, **how) if views.any_pending(xs) else None,
-    waits=views.any_pending,
+    defer_if=views.any_pending,
 )
 def joined(xs: Sequence[Tensor], *, axis: int, lengths: Sequence[int]) -> Tensor:
     """Concatenate checked tensors; ``lengths`` are their sizes along the axis, so that backward need not keep the tensors."""
@@ -559,7 +559,7 @@ def _unbound_parts(shape: Ints, strides: Ints, axis: int, order: Ints) -> ViewPl
     inputs=("xs",),
     samples=[S([(2, 5, 4, 6)] * 3, axis=2, order=(0, 2, 1, 3)), S([(3,), (3,)], axis=0, order=(0,))],
     deferred=lambda xs, **how: bound(xs, **how) if views.any_pending(xs) else None,
-    waits=views.any_pending,
+    defer_if=views.any_pending,
 )
 def bound(xs: Sequence[Tensor], *, axis: int, order: Sequence[int]) -> Tensor:
     """Stack tensors along an axis: the inverse of :func:`unbind` with the same ``order``."""

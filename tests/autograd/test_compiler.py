@@ -16,7 +16,7 @@ from netcl.core.kernels import program
 from netcl.core.tensor import Tensor
 from netcl.engine import lazy_graph, rows, schedule
 from netcl.engine.registry import REGISTRY, Choice, Pointwise
-from netcl.ops import epilogue
+from netcl.ops import pending_products
 from tests.conftest import eager_fusion
 
 ROWS = sorted(name for name, row in REGISTRY.items() if not isinstance(row, Choice) and row.ref is not None)
@@ -657,7 +657,7 @@ def test_a_product_that_found_no_memory_may_be_asked_again(cl_device, monkeypatc
     with eager_fusion(1):
         y = ag.relu(ag.linear(t["x"], t["w"], t["b"]) + t["r"])
     with monkeypatch.context() as patched, pytest.raises(OutOfMemoryError):
-        patched.setattr(epilogue.PendingProduct, "ending_in", no_memory)
+        patched.setattr(pending_products.PendingProduct, "ending_in", no_memory)
         y.to_host()
     want = np.maximum(t["x"].to_host() @ t["w"].to_host().T + t["b"].to_host() + t["r"].to_host(), 0)
     np.testing.assert_allclose(y.to_host(), want, rtol=1e-4, atol=1e-4)

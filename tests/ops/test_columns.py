@@ -13,7 +13,7 @@ from netcl.core.kernel_selector import KernelConfig, KernelVariant
 from netcl.core.tensor import Tensor
 from netcl.ops.conv import arrays, columns, plans
 from netcl.ops.conv.geometry import geometry
-from netcl.ops.finish import Finish, apart
+from netcl.ops.epilogue import Epilogue, apply_epilogue
 from netcl.ops.matmul import nvidia
 
 CONFIG = KernelConfig(KernelVariant.CONV2D_IM2COL, extra={"tier": "simt"})
@@ -71,20 +71,20 @@ def test_every_geometry(cl_queue, rng, kind, case, monkeypatch):
 )
 def test_it_ends_in_what_follows(cl_queue, rng, kind, case, bias):
     """Bit for bit as the ops one by one."""
-    finish = Finish("float32", "float32", "relu", "float16")
+    epilogue = Epilogue("float32", "float32", "relu", "float16")
     conv = job_of(kind, *case)._replace(bias="float32" if bias else "")
     shape = conv.g.y_shape if kind == plans.FORWARD else conv.g.x_shape
     first, w, added, residual = operands(conv, cl_queue, rng, (6,), shape)
     plain, got = Tensor.empty(shape, queue=cl_queue), Tensor.empty(shape, "float16", queue=cl_queue)
     ends = {"bias": added if bias else None}
     plans.run(conv, cl_queue, first, w, plain, CONFIG, **ends)
-    plans.run(conv._replace(finish=finish), cl_queue, first, w, got, CONFIG, **ends, residual=residual, scale=0.5)
+    plans.run(conv._replace(epilogue=epilogue), cl_queue, first, w, got, CONFIG, **ends, residual=residual, scale=0.5)
     want = exact(conv, first, w) + (added.to_host().reshape(1, -1, 1, 1) if bias else 0)
     np.testing.assert_allclose(plain.to_host(), want, rtol=1e-5, atol=1e-4)
     if bias:  # which is not scaled
         plans.run(conv._replace(bias=""), cl_queue, first, w, plain, CONFIG)
         plain = Tensor.from_host(cl_queue, plain.to_host() * np.float32(0.5) + added.to_host().reshape(1, -1, 1, 1))
-    np.testing.assert_array_equal(got.to_host(), apart(plain, finish, residual, 1 if bias else 0.5).to_host())
+    np.testing.assert_array_equal(got.to_host(), apply_epilogue(plain, epilogue, residual, 1 if bias else 0.5).to_host())
 
 
 def test_columns_that_are_too_large_are_not_made(cl_queue, monkeypatch):

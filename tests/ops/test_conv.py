@@ -21,7 +21,7 @@ from netcl.engine import registry
 from netcl.engine.algorithms import ALGORITHMS
 from netcl.ops.conv import conv2d_with, plans, split
 from netcl.ops.conv.geometry import geometry
-from netcl.ops.finish import Finish
+from netcl.ops.epilogue import Epilogue
 from netcl.ops.matmul import nvidia
 from netcl.ops.matmul.gemm import Extras
 
@@ -255,7 +255,7 @@ def test_parts_of_a_sum_end_in_the_whole_epilogue(cl_queue, rng):
     """Bias, residual and activation are applied once, after the parts were added; twice the same bits."""
     x, w, b, r = (rng.standard_normal(s).astype(np.float32) for s in ((2, 20, 6, 7), (9, 20, 3, 3), (9,), (2, 9, 6, 7)))
     g = geometry("conv2d", x.shape, w.shape, 1, 1, 1, 1)
-    extras = Extras(Finish("float32", residual="float32", activation="relu"), *(Tensor.from_host(cl_queue, a) for a in (b, r)), 0.5)
+    extras = Extras(Epilogue("float32", residual="float32", activation="relu"), *(Tensor.from_host(cl_queue, a) for a in (b, r)), 0.5)
     with forced(split.SPLIT_SAMPLES[1]):
         one, two = (conv2d_with(*(Tensor.from_host(cl_queue, a) for a in (x, w)), extras, g).to_host() for _ in range(2))
     want = registry.lookup_op("conv2d").ref(x.astype(np.float64), w.astype(np.float64), None, padding=1)
@@ -281,10 +281,10 @@ def test_depthwise_lines(cl_device, rng, lanes, act):
         g = geometry("conv2d", x.shape, w.shape, *options.values())
         config = KernelConfig(V.CONV2D_IMPLICIT_GEMM, extra={"tier": "cpu", "form": "depth", "VW": lanes})
         for added in (None, residual):
-            finish = Finish("float32", activation=act, residual="" if added is None else "float32")
+            epilogue = Epilogue("float32", activation=act, residual="" if added is None else "float32")
             tensors = [None if a is None else Tensor.from_host(cl_device.queue, a) for a in (x, w, bias, added)]
             with forced(config):
-                y = conv2d_with(*tensors[:2], Extras(finish, *tensors[2:], 1), g).to_host()
+                y = conv2d_with(*tensors[:2], Extras(epilogue, *tensors[2:], 1), g).to_host()
             total = want if added is None else want + added
             assert np.abs(y - (np.clip(total, 0, 6) if act else total)).max() < 1e-4
 
@@ -302,6 +302,6 @@ def test_weights_kept_by_a_recording_are_packed(cl_queue, rng, size, shape, opti
     options = {"stride": 1, "padding": 0, "dilation": 1, "groups": 1, **options}
     x, w = rng.standard_normal((2, shape[1] * options["groups"], *size), np.float32), rng.standard_normal(shape, np.float32)
     g = geometry("conv2d", x.shape, w.shape, *options.values())
-    got = conv2d_with(*(Tensor.from_host(cl_queue, a) for a in (x, w)), Extras(Finish("float32"), kept=True), g).to_host()
+    got = conv2d_with(*(Tensor.from_host(cl_queue, a) for a in (x, w)), Extras(Epilogue("float32"), kept=True), g).to_host()
     want = F.conv2d(*map(Tensor.from_host, [None] * 2, (x, w)), **options).to_host()
     assert np.abs(got - want).max() < 1e-3

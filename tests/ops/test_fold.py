@@ -12,7 +12,7 @@ from netcl.core.kernel_selector import KernelConfig, KernelVariant, decide
 from netcl.core.tensor import Tensor
 from netcl.ops.conv import arrays, fold, plans
 from netcl.ops.conv.geometry import geometry
-from netcl.ops.finish import Finish
+from netcl.ops.epilogue import Epilogue
 
 CONFIG = KernelConfig(KernelVariant.CONV2D_IM2COL, extra={"tier": "cpu", "form": "fold"})
 
@@ -49,8 +49,8 @@ def test_every_window(cl_device, rng, x, w, stride, padding):
 
 @pytest.mark.parametrize("stored", ["float32", "float16"])
 def test_bias_residual_activation_and_scale(cl_device, rng, stored):
-    finish = Finish("float32", "float32", "relu", stored)
-    conv = job_of((2, 6, 10, 12), (8, 6, 4, 4), padding=1, bias="float32", finish=finish)
+    epilogue = Epilogue("float32", "float32", "relu", stored)
+    conv = job_of((2, 6, 10, 12), (8, 6, 4, 4), padding=1, bias="float32", epilogue=epilogue)
     dy, w, bias, added = (rng.normal(size=s).astype("f") for s in (conv.g.y_shape, conv.g.w_shape, (6,), conv.g.x_shape))
     given = [Tensor.from_host(cl_device.queue, a) for a in (dy, w, bias, added)]
     dx = Tensor.empty(conv.g.x_shape, stored, queue=cl_device.queue)

@@ -19,12 +19,12 @@ from netcl.core.kernels import program
 from netcl.core.tensor import Tensor
 from netcl.engine.algorithms import ALGORITHMS, last_chosen
 from netcl.engine.registry import REGISTRY
-from netcl.ops.finish import Finish
+from netcl.ops.epilogue import Epilogue
 from netcl.ops.matmul import amx, build_matmul_kernel, cpu, gemm, mma, nvidia
 from netcl.ops.matmul.gemm import Extras, Matmul, Operands
 from netcl.profiling import profile
 
-RELU = Finish("float32", activation="relu")
+RELU = Epilogue("float32", activation="relu")
 CONFIGS = tuple(config for algorithm in ALGORITHMS["matmul"] for config in algorithm.samples)
 
 
@@ -168,7 +168,7 @@ def test_half_products_are_summed_in_float32(device, dtype, trans_a, trans_b):
 def test_dot_products_of_every_height(rows, cl_device, rng):
     dot = KernelConfig(KernelVariant.MATMUL_VECTORIZED, extra={"tier": "cpu", "form": "dot"})
     a, b = tensors(cl_device.queue, rng.standard_normal((rows, 150)), rng.standard_normal((21, 150)), dtype="float32")
-    found = gemm.product(a, b, (rows, 21), Extras(Finish("float32")), trans_b=True, config=dot).to_host()
+    found = gemm.product(a, b, (rows, 21), Extras(Epilogue("float32")), trans_b=True, config=dot).to_host()
     np.testing.assert_allclose(found, a.to_host() @ b.to_host().T, rtol=1e-4, atol=1e-4)
 
 
@@ -448,7 +448,7 @@ def test_few_rows(cl_device, rng, m, n, k, turned, dtype):
     a, b, bias = (rng.standard_normal(shape).astype(np.float32) for shape in ((m, k), (n, k) if turned else (k, n), (n,)))
     left, right = tensors(cl_device.queue, a, b, dtype=dtype)
     config = KernelConfig(KernelVariant.MATMUL_REGISTER_TILED, extra={"tier": "gemv"})
-    extras = Extras(Finish("float32"), Tensor.from_host(cl_device.queue, bias))
+    extras = Extras(Epilogue("float32"), Tensor.from_host(cl_device.queue, bias))
     made = gemm.product(left, right, (m, n), extras, False, turned, config)
     assert last_chosen["matmul"].name == "gemv"
     left, right = (ops.cast(t, "float32").to_host().astype(np.float64) for t in (left, right))
@@ -460,5 +460,5 @@ def test_few_rows_with_infinity(cl_device):
     a, b = np.ones((1, 516), np.float32), np.ones((64, 516), np.float32)
     a[0, -1], b[::2] = np.inf, -1
     config = KernelConfig(KernelVariant.MATMUL_REGISTER_TILED, extra={"tier": "gemv"})
-    made = gemm.product(*tensors(cl_device.queue, a, b), (1, 64), Extras(Finish("float32"), None), False, True, config)
+    made = gemm.product(*tensors(cl_device.queue, a, b), (1, 64), Extras(Epilogue("float32"), None), False, True, config)
     np.testing.assert_array_equal(made.to_host()[0], np.where(np.arange(64) % 2, np.inf, -np.inf))

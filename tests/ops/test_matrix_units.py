@@ -16,7 +16,7 @@ from netcl.core.kernels import program
 from netcl.core.tensor import Tensor
 from netcl.engine import algorithms, launch
 from netcl.engine.plan import command_list
-from netcl.ops.finish import Finish
+from netcl.ops.epilogue import Epilogue
 from netcl.ops.matmul import gemm, mma, nvidia, wgmma
 from netcl.ops.matmul.gemm import Extras, Matmul
 
@@ -236,7 +236,7 @@ def test_a_configuration_for_other_hardware_is_done_portably(tiles, cl_device, r
     a, b = (Tensor.from_host(cl_device.queue, rng.standard_normal(shape, np.float32)) for shape in ((33, 20), (20, 9)))
     if nvidia.capable(cl_device.profile):
         pytest.skip("the device has them")
-    got = gemm.product(a, b, (33, 9), Extras(Finish("float32")), config=tiles[4][0].config()).to_host()
+    got = gemm.product(a, b, (33, 9), Extras(Epilogue("float32")), config=tiles[4][0].config()).to_host()
     np.testing.assert_allclose(got, a.to_host() @ b.to_host(), rtol=1e-5, atol=1e-5)
 
 
@@ -257,7 +257,7 @@ def test_products_on_the_units(dtype, tile, sizes, trans_a, trans_b, units, rng,
     a, b = (rng.standard_normal(shape, np.float32) for shape in ((k, m) if trans_a else (m, k), (n, k) if trans_b else (k, n)))
     a.flat[3], b.flat[-1] = np.inf, np.nan
     a, b, bias = Tensor.from_host(units, a, dtype), Tensor.from_host(units, b, dtype), rng.standard_normal(n, np.float32)
-    extras = Extras(Finish(dtype, activation="relu", result="float32"), Tensor.from_host(units, bias))
+    extras = Extras(Epilogue(dtype, activation="relu", result="float32"), Tensor.from_host(units, bias))
     got = gemm.product(a, b, (m, n), extras, trans_a, trans_b, tile.config()).to_host()
     exact = exact_product(a, b, trans_a, trans_b) + bias
     exact = np.where(exact < 0, 0, exact)
@@ -272,7 +272,7 @@ def test_split_float32_is_within_four_times_a_plain_sum(k, units, rng, exact_pro
     a, b = (Tensor.from_host(units, rng.standard_normal(shape, np.float32)) for shape in ((256, k), (k, 256)))
     exact = exact_product(a, b, False, False)
     tile, plain = (
-        gemm.product(a, b, (256, 256), Extras(Finish("float32")), config=config).to_host()
+        gemm.product(a, b, (256, 256), Extras(Epilogue("float32")), config=config).to_host()
         for config in (mma.MMA_TILES[4][1].config(), KernelConfig(KernelVariant.MATMUL_NAIVE, extra={"tier": "simt"}))
     )
     assert np.abs(tile - exact).max() <= 4 * np.abs(plain - exact).max()

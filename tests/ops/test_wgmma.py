@@ -11,7 +11,7 @@ import pytest
 from netcl.core.kernel_selector import set_matmul_precision
 from netcl.core.tensor import Tensor
 from netcl.engine import algorithms
-from netcl.ops.finish import Finish
+from netcl.ops.epilogue import Epilogue
 from netcl.ops.matmul import gemm, nvidia, wgmma
 from netcl.ops.matmul.gemm import Extras, Matmul, Operands
 
@@ -186,9 +186,9 @@ def check_product(m, n, k, dtype, tile, trans_a, trans_b, units, rng, exact_prod
     a, b = (rng.standard_normal(shape, np.float32) for shape in ((k, m) if trans_a else (m, k), (n, k) if trans_b else (k, n)))
     a.flat[3], a.flat[-5], b.flat[-1], b.flat[7] = np.inf, -np.inf, np.nan, 0
     a, b, bias = Tensor.from_host(units, a, dtype), Tensor.from_host(units, b, dtype), rng.standard_normal(n, np.float32)
-    finish = Finish(dtype, activation="relu", result="float32")
-    extras = Extras(finish, Tensor.from_host(units, bias))
-    p, results = gemm.matmul_of(a, b, trans_a, trans_b, extras.bias, finish, False), []
+    epilogue = Epilogue(dtype, activation="relu", result="float32")
+    extras = Extras(epilogue, Tensor.from_host(units, bias))
+    p, results = gemm.matmul_of(a, b, trans_a, trans_b, extras.bias, epilogue, False), []
     for _ in range(5):
         t = Operands(a, b, Tensor.empty((m, n), queue=units), extras.bias)
         wgmma.run(units, p, t, tile)
@@ -208,7 +208,7 @@ def test_batches_with_strides(dtype, units, rng, exact_product):
     exact = exact_product(a, b, False, False)
     for tile in wgmma.WGMMA_TILES[4 if dtype == "float32" else 2][1:3]:
         t = Operands(a, b, Tensor.empty((3, 4, 136, 72), dtype, queue=units))
-        wgmma.run(units, gemm.matmul_of(a, b, False, False, None, Finish(dtype), False), t, tile)
+        wgmma.run(units, gemm.matmul_of(a, b, False, False, None, Epilogue(dtype), False), t, tile)
         np.testing.assert_allclose(t.out.to_host(), exact, rtol=0, atol=(2e-6 if dtype == "float32" else 2**-8) * np.abs(exact).max())
 
 

@@ -10,7 +10,7 @@ from netcl.core.kernel_selector import KernelConfig, KernelVariant
 from netcl.core.tensor import Tensor
 from netcl.ops.conv import plans, winograd
 from netcl.ops.conv.geometry import geometry
-from netcl.ops.finish import Finish, apart
+from netcl.ops.epilogue import Epilogue, apply_epilogue
 
 CONFIG = KernelConfig(KernelVariant.CONV2D_WINOGRAD, extra={"tier": "simt", "winograd_channels": 1})
 
@@ -89,17 +89,17 @@ def test_long_sums_go_in_parts(cl_queue, rng, monkeypatch):
     np.testing.assert_allclose(got, in_shape(conv, left.astype(np.float64) @ right.astype(np.float64).T), rtol=0, atol=1e-4)
 
 
-@pytest.mark.parametrize("finish", [Finish("float32", "float32", "relu"), Finish("float32", result="float16")], ids=str)
-def test_it_ends_in_what_follows(cl_queue, rng, finish):
+@pytest.mark.parametrize("epilogue", [Epilogue("float32", "float32", "relu"), Epilogue("float32", result="float16")], ids=str)
+def test_it_ends_in_what_follows(cl_queue, rng, epilogue):
     """Bit for bit as the ops one by one."""
     conv = job_of(plans.FORWARD, 1, 3, 8, 12, 4, (1, 1))._replace(bias="float32")
     shapes = (*shapes_of(conv)[:2], (4,), conv.g.y_shape)
     x, w, bias, residual = (Tensor.from_host(cl_queue, rng.normal(size=shape).astype("f")) for shape in shapes)
-    plain, got = Tensor.empty(conv.g.y_shape, queue=cl_queue), Tensor.empty(conv.g.y_shape, finish.stored, queue=cl_queue)
+    plain, got = Tensor.empty(conv.g.y_shape, queue=cl_queue), Tensor.empty(conv.g.y_shape, epilogue.stored, queue=cl_queue)
     plans.run(conv, cl_queue, x, w, plain, CONFIG, bias=bias)
-    added = residual if finish.residual else None
-    plans.run(conv._replace(finish=finish), cl_queue, x, w, got, CONFIG, bias=bias, residual=added)
-    np.testing.assert_array_equal(got.to_host(), apart(plain, finish, added, 1).to_host())
+    added = residual if epilogue.residual else None
+    plans.run(conv._replace(epilogue=epilogue), cl_queue, x, w, got, CONFIG, bias=bias, residual=added)
+    np.testing.assert_array_equal(got.to_host(), apply_epilogue(plain, epilogue, added, 1).to_host())
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])

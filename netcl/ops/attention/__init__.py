@@ -396,7 +396,7 @@ def _attention_of_views(
 
 @op(
     vjp=_attention_vjp, ref="numpy", amp="half", samples=_ATTENTION_SAMPLES, errors=_ATTENTION_ERRORS, tol=4,
-    deferred=_attention_of_views, waits=lambda *xs: views.any_pending(xs[:3]),
+    deferred=_attention_of_views, defer_if=lambda *xs: views.any_pending(xs[:3]),
 )  # fmt: skip
 def attention(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, *, causal: bool = False, scale: float | None = None
@@ -462,7 +462,7 @@ def _grad_of_views(
 
 @op(
     vjp=attention_grad_vjp, ref="numpy", samples=_ATTENTION_GRAD_SAMPLES, tol=8,
-    deferred=_grad_of_views, waits=lambda *xs: views.any_pending((*xs[:4], *xs[5:6])),
+    deferred=_grad_of_views, defer_if=lambda *xs: views.any_pending((*xs[:4], *xs[5:6])),
 )  # fmt: skip
 def attention_grad(
     upstream: Tensor, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, result: Tensor, logarithms: Tensor,

@@ -11,7 +11,7 @@ from netcl.engine import launch
 from netcl.engine.registry import S, composite, op
 from netcl.ops.conv import arrays, columns, plans
 from netcl.ops.conv.geometry import Geometry, Padding, Pair, frozen, geometry, pair, transposed_size
-from netcl.ops.finish import Finish, activation_vjp
+from netcl.ops.epilogue import Epilogue, activation_vjp
 from netcl.ops.images import for_image, from_signal
 from netcl.ops.matmul.gemm import Extras
 
@@ -45,17 +45,17 @@ def _convolve(name: str, x: Any, w: Any, bias: Any, options: tuple[Any, ...], re
     _check_bias(name, bias, g.f)
     if x.backend == "cpu":
         return launch.run_cpu(arrays.conv_forward, x, w, bias, g=g, relu=relu)
-    return conv2d_with(x, w, Extras(Finish(x.dtype, activation="relu" if relu else ""), bias), g)
+    return conv2d_with(x, w, Extras(Epilogue(x.dtype, activation="relu" if relu else ""), bias), g)
 
 
 def conv2d_with(x: Tensor, w: Tensor, extras: Extras, g: Geometry) -> Tensor:
     """Return :func:`conv2d` with the ops of ``extras`` as its epilogue; OpenCL only."""
-    finish, bias, residual, scale, kept = extras
-    y = Tensor.empty(g.y_shape, finish.stored, queue=x.queue)
+    epilogue, bias, residual, scale, kept = extras
+    y = Tensor.empty(g.y_shape, epilogue.stored, queue=x.queue)
     if not y.size:
         return y
-    relu = finish == Finish(x.dtype, activation="relu")
-    late = None if scale == 1 and (relu or finish.plain) else finish
+    relu = epilogue == Epilogue(x.dtype, activation="relu")
+    late = None if scale == 1 and (relu or epilogue.plain) else epilogue
     conv = plans.Convolution(plans.FORWARD, g, x.dtype, "" if bias is None else bias.dtype, relu and late is None, late, kept)
     plans.run(conv, x.queue, x, w, y, bias=bias, residual=residual, scale=scale)
     return y

@@ -215,7 +215,7 @@ def _whole_image(conv: Convolution, t: ConvOperands) -> None:
     else:
         n, k = (g.f, rows) if conv.kind == FORWARD else (rows, g.f)
         p = gemm.Matmul(g.n, n, k, False, conv.kind == FORWARD, conv.dtype, conv.dtype, conv.ending.stored, conv.bias or None, conv.ending)
-        p, a, b = replace(p, scaled=conv.finish is not None), t.source, t.weight
+        p, a, b = replace(p, scaled=conv.epilogue is not None), t.source, t.weight
     aligned = p.lda % 4 == p.ldb % 4 == 0
     multiply_unaligned(t.result.queue, replace(p, aligned=aligned), gemm.Operands(a, b, *t[2:]))
 
@@ -228,7 +228,7 @@ algorithms.add(
 
 
 def _by_product(conv: Convolution, queue: Any, t: ConvOperands, a: Tensor, b: Tensor) -> None:
-    p = replace(columns_product(conv), c=conv.ending.stored, finish=conv.ending, scaled=conv.finish is not None)
+    p = replace(columns_product(conv), c=conv.ending.stored, epilogue=conv.ending, scaled=conv.epilogue is not None)
     multiply_unaligned(queue, p, gemm.Operands(a, b, t.result, None, t.residual, t.scale))
 
 

@@ -9,7 +9,7 @@ from netcl.core import dtype as dtypes
 from netcl.core.kernel_selector import KernelConfig, KernelVariant
 from netcl.core.tensor import Tensor
 from netcl.ops.conv.geometry import Geometry
-from netcl.ops.finish import Finish
+from netcl.ops.epilogue import Epilogue
 
 GROUPS_PER_UNIT = 4  # work-groups per compute unit that keep a device busy and balance the load of cores
 FEW_RESULTS = 64 * 64  # of a tile of most kernels
@@ -30,13 +30,13 @@ class Convolution(NamedTuple):
     dtype: str
     bias: str = ""  # its dtype; empty: there is none
     relu: bool = False
-    finish: Finish | None = None  # the epilogue if it is more than relu
+    epilogue: Epilogue | None = None  # the epilogue if it is more than relu
     kept: bool = False  # the weights are constants of a recording: what is computed from them alone is computed once
 
     @property
-    def ending(self) -> Finish:
+    def ending(self) -> Epilogue:
         """The epilogue after the sums and the bias."""
-        return self.finish or Finish(self.dtype, activation="relu" if self.relu else "")
+        return self.epilogue or Epilogue(self.dtype, activation="relu" if self.relu else "")
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -92,14 +92,14 @@ class Convolution(NamedTuple):
     @property
     def bare(self) -> Convolution:
         """The same convolution without an epilogue."""
-        return self._replace(bias="", relu=False, finish=None)
+        return self._replace(bias="", relu=False, epilogue=None)
 
     @property
     def wide(self) -> Convolution:
         """The same convolution with inputs in the accumulation type and the same epilogue."""
         if self.dtype == self.accumulator:
             return self
-        return self._replace(dtype=self.accumulator, bias=self.bias and self.accumulator, finish=self.ending)
+        return self._replace(dtype=self.accumulator, bias=self.bias and self.accumulator, epilogue=self.ending)
 
 
 class ConvOperands(NamedTuple):

@@ -286,7 +286,7 @@ __kernel __attribute__((reqd_work_group_size(1, 1, 1))) void conv_panel(
           if (whole) {
             UNROLL for (int j = 0; j < NV; ++j) {
               const size_t to = place[at] + plane + j * VW;
-              Y_LANES(finish(acc[i][j], scale, BIAS, (V)(add), ADDED_VECTOR(to)), y + to);
+              Y_LANES(epilogue(acc[i][j], scale, BIAS, (V)(add), ADDED_VECTOR(to)), y + to);
             }
             continue;
           }
@@ -298,12 +298,12 @@ __kernel __attribute__((reqd_work_group_size(1, 1, 1))) void conv_panel(
             const size_t* to = place + at + j;
 #if VECTORS_KNOWN
             if (some == VW && to[VW - 1] - to[0] == VW - 1) {
-              Y_LANES(finish(VECTOR(__private const, lanes + j), scale, BIAS, (V)(add), ADDED_VECTOR(to[0] + plane)), y + to[0] + plane);
+              Y_LANES(epilogue(VECTOR(__private const, lanes + j), scale, BIAS, (V)(add), ADDED_VECTOR(to[0] + plane)), y + to[0] + plane);
               continue;
             }
 #endif
             for (int k = 0; k < VW; ++k) adds[k] = k < some ? ADDED_AT(to[k] + plane) : 0;
-            VECTOR(__private, lanes + j) = finish(VECTOR(__private const, lanes + j), scale, BIAS, (V)(add), VECTOR(__private const, adds));
+            VECTOR(__private, lanes + j) = epilogue(VECTOR(__private const, lanes + j), scale, BIAS, (V)(add), VECTOR(__private const, adds));
             for (int k = 0; k < some; ++k) Y_STORE(y, to[k] + plane, lanes[j + k]);
           }
         }
@@ -346,7 +346,7 @@ __kernel __attribute__((reqd_work_group_size(1, 1, 1))) void conv_direct(
         REAL adds[VW];
         for (int l = 0; l < VW; ++l) adds[l] = i + l < n ? ADDED_AT(to + (size_t)(column + i + l) * v.out_step) : 0;
         const V sums = VECTOR(__private const, acc + i);
-        VECTOR(__private, acc + i) = finish(sums, scale, 0, ZERO, VECTOR(__private const, adds));  // which start at the bias
+        VECTOR(__private, acc + i) = epilogue(sums, scale, 0, ZERO, VECTOR(__private const, adds));  // which start at the bias
       }
       for (int i = 0; i < n; ++i) Y_STORE(y, to + (size_t)(column + i) * v.out_step, acc[i]);
     }
@@ -365,7 +365,7 @@ static inline void depth_sums(__local REAL* to, __local const REAL* seen, __loca
       if (j < vectors) acc[j] += weight * VECTOR(__local const, from + j * VW);
   }
   UNROLL for (int j = 0; j < NV; ++j)
-    if (j < vectors) VECTOR(__local, to + j * VW) = EARLY ? finish(acc[j], scale, BIAS, (V)(bias), ZERO) : acc[j];
+    if (j < vectors) VECTOR(__local, to + j * VW) = EARLY ? epilogue(acc[j], scale, BIAS, (V)(bias), ZERO) : acc[j];
 }
 
 // Groups of one channel; an input gradient has stride 1 and the padding of a convolution with mirrored weights. A work-group makes `each`

@@ -49,8 +49,8 @@ def ending_kernel(queue: Any, conv: Convolution, files: str, name: str, defines:
     end, lanes, stored = conv.ending, defines.get("VW", 1), conv.ending.stored
     operands = {"X": conv.dtype, "W": conv.dtype, "B": conv.bias or conv.dtype, "Y": stored, "ADDED": end.residual or conv.dtype}
     fixed: dict[str, Any] = {"REAL": conv.compute, "PART": 1, "INPUT_GRAD": conv.kind == INPUT_GRAD, "BIAS": bool(conv.bias)}
-    fixed |= {"ENDS": 1, "ADDED": bool(end.residual), "LATE": conv.finish is not None}
-    text += end.source(conv.compute, lanes, scaled=conv.finish is not None)
+    fixed |= {"ENDS": 1, "ADDED": bool(end.residual), "LATE": conv.epilogue is not None}
+    text += end.source(conv.compute, lanes, scaled=conv.epilogue is not None)
     if lanes > 1:
         ends = (("ADDED", end.residual), ("Y", stored))
         found = [gemm.lane_macro(label, dtype, conv.compute, lanes, label == "Y") for label, dtype in ends if dtype]

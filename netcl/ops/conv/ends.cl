@@ -30,5 +30,5 @@
 #else
 #define BIAS_OF(filter) ((REAL)0)
 #endif
-// By the generated finish(), for kernels that end in whatever follows the convolution.
-#define FINISHED(x, filter, at) finish(x, scale, BIAS, BIAS_OF(filter), ADDED_AT(at))
+// By the generated epilogue(), for kernels that end in whatever follows the convolution.
+#define FINISHED(x, filter, at) epilogue(x, scale, BIAS, BIAS_OF(filter), ADDED_AT(at))

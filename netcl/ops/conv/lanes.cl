@@ -16,7 +16,7 @@
 #define NT 4  // micro tiles side by side: a row of weights fetched once serves all of them
 #endif
 #ifndef ENDS
-#define ENDS 0  // 1: there is a finish(): what follows the convolution
+#define ENDS 0  // 1: there is a epilogue(): what follows the convolution
 #define LATE 0  // 1: that is done as results are stored, where it needs their places or another dtype
 #endif
 
@@ -77,13 +77,13 @@ static inline int most(int a, int b) { return a > b ? a : b; }
 static inline void store_first(__global const ADDED_T* added, __global Y_T* y, size_t at, V sums, int n, REAL bias, REAL scale) {
 #if VECTORS_KNOWN
   if (n == VW) {
-    Y_LANES(finish(sums, scale, BIAS, (V)(bias), ADDED_VECTOR(at)), y + at);
+    Y_LANES(epilogue(sums, scale, BIAS, (V)(bias), ADDED_VECTOR(at)), y + at);
     return;
   }
 #endif
   REAL values[VW], adds[VW];
   for (int k = 0; k < VW; ++k) adds[k] = k < n ? ADDED_AT(at + k) : 0;
-  VECTOR(__private, values) = finish(sums, scale, BIAS, (V)(bias), VECTOR(__private const, adds));
+  VECTOR(__private, values) = epilogue(sums, scale, BIAS, (V)(bias), VECTOR(__private const, adds));
   for (int k = 0; k < n; ++k) Y_STORE(y, at + k, values[k]);
 }
 

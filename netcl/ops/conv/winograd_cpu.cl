@@ -224,7 +224,7 @@ static inline void transform_outputs(__global const ADDED_T* added, __global Y_T
       V row[4];
       OUTPUT_TRANSFORM(V, HALF_ROW, ROW)
 #if !LATE
-      UNROLL for (int k = 0; k < 4; ++k) row[k] = finish(row[k], scale, BIAS, (V)(add), ZERO);
+      UNROLL for (int k = 0; k < 4; ++k) row[k] = epilogue(row[k], scale, BIAS, (V)(add), ZERO);
 #endif
       __local V* to = (__local V*)(lines + r * LINE + t * 4 * VW);
       const V low_01 = lows(row[0], row[1]), low_23 = lows(row[2], row[3]);

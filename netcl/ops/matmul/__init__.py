@@ -15,7 +15,7 @@ from netcl.core.kernels.primitives import BuiltKernel, KernelSpec, cl_source, st
 from netcl.core.tensor import Tensor, with_shape
 from netcl.engine import launch
 from netcl.engine.registry import S, composite, op
-from netcl.ops.finish import Finish, activation_vjp, apart
+from netcl.ops.epilogue import Epilogue, activation_vjp, apply_epilogue
 from netcl.ops.matmul import amx, cpu, mma, wgmma  # noqa: F401, add their algorithms
 from netcl.ops.matmul.einsum import einsum
 from netcl.ops.matmul.gemm import EPILOGUE_ACTIVATIONS, Extras, product
@@ -137,14 +137,14 @@ def matmul(a: Tensor, b: Tensor, *, transpose_a: bool = False, transpose_b: bool
     if a.array is not None:
         _product_shapes(a.shape, b.shape, transpose_a, transpose_b)
         return launch.run_cpu(_matmul_numpy, a, b, trans_a=transpose_a, trans_b=transpose_b, kind=dtypes.sum_dtype(dtype), dtype=dtype)
-    return matmul_with(a, b, Extras(Finish(dtype)), transpose_a, transpose_b)
+    return matmul_with(a, b, Extras(Epilogue(dtype)), transpose_a, transpose_b)
 
 
 def matmul_with(a: Tensor, b: Tensor, extras: Extras, transpose_a: bool, transpose_b: bool) -> Tensor:
     """Return the result of :func:`matmul` with the ops of ``extras`` as its epilogue; OpenCL devices only."""
     left, right, shape, result = _product_shapes(a.shape, b.shape, transpose_a, transpose_b)
     if 0 in shape:
-        return Tensor.empty(result, extras.finish.stored, queue=a.queue)
+        return Tensor.empty(result, extras.epilogue.stored, queue=a.queue)
     if len(left) > 2 and len(right) == 2 and not transpose_a:
         left, shape = (math.prod(left[:-1]), left[-1]), (math.prod(shape[:-1]), shape[-1])
     return _shaped(product(_shaped(a, left), _shaped(b, right), shape, extras, transpose_a, transpose_b), result)
@@ -205,17 +205,17 @@ def _launch_affine(x: Any, w: Any, bias: Any, activation: str | None) -> Tensor:
     if bias is not None and bias.dtype is not dtype and (dtype not in dtypes.HALVES or bias.dtype is not dtypes.FLOAT32):
         dtype = _result_dtype("linear", x, w, bias)
     _check_linear(x, w, bias)
-    finish = Finish(dtype, activation=EPILOGUE_ACTIVATIONS[activation] if activation else "")
+    epilogue = Epilogue(dtype, activation=EPILOGUE_ACTIVATIONS[activation] if activation else "")
     if isinstance(x.queue, CPUQueue):
-        return apart(launch.run_cpu(_affine_numpy, x, w, bias, dtype=dtype), finish)
-    return affine_with(x, w, Extras(finish, bias))
+        return apply_epilogue(launch.run_cpu(_affine_numpy, x, w, bias, dtype=dtype), epilogue)
+    return affine_with(x, w, Extras(epilogue, bias))
 
 
 def affine_with(x: Tensor, w: Tensor, extras: Extras) -> Tensor:
     """Return ``x w'`` with the ops of ``extras`` as its epilogue; OpenCL devices only."""
     shape, rows = (*x.shape[:-1], w.shape[0]), math.prod(x.shape[:-1])
     if 0 in shape:
-        return Tensor.empty(shape, extras.finish.stored, queue=x.queue)
+        return Tensor.empty(shape, extras.epilogue.stored, queue=x.queue)
     y = product(x if len(shape) == 2 else with_shape(x, (rows, x.shape[-1])), w, (rows, w.shape[0]), extras, False, True)
     return y if len(shape) == 2 else with_shape(y, shape)
 

@@ -219,7 +219,7 @@ void amx_multiply(__global const ushort* restrict packed, END_POINTERS, const in
 #if WHOLE_VECTORS
         if (column + 16 <= n) {
           const V shift = has_bias ? BIAS_LANES(bias + column) : (V)(0);
-          C_LANES(finish(P_LOAD(line), scale, has_bias, shift, ADDED_VECTOR(at)), c + at);
+          C_LANES(epilogue(P_LOAD(line), scale, has_bias, shift, ADDED_VECTOR(at)), c + at);
           continue;
         }
 #endif

@@ -56,7 +56,7 @@
   {                                                                                 \
     const INDEX at = (INDEX)(m0 + i) * n + n1 + j * VW;                             \
     const V r = k0 ? G_LOAD(partial + at) + c##i##_##j : c##i##_##j;                \
-    if (last) C_LANES(finish(r, scale, 1, bias##j, ADDED_VECTOR(at)), c + at);      \
+    if (last) C_LANES(epilogue(r, scale, 1, bias##j, ADDED_VECTOR(at)), c + at);      \
     else G_STORE(r, partial + at);                                                  \
   }
 #define TO_C_ROW(i) COLUMNS(TO_C, i)

@@ -1,4 +1,4 @@
-// What matrix products share: the operands' dtypes and where a finished value comes from. finish() itself is generated.
+// What matrix products share: the operands' dtypes and where a finished value comes from. epilogue() itself is generated.
 #ifndef A_T
 #define A_T float  // left operand
 #define A_LOAD(p, i) ((p)[i])
@@ -25,4 +25,4 @@
 #pragma OPENCL FP_CONTRACT ON  // c += a * b is one instruction; fma() is slower where the hardware lacks it, and on PoCL
 
 #define BIAS_AT(column) (has_bias ? (REAL)BIAS_LOAD(bias, column) : (REAL)0)
-#define FINISHED(x, column, at) finish(x, scale, has_bias, BIAS_AT(column), ADDED_AT(at))
+#define FINISHED(x, column, at) epilogue(x, scale, has_bias, BIAS_AT(column), ADDED_AT(at))

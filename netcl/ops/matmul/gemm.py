@@ -26,7 +26,7 @@ from netcl.engine import algorithms, launch
 from netcl.engine.algorithms import Algorithm
 from netcl.engine.opencl_text import loose_halves
 from netcl.engine.strided import CopyAxis, alignment, broadcast_strides, broadcast_to, merge
-from netcl.ops.finish import Finish
+from netcl.ops.epilogue import Epilogue
 from netcl.ops.pointwise import cast
 
 #: Activations by the names users give them, as rows.
@@ -48,7 +48,7 @@ class Matmul:
     b: str
     c: str
     bias: str | None = None
-    finish: Finish | None = None
+    epilogue: Epilogue | None = None
     batch: tuple[int, int] = (1, 1)
     a_strides: tuple[int, int] = (0, 0)
     b_strides: tuple[int, int] = (0, 0)
@@ -59,12 +59,12 @@ class Matmul:
     batches: int = field(init=False, compare=False)
     real: str = field(init=False, compare=False)  # the C type of the sums
     index: str = field(init=False, compare=False)  # the C type of element indices
-    ending: Finish = field(init=False, compare=False)  # the epilogue, perhaps empty
+    ending: Epilogue = field(init=False, compare=False)  # the epilogue, perhaps empty
 
     def __post_init__(self) -> None:
         batches = self.batch[0] * self.batch[1]
         index = launch.index_type(max(self.m * self.k, self.k * self.n, batches * self.m * self.n))
-        self.__dict__.update(batches=batches, real=DTYPES[self.c].c_compute, index=index, ending=self.finish or Finish(self.c))
+        self.__dict__.update(batches=batches, real=DTYPES[self.c].c_compute, index=index, ending=self.epilogue or Epilogue(self.c))
 
     @property
     def lda(self) -> int:
@@ -94,7 +94,7 @@ class Matmul:
 
     def bare(self, **changes: Any) -> Matmul:
         """Return this product with ``changes``, without an epilogue and in the type of the sums."""
-        return replace(self, c=sum_dtype(self.c), bias=None, finish=None, scaled=False, **changes)
+        return replace(self, c=sum_dtype(self.c), bias=None, epilogue=None, scaled=False, **changes)
 
     @property
     def itemsize(self) -> int:
@@ -391,7 +391,7 @@ def _tuned_product(problem: Problem) -> algorithms.Case:
     batch = () if batches == 1 else (batches,)
     return algorithms.Case(
         ((*batch, *((k, m) if trans_a else (m, k))), (*batch, *((n, k) if trans_b else (k, n)))), k,
-        lambda config, a, b: product(a, b, (*batch, m, n), Extras(Finish(problem.dtype)), trans_a, trans_b, config),
+        lambda config, a, b: product(a, b, (*batch, m, n), Extras(Epilogue(problem.dtype)), trans_a, trans_b, config),
         lambda a, b: np.matmul(np.swapaxes(a, -1, -2) if trans_a else a, np.swapaxes(b, -1, -2) if trans_b else b),
     )  # fmt: skip
 
@@ -446,7 +446,7 @@ def multiply(queue: Any, p: Matmul, t: Operands, config: KernelConfig | None = N
 
 
 def matmul_of(
-    a: Tensor, b: Tensor, trans_a: bool, trans_b: bool, bias: Tensor | None, finish: Finish, scaled: bool, kept: bool = False
+    a: Tensor, b: Tensor, trans_a: bool, trans_b: bool, bias: Tensor | None, epilogue: Epilogue, scaled: bool, kept: bool = False
 ) -> Matmul | None:
     """Describe the product of two batches of matrices; ``None`` if their batch axes need more than two strides."""
     (m, k), n = (a.shape[-2:][::-1] if trans_a else a.shape[-2:]), b.shape[-2 if trans_b else -1]
@@ -461,14 +461,14 @@ def matmul_of(
     a_strides, b_strides = (outer.source * m * k, inner.source * m * k), (outer.target * k * n, inner.target * k * n)
     placed = (a.host_ref is None and b.host_ref is None) or alignment(a, b) == 16
     aligned = placed and math.gcd(a.shape[-1], b.shape[-1], *a_strides, *b_strides) % 4 == 0
-    return Matmul(m, n, k, trans_a, trans_b, a.dtype, b.dtype, finish.stored, bias.dtype if bias is not None else None, finish,
+    return Matmul(m, n, k, trans_a, trans_b, a.dtype, b.dtype, epilogue.stored, bias.dtype if bias is not None else None, epilogue,
                    (outer.size, inner.size), a_strides, b_strides, aligned, placed, scaled, kept)  # fmt: skip
 
 
 class Extras(NamedTuple):
-    """The optional inputs of a product; ``finish`` describes its epilogue."""
+    """The optional inputs of a product; ``epilogue`` describes its epilogue."""
 
-    finish: Finish
+    epilogue: Epilogue
     bias: Tensor | None = None
     residual: Tensor | None = None
     scale: float = 1
@@ -483,8 +483,8 @@ def product(
 
     ``config`` replaces the selector's choice. ``out`` receives the result instead of new memory.
     """
-    queue, (finish, bias, residual, scale, kept) = a.queue, extras
-    p = matmul_of(a, b, trans_a, trans_b, bias, finish, scale != 1, kept)
+    queue, (epilogue, bias, residual, scale, kept) = a.queue, extras
+    p = matmul_of(a, b, trans_a, trans_b, bias, epilogue, scale != 1, kept)
     if p is None:
         a, b = (broadcast_to(x, (*out_shape[:-2], *x.shape[-2:])) for x in (a, b))
         return product(a, b, out_shape, extras, trans_a, trans_b, config, out)
@@ -493,7 +493,7 @@ def product(
     # CPU kernels would load 16-bit values of the left operand one by one. A configuration that was measured or named is run unchanged.
     widens = DTYPES[p.a].itemsize == 2 and profile.device_type == "cpu" and p.batches * p.m * p.n * p.k >= _WIDEN_FROM
     if widens and "cpu" in algorithm.names and not is_named(found):
-        return product(cast(a, sum_dtype(finish.dtype)), b, out_shape, extras, trans_a, trans_b, config, out)
+        return product(cast(a, sum_dtype(epilogue.dtype)), b, out_shape, extras, trans_a, trans_b, config, out)
     out = new_result(out_shape, p.c, queue) if out is None else out
     algorithm.run(queue, p, found, profile, Operands(a, b, out, bias, residual, scale))
     return out

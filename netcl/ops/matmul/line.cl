@@ -20,6 +20,6 @@ static inline void end_line(const REAL* line, const int width, const int column,
     shifts[j] = j < width ? BIAS_AT(column + j) : 0;
     adds[j] = j < width ? ADDED_AT(at + j) : 0;
   }
-  P_STORE(finish(P_LOAD(ended), scale, has_bias, P_LOAD(shifts), P_LOAD(adds)), ended);
+  P_STORE(epilogue(P_LOAD(ended), scale, has_bias, P_LOAD(shifts), P_LOAD(adds)), ended);
   for (int j = 0; j < width; ++j) C_STORE(c, at + j, ended[j]);
 }

@@ -13,7 +13,7 @@
 //   ATTENTION_POINTERS ATTENTION_NUMBERS  `inside` and z, or what attend.cl needs; from there ROTARY      MOST_TOKENS  no fewer than the tokens
 //   MOST_RUNS  runs of 32 columns of the widest product      HELD  quads of a normed row that a work-item holds      EPS NEXT_EPS  of the norms
 // From codes.cl: LOW HIGH MIN SCALES WORDS RECORD; from ptx.cl: LOCAL_AT COPY_16 COPIES_COMMIT COPIES_WAIT BARRIER_INIT BARRIERS_BEGIN COPY_BULK MMA_FRESH MMA_FLOAT16; from the
-// launch: SPLIT KINDS as in mma.cl, X_T X_QUAD X_LOAD X_STORE, NORM_T NORM_QUAD, BIAS_T BIAS_LOAD; finish() is generated.
+// launch: SPLIT KINDS as in mma.cl, X_T X_QUAD X_LOAD X_STORE, NORM_T NORM_QUAD, BIAS_T BIAS_LOAD; epilogue() is generated.
 #define ITEMS (WARPS * 32)
 #define HELD_RUNS 4  // that a warp loads before it multiplies
 #define PIECE (EACH / PER_RECORD * RECORD)
@@ -295,7 +295,7 @@ void strips_chain(LAYER_POINTERS ATTENTION_POINTERS __global const X_T* x, __glo
         both[m] += rest * (1.0f / 2048);
       }
       if (phase % 2 == 0 && added) more = await_result(more, added + at, late, &lost);
-      const float value = phase == 1 ? finish(both[0], 1.0f, 0, 0.0f, 0.0f) * both[1] : both[0] + more;
+      const float value = phase == 1 ? epilogue(both[0], 1.0f, 0, 0.0f, 0.0f) * both[1] : both[0] + more;
       if (to) publish(to + at, value);
       if (result) X_STORE(result, at, value);
     }

@@ -228,7 +228,7 @@ def launch_chain(chain: Chain) -> tuple[Tensor, ...]:
     dtypes, around, code = chain.parts.text("X", "uchar", items, quads)
     macros = {"X_QUAD(p)": {**launch.QUADS, **quads}[x.dtype], **plans.kind_macros(chain.kind, 2, CLANG=0, ASM=0), **around, **sizes}
     macros |= {"ATTEND": int(attention is not None), "LAYERS": chain.computed, **_pointer_macros(chain)}
-    text = primitives.cl_source(nvidia.__file__, "ptx.cl") + chain.parts.finish.source("float", 1, False) + code
+    text = primitives.cl_source(nvidia.__file__, "ptx.cl") + chain.parts.epilogue.source("float", 1, False) + code
     operands = {**dtypes, "X": x.dtype, "Y": x.dtype, "BIAS": x.dtype}
     tokens, (attended, width, inner) = chain.tokens, chain.columns
     found = [new_result(x.shape, x.dtype, queue)] if chain.computed else []
@@ -272,8 +272,8 @@ def _launch_rows(chain: Chain) -> tuple[Tensor, ...]:
     optional = (y if t is None else t for t in (after.projection, after.norm, after.bias, z))  # y stands in for what is missing
     following, next_norm, bias, last = optional
     operands = plans.PackedOperands(x, own.packed[0], bias, y)
-    finish, p = chain.parts.finish.source("float", 4, False), _packed_row(chain, attended, width)
-    kernel, record = plans.row_chain(p, operands, finish, z is not None)
+    epilogue, p = chain.parts.epilogue.source("float", 4, False), _packed_row(chain, attended, width)
+    kernel, record = plans.row_chain(p, operands, epilogue, z is not None)
     scratch = Tensor.empty(((attended + 2 * width + inner) // 32 * record + 2 * 4 * width // 32,), "int8", queue=queue)
     pointers = (own.out, own.gate, own.up, own.down, following, chain.inside, x, own.mlp_norm, next_norm, bias, h, y, last, scratch)
     numbers = (attended, width, inner, chain.next, int(after.bias is not None), float(chain.parts.eps), float(chain.next_eps))
@@ -306,8 +306,8 @@ def _chain_right(queue: Any, chain: Chain, bulk: bool) -> bool:
     cache, lengths = rng.standard_normal((2, tokens, 4, 600, 64), np.float32), np.array([0, 550], np.int32)
     packed = (pack_strips(block, chain.kind, shape) for block, shape in zip(blocks, shapes, strict=True))
     out, gate, up, down, following, weight, keys, values = (Tensor.from_host(queue, a) for a in (*packed, norm, *cache))
-    finish = chain.parts.finish._replace(dtype="float32", activation="relu")
-    parts = chain.parts._replace(finish=finish, gate=gate, norm_weight=weight)
+    epilogue = chain.parts.epilogue._replace(dtype="float32", activation="relu")
+    parts = chain.parts._replace(epilogue=epilogue, gate=gate, norm_weight=weight)
     layer = DecoderLayer(weight, following, None, out, weight, gate, up, down, keys, values)
     layers: tuple[DecoderLayer, ...] = (layer, layer._replace(keys=values, values=keys))
     eps = (parts.eps, parts.eps)

@@ -135,5 +135,5 @@ static inline float8 eight_halves(__global const uchar* p) {
 #define GATED_VALUE(first, second, row) (first)
 #define FINISHED(sum, row, at) ((sum) + (biased ? BIAS_LOAD(bias, row) : 0.0f))
 #else
-#define FINISHED(sum, row, at) finish(sum, 1.0f, biased, biased ? BIAS_LOAD(bias, row) : 0.0f, ADDED ? ADDED_LOAD(added, at) : 0.0f)
+#define FINISHED(sum, row, at) epilogue(sum, 1.0f, biased, biased ? BIAS_LOAD(bias, row) : 0.0f, ADDED ? ADDED_LOAD(added, at) : 0.0f)
 #endif

@@ -24,7 +24,7 @@ from netcl.core.tensor import Tensor, new_result
 from netcl.engine import algorithms, launch
 from netcl.engine.opencl_text import loose_halves
 from netcl.engine.strided import alignment, copy_block, take_block
-from netcl.ops.finish import Finish
+from netcl.ops.epilogue import Epilogue
 from netcl.ops.matmul import nvidia
 from netcl.ops.matmul.gemm import Extras, product
 from netcl.ops.quantized.formats import Kind, dequantize, quantize
@@ -144,7 +144,7 @@ def _compiled(
         quads = {"float16": "quad_float16(p)"} if file == "mma.cl" else {}
         dtypes, around, code = t.parts.text("X", "uchar", items, quads)
         operands, macros = operands | dtypes, macros | around | {"X_QUAD(p)": quads.get(p.dtype, macros["X_QUAD(p)"])}
-        text += t.parts.finish.source("float", 1, False) + code
+        text += t.parts.epilogue.source("float", 1, False) + code
     return launch.kernel(queue, __file__, f"codes.cl {'round.cl ' * (file != 'mma.cl')}{file}", name, operands, macros, text)
 
 
@@ -393,7 +393,7 @@ def _unpacked_product(queue: Any, p: Packed, config: KernelConfig, profile: Any,
         bias = t.bias if t.bias is None or count == p.rows else take_block(t.bias, (count,), begin, (1,))
         piece = unpack_rows(queue, p, t.weight, p.dtype, begin, count)
         whole = t.out if count == p.rows else None
-        made = product(t.x, piece, (p.tokens, count), Extras(Finish(t.out.dtype), bias), False, True, out=whole)
+        made = product(t.x, piece, (p.tokens, count), Extras(Epilogue(t.out.dtype), bias), False, True, out=whole)
         if whole is None:
             copy_block((p.tokens, count), made, 0, (count, 1), t.out, begin, (p.rows, 1))
 
@@ -403,8 +403,8 @@ def gradient(queue: Any, p: Packed, g: Tensor, weight: Tensor) -> Tensor:
     total: Tensor | None = None
     for begin, count in _pieces(queue, p):
         part = g if count == p.rows else take_block(g, (p.tokens, count), begin, (p.rows, 1))
-        finish = Finish(p.dtype, residual="" if total is None else p.dtype)
-        total = product(part, unpack_rows(queue, p, weight, p.dtype, begin, count), (p.tokens, p.columns), Extras(finish, None, total))
+        epilogue = Epilogue(p.dtype, residual="" if total is None else p.dtype)
+        total = product(part, unpack_rows(queue, p, weight, p.dtype, begin, count), (p.tokens, p.columns), Extras(epilogue, None, total))
     assert total is not None
     return total
 

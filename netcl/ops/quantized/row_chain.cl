@@ -129,7 +129,7 @@ __kernel void strips_chain(__global const uchar* w_out, __global const uchar* w_
     row_sums(w_gate, of_h, 32 * unit, inner, width / 32, g);
     scale_rows(f, h_squares, width, eps);
     scale_rows(g, h_squares, width, eps);
-    for (int i = 0; i < 8; ++i) f[i] *= finish(g[i], 1.0f, 0, (float4)(0.0f), (float4)(0.0f));
+    for (int i = 0; i < 8; ++i) f[i] *= epilogue(g[i], 1.0f, 0, (float4)(0.0f), (float4)(0.0f));
     put_record(of_gated + (size_t)unit * X_RECORD, f, 0);
   }
   WAIT_FOR(2, inner / 32)

@@ -17,7 +17,7 @@ from netcl.engine import launch, reduction
 from netcl.engine.registry import S, lookup_op, op
 from netcl.engine.waiting import late_flag
 from netcl.ops import reduce  # noqa: F401, adds the row of sum
-from netcl.ops.finish import Finish
+from netcl.ops.epilogue import Epilogue
 from netcl.ops.matmul.gemm import Extras, product
 from netcl.ops.pointwise import cast
 from netcl.ops.recurrent import plans, steps
@@ -214,7 +214,7 @@ def _run_layer_grad(
 
     def summed(a: Tensor, b: Tensor) -> Tensor:
         a, b = (with_shape(x, (total, x.size // total)) for x in (a, b))
-        return product(a, b, (a.shape[1], b.shape[1]), Extras(Finish(layer.dtype)), trans_a=True)
+        return product(a, b, (a.shape[1], b.shape[1]), Extras(Epilogue(layer.dtype)), trans_a=True)
 
     d_bias = _sum_over(with_shape(dg, (total, gates * hidden)), axis=0) if biased else None
     return [dx, summed(dg, before), d_bias, d_h0, carry, None if projection is None else summed(dhp, full)]
