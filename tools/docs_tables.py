@@ -204,7 +204,7 @@ HELPERS = {
     "netcl.data.augment": "pixels_after bilinear inside", "netcl.data.datasets": "idx_arrays",
     "netcl.data.tables": "read_csv_rows read_numpy_arrays", "netcl.vision.datasets": "default_loader pil_loader",
     "netcl.vision.ops": "kept_boxes", "netcl.vision.functional": "pillow is_pil host_tensor pair", "netcl.vision.transforms": "rng",
-    "netcl.profiling.autotuner": "problems_of search_unasked", "netcl.serve": "TextRequest run_server",
+    "netcl.profiling.autotuner": "problems_of search_automatically", "netcl.serve": "TextRequest run_server",
 }  # fmt: skip
 
 

@@ -85,9 +85,9 @@ def run_backward(
         grad_mode.set(enabled)
         modes.finishers, modes.walk = finishers, outer
         if failed and modes.expecting and (error := sys.exc_info()[1]) is not None:
-            for tell in [known() for known in modes.expecting.values()]:
-                if tell is not None:
-                    tell(error)
+            for report in [known() for known in modes.expecting.values()]:
+                if report is not None:
+                    report(error)
 
 
 def after_backward(callback: Callable[[], None]) -> None:

@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 
 from netcl import ops
-from netcl.autograd.ops import keeps_first, learns, record, scaled, twin
+from netcl.autograd.ops import keeps_first, needs_recording, record, scaled, twin
 from netcl.autograd.tape import KeptGradient, grad_mode, keeps_gradient, modes, no_grad, retain_grad
 from netcl.core.dtype import DTYPES
 from netcl.core.errors import AutogradError, DtypeError, ShapeError, check_probability, message
 from netcl.core.tensor import Tensor, duplicate
-from netcl.core.writes import wrote_again
+from netcl.core.writes import rewrote
 from netcl.engine import registry
 from netcl.engine.launch import FLOATS
 from netcl.engine.operands import common_shape
@@ -37,7 +37,7 @@ def in_place(name: str, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         alpha = kwargs.pop("alpha")
         args = tuple(scaled(x, other, alpha) for other in (*args, *kwargs.values()))
         kwargs = {}
-    if not learns((x, *args), kwargs):
+    if not needs_recording((x, *args), kwargs):
         if _fits_in(name, x, args, kwargs):
             ops.function(name)(x, *args, out=x, **kwargs)
             return x
@@ -53,7 +53,7 @@ def _check_target(name: str, x: Tensor, args: Sequence[Any], kwargs: Mapping[str
     if not grad_mode.get():
         return
     history = None if x.place is None else x.place.history
-    of_leaf = history is not None and history.leaf and learns((x, *args), kwargs)
+    of_leaf = history is not None and history.leaf and needs_recording((x, *args), kwargs)
     if of_leaf or (x.requires_grad and x.grad_fn is None):
         what = f"cannot write in place to {'a view of a leaf' if of_leaf and x.grad_fn is not None else 'a leaf'} that requires grad"
         raise AutogradError(message(f"{name}_", what, "do it inside no_grad(), or write to its data or to a clone()", shape=x.shape))
@@ -121,8 +121,8 @@ def _rebase(x: Tensor, old: Tensor, result: Tensor) -> None:
     """Set ``grad_fn`` of ``x`` and of all tensors over its memory after a write of ``result``. ``old`` is ``x`` before the write."""
     place = x.place
     history = None if place is None else place.history
-    base_learns = history is not None and history.edge is not None
-    if not grad_mode.get() or not (result.requires_grad or old.requires_grad or base_learns):
+    base_requires_grad = history is not None and history.edge is not None
+    if not grad_mode.get() or not (result.requires_grad or old.requires_grad or base_requires_grad):
         return
     if not result.requires_grad:  # a constant: no gradient to the old x, but x stays part of the graph, as in torch
         constant = _stand_in(x.shape, x)
@@ -171,14 +171,14 @@ def recorded_setitem(x: Tensor, index: Any, value: Any) -> Tensor:
     _check_target("setitem", x, (value,), {})
     if isinstance(value, Tensor) and views.is_copy(value) and value.writes is x.writes and _is_item(x, index, value):
         return x  # x[index] += y: the write to the view has already changed x
-    recorded = learns((x, value), {})
+    recorded = needs_recording((x, value), {})
     old = _history_of(x)
     if views.is_copy(x):
         views.write_into(x, ops.function("setitem")(duplicate(x), index, value))
     else:
         with no_grad():
             ops.function("setitem")(x, index, value)
-        wrote_again(x)
+        rewrote(x)
     if recorded:
         index = _kept_index(index)
         result = _stand_in(x.shape, x)
@@ -220,7 +220,7 @@ def _fill(x: Tensor, value: Any) -> Tensor:
         with no_grad():
             x._changing()
         x._fill(value)
-        wrote_again(x)
+        rewrote(x)
     if grad_mode.get():
         _rebase(x, old, _stand_in(x.shape, x))
     return x
@@ -230,7 +230,7 @@ def _copy(x: Tensor, source: Any) -> Tensor:
     if not isinstance(source, Tensor):
         source = Tensor.from_host(x.queue, source, x.dtype)
     if source.queue is not x.queue:
-        if learns((source,), {}):
+        if needs_recording((source,), {}):
             what, seen = "cannot record a copy between devices", {"tensor": x.device.device_name, "source": source.device.device_name}
             raise AutogradError(message("copy_", what, "copy source.detach(), or move it first", **seen))
         source = source.to(x.queue)

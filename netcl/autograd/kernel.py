@@ -142,10 +142,10 @@ class Kernel:
         if self.check and sanitizer.oclgrind_available():
             self.check = False
             hosts = [a.to_host() if isinstance(a, Tensor) else a for a in args]
-            said = sanitizer.check_launch(spec.to_source(), spec.name, (n,), (min(n, 64),) if n else None, hosts)
-            if said:
+            report = sanitizer.check_launch(spec.to_source(), spec.name, (n,), (min(n, 64),) if n else None, hosts)
+            if report:
                 what = "the kernel must run without faults, but the sanitizer found some"
-                raise KernelBuildError(f"{message(self.name, what)}\n\n{said}")
+                raise KernelBuildError(f"{message(self.name, what)}\n\n{report}")
         spec.run(next(iter(outputs.values())).queue, (n,), None, *args)
 
 

@@ -208,7 +208,7 @@ def _make(row: Any, function: Callable[..., Any], words: Mapping[str, str]) -> C
 
     def recorded(*args: Any, **kwargs: Any) -> Any:
         out = forward(*args, **kwargs)
-        if note is not None and learns(args, kwargs):
+        if note is not None and needs_recording(args, kwargs):
             note(out, args, kwargs)
         return out
 
@@ -225,14 +225,14 @@ def _make(row: Any, function: Callable[..., Any], words: Mapping[str, str]) -> C
         if policy != "keep" and autocast_block.get() is not None:
             traced = modes.observer is not None  # a tracer records casts: operators of other runtimes have inputs of one dtype
             args, kwargs = cast_arguments("float" if traced and policy == "wide" else policy, args, kwargs, -1 if traced else bias)
-        if kwargs and note is not None and kwargs.get("out") is not None and learns(args, kwargs):
+        if kwargs and note is not None and kwargs.get("out") is not None and needs_recording(args, kwargs):
             what = "out= cannot be used with an input that requires a gradient, because the call is not recorded"
             raise AutogradError(message(row.name, what, "drop out=, or call it inside no_grad()", out=kwargs["out"].shape))
         observer = modes.observer
         if observer is not None:
             return observer(row, recorded, *args, **kwargs)
         out = forward(*args, **kwargs)  # inlines recorded(): one Python call less per op
-        if note is not None and learns(args, kwargs):
+        if note is not None and needs_recording(args, kwargs):
             note(out, args, kwargs)
         return out
 
@@ -253,11 +253,11 @@ def _linked(row: Op, forward: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-def learns(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+def needs_recording(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
     """Whether a call must be recorded: gradients are enabled, and a tensor in the arguments (or in a list or tuple) requires one."""
     for x in (*args, *kwargs.values()) if kwargs else args:
         if isinstance(x, Tensor):
-            if x._learns:
+            if x._requires_grad:
                 return grad_mode.get()
         elif isinstance(x, (list, tuple)) and recording(x):
             return True
@@ -330,16 +330,16 @@ def _pointwise_rule(node: Node, F: Any, grads: Sequence[Any]) -> list[Any]:
     wanted = [edge is not None for edge in node.edges]
     if not grad_mode.get():
         return pointwise.run_vjp(row, g, out, inputs, params, wanted)
-    env = {f"v{i}": x for i, x in enumerate(inputs)} | dict(params) | {"g": g, "out": _recorded_again(node, out)}
+    env = {f"v{i}": x for i, x in enumerate(inputs)} | dict(params) | {"g": g, "out": _as_output(node, out)}
     return [compose(text, env, F, row.let) if want and text else None for want, text in zip(wanted, row.vjp, strict=True)]
 
 
-def _recorded_again(node: Node, out: Tensor | None, index: int = 0) -> Tensor | None:
+def _as_output(node: Node, out: Tensor | None, index: int = 0) -> Tensor | None:
     """Return a saved output (or ``None``) with ``node`` as its ``grad_fn``; it is saved without ``grad_fn`` to avoid a reference cycle."""
     if out is None:
         return None
     recorded = out.detach()
-    recorded._learns, recorded.grad_fn, recorded.output_nr = True, node, index
+    recorded._requires_grad, recorded.grad_fn, recorded.output_nr = True, node, index
     return recorded
 
 
@@ -364,7 +364,7 @@ def _structured(row: Op | Reduction) -> Callable[[Any, Sequence[Any], Mapping[st
             if isinstance(x, Tensor):
                 kind = make_like((x.shape, x.dtype))
                 saved.append(x if wanted else kind)
-                if x._learns:
+                if x._requires_grad:
                     learning = True
                     edges.append((x, 0) if x.grad_fn is None else (x.grad_fn, x.output_nr))
                     likes.append(kind)
@@ -428,7 +428,7 @@ def _structured_rule(node: Node, F: Any, grads: Sequence[Any]) -> list[Any]:
     if clock.last > node.order:
         inputs, outs = intact(node, inputs, outs)
     if outs is not None and grad_mode.get():
-        outs = [_recorded_again(node, out, i) for i, out in enumerate(outs)]
+        outs = [_as_output(node, out, i) for i, out in enumerate(outs)]
     several = len(node.outputs) > 1
     out = None if outs is None else (tuple(outs) if several else outs[0])
     # A vjp may skip unwanted gradients, and needs kernels with a gradient only where it is recorded.

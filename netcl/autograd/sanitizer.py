@@ -61,14 +61,14 @@ def check_launch(source: str, name: str, global_size: Sequence[int], local_size:
         arrays["plan"] = np.frombuffer(json.dumps(plan).encode(), np.uint8)
         np.savez(request, allow_pickle=False, **arrays)
         child = env.for_child(**SETTINGS, OCLGRIND_LOG=str(log), NETCL_CACHE_DIR=folder)
-        said = _child_report(request, log, child)
-        if own := _OWN_FAULTS.search(said):
+        report = _child_report(request, log, child)
+        if own := _OWN_FAULTS.search(report):
             del child["OCLGRIND_UNINITIALIZED"]
             log.unlink(missing_ok=True)
             what = "[sanitizer] uninitialized values were not checked, as Oclgrind's own check fails; kernel=%s, reason=%s"
             _log.warning(what, name, own[0])
-            said = _child_report(request, log, child)
-        return said
+            report = _child_report(request, log, child)
+        return report
 
 
 def _child_report(request: Path, log: Path, child: dict[str, str]) -> str:
@@ -80,8 +80,8 @@ def _child_report(request: Path, log: Path, child: dict[str, str]) -> str:
         fault = f"{done.stderr.strip()}\n{ended}".strip() if done.returncode else ""
     except subprocess.TimeoutExpired:
         fault = f"the launch did not end within {_SECONDS} s"
-    said = log.read_text().strip() if log.exists() else ""
-    return f"{said}\n{fault}".strip()
+    report = log.read_text().strip() if log.exists() else ""
+    return f"{report}\n{fault}".strip()
 
 
 def _run_script(path: str) -> None:

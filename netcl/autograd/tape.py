@@ -76,7 +76,7 @@ class Node:
     ``edges`` are the destinations of these gradients: ``(leaf tensor, 0)``, ``(node, index of its output)`` or ``None``.
     """
 
-    __slots__ = ("__weakref__", "edges", "fusing", "hooks", "likes", "name", "order", "outputs", "rule", "saved", "site")
+    __slots__ = ("__weakref__", "edges", "fusing", "hooks", "likes", "name", "order", "outputs", "rule", "saved", "call_site")
 
     def __init__(self, name: str, rule: Callable[..., Sequence[Any]], edges: list[Edge], likes: list[Like | None], saved: Any):
         self.name = name
@@ -87,7 +87,7 @@ class Node:
         self.order = clock.tick()
         self.outputs: list[Like] = []
         self.hooks: tuple[tuple[int, Callable[[Tensor], Tensor | None]], ...] = ()
-        self.site = _op_site() if anomaly_mode.get() else ""
+        self.call_site = _call_site() if anomaly_mode.get() else ""
         self.fusing = deferral.mode  # backward uses the deferral mode of forward
 
     def attach(self, outputs: Sequence[Any]) -> None:
@@ -96,7 +96,7 @@ class Node:
         for index, out in enumerate(outputs):
             seen.append(make_like((out.shape, out.dtype)))
             if out.dtype in _FLOAT_DTYPES:
-                out._learns = True
+                out._requires_grad = True
                 out.grad_fn = self
                 out.output_nr = index
         if modes.tape is not None:
@@ -151,11 +151,11 @@ def edge_of(x: Tensor) -> tuple[Any, int]:
 
 def edges_to(inputs: Sequence[Any]) -> tuple[list[Edge], list[Like | None]]:
     """Return the edges to the inputs of an op, and the inputs' types; both are ``None`` for an input that requires no gradient."""
-    learning = [x if isinstance(x, Tensor) and x._learns else None for x in inputs]
+    learning = [x if isinstance(x, Tensor) and x._requires_grad else None for x in inputs]
     return [x if x is None else edge_of(x) for x in learning], [x if x is None else like(x) for x in learning]
 
 
-def _op_site() -> str:
+def _call_site() -> str:
     """Return the line of the user's program that called the op."""
     line = user_line()
     return f"{line.filename}:{line.lineno} in {line.name}: {line.line}"
@@ -164,7 +164,7 @@ def _op_site() -> str:
 def recording(tensors: Iterable[Any]) -> bool:
     """Whether an op on these inputs must be recorded."""
     for x in tensors:
-        if isinstance(x, Tensor) and x._learns:
+        if isinstance(x, Tensor) and x._requires_grad:
             return grad_mode.get()
     return False
 
@@ -244,7 +244,8 @@ def check_finite(node: Node, value: Tensor, verb: str) -> None:
     if len(bad):
         first = tuple(bad[0].tolist())
         what = f"every value must be finite, but the op {verb} one that is not"
-        where = f"called at {node.site}" if node.site else "run the forward pass inside detect_anomaly() too, to see where it was called"
+        remedy = "run the forward pass inside detect_anomaly() too, to see where it was called"
+        where = f"called at {node.call_site}" if node.call_site else remedy
         raise FloatingPointError(message(node.name, what, where, index=first, value=values[first], shape=value.shape))
 
 

@@ -50,14 +50,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:  # whoever has something to save has handled it
         return INTERRUPTED
     except (CommandError, DeviceError, EnvironmentVariableError) as error:
-        told = str(error)
+        failure = str(error)
     except OSError as error:  # a file that is not there, a folder that cannot be written to, a full disk
         if isinstance(error, BrokenPipeError) and _drop_unread():
             return BROKEN_PIPE
-        told = str(error) if error.filename is None else message(next(iter(words), "netcl"), str(error.strerror), file=error.filename)
+        failure = str(error) if error.filename is None else message(next(iter(words), "netcl"), str(error.strerror), file=error.filename)
     finally:
         _drop_unread()
-    print(told, file=sys.stderr)
+    print(failure, file=sys.stderr)
     return 1
 
 

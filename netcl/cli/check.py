@@ -82,9 +82,9 @@ def _runs_clean(args: argparse.Namespace, source: str, name: str) -> bool:
     if made is None:
         say(f"{name}: not run, it takes something other than buffers and numbers")
         return True
-    said = sanitizer.check_launch(source, name, args.global_size or [args.size], args.local_size, made)
-    say(f"{name}: {'clean' if not said else 'faults' + chr(10) + said}")
-    return not said
+    report = sanitizer.check_launch(source, name, args.global_size or [args.size], args.local_size, made)
+    say(f"{name}: {'clean' if not report else 'faults' + chr(10) + report}")
+    return not report
 
 
 def _made_up(source: str, name: str, size: int) -> list[Any] | None:

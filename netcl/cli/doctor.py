@@ -284,8 +284,8 @@ def print_doctor(facts: Facts, findings: Sequence[Finding]) -> None:
     say(f"netcl {__version__}, Python {machine.python_version()} on {machine.system()} {machine.machine()}")
     say(f"pyopencl  {facts.pyopencl or 'does not import'}")
     say(f"loader    {facts.loader or 'none in use'}")
-    told = f"told to read {facts.folder}" if facts.folder else f"reads {facts.loader_folder}"
-    say(f"          {told}" + (f" ({facts.setting[0]} is set by you)" if facts.setting else ""))
+    reading = f"set to read {facts.folder}" if facts.folder else f"reads {facts.loader_folder}"
+    say(f"          {reading}" + (f" ({facts.setting[0]} is set by you)" if facts.setting else ""))
     say(f"cache     {env.cache_dir() or 'none: no folder can be written'}")
     say("\nRuntimes were looked for in:")
     drivers = dict.fromkeys(os.path.basename(names[0]) for _, names in platforms.DRIVERS)

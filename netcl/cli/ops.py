@@ -14,7 +14,7 @@ from netcl.core.errors import message
 _ESTIMATE_EVERY = 100  # checks between two estimates of the time that is left; the first estimate follows the first check
 
 
-def _asked_ops(given: Sequence[str]) -> list[str]:
+def _requested_ops(given: Sequence[str]) -> list[str]:
     """Return op names with aliases resolved to names of the op table; raises for an unknown name."""
     from netcl.ops import ALIASES, REGISTRY
 
@@ -37,7 +37,7 @@ def selftest(args: argparse.Namespace) -> int:
     from netcl import selftest as tests
     from netcl.ops import REGISTRY
 
-    names, handle = _asked_ops(args.ops), pick_device(args.device)
+    names, handle = _requested_ops(args.ops), pick_device(args.device)
     print(handle.profile.title)
     counts: Counter[str] = Counter()
     failed: list[tests.Result] = []

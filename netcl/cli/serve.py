@@ -32,7 +32,7 @@ def chat(args: argparse.Namespace) -> int:
     options, model, turns = sampling_options(args), load_writer(args), 0
     colors = ("\033[1;32m", "\033[36m", "\033[0m") if sys.stdout.isatty() and not env.raw("NO_COLOR") else ("", "", "")
     first = [] if args.system is None else [{"role": "system", "content": args.system}]
-    said = list(first)
+    history = list(first)
     say("/reset forgets the conversation, /exit ends it, Ctrl-C stops an answer")
     while True:
         try:
@@ -42,9 +42,9 @@ def chat(args: argparse.Namespace) -> int:
         if line == "/exit":
             return 0
         if line in ("", "/reset"):
-            said = list(first) if line else said
+            history = list(first) if line else history
             continue
-        ids = model.tokenizer.apply_chat_template([*said, {"role": "user", "content": line}])
+        ids = model.tokenizer.apply_chat_template([*history, {"role": "user", "content": line}])
         stream, text, turns = TextStream(model.tokenizer, ids), "", turns + 1
         seed = None if args.seed is None else args.seed + turns - 1
         tokens = model.generate(ids, args.length, seed=seed, stream=True, **options)
@@ -56,7 +56,7 @@ def chat(args: argparse.Namespace) -> int:
                 text += (piece := stream.add(token))
                 print(piece, end="", flush=True)
         print(stream.rest() + colors[2])
-        said += [{"role": "user", "content": line}, {"role": "assistant", "content": text + stream.rest()}]
+        history += [{"role": "user", "content": line}, {"role": "assistant", "content": text + stream.rest()}]
 
 
 @command(

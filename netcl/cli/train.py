@@ -18,7 +18,7 @@ from netcl.core.errors import ShapeError, message
 
 
 @contextmanager
-def _told_in_a_line() -> Iterator[None]:
+def _errors_on_one_line() -> Iterator[None]:
     """Convert errors of recipes, files, shapes, non-finite losses, memory and missing packages to a ``CommandError``."""
     from netcl.io import FileError
     from netcl.trainer.recipe import RecipeError
@@ -38,13 +38,13 @@ def _recipe_arguments(parser: argparse.ArgumentParser) -> None:
         default, text = getattr(Recipe(), item.name), item.metadata["doc"]
         name = f"--{item.name.replace('_', '-')}"
         if isinstance(default, bool):
-            told = f"{text}; default: {'yes' if default else 'no'}"
-            parser.add_argument(name, action=argparse.BooleanOptionalAction, default=None, help=told)
+            help_text = f"{text}; default: {'yes' if default else 'no'}"
+            parser.add_argument(name, action=argparse.BooleanOptionalAction, default=None, help=help_text)
         elif isinstance(default, dict):
             parser.add_argument(name, metavar="NAME=VALUE", nargs="+", default=None, help=f"{text}; values that are valid JSON are parsed")
         else:
-            told = text if default == "" else f"{text}; default: {default}"
-            parser.add_argument(name, type=type(default), default=None, metavar=type(default).__name__.upper(), help=told)
+            help_text = text if default == "" else f"{text}; default: {default}"
+            parser.add_argument(name, type=type(default), default=None, metavar=type(default).__name__.upper(), help=help_text)
 
 
 def _recipe(args: argparse.Namespace) -> Any:
@@ -141,12 +141,12 @@ def _folder(args: argparse.Namespace) -> Path:
     option("--find-lr", action="store_true", help="find a learning rate first, and train with it"),
     option("--tensorboard", action="store_true", help="also write files for TensorBoard"),
 )
-@_told_in_a_line()
+@_errors_on_one_line()
 def train(args: argparse.Namespace) -> int:
     """Train a model on your own files or on a named dataset; writes a folder with checkpoints, logs, the model and a report."""
     from netcl import distributed
     from netcl.trainer import TensorBoard
-    from netcl.trainer.page import write_report
+    from netcl.trainer.report_html import write_report
     from netcl.trainer.run import find_rate, train_run
 
     if args.distributed > 1 and distributed.world().size == 1:
@@ -180,10 +180,10 @@ def train(args: argparse.Namespace) -> int:
     option("run", help="the folder of a run"),
     option("--out", help="the file; report.html in the folder if none is given"),
 )
-@_told_in_a_line()
+@_errors_on_one_line()
 def report(args: argparse.Namespace) -> int:
     """Write the report of a run as one self-contained page: curves, confusion matrix, predictions, slowest kernels."""
-    from netcl.trainer.page import write_report
+    from netcl.trainer.report_html import write_report
 
     print(write_report(args.run, args.out))
     return 0
@@ -197,7 +197,7 @@ def report(args: argparse.Namespace) -> int:
     option("--out", help="a CSV file to write instead of a table"),
     DEVICE,
 )
-@_told_in_a_line()
+@_errors_on_one_line()
 def predict(args: argparse.Namespace) -> int:
     """Apply the model of a run to files; print the predictions or write them to a CSV file."""
     from netcl.io import load_model, read_notes
@@ -245,7 +245,7 @@ def _trace_script(words: list[str], handle: Any) -> Any:
     option("--steps", type=whole(1), default=5, help="number of training steps to trace, after one warm-up step"),
     option("--out", default="trace.json", help="the file to write, for https://ui.perfetto.dev or chrome://tracing"),
 )
-@_told_in_a_line()
+@_errors_on_one_line()
 def trace_training(args: argparse.Namespace) -> int:
     """Trace the kernels of a script, or of a few training steps: a table here, and a chrome-trace file that Perfetto opens."""
     from netcl.profiling.report import COLUMNS, cells_of, text_table

@@ -60,21 +60,21 @@ def tune(args: argparse.Namespace) -> int:
     handle = pick_device(args.device)
     start, results = time.perf_counter(), list[Any]()
 
-    def told(result: Any) -> None:
+    def on_result(result: Any) -> None:
         results.append(result)
         print(_line(result), flush=True)
 
     with device(handle):
-        _tune_sizes(args, handle, told) if args.what in PROBLEM_SIZES else _tune_model(args, handle, told)
+        _tune_sizes(args, handle, on_result) if args.what in PROBLEM_SIZES else _tune_model(args, handle, on_result)
     faster = [result for result in results if result.speedup > 1]
     wrong = sum(len(result.rejected) for result in results)
-    told_of = f"{len(faster)} faster than untuned, {wrong} candidates rejected"
+    summary = f"{len(faster)} faster than untuned, {wrong} candidates rejected"
     count, seconds = f"{len(results)} problem{'' if len(results) == 1 else 's'}", time.perf_counter() - start
-    print(f"{count} in {seconds:.0f} s: {told_of}; {store.path(handle.profile)}")
+    print(f"{count} in {seconds:.0f} s: {summary}; {store.path(handle.profile)}")
     return 0
 
 
-def _tune_sizes(args: argparse.Namespace, handle: Any, told: Callable[[Any], None]) -> None:
+def _tune_sizes(args: argparse.Namespace, handle: Any, on_result: Callable[[Any], None]) -> None:
     from netcl.profiling.autotuner import Autotuner
 
     product = args.what == "matmul"
@@ -85,12 +85,12 @@ def _tune_sizes(args: argparse.Namespace, handle: Any, told: Callable[[Any], Non
     ops = ["matmul"] if product else ["conv2d", "conv2d_input_grad", "conv2d_weight_grad"]
     try:
         for op in ops:
-            told(Autotuner(handle, args.budget / len(ops)).tune(op, *args.sizes[:7], dtype=args.dtype, **flags))
+            on_result(Autotuner(handle, args.budget / len(ops)).tune(op, *args.sizes[:7], dtype=args.dtype, **flags))
     except (ShapeError, DtypeError) as fault:
         raise CommandError(str(fault)) from fault
 
 
-def _tune_model(args: argparse.Namespace, handle: Any, told: Callable[[Any], None]) -> None:
+def _tune_model(args: argparse.Namespace, handle: Any, on_result: Callable[[Any], None]) -> None:
     import netcl.autograd as ag
     from netcl.core.tensor import Tensor
     from netcl.profiling.autotuner import autotune
@@ -107,7 +107,7 @@ def _tune_model(args: argparse.Namespace, handle: Any, told: Callable[[Any], Non
     def step() -> None:
         ag.mean(model(x)).backward()
 
-    autotune(step, args.budget, handle.queue, told, args.again)
+    autotune(step, args.budget, handle.queue, on_result, args.again)
 
 
 def _line(result: Any) -> str:

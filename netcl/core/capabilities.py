@@ -81,7 +81,7 @@ def device_type(cl_device: Any) -> str:
     return next((name for name, bit in TYPE_BITS if bits & bit), "other")
 
 
-def _ask(cl_device: Any, attribute: str, default: Any) -> Any:
+def _device_info(cl_device: Any, attribute: str, default: Any) -> Any:
     """Return one property of the device; ``default`` where the driver does not know it."""
     driver_error = getattr(sys.modules.get("pyopencl"), "Error", AttributeError)
     try:
@@ -94,8 +94,8 @@ def _ask(cl_device: Any, attribute: str, default: Any) -> Any:
 def _compute_capability(cl_device: Any, extensions: tuple[str, ...]) -> tuple[int, int] | None:
     if "cl_nv_device_attribute_query" not in extensions:
         return None
-    major = _ask(cl_device, "compute_capability_major_nv", None)
-    return None if major is None else (int(major), int(_ask(cl_device, "compute_capability_minor_nv", 0)))
+    major = _device_info(cl_device, "compute_capability_major_nv", None)
+    return None if major is None else (int(major), int(_device_info(cl_device, "compute_capability_minor_nv", 0)))
 
 
 def _extension_facts(extensions: tuple[str, ...]) -> dict[str, bool]:
@@ -113,20 +113,20 @@ def device_profile(cl_device: Any) -> DeviceProfile:
     extensions = tuple(sorted(set(cl_device.extensions.split())))
 
     def number(attribute: str, default: int = 0) -> int:
-        return int(_ask(cl_device, attribute, default))
+        return int(_device_info(cl_device, attribute, default))
 
     return DeviceProfile(
         name=cl_device.name.strip(),
         vendor=cl_device.vendor.strip(),
         platform=cl_device.platform.name.strip(),
         version=cl_device.version.strip(),
-        driver_version=_ask(cl_device, "driver_version", "").strip(),
+        driver_version=_device_info(cl_device, "driver_version", "").strip(),
         device_type=device_type(cl_device),
         extensions=extensions,
         **_extension_facts(extensions),
         local_mem_size=number("local_mem_size"),
         max_work_group_size=max(1, number("max_work_group_size", 1)),
-        max_work_item_sizes=tuple(int(size) for size in _ask(cl_device, "max_work_item_sizes", (1, 1, 1))),
+        max_work_item_sizes=tuple(int(size) for size in _device_info(cl_device, "max_work_item_sizes", (1, 1, 1))),
         max_compute_units=max(1, number("max_compute_units", 1)),
         max_clock_mhz=number("max_clock_frequency"),
         global_mem_size=number("global_mem_size"),

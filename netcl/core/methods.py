@@ -212,7 +212,7 @@ def _detached(self: Any) -> Any:
     """Remove the gradient history in place; returns the tensor."""
     if self.place is not None:
         raise ShapeError(message("detach_", "cannot detach a view, or a tensor with views, in place", "use x.detach()", shape=self.shape))
-    self.grad_fn, self._learns = None, False
+    self.grad_fn, self._requires_grad = None, False
     return self
 
 

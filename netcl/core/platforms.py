@@ -397,7 +397,7 @@ def register_runtimes(runtimes: Sequence[Runtime]) -> tuple[Path, list[Runtime]]
     return folder, checked
 
 
-def _tell_loader() -> None:
+def _configure_loader() -> None:
     """Register the runtimes that the loader would miss; if the disk is not writable, only those runtimes are missing."""
     try:
         folder, _state.runtimes = register_runtimes(_state.runtimes)
@@ -422,7 +422,7 @@ def prepare() -> PlatformState:
             return _state
         _state.runtimes = gather_runtimes(Places.here())
         if not _state.setting and any(not r.known for r in _state.runtimes):
-            _tell_loader()
+            _configure_loader()
         for runtime in _state.runtimes:
             if runtime.error:
                 log.info("OpenCL runtime %s is left out: %s; %s", runtime.name, runtime.error, runtime.remedy)

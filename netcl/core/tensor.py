@@ -33,7 +33,7 @@ from netcl.core.hooks import hooks
 from netcl.core.memory import BufferHandle
 from netcl.core.methods import SIZES, Size, size_of
 from netcl.core.waiting_runs import flush_waiting, waiting
-from netcl.core.writes import Writes, writes_of, wrote, wrote_again
+from netcl.core.writes import Writes, rewrote, writes_of, wrote
 
 if TYPE_CHECKING:
     from netcl.core.tensor_methods import TensorMethods
@@ -132,7 +132,7 @@ def _overwrite(self: Tensor, array: Any, async_copy: bool | None = None, use_pin
     else:
         sent = backend_of(self.queue).write(self, array, stored, async_copy, use_pinned)
         self.pending_event, self.pending_release, self.host_ref = sent.event, sent.pending_release, sent.host_ref
-    wrote_again(self)
+    rewrote(self)
     return self
 
 
@@ -194,7 +194,7 @@ class Tensor(TensorMethods):
     pending_release: Callable[[], None] | None
 
     __slots__ = (
-        "__weakref__", "_hooks", "_learns", "_persistent", "context", "dtype", "grad", "grad_fn", "host_ref", "lease", "memory",
+        "__weakref__", "_hooks", "_requires_grad", "_persistent", "context", "dtype", "grad", "grad_fn", "host_ref", "lease", "memory",
         "output_nr", "pending_event", "pending_release", "place", "queue", "requires_grad", "shape", "source", "writes",
     )  # fmt: skip
     __array_ufunc__ = None  # NumPy must leave `array + tensor` to the tensor
@@ -214,7 +214,7 @@ class Tensor(TensorMethods):
         self._persistent = persistent
         if persistent and pool_handle is not None:
             pool_handle.persistent = True
-        self._learns = False
+        self._requires_grad = False
         if requires_grad:
             self.requires_grad = True
         self.grad = grad
@@ -328,7 +328,7 @@ class Tensor(TensorMethods):
         return result
 
     def _mark(self, requires_grad: bool, persistent: bool) -> None:
-        self._learns = False
+        self._requires_grad = False
         if requires_grad:
             self.requires_grad = True
         self._persistent = persistent
@@ -441,7 +441,7 @@ class Tensor(TensorMethods):
             return hooks.call("in_place", "fill", self, value)
         self._changing()
         self._fill(value)
-        wrote_again(self)
+        rewrote(self)
         return self
 
     def zero_(self) -> Tensor:
@@ -492,7 +492,7 @@ class Tensor(TensorMethods):
         queue = target if hasattr(target, "finish") else require(target).queue
         if queue is self.queue:
             return self
-        return hooks.call("move", self, queue) if self._learns else self._moved(queue)
+        return hooks.call("move", self, queue) if self._requires_grad else self._moved(queue)
 
     def _moved(self, queue: Any) -> Tensor:
         return Tensor.from_host(queue, self.to_host(), self.dtype, persistent=self.persistent)
@@ -558,7 +558,7 @@ class Tensor(TensorMethods):
         if not flag and self.grad_fn is not None:
             what = "only leaf tensors can stop requiring gradients"
             raise AutogradError(message("requires_grad", what, "use x.detach()", computed_by=self.grad_fn.name, shape=self.shape))
-        self._learns = bool(flag)
+        self._requires_grad = bool(flag)
 
     def requires_grad_(self, flag: bool = True) -> Tensor:
         """Set ``requires_grad``; returns the tensor."""
@@ -614,7 +614,7 @@ def deferred_tensor(source: Source, shape: tuple[int, ...], dtype: str, queue: A
     """Create a tensor without memory; ``source`` computes its values when they are needed."""
     made = Tensor.__new__(Tensor)
     made.shape, made.dtype, made.queue, made.context = shape, dtypes.NAMES[dtype], queue, queue.context
-    made._persistent = made._learns = False
+    made._persistent = made._requires_grad = False
     made.grad = made.grad_fn = made.host_ref = made.pending_event = made.pending_release = made._hooks = None
     made.output_nr, made.memory, made.lease, made.writes, made.place = 0, None, None, None, None
     made.source = source
@@ -678,8 +678,8 @@ Tensor.buffer = property(_buffer)
 Tensor.array = property(lambda self: self.memory if isinstance(self.realize(), np.ndarray) else None)  # type: ignore
 Tensor.pool_handle = property(lambda self: (self.realize(), self.lease)[1])  # type: ignore
 Tensor.persistent = property(lambda self: self._persistent, lambda self, flag: self._mark(self.requires_grad, flag))  # type: ignore
-# Every op reads the slot _learns; only assignments from outside go through the check.
-Tensor.requires_grad = property(attrgetter("_learns"), Tensor._require_grad, doc="Whether autograd tracks this tensor.")  # type: ignore
+# Every op reads the slot _requires_grad; only assignments from outside go through the check.
+Tensor.requires_grad = property(attrgetter("_requires_grad"), Tensor._require_grad, doc="Whether autograd tracks this tensor.")  # type: ignore
 methods.install_methods(Tensor)
 Tensor.data = property(Tensor.detach, _set_data, doc="``detach()``; an assigned tensor shares its memory with this one.")  # type: ignore
 Tensor.__hash__ = object.__hash__  # type: ignore[method-assign]

@@ -53,7 +53,7 @@ def stamp(written: Writes, now: int) -> None:
         hooks.call("refresh_copies", written)
 
 
-def wrote_again(t: Any) -> None:
+def rewrote(t: Any) -> None:
     """Record a write to ``t`` a second time, once it is enqueued: views or threads may have read old values since the first record."""
     written = t.writes
     if written is None or written.copies is not None:

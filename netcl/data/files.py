@@ -188,10 +188,10 @@ def _csv(path: Path, plan: SplitPlan, drop: Sequence[str] = ()) -> Samples:
     values = integers if integers is not None else np.array(cells) if numbers is None else numbers
     stratified = values if _task("csv", values, plan.task) == CLASSIFICATION else None
     val, test, train = parts(stratified, len(rows), [plan.val, plan.test], plan.seed)
-    y, told = _targets("csv", values, plan, train)
+    y, described = _targets("csv", values, plan, train)
     inputs = [name for name in header if name not in (plan.target, *drop)]
     columns = [_column(name, [row[header.index(name)] for row in rows], train) for name in inputs]
-    reading = {"kind": "csv", "columns": columns, "target": plan.target, **told}
+    reading = {"kind": "csv", "columns": columns, "target": plan.target, **described}
     return _split(_encoded(columns, header, rows, path), y, (train, val, test), reading, path, plan.val > 0)
 
 
@@ -224,8 +224,8 @@ def _arrays(op: str, path: Path, plan: SplitPlan, x: np.ndarray, y: np.ndarray, 
     val, *rest = parts(stratified, len(y), fractions, plan.seed)
     test, train = (np.arange(len(y), len(y) + len(tested[1])), rest[0]) if tested else (rest[0], rest[1])
     x, y = (np.concatenate(pair) for pair in zip((x, y), tested, strict=True)) if tested else (x, y)
-    targets, told = _targets(op, y, plan, train)
-    reading = {"kind": "image" if x.ndim > 2 else "array", **({"dtype": str(x.dtype)} if x.dtype.kind in "iu" else {}), **told}
+    targets, described = _targets(op, y, plan, train)
+    reading = {"kind": "image" if x.ndim > 2 else "array", **({"dtype": str(x.dtype)} if x.dtype.kind in "iu" else {}), **described}
     return _split(_pictures(x), targets, (train, val, test), reading, path, plan.val > 0)
 
 

@@ -37,7 +37,7 @@ def save_checkpoint(path: str | os.PathLike[str], *, world: World | None = None,
     """
     ours = world or comm.world()
     model = parts["model"] = unwrapped(parts.get("model"))
-    streams = ours.tell(random.get_state(getattr(model, "queue", None)).as_dict(), "save_checkpoint")
+    streams = ours.all_gather_object(random.get_state(getattr(model, "queue", None)).as_dict(), "save_checkpoint")
     if isinstance(parts.get("optimizer"), ShardedOptimizer):  # gathered from all ranks
         sharded, state = parts["optimizer"], parts["optimizer"].state_dict()
         parts["optimizer"] = SimpleNamespace(state_dict=lambda: state, load_state_dict=sharded.load_state_dict)
@@ -47,9 +47,9 @@ def save_checkpoint(path: str | os.PathLike[str], *, world: World | None = None,
             written = io.save_checkpoint(path, extra={"streams": streams, "extra": extra}, **parts)
         except (OSError, ValueError, TypeError) as error:
             problem = f"{type(error).__name__}: {error}"
-    told = ours.tell(problem, "save_checkpoint")[0]
-    if told:
-        raise LostRankError(message("save_checkpoint", f"rank 0 could not write the checkpoint: {told}", path=path))
+    failure = ours.all_gather_object(problem, "save_checkpoint")[0]
+    if failure:
+        raise LostRankError(message("save_checkpoint", f"rank 0 could not write the checkpoint: {failure}", path=path))
     return written
 
 
@@ -79,7 +79,7 @@ def _received(path: Path, folder: Path, world: World) -> Path:
     found = io.latest(path) if path.is_dir() else path
     there = world.rank == 0 and found is not None and found.is_file()
     content = np.fromfile(found, np.uint8) if there and found is not None else np.empty(0, np.uint8)
-    size = world.tell(content.size if there else None, "load_checkpoint")[0]
+    size = world.all_gather_object(content.size if there else None, "load_checkpoint")[0]
     if size is None:
         raise FileNotFoundError(message("load_checkpoint", "path must be a checkpoint, or a folder with checkpoints, on rank 0", path=path))
     target = folder / "received.netcl"

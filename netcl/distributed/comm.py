@@ -134,8 +134,8 @@ class World:
         Each error is reported once. Interrupts and :class:`LostRankError` are not reported. Ranks may continue if all failed equally often.
         """
         own = isinstance(error, Exception) and not isinstance(error, LostRankError)
-        if self.size > 1 and own and not getattr(error, "netcl_told", False):
-            error.netcl_told = True  # type: ignore[union-attr]  # by the innermost block that it leaves
+        if self.size > 1 and own and not getattr(error, "netcl_reported", False):
+            error.netcl_reported = True  # type: ignore[union-attr]  # by the innermost block that it leaves
             self._report_failure(f"{type(error).__name__}: {error}"[:_ERROR_TEXT])
 
     def together(self) -> AbstractContextManager[Any]:
@@ -148,7 +148,7 @@ class World:
         block.push(lambda kind, error, trace: self.failed(error))
         return block
 
-    def tell(self, value: Any, op: str = "tell") -> list[Any]:
+    def all_gather_object(self, value: Any, op: str = "all_gather_object") -> list[Any]:
         """Exchange a small value that JSON can hold; returns the values of all ranks, in rank order."""
         return [json.loads(text) for text in self._collect_text(op, json.dumps(value).encode())]
 
@@ -217,7 +217,7 @@ class World:
     def all_gather(self, array: Any) -> Arrays:
         """Return the arrays of all ranks, in order; shapes and dtypes may differ."""
         mine = np.asarray(array, order="C")
-        shapes = self.tell([list(mine.shape), mine.dtype.str], "all_gather")
+        shapes = self.all_gather_object([list(mine.shape), mine.dtype.str], "all_gather")
         lengths = [math.prod(shape) * np.dtype(kind).itemsize for shape, kind in shapes]
         found = self.collect("all_gather", mine.reshape(-1).view(np.uint8), lengths)
         return [part.view(kind).reshape(shape) for part, (shape, kind) in zip(found, shapes, strict=True)]

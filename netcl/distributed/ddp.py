@@ -33,7 +33,7 @@ log = logging.getLogger("netcl")
 _PATIENCE = 1.0
 
 
-class _Pending:
+class _Bucket:
     """Parameters whose gradients are reduced in one bucket, and how many gradients the current backward still has to add."""
 
     def __init__(self, number: int, params: dict[int, Tensor]):
@@ -79,12 +79,12 @@ class DistributedDataParallel(Module):
         #: Name, start and end (``time.perf_counter``) of every backward and of every bucket's reduction, for a trace of the overlap.
         self.spans: list[tuple[str, float, float]] = []
         self._overlaps, self._bytes, self._compress = overlap, int(bucket_mb * 2**20), compress
-        self._sync, self._learned = True, False
+        self._sync, self._observed = True, False
         self._walk: object | None = None  # the backward that fills the buckets
         self._order = [p for p in module.parameters() if p.requires_grad]
         self._fired: dict[int, int] = {}  # gradients of each parameter so far in this backward
         self._counts: dict[int, int] = {}  # the same over the whole first backward
-        self._buckets: list[_Pending] = []
+        self._buckets: list[_Bucket] = []
         self._begun = 0  # the number of buckets sent
         self._arrived = 0.0  # when the device had finished the gradients of the last bucket
         if self.world.size == 1:
@@ -103,7 +103,7 @@ class DistributedDataParallel(Module):
     def _fill_buckets(self, order: Sequence[int]) -> None:
         left = iter(order)
         groups = bucketed(([self._order[i]] for i in order), self._bytes)
-        self._buckets = [_Pending(number, {next(left): p for (p,) in group}) for number, group in enumerate(groups)]
+        self._buckets = [_Bucket(number, {next(left): p for (p,) in group}) for number, group in enumerate(groups)]
         self._bucket_of = {i: bucket for bucket in self._buckets for i in bucket.params}
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -147,7 +147,7 @@ class DistributedDataParallel(Module):
         while self._begun < len(self._buckets) and self._buckets[self._begun].missing == 0:
             self._send(self._buckets[self._begun])
         self._fired[i] = self._fired.get(i, 0) + 1
-        if not (self._learned and self._overlaps):
+        if not (self._observed and self._overlaps):
             return
         bucket = self._bucket_of[i]
         if bucket.sent is not None:
@@ -160,17 +160,17 @@ class DistributedDataParallel(Module):
         self._fired, self._begun, self._walk = {}, 0, walk_under_way()
         self._started = time.perf_counter()
         for bucket in self._buckets:
-            bucket.missing = sum(self._counts.get(i, 0) for i in bucket.params) if self._learned else -1
+            bucket.missing = sum(self._counts.get(i, 0) for i in bucket.params) if self._observed else -1
             bucket.sent = None
         after_backward(self._finish)
 
-    def _send(self, bucket: _Pending) -> None:
+    def _send(self, bucket: _Bucket) -> None:
         bucket.grads = Bucket([[gradient_or_zeros(p, p.grad)] for p in bucket.params.values()])
         used = [p.grad is not None for p in bucket.params.values()]
         bucket.sent = self._thread.submit(self._average, bucket, used)
         self._begun = bucket.number + 1
 
-    def _average(self, bucket: _Pending, used: Sequence[bool]) -> np.ndarray:
+    def _average(self, bucket: _Bucket, used: Sequence[bool]) -> np.ndarray:
         """Return a bucket's averages, then a number per parameter, nonzero if a rank used the parameter. Runs in the background thread."""
         replicas = bucket.grads.joined(used)
         start = self._arrived = time.perf_counter()
@@ -191,8 +191,8 @@ class DistributedDataParallel(Module):
                     p.grad = grad
             bucket.sent, bucket.grads = None, Bucket([])  # do not keep gradients alive that zero_grad releases
         self.spans.append(("backward", self._started, self._arrived))
-        if not self._learned:
-            self._learn()
+        if not self._observed:
+            self._observe_order()
         expect_no_backward(self)
 
     def _failed(self, error: BaseException) -> None:
@@ -202,14 +202,14 @@ class DistributedDataParallel(Module):
             wait_for([bucket.sent for bucket in self._buckets if bucket.sent is not None], _PATIENCE)
             self.world.failed(error)
 
-    def _learn(self) -> None:
+    def _observe_order(self) -> None:
         """Order the buckets by the arrival of gradients on rank 0, and store how many gradients each parameter gets."""
-        told = self.world.tell(list(self._fired.items()), "DistributedDataParallel")
-        self._counts = dict(told[0])
+        gathered = self.world.all_gather_object(list(self._fired.items()), "DistributedDataParallel")
+        self._counts = dict(gathered[0])
         unused = [i for i in range(len(self._order)) if i not in self._counts]
         self._fill_buckets([*self._counts, *unused])
-        self._learned = True
-        if self._overlaps and any(dict(other) != self._counts for other in told):
+        self._observed = True
+        if self._overlaps and any(dict(other) != self._counts for other in gathered):
             # Ranks that use different parameters cannot know when a bucket is complete.
             log.warning("[DistributedDataParallel] ranks use different parameters: gradients are sent at the end of backward")
             self._overlaps = False

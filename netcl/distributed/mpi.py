@@ -63,7 +63,7 @@ class MPIWorld(World):
         _abort_job_on_error(self.MPI, self.rank)
         self.doing = "start"
         self.processes: list[Any] = []
-        self.processes = self.tell([socket.gethostname(), os.getpid()], "start")
+        self.processes = self.all_gather_object([socket.gethostname(), os.getpid()], "start")
         if like is None and self.rank == 0 and 1 < self.size <= _INTRODUCED:
             sys.stderr.write(f"netcl: {', '.join(self._process(rank) for rank in range(self.size))}\n")
 

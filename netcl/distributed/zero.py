@@ -104,9 +104,9 @@ class ShardedOptimizer:
             [n, {k: v for k, v in found.items() if k not in tensors[n]}, [[k, t.shape, t.dtype] for k, t in sorted(tensors[n].items())]]
             for n, found in own.items()
         ]
-        told = self.world.tell(described, "state_dict")
+        gathered = self.world.all_gather_object(described, "state_dict")
         state: dict[int, dict[str, Any]] = {}
-        for number, found, forms in sorted((entry for entries in told for entry in entries), key=lambda entry: entry[0]):
+        for number, found, forms in sorted((entry for entries in gathered for entry in entries), key=lambda entry: entry[0]):
             for name, shape, dtype in forms:
                 values = own[number][name].to_host() if number in own else np.empty(shape, dtypes.lookup(dtype).host)
                 values = self.world.broadcast(values, self.owner[number], check=False)

@@ -137,7 +137,7 @@ class NodeReaders(Readers):
         for ref in refs:
             node = ref()
             if node is not None and node.made is None:
-                _tell_fusion("computed before its input changes", node)
+                _log_fusion("computed before its input changes", node)
                 node.compute()
 
 
@@ -240,7 +240,7 @@ def fusing(rows: bool = True, fast_math: bool = False) -> Iterator[None]:
         yield
 
 
-def _tell_fusion(what: str, *nodes: Any) -> None:
+def _log_fusion(what: str, *nodes: Any) -> None:
     if fused_kernel.TELLS:
         log.warning("[fusion] %s: %s", what, ", ".join(node.name for node in nodes))
 
@@ -280,7 +280,7 @@ def _operands(values: Sequence[Any], shape: tuple[int, ...], real: str) -> tuple
     if too_long(found):
         for x, node in zip(values, nodes, strict=True):
             if node is not None:
-                _tell_fusion("the chain is long enough", node)
+                _log_fusion("the chain is long enough", node)
                 x.source.compute()
         found, space, dropped = list(values), None, False
     if space is not None:
@@ -302,7 +302,7 @@ def _eager_operands(values: Sequence[Any], shape: tuple[int, ...], real: str) ->
     if too_long(found):
         for node in found:
             if type(node) is TraceNode and node.made is None:
-                _tell_fusion("the chain is long enough", node)
+                _log_fusion("the chain is long enough", node)
                 node.compute()
         return tuple(values)
     return tuple(found)

@@ -27,7 +27,7 @@ from netcl.core.memory import BufferHandle, get_persistent_pool, shares_host
 from netcl.core.queue_state import queue_state
 from netcl.core.tensor import Tensor
 from netcl.core.waiting_runs import WaitingRun, call_at_once, flush_waiting, run_later, waiting
-from netcl.core.writes import wrote, wrote_again
+from netcl.core.writes import rewrote, wrote
 from netcl.engine.modes import deferral, in_mode
 from netcl.engine.operands import Like
 from netcl.engine.registry import Reduction
@@ -223,7 +223,7 @@ class Plan:
                     lease = leases[self.room_of[at - self.operands]]
                     made.append(Tensor(lease.buffer, shape, dtype, self.context, queue, lease))
         for i in self.noted:
-            wrote_again(tensors[i])
+            rewrote(tensors[i])
         return made[0] if self.form is None else self.form(made)
 
     def _run_later(self, tensors: Sequence[Tensor], memory: list[Any], numbers: tuple[Any, ...]) -> None:

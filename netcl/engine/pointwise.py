@@ -16,7 +16,7 @@ from netcl.core.dtype import DTYPES, DType
 from netcl.core.errors import DtypeError, message
 from netcl.core.methods import Size
 from netcl.core.tensor import Tensor
-from netcl.core.writes import wrote_again
+from netcl.core.writes import rewrote
 from netcl.engine.lazy_graph import defer, worth_deferring
 from netcl.engine.map_kernel import INTEGRAL, as_compute, as_integer, from_compute, fusable, plan_map
 from netcl.engine.modes import deferral, in_mode
@@ -85,7 +85,7 @@ def caller(row: Pointwise, dtype: str | None = None) -> Callable[..., Tensor]:
             return found.run(tensors, numbers)
         _, shape, name = found.results[0]
         found.run([*tensors, check_out(row.name, out, shape, name)], numbers)
-        wrote_again(out)
+        rewrote(out)
         return out
 
     return call

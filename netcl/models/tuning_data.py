@@ -62,8 +62,8 @@ def _is_row(row: Any) -> bool:
         whole = all(_is_row({"messages": talk}) and talk[-1]["role"] == "assistant" for talk in talks)
         return whole and all(_as_messages(answer)[:1] and _as_messages(answer)[0]["role"] == "assistant" for answer in answers)
     if isinstance(row, dict) and isinstance(row.get("messages"), list):
-        told = [m if isinstance(m, dict) and (isinstance(m.get("content"), str) or m.get("tool_calls")) else {} for m in row["messages"]]
-        roles = [m.get("role") for m in told]
+        rows = [m if isinstance(m, dict) and (isinstance(m.get("content"), str) or m.get("tool_calls")) else {} for m in row["messages"]]
+        roles = [m.get("role") for m in rows]
         return "assistant" in roles[1:] and roles[0] != "assistant" and all(isinstance(role, str) for role in roles)
     return isinstance(row, dict) and any(
         all(isinstance(row.get(key), str) for key in form) for form in (("text",), ("prompt", "completion"))
@@ -105,7 +105,7 @@ def _conversation(tokenizer: Tokenizer, messages: Sequence[Mapping[str, Any]]) -
     answers = [i for i, m in enumerate(messages) if m["role"] == "assistant"]
     spans, texts = [], []
     for i in answers:
-        before, plain = (tokenizer.apply_chat_template(messages[:i], False, add_generation_prompt=asks) for asks in (True, False))
+        before, plain = (tokenizer.apply_chat_template(messages[:i], False, add_generation_prompt=prompts) for prompts in (True, False))
         texts.append(text := tokenizer.apply_chat_template(messages[: i + 1], tokenize=False, add_generation_prompt=False))
         start, content = _shared(before, text), (messages[i].get("content") or "").strip()
         if content and start < len(before):  # a prompt that opens a thought may go on like the answer: <think> and <tool_call>

@@ -29,7 +29,7 @@ class _Container(Module):
     def _names(self) -> list[str]:
         """Return the names of the entries. While a step is recorded, also report the container: a ``ModuleList`` is never called."""
         if recording.listening:
-            self._tell_recorder()
+            self._report_to_recorder()
         return [name for name, role in self._roles.items() if role in (self._kept, "none", "module")]
 
     def _put(self, name: str, value: Any) -> None:

@@ -141,13 +141,13 @@ class Module(metaclass=_Constructed):
                 args = self._on_device(args)
                 break
         if recording.listening:
-            self._tell_recorder()
+            self._report_to_recorder()
         if not self._module_hooks:
             return self.forward(*args, **kwargs)
         recording.host_work(f"hooks of a {type(self).__name__}")
         return hooks.call(self, args, kwargs)
 
-    def _tell_recorder(self) -> None:
+    def _report_to_recorder(self) -> None:
         """Tell the recorder what a recorded step depends on: settings, tensors, submodules, names of attributes, hooks."""
         recorder = recording.active.recorder
         if recorder is not None:
@@ -243,7 +243,7 @@ class Module(metaclass=_Constructed):
     def named_children(self) -> Iterator[tuple[str, Module]]:
         """Yield the modules directly inside, with their names."""
         if recording.listening:
-            self._tell_recorder()
+            self._report_to_recorder()
         for name, role in list(self._roles.items()):
             if role == "module":
                 yield name, self.__dict__[name]
@@ -575,7 +575,7 @@ def may_join(*modules: Module) -> bool:
     """Whether one op may compute several modules: none has hooks or an instance attribute ``forward``. A recorder gets all as called."""
     for module in modules:
         if recording.listening:
-            module._tell_recorder()
+            module._report_to_recorder()
         if module._module_hooks or "forward" in vars(module):
             return False
     return True

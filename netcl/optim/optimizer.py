@@ -383,7 +383,7 @@ class Optimizer:
             return
         gradients = [g for p in self._parameters() if (g := p.grad) is not None]
         for g in gradients:
-            g.grad_fn, g._learns = None, False
+            g.grad_fn, g._requires_grad = None, False
         update.zero(gradients)
 
     # ---- state

@@ -32,7 +32,7 @@ from netcl.runtime import tuning
 from netcl.runtime.tuning import TUNED_DTYPES, recall, store_key, with_all_flags
 
 BUDGET = 10.0  # seconds for one problem when a caller names none
-UNASKED_BUDGET = 10.0  # seconds per process under NETCL_AUTOTUNE=on
+AUTOMATIC_BUDGET = 10.0  # seconds per process under NETCL_AUTOTUNE=on
 SHARE = 3  # an unasked search takes at most this part of what is left
 # Seconds an unasked search expects a build to take at least: it cannot be interrupted, and some drivers compile at the first launch.
 LEAST_BUILD, LEAST_BUILD_AT_LAUNCH = 1.0, 3.0
@@ -204,19 +204,19 @@ class _Search:
         """Measure the fastest candidates again in turns, because speeds drift; returns the winner and the time of the policy's choice."""
         policy, *others = self.trials
         right = sorted((t for t in others if t.seconds < math.inf), key=lambda t: t.seconds)[:FINALISTS]
-        few = [policy, *right] if policy.seconds < math.inf else right
-        if not few:
+        finalists = [policy, *right] if policy.seconds < math.inf else right
+        if not finalists:
             return policy, math.inf
-        one_round = sum(max(t.seconds, LEAST_SAMPLE) for t in few)
+        one_round = sum(max(t.seconds, LEAST_SAMPLE) for t in finalists)
         rounds = int(min(7, max(1 if one_round > SLOW_ROUND else 3, seconds_left / (2 * one_round))))
-        calls = max(1, int(LEAST_SAMPLE / max(t.seconds for t in few)))
-        ways = {str(i): partial(self.check.run, t.config) for i, t in enumerate(few)}
+        calls = max(1, int(LEAST_SAMPLE / max(t.seconds for t in finalists)))
+        ways = {str(i): partial(self.check.run, t.config) for i, t in enumerate(finalists)}
         again = timing.compare(repeat=rounds, calls=calls, warmup=0, queue=self.tuner.queue, **ways)
-        few = [replace(t, seconds=again[str(i)].best) for i, t in enumerate(few)]
-        best = min(few, key=lambda t: t.seconds)
+        finalists = [replace(t, seconds=again[str(i)].best) for i, t in enumerate(finalists)]
+        best = min(finalists, key=lambda t: t.seconds)
         if policy.seconds == math.inf:
             return best, math.inf
-        return (best if best.seconds < timing.MARGIN * few[0].seconds else few[0]), few[0].seconds
+        return (best if best.seconds < timing.MARGIN * finalists[0].seconds else finalists[0]), finalists[0].seconds
 
 
 class ResultCheck:
@@ -273,11 +273,11 @@ def autotune_conv2d(N: int, C: int, H: int, W: int, F: int, KH: int, KW: int, st
     return Autotuner(queue, budget).tune(part, N, C, H, W, F, KH, KW, dtype=dtype, stride=stride, pad=pad, **flags).config
 
 
-def autotune(function: Callable[[], Any], budget: float = 60.0, queue: Any = None, told: Callable[[AutotuneResult], None] | None = None,
-             again: bool = False) -> list[AutotuneResult]:  # fmt: skip
+def autotune(function: Callable[[], Any], budget: float = 60.0, queue: Any = None,
+             on_result: Callable[[AutotuneResult], None] | None = None, again: bool = False) -> list[AutotuneResult]:  # fmt: skip
     """Tune every product and convolution that ``function`` runs, for about ``budget`` seconds after its first run; returns the results.
 
-    Problems with a complete search are left out unless ``again``; ``told`` is called with each result. A search that is compiling
+    Problems with a complete search are left out unless ``again``; ``on_result`` is called with each result. A search that is compiling
     when the budget ends finishes that one kernel.
     """
     tuner, todo = Autotuner(queue), dict[str, list[Problem]]()
@@ -290,8 +290,8 @@ def autotune(function: Callable[[], Any], budget: float = 60.0, queue: Any = Non
         left = budget - (time.perf_counter() - start)
         for result in tuner.search_all(problems, left / (len(todo) - i)) if left > 0 else ():
             results.append(result)
-            if told is not None:
-                told(result)
+            if on_result is not None:
+                on_result(result)
     get_kernel_selector().clear_cache()
     return results
 
@@ -321,7 +321,7 @@ def problems_of(function: Callable[[], Any], profile: Any) -> list[Problem]:
 # ---- what the selector asks
 
 
-class _Unasked:
+class _Automatic:
     """The time this process has spent on automatic searches, and the classes it has searched."""
 
     def __init__(self) -> None:
@@ -332,31 +332,31 @@ class _Unasked:
         self.costs = _Costs()
 
 
-_unasked = _Unasked()
+_automatic = _Automatic()
 
 
-def search_unasked(problem: Problem, mode: str, budget: float | None) -> None:
+def search_automatically(problem: Problem, mode: str, budget: float | None) -> None:
     """Tune a problem once, if it is for the active device and the process has budget (seconds) left; mode ``on`` skips stored problems."""
     key, handle = store_key(FAMILIES[problem.op], problem), get_active_device()
     here = handle.backend == "cl" and _same_device(handle.profile, problem.profile) and not problem.profile.has_quirk("slow")
     watched = recording.active.recorder is not None or bool(hooks.launch_observers)  # who records or profiles wants the user's launches
     least = LEAST_BUILD_AT_LAUNCH if problem.profile.has_quirk("compiles_at_launch") else LEAST_BUILD
-    with _unasked.lock:
-        _unasked.costs.fresh = max(_unasked.costs.fresh, least)
-        left = (UNASKED_BUDGET if budget is None else budget) - _unasked.spent
-        if not here or watched or _unasked.busy or key in _unasked.searched or left / SHARE <= _unasked.costs.fresh:
+    with _automatic.lock:
+        _automatic.costs.fresh = max(_automatic.costs.fresh, least)
+        left = (AUTOMATIC_BUDGET if budget is None else budget) - _automatic.spent
+        if not here or watched or _automatic.busy or key in _automatic.searched or left / SHARE <= _automatic.costs.fresh:
             return
         if mode == "on" and recall(problem) is not None:
             return
-        _unasked.searched.add(key)
-        _unasked.busy, start = True, time.perf_counter()
+        _automatic.searched.add(key)
+        _automatic.busy, start = True, time.perf_counter()
         try:
             tuner = Autotuner(handle)
-            tuner.costs = _unasked.costs
+            tuner.costs = _automatic.costs
             tuner.search(problem, left / SHARE)
         finally:
-            _unasked.busy = False
-            _unasked.spent += time.perf_counter() - start
+            _automatic.busy = False
+            _automatic.spent += time.perf_counter() - start
 
 
 def _same_device(one: Any, other: Any) -> bool:

@@ -15,8 +15,8 @@ from netcl.core.hooks import hooks
 from netcl.core.kernels import program
 from netcl.profiling import report, trace
 from netcl.profiling.events import Launch, Observer
-from netcl.profiling.limits import limits
 from netcl.profiling.report import KernelRow
+from netcl.profiling.roofline import limits
 from netcl.runtime import perf
 
 

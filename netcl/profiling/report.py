@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from netcl.profiling.events import Launch
-from netcl.profiling.limits import Limits, known_for
+from netcl.profiling.roofline import Limits, known_for
 
 
 @dataclass(frozen=True)

@@ -136,7 +136,7 @@ class _Program:
 
     def __init__(self, contract: Contract) -> None:
         self.contract = contract
-        self.story: Any = None
+        self.signature: Any = None
         self.trials = 0
         self.graph: Graph | None = None
         self.replayed = False  # it had a graph
@@ -317,7 +317,7 @@ class CompiledFunction:
             if graph.meets(call.tensors) is not None:
                 return self._plain(call.args, call.kwargs)
             if not guards.hold():
-                program.graph = program.guards = program.story = None
+                program.graph = program.guards = program.signature = None
                 program.trials += 1
                 return self._recorded(case, state, program, call)
             result = graph.run(call.tensors)  # unchecked: the key holds shapes, dtypes and queues
@@ -369,7 +369,7 @@ class CompiledFunction:
         if case.changed(settings):
             recorder.host_work("a setting of a module changes, or which tensors require a gradient")
         case.watch(recorder, graded)
-        if program is not None and (recorder.queue is not None or program.story is not None):
+        if program is not None and (recorder.queue is not None or program.signature is not None):
             self._queue = recorder.queue or self._queue
             self._keep(case.programs[state], program, recorder, run, call, gradients)
         return run.result
@@ -391,7 +391,7 @@ class CompiledFunction:
         if (changed := contract.changed(by_itself=True)) and not recorder.problem:
             recorder.problem = f"it changes {changed}, which it reads"
             self._unsettled += 1
-            if program.story is None and self._unsettled <= MOST_TRIALS:  # it may set something up once, such as a cache
+            if program.signature is None and self._unsettled <= MOST_TRIALS:  # it may set something up once, such as a cache
                 programs.remove(program)
                 return
         if recorder.problem:
@@ -422,13 +422,13 @@ class CompiledFunction:
 
     def _agrees(self, program: _Program, recorder: Recorder, run: _Run, tensors: Sequence[Tensor], hidden: str) -> bool:
         """Whether this recording equals the previous one. If only buffers differ, the function is recorded again, else it is refused."""
-        story = [*recorder.story(), _comparable_result(run.tree), tuple(leaf.grad is None for leaf in recorder.leaves.values())]
-        before, program.story = program.story, story
+        signature = [*recorder.signature(), _comparable_result(run.tree), tuple(leaf.grad is None for leaf in recorder.leaves.values())]
+        before, program.signature = program.signature, signature
         moved = [t.realize() is not old for t, old in zip(tensors, program.buffers, strict=False)]
         program.buffers = [t.realize() for t in tensors]
         unlike, excused = "", True
         if before is not None:
-            unlike, excused = _first_difference(before, story, recorder, program.excuses)
+            unlike, excused = _first_difference(before, signature, recorder, program.excuses)
         program.owners = {id(v.buffer): v.owners for v in recorder.values if v.kind == OUTSIDE}
         if unlike and not excused:
             self._refuse_for_good(f"two runs differ: {unlike}{hidden and f' ({hidden})'}")
@@ -445,7 +445,7 @@ class CompiledFunction:
 
     def _give_up(self, program: _Program, reason: str) -> None:
         program.refused = reason
-        program.story = program.graph = None
+        program.signature = program.graph = None
         self._refuse(reason)
 
     def _refuse_for_good(self, reason: str) -> None:

@@ -455,11 +455,11 @@ class Contract:
         classes = {id(kind): kind for value, *_ in objects for kind in (value if is_a(value, type) else type(value)).__mro__}
         named_classes = [(vars(kind), f"class {kind.__name__}") for kind in classes.values() if self._is_users(kind)]
         self._name_lists = [(own, list(own), label) for own, label in (*[one[1:] for one in self._own_dicts], *named_classes)]
-        self.told = (
+        self.state = (
             *[(label, _signature(value)) for _, _, value, label in named],
             *[(length(container), *map(_signature, items)) for _, length, container, items, _ in self._items],
             *[key for _, key, _ in self._arrays],
-            *[(i, id(buffer), learns) for i, (_, buffer, learns, _) in self._tensors.items()],
+            *[(i, id(buffer), requires_grad) for i, (_, buffer, requires_grad, _) in self._tensors.items()],
             *[(id(function), id(code)) for function, code, *_ in self._functions.values()],
             *[(id(value), id(kind)) for value, kind, _ in self._instances],
             *[tuple(names) for _, names, _ in self._name_lists],
@@ -476,7 +476,7 @@ class Contract:
 
     def equals(self, other: Contract) -> bool:
         """Whether two contracts were made over the same objects and equal values."""
-        return self.told == other.told
+        return self.state == other.state
 
     def changed(self, by_itself: bool = False) -> str:
         """Return the name of a value that no longer fits its guard; empty if none. ``by_itself`` skips tensors that the function sets.
@@ -509,8 +509,8 @@ class Contract:
         for own, names, label in self._name_lists:
             if list(own) != names:
                 return label
-        for t, buffer, learns, label in self._tensors.values():
-            if t.memory is not buffer or t.requires_grad is not learns:
+        for t, buffer, requires_grad, label in self._tensors.values():
+            if t.memory is not buffer or t.requires_grad is not requires_grad:
                 return label
         for function, code, defaults, keywords in self._functions.values():
             if function.__code__ is not code or function.__defaults__ is not defaults or function.__kwdefaults__ is not keywords:

@@ -76,7 +76,7 @@ class Graph:
         self.nodes = needed(self._folded.take(self.nodes, outputs, kept), outputs)
         self._like = [(t.shape, t.dtype) for t in inputs]
         self._sources, self._undos, self._checks = list(recording.sources), list(recording.undos), list(recording.checks)
-        self._said: list[Any] = [None] * len(self._sources)
+        self._last_numbers: list[Any] = [None] * len(self._sources)
         self._lock, self._pool = program.state(self.queue).lock, get_persistent_pool(self.queue)
         self._bound = [value.buffer for value in self.inputs]
         self._changed = [i for i, value in enumerate(self.inputs) if value.marks]
@@ -322,21 +322,21 @@ class Graph:
         If a source raises, as a schedule does at its end, the commands before the source are enqueued. If a command fails, later sources
         are not called, and the sources right before the command are undone. So counters and parameters stay consistent, as in eager code.
         """
-        said, asking, done = self._said, -1, 0
+        old, current, done = self._last_numbers, -1, 0
         try:
             for first, last, done, end in self._parts:
                 for i in range(first, last):
-                    asking = i
+                    current = i
                     new = self._sources[i]()
-                    asking = -1
-                    if new != said[i]:
-                        self._pass_on(i, new, said[i])
-                        said[i] = new
+                    current = -1
+                    if new != old[i]:
+                        self._pass_on(i, new, old[i])
+                        old[i] = new
                 if end > done:
                     self._run(self._calls[done:end], first, last)
         finally:
-            if asking >= 0:
-                self._run(self._calls[done : self._until[asking]], 0, 0)
+            if current >= 0:
+                self._run(self._calls[done : self._until[current]], 0, 0)
 
     def _pass_on(self, source: int, new: Any, old: Any) -> None:
         several = isinstance(new, (list, tuple))

@@ -79,12 +79,12 @@ def instance_dict(value: Any) -> Mapping[str, Any]:
 
 def is_layer(value: Any) -> bool:
     """Whether ``value`` is a module: an object that reports its parameters and settings to the recorder."""
-    return any("_tell_recorder" in vars(kind) for kind in type(value).__mro__)
+    return any("_report_to_recorder" in vars(kind) for kind in type(value).__mro__)
 
 
 def report_layer(layer: Any) -> None:
     """Let a module report its parameters and settings to the active recorder."""
-    layer._tell_recorder()
+    layer._report_to_recorder()
 
 
 def items_of(container: Any) -> Iterable[Any]:

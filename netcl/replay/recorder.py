@@ -130,20 +130,20 @@ class Recorder:
         if recording.active.recorder is not self:
             return  # a launch of another thread, or inside ``paused``
         self._on(queue)
-        told: list[Any] = []
+        described: list[Any] = []
         reads: list[Value] = []
         writes: list[Value] = []
         for arg, only_read in zip(args, kernel.reads_only, strict=True):
             buffer = arg.buffer if isinstance(arg, Tensor) else arg if hasattr(arg, "int_ptr") else None
             if buffer is None:
-                told.append(arg)
+                described.append(arg)
                 continue
             value = self.value_of(buffer, arg if isinstance(arg, Tensor) else None)
-            told.append(value)
+            described.append(value)
             (reads if only_read else writes).append(value)
             if value.kind == MADE and not only_read and isinstance(arg, Tensor):
                 value.noted(arg)  # if the step leaves it behind, replays overwrite it
-        self._append(CommandNode("launch", tuple(told), tuple(reads), tuple(writes), kernel, sizes, local))
+        self._append(CommandNode("launch", tuple(described), tuple(reads), tuple(writes), kernel, sizes, local))
 
     def _on(self, queue: Any) -> None:
         if self.queue is None:
@@ -270,9 +270,9 @@ class Recorder:
                 return f"it leaves a result of {writer} behind ({value.nbytes} bytes), and no name in its code leads to it"
         return ""
 
-    def story(self) -> list[tuple[Any, ...]]:
+    def signature(self) -> list[tuple[Any, ...]]:
         """Return the recording in a form that is equal for two runs of the same step."""
-        return [node.story() for node in self.nodes]
+        return [node.signature() for node in self.nodes]
 
 
 def difference(
@@ -301,6 +301,6 @@ def _first_more(a: Sequence[tuple[Any, ...]], b: Sequence[tuple[Any, ...]], node
     return f"command {at} ({nodes[at].name}{' of ' + nodes[at].op if nodes[at].op else ''}) is new"
 
 
-def _short(told: Any) -> str:
-    text = str(told[-1] if isinstance(told, tuple) and isinstance(told[0], str) and told[0] not in (MADE, OUTSIDE, INPUT) else told)
+def _short(part: Any) -> str:
+    text = str(part[-1] if isinstance(part, tuple) and isinstance(part[0], str) and part[0] not in (MADE, OUTSIDE, INPUT) else part)
     return text if len(text) < 60 else f"{text[:57]}..."

@@ -67,7 +67,7 @@ class CommandNode:
         """The kernel's name, or the kind."""
         return self.kernel.name if self.kernel is not None else self.kind
 
-    def story(self) -> tuple[Any, ...]:
+    def signature(self) -> tuple[Any, ...]:
         """Return the node in a form that is equal for two recordings of the same step."""
         return (self.kind, self.kernel, self.sizes, self.local, tuple(_shown_argument(arg) for arg in self.args))
 

@@ -50,7 +50,7 @@ class ProgramCache:
 
     def __init__(self) -> None:
         self._warned = False
-        self._told = False
+        self._announced = False
         self._saved = 0
 
     def folder(self) -> Path | None:
@@ -68,7 +68,7 @@ class ProgramCache:
         try:
             data = path.read_bytes() if path else b""
         except OSError:
-            self.tell_of_a_first_run()
+            self.announce_first_run()
             return None
         if not data:
             return None
@@ -78,11 +78,11 @@ class ProgramCache:
             return None
         return binary
 
-    def tell_of_a_first_run(self) -> None:
+    def announce_first_run(self) -> None:
         """If there is no cache folder yet, report once that the first run takes longer, because it compiles all its kernels."""
-        if self._told or env.value("NETCL_PROGRESS") == "off":
+        if self._announced or env.value("NETCL_PROGRESS") == "off":
             return
-        self._told, folder = True, self.folder()
+        self._announced, folder = True, self.folder()
         if folder is not None and not folder.exists():
             log.warning("netcl: compiling kernels for the first time; the next start is quick")
             folder.mkdir(parents=True, exist_ok=True)

@@ -188,7 +188,7 @@ def tuned(problem: Problem) -> KernelConfig | None:
     if asked is None:
         return None
     if mode != "off":
-        hooks.upper(".profiling.autotuner").search_unasked(asked, mode, seconds)
+        hooks.upper(".profiling.autotuner").search_automatically(asked, mode, seconds)
     entry = recall(asked)
     return _usable_entry(entry, asked) if entry else None
 

@@ -172,8 +172,8 @@ class _Answer:
         """Yield the answer as server-sent events; an error becomes an event too."""
 
         def choice(text: str, finish: str | None = None, **more: str) -> str:
-            said = {"delta": more | ({} if finish else {"content": text})} if chat else {"text": text}
-            return _EVENT.format(json.dumps({**head, "choices": [{"index": 0, **said, "logprobs": None, "finish_reason": finish}]}))
+            content = {"delta": more | ({} if finish else {"content": text})} if chat else {"text": text}
+            return _EVENT.format(json.dumps({**head, "choices": [{"index": 0, **content, "logprobs": None, "finish_reason": finish}]}))
 
         try:
             if chat:
@@ -225,8 +225,8 @@ class _Api:
             return StreamingResponse(events, media_type="text/event-stream", headers={"Cache-Control": "no-store"})
         parts = await answer.whole(http)
         text = "".join(part.text for part in parts)
-        said = {"message": {"role": "assistant", "content": text}} if chat else {"text": text}
-        choice = {"index": 0, **said, "logprobs": None, "finish_reason": parts[-1].finish}
+        content = {"message": {"role": "assistant", "content": text}} if chat else {"text": text}
+        choice = {"index": 0, **content, "logprobs": None, "finish_reason": parts[-1].finish}
         return JSONResponse({**head, "choices": [choice], "usage": _usage(len(ids), answer.request.made)})
 
     async def embed(self, http: Request) -> Response:

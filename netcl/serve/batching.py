@@ -90,8 +90,8 @@ class Metrics:
 
     def add(self, name: str, amount: float = 1, **labels: object) -> None:
         """Add ``amount`` to a counter or, if ``name`` ends in ``_seconds``, a duration to a summary."""
-        told = ",".join(f'{key}="{value}"' for key, value in labels.items())
-        one = {f"{name}{{{told}}}" if told else name: amount}
+        written = ",".join(f'{key}="{value}"' for key, value in labels.items())
+        one = {f"{name}{{{written}}}" if written else name: amount}
         parts = {f"{name}_sum": amount, f"{name}_count": 1} if name.endswith("_seconds") else one
         with self._lock:
             self._values.update(parts)

@@ -66,11 +66,11 @@ def _all_gather_into(output_tensor: Tensor, input_tensor: Tensor, group: Any = N
 
 def _all_gather_object(object_list: list[Any], obj: Any, group: Any = None) -> None:
     """``torch.distributed.all_gather_object`` of values that JSON can hold."""
-    object_list[:] = _world().tell(obj)
+    object_list[:] = _world().all_gather_object(obj)
 
 
 def _broadcast_objects(object_list: list[Any], src: int = 0, group: Any = None, device: Any = None) -> None:
-    object_list[:] = _world().tell(object_list)[src]
+    object_list[:] = _world().all_gather_object(object_list)[src]
 
 
 def _ddp(module: Module, device_ids: Any = None, *unused: Any, broadcast_buffers: bool = True, **options: Any) -> Module:

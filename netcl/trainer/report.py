@@ -63,8 +63,8 @@ class Report(JSONLLogger):
         self.close()  # evaluation is not training
 
     def on_train_end(self, logs: Logs) -> None:
-        from netcl.trainer.page import write_report
         from netcl.trainer.recipe import Data
+        from netcl.trainer.report_html import write_report
         from netcl.trainer.run import run_results, save_samples
 
         trainer, seconds = self.trainer, time.time() - self._began_at

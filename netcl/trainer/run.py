@@ -1,7 +1,7 @@
 """A run in a folder: recipe, logs, checkpoints, model, results on the test data, and a report.
 
 The folder holds ``config.json`` (the recipe), ``log.jsonl``, ``log.csv``, ``checkpoints/``, ``model.netcl``, ``results.json``,
-``profile.json`` and, except for text, ``samples.npz``; :func:`netcl.trainer.page.write_report` adds ``report.html``.
+``profile.json`` and, except for text, ``samples.npz``; :func:`netcl.trainer.report_html.write_report` adds ``report.html``.
 """
 
 from __future__ import annotations

@@ -110,8 +110,8 @@ class Trainer:
         self.batch_weight = batch_weight
         self.scheduler, self.schedule_by, self.ema = scheduler, schedule_by, ema
         self._autocast, self.scaler = _precision_of(mixed_precision)
-        learn = self._whole_step if accumulation_steps == 1 else self._gradients
-        self._learn: Callable[[Any, Any, bool], tuple[Any, Tensor, Tensor | None]] = compiled(learn) if compile else learn
+        train_step = self._whole_step if accumulation_steps == 1 else self._gradients
+        self._train_step: Callable[[Any, Any, bool], tuple[Any, Tensor, Tensor | None]] = compiled(train_step) if compile else train_step
         own = [] if any(isinstance(callback, Progress) for callback in callbacks) else [Progress()]
         self.callbacks = CallbackList([*own, *callbacks])
         self._loss = Mean()
@@ -277,7 +277,7 @@ class Trainer:
     def train_on_batch(self, x: Any, y: Any) -> Tensor:
         """Train on one batch; returns its loss without waiting for the device."""
         inputs, targets = self._tensor(x), self._tensor(y)
-        outputs, loss, norm = self._learn(inputs, targets, self._measures)
+        outputs, loss, norm = self._train_step(inputs, targets, self._measures)
         self.grad_norm = self.grad_norm if norm is None else norm
         self._accumulated += 1
         if self.batch_weight is not None and self.accumulation_steps > 1:
@@ -355,8 +355,8 @@ class Trainer:
         """Raise ``SystemExit`` after a signal. All ranks exit or stop training together: a rank that ended alone would block the others."""
         leave = interrupt.is_set()
         if self._ranks is not None:
-            told = self._ranks.tell([leave, self.stop_training], "fit")
-            leave, self.stop_training = (any(column) for column in zip(*told, strict=True))
+            gathered = self._ranks.all_gather_object([leave, self.stop_training], "fit")
+            leave, self.stop_training = (any(column) for column in zip(*gathered, strict=True))
         if leave:
             self.callbacks("on_interrupt", {})
             if self._ranks is not None:
@@ -466,7 +466,7 @@ class Trainer:
 
     def by_rank_0(self, value: Any) -> Any:
         """Return rank 0's JSON value on all ranks, for decisions that must be equal on every rank."""
-        return value if self._ranks is None else self._ranks.tell(value, "fit")[0]
+        return value if self._ranks is None else self._ranks.all_gather_object(value, "fit")[0]
 
     def load(self, path: str | os.PathLike[str]) -> None:
         """Restore a checkpoint of :meth:`save`; ``fit(resume=path)`` also restores the position in the data.

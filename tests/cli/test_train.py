@@ -369,7 +369,7 @@ def test_a_broken_pipe_of_another_is_an_error(capsys, monkeypatch):
     def write_report(*given):
         raise BrokenPipeError(32, "Broken pipe")
 
-    monkeypatch.setattr("netcl.trainer.page.write_report", write_report)
+    monkeypatch.setattr("netcl.trainer.report_html.write_report", write_report)
     status, _, err = run(capsys, "report", "x")
     assert status == 1 and "Broken pipe" in err
 

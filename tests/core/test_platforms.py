@@ -203,7 +203,7 @@ def test_a_full_disk_costs_only_what_had_to_be_registered(tmp_path, cache, monke
     runtime = good("a", tmp_path)
     monkeypatch.setattr(platforms, "_state", platforms.PlatformState(runtimes=[runtime]))
     monkeypatch.setattr(platforms, "register_runtimes", full)
-    platforms._tell_loader()
+    platforms._configure_loader()
     assert platforms._state.folder is None and "OCL_ICD_VENDORS" not in os.environ
     assert "[platforms] runtimes could not be registered; runtimes=a, error=[Errno 28] No space left on device" in caplog.text
 

@@ -67,7 +67,7 @@ def check_copies(ours: World) -> None:
     gathered = ours.gather(ours.rank, 1)
     assert (gathered is None) == (ours.rank != 1)
     assert gathered is None or [int(part) for part in gathered] == list(range(ours.size))
-    assert ours.tell(["rank", ours.rank]) == [["rank", rank] for rank in range(ours.size)]
+    assert ours.all_gather_object(["rank", ours.rank]) == [["rank", rank] for rank in range(ours.size)]
     ours.barrier()
 
 

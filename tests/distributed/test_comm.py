@@ -109,7 +109,7 @@ def test_gather_broadcast_tell():
         return (
             [part.tolist() for part in parts],
             world.broadcast(values(world.rank), 2),
-            world.tell(world.rank),
+            world.all_gather_object(world.rank),
             world.gather(world.rank, 1),
         )
 
@@ -142,8 +142,8 @@ def test_a_rank_with_another_shape_is_named_by_all():
 
 def test_a_rank_that_calls_something_else_is_named():
     def run(world):
-        with pytest.raises(LostRankError, match=r"must make the same call: rank 0 calls tell, rank 1 calls barrier"):
-            world.barrier() if world.rank else world.tell(1)
+        with pytest.raises(LostRankError, match=r"must make the same call: rank 0 calls all_gather_object, rank 1 calls barrier"):
+            world.barrier() if world.rank else world.all_gather_object(1)
 
     everywhere(2, run)
 
@@ -167,8 +167,8 @@ def test_duplicates_do_not_disturb_each_other():
     def run(world):
         twin = world.duplicate()
         with ThreadPoolExecutor(1) as pool:
-            other = pool.submit(lambda: [twin.tell(["twin", i]) for i in range(20)])
-            own = [world.tell(["own", i]) for i in range(20)]
+            other = pool.submit(lambda: [twin.all_gather_object(["twin", i]) for i in range(20)])
+            own = [world.all_gather_object(["own", i]) for i in range(20)]
             return own, other.result()
 
     for own, twin in everywhere(2, run):

@@ -201,7 +201,7 @@ cpu, streams = manager.default("cpu"), {}
 for name, parts in (("straight", [2]), ("cut", [1, 2])):
     for epochs in parts:
         train_run(Recipe(epochs=epochs, **options), Path(sys.argv[1]) / name, cpu, resume=True)
-    streams[name] = world().tell(random.get_state(cpu.queue).as_dict())
+    streams[name] = world().all_gather_object(random.get_state(cpu.queue).as_dict())
 if world().rank == 0:
     sys.stdout.write(json.dumps(streams))
 """

@@ -250,7 +250,7 @@ def test_intels_wheel_without_its_needs(sandbox, missing):
     assert status == 1
     assert f"[intel-needs] Intel's CPU runtime is installed, but a library that it needs is missing: {missing}" in text
     assert "fix: pip install intel-cmplr-lib-rt tbb" in text
-    assert "told to read" not in text  # what does not load is not registered
+    assert "set to read" not in text  # what does not load is not registered
     assert "fpga" not in text
 
 
@@ -267,7 +267,7 @@ def test_intels_wheel_is_registered_in_spite_of_its_placeholder(sandbox, driver)
     intel_wheel(sandbox)
     sandbox.put("prefix/lib/libintelocl.so", driver)
     _, text = sandbox.doctor()
-    assert f"told to read {sandbox.folder / 'cache/icd'}" in text and "[registered] intel-cpu" in text
+    assert f"set to read {sandbox.folder / 'cache/icd'}" in text and "[registered] intel-cpu" in text
     assert "Oclgrind Simulator" in text  # the real loader loaded it
 
 
@@ -294,7 +294,7 @@ def test_nvidia_with_its_icd_is_left_to_the_loader(sandbox, driver):
     sandbox.put("vendors/nvidia.icd", "libnvidia-opencl.so.1")
     sandbox.drivers = platforms.DRIVERS[:1]
     _, text = sandbox.doctor(LD_LIBRARY_PATH=str(sandbox.folder / "lib"))
-    assert "told to read" not in text and "-without-icd" not in text
+    assert "set to read" not in text and "-without-icd" not in text
     assert "found by the loader" in text and text.count("Oclgrind Simulator") == 1
 
 
@@ -312,7 +312,7 @@ def test_no_folder_can_be_written(sandbox, oclgrind):
     sandbox.drivers = (("oclgrind", (oclgrind,)),)
     _, text = sandbox.doctor(NETCL_CACHE_DIR="/proc/netcl-cannot-be-made")
     assert "cache     none: no folder can be written" in text and "Oclgrind Simulator" in text
-    told = next(line.split()[-1] for line in text.splitlines() if "told to read" in line)
+    told = next(line.split()[-1] for line in text.splitlines() if "set to read" in line)
     assert "netcl-icd-" in told and not Path(told).exists()  # removed at exit
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from netcl.trainer import plot
-from netcl.trainer.page import PAGE_STYLE, _charts
+from netcl.trainer.report_html import PAGE_STYLE, _charts
 
 SCHEMES = {"light": 1, "dark": 0}  # Chromium's numbers
 WIDTH, HEIGHT, BLOCK = 800, 1000, 8

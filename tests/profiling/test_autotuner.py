@@ -27,7 +27,7 @@ POLICY = KernelConfig(V.MATMUL_TILED, extra={"why": "policy"})
 def empty_store(monkeypatch, tmp_path):
     monkeypatch.setenv("NETCL_CACHE_DIR", str(tmp_path))
     monkeypatch.delenv("NETCL_AUTOTUNE", raising=False)
-    monkeypatch.setattr(autotuner, "_unasked", autotuner._Unasked())
+    monkeypatch.setattr(autotuner, "_automatic", autotuner._Automatic())
     get_kernel_selector().clear_cache()
     yield tmp_path
     get_kernel_selector().clear_cache()
@@ -157,8 +157,8 @@ def test_first_use_is_measured_when_asked_for_and_within_the_budget(cl_device, e
         for problem in problems:
             tuning.tuned(problem)
             tuning.tuned(problem)
-    assert len(stored(empty_store)) == 2 and 0 < autotuner._unasked.spent < 60
-    monkeypatch.setattr(autotuner._unasked, "spent", 60.0)
+    assert len(stored(empty_store)) == 2 and 0 < autotuner._automatic.spent < 60
+    monkeypatch.setattr(autotuner._automatic, "spent", 60.0)
     with device(cl_device):
         tuning.tuned(family.problem(16, 24, 512, profile=cl_device.profile))
     assert len(stored(empty_store)) == 2

@@ -15,7 +15,7 @@ from netcl.core.hooks import hooks
 from netcl.core.kernels import program
 from netcl.core.tensor import Tensor
 from netcl.profiling import EventTimer, KernelRow, compare, events, measure, profile, report, trace
-from netcl.profiling.limits import Limits, limits
+from netcl.profiling.roofline import Limits, limits
 from netcl.runtime.perf import timing_region
 from netcl.runtime.scheduler import sibling_queue
 

@@ -29,7 +29,7 @@ from netcl.trainer import (
     Trainer,
     read_jsonl,
 )
-from netcl.trainer.page import write_report
+from netcl.trainer.report_html import write_report
 from netcl.trainer.run import restore_best
 
 DATA = [(np.eye(4, dtype=np.float32), np.arange(4) % 2)]

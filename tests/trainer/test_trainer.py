@@ -299,7 +299,7 @@ def test_a_compiled_step_is_the_same_step(device, accumulation):
     for name, value in weights(plain).items():
         np.testing.assert_array_equal(weights(compiled)[name], value, err_msg=name)
     assert compiled.history["loss"] == plain.history["loss"]
-    assert device.backend == "cpu" or (compiled._learn.graphs and not compiled._learn.refused)  # and it is replayed
+    assert device.backend == "cpu" or (compiled._train_step.graphs and not compiled._train_step.refused)  # and it is replayed
 
 
 def test_batches_together_make_the_step_of_one_large_batch(device):

@@ -75,13 +75,13 @@ def _with_netcl_errors(enqueue: Callable[..., Any], failed: type[BaseException])
         except failed as error:
             raise program.failure("transfer", "to copy", error) from None
         if began:
-            _tell_transfer(args, options, began, event)
+            _report_transfer(args, options, began, event)
         return event
 
     return call
 
 
-def _tell_transfer(args: Sequence[Any], options: Mapping[str, Any], began: float, event: Any) -> None:
+def _report_transfer(args: Sequence[Any], options: Mapping[str, Any], began: float, event: Any) -> None:
     queue, target, source, *rest = args
     if rest:  # a fill has a pattern for its source, an offset and a number of bytes
         name, nbytes = "fill", rest[1]

@@ -57,9 +57,9 @@ class _Child:
         status = self.process.wait()
         self.log.seek(0)
         lines = [line for line in self.log.read().decode(errors="replace").splitlines() if line.strip()]
-        said = next((line for line in lines if "ERROR" in line), lines[-1] if lines else "nothing")
+        line_found = next((line for line in lines if "ERROR" in line), lines[-1] if lines else "nothing")
         ended = signal.Signals(-status).name if status < 0 else f"status {status}"
-        return f"the process ends with {ended}, after: {re.sub(r'0x[0-9a-f]+: ?', '', said)[:200]}"
+        return f"the process ends with {ended}, after: {re.sub(r'0x[0-9a-f]+: ?', '', line_found)[:200]}"
 
     def close(self) -> None:
         atexit.unregister(self.close)

@@ -163,7 +163,7 @@ class Program:
         if self._store is not None:
             self.driver = self._from_store(context, self._store)
         elif self.number == 1 and hooks.binary_store is not None:
-            hooks.binary_store.tell_of_a_first_run()
+            hooks.binary_store.announce_first_run()
         pool = builders.pool_of(of) if later and self.driver is None else None
         if pool is not None and pool.accepts_jobs():
             self._context = context  # only until it is built: the state of a context must not keep the context alive

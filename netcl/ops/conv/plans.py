@@ -105,9 +105,9 @@ def convolution_algorithm(queue: Any, conv: Convolution, config: KernelConfig, p
 
 
 def _say_once(queue: Any, conv: Convolution, what: str) -> None:
-    told = program.state(queue).setdefault(("conv2d", "told"), set())
-    if (conv.kind, what) not in told:
-        told.add((conv.kind, what))
+    logged = program.state(queue).setdefault(("conv2d", "logged"), set())
+    if (conv.kind, what) not in logged:
+        logged.add((conv.kind, what))
         log.info("[%s] %s; x.shape=%s, w.shape=%s", conv.kind, what, conv.g.x_shape, conv.g.w_shape)
 
 

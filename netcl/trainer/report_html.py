@@ -188,9 +188,10 @@ def _grid(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
 
 def _sample(image: np.ndarray, label: str, chosen: str, likely: float) -> str:
     shown = image[0] if len(image) == 1 else np.ascontiguousarray(image[:3].transpose(1, 2, 0))
-    said = html.escape(chosen if chosen == label else f"{chosen}, is {label}")
+    caption = html.escape(chosen if chosen == label else f"{chosen}, is {label}")
     kind = "" if chosen == label else ' class="wrong"'
-    return f'<figure{kind}><img alt="{html.escape(label)}" src="{plot.png(shown)}">{said}<br><span class="dim">{likely:.0%}</span></figure>'
+    picture = f'<img alt="{html.escape(label)}" src="{plot.png(shown)}">'
+    return f'<figure{kind}>{picture}{caption}<br><span class="dim">{likely:.0%}</span></figure>'
 
 
 def _table(values: Mapping[str, Any]) -> str:
