@@ -219,7 +219,7 @@ LINES = {
     "models": 3577,
     "nn": 6955,
     "onnx": 734,
-    "ops": 28991,
+    "ops": 28997,
     "optim": 2334,
     "profiling": 1348,
     "replay": 2657,

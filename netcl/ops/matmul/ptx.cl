@@ -97,7 +97,8 @@ static inline int any_lane(int holds) {
 #define STREAM_8(v, p) __asm__("ld.global.nc.L1::no_allocate.L2::128B.v2.u32 {%0,%1}, [%2];" : "=r"((v).x), "=r"((v).y) : "l"(p))
 #define STREAM_4(v, p) __asm__("ld.global.nc.L1::no_allocate.L2::128B.u32 %0, [%1];" : "=r"(v) : "l"(p))
 #define PREFETCH(p) __asm__ volatile("prefetch.global.L2 [%0];" ::"l"(p))
-#define FETCH_4(v, p) __asm__("ld.global.nc.u32 %0, [%1];" : "=r"(v) : "l"(p))
+// As STREAM_4, but from the cache of the compute unit: neighboring words are read by neighboring instructions.
+#define FETCH_4(v, p) __asm__("ld.global.nc.L1::evict_first.L2::128B.u32 %0, [%1];" : "=r"(v) : "l"(p))
 #define BYTES_OF(r, a, b, selector) __asm__("prmt.b32 %0, %1, %2, %3;" : "=r"(r) : "r"(a), "r"(b), "n"(selector))
 // A constant in a register: an instruction takes one constant, and for a second one the compiler emits an instruction of its own each time.
 #define IN_REGISTER(r, constant) \

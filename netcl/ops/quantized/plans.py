@@ -371,11 +371,12 @@ def unpack_rows(queue: Any, p: Packed, weight: Tensor, dtype: str, begin: int, c
     units = profile_of(queue).compute_capability is not None and dtype == "float16"
     puts = _PUTS if not units else {"float16": "PUT_HALVES(p, a, b)"}
     listing, put = int(listed is not None), {"PUT_8(p, a, b)": puts.get(dtype, _PUT_EACH)}
-    macros = kind_macros(p.kind, 1, CLANG=0, ASM=0, EACH=each, LISTED=listing, **put)
+    together = 2 if units and listed is None else 1  # rows of a work-item
+    macros = kind_macros(p.kind, together, CLANG=0, ASM=0, EACH=each, LISTED=listing, **put)
     operands = {"Y": dtype, "INDEX": "int32" if listed is None else listed.dtype}
     text = primitives.cl_source(nvidia.__file__, "ptx.cl") if units else ""
     kernel = launch.kernel(queue, __file__, "codes.cl unpack.cl", "unpack_rows", operands, macros, text)
-    size = (STRIP_ROWS * (p.columns // each), -(-count // STRIP_ROWS))
+    size = (STRIP_ROWS // together * (p.columns // each), -(-count // STRIP_ROWS))
     args = (weight, out if listed is None else listed, out, p.rows, p.columns, begin, count)
     kernel(queue, size, (4 * launch.LOCAL_1D if each == 8 else launch.LOCAL_1D, 1), *args)
     return out

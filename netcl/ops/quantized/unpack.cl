@@ -1,17 +1,17 @@
-// Rows of packed weights as values: y[i] = w[rows[i]], or with LISTED 0 the rows from `begin` on. Macros of codes.cl (PLAIN), with V 1, and
-// PUT_8(p, a, b), which stores eight values of Y_T; INDEX_T is that of rows. A work-item does EACH columns of one row: 8 or 32. Neighbors
-// do the other columns of a run of 32, then the rows of a strip; the second number of a work-item is that of 16 rows.
+// Rows of packed weights as values: y[i] = w[rows[i]], or with LISTED 0 the rows from `begin` on. Macros of codes.cl, with V 2 (LISTED 0)
+// or 1, and PUT_8(p, a, b), which stores eight values of Y_T; INDEX_T is that of rows. A work-item does EACH columns of V rows: 8 or 32.
+// Neighbors do the other columns of a run of 32, then the rows of a strip; the second number of a work-item is that of 16 rows.
 #pragma OPENCL FP_CONTRACT OFF  // values are those of formats.py, bit for bit
 #define SHARERS (32 / EACH)  // of a run
 
 __kernel void unpack_rows(__global const uchar* w, __global const INDEX_T* listed, __global Y_T* y, const int rows, const int columns,
                           const int begin, const int count) {
-  const int runs = columns / 32, i = get_global_id(0), run = i / (16 * SHARERS), from = i % SHARERS * EACH;
-  const int near = get_global_id(1) * 16 + i / SHARERS % 16;
+  const int runs = columns / 32, i = get_global_id(0), run = i / (PARTS * SHARERS), from = i % SHARERS * EACH;
+  const int near = get_global_id(1) * 16 + i / SHARERS % PARTS * V;
   if (near >= count || run >= runs) return;
   const int row = LISTED ? (int)listed[near] : begin + near, first = row & 15;
   __global Y_T* out = y + (size_t)near * columns + run * 32 + from;
-  float f[EACH];
+  FLOATS f[EACH];
   if (row < 0 || row >= rows) {  // of a list that the host did not check
     for (int k = 0; k < EACH; ++k) f[k] = NAN;
   } else {
@@ -21,15 +21,19 @@ __kernel void unpack_rows(__global const uchar* w, __global const INDEX_T* liste
 #else
     UNROLL for (int k = 0; k < EACH; k += 4) {
       const int j = (from + k) / 4, group = (run % PER_RECORD * 32 + 4 * j) / GROUP;
-      const float scale = GROUP_SCALE(p, group, first);
+      const FLOATS scale = GROUP_SCALE(p, group, first);
       const INTS c = FOUR_CODES_AT(p, run % PER_RECORD, j, first);
       f[k] = scale * UNIT(c, 0), f[k + 1] = scale * UNIT(c, 1), f[k + 2] = scale * UNIT(c, 2), f[k + 3] = scale * UNIT(c, 3);
       if (MIN) UNROLL for (int i = 0; i < 4; ++i) f[k + i] += GROUP_MIN(p, group, first);
     }
 #endif
   }
-  UNROLL for (int k = 0; k < EACH; k += 8)
-    PUT_8(out + k, (float4)(f[k], f[k + 1], f[k + 2], f[k + 3]), (float4)(f[k + 4], f[k + 5], f[k + 6], f[k + 7]));
+#define ROW(i) ((const float*)(f + (i)))[r]
+  UNROLL for (int r = 0; r < V; ++r)
+    UNROLL for (int k = 0; k < EACH; k += 8)
+      if (r == 0 || near + r < count)
+        PUT_8(out + (size_t)r * columns + k, (float4)(ROW(k), ROW(k + 1), ROW(k + 2), ROW(k + 3)),
+              (float4)(ROW(k + 4), ROW(k + 5), ROW(k + 6), ROW(k + 7)));
 }
 
 // Rows of weights as floats, from strip `begin` on. A work-item does 32 columns of a strip, four rows and columns at a time.
