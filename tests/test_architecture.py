@@ -212,7 +212,7 @@ LINES = {
     "bench": 328,
     "cli": 1776,
     "core": 7736,
-    "data": 3160,
+    "data": 3164,
     "distributed": 2009,
     "engine": 6181,
     "io": 5104,
@@ -227,7 +227,7 @@ LINES = {
     "serve": 664,
     "torch": 1065,
     "trainer": 3109,
-    "utils": 113,
+    "utils": 125,
     "vision": 2378,
 }
 SLACK = 60  # a package that is further below its figure must lower it

@@ -24,6 +24,10 @@ class WorkerError(RuntimeError):
     """Raised when a worker of a DataLoader raises, dies, hangs, or delivers an invalid batch; the message names the worker."""
 
 
+class TransferError(WorkerError):
+    """Raised when the dataset or a function of a DataLoader cannot be sent to a worker process."""
+
+
 class SampleError(ValueError):
     """Raised for a sample that cannot be batched, or that does not match the other samples of its dataset."""
 

@@ -22,7 +22,7 @@ from multiprocessing import connection
 from typing import Any, NamedTuple
 
 from netcl.data.collate import WholeBatch
-from netcl.data.errors import WorkerError, message
+from netcl.data.errors import TransferError, WorkerError, message
 from netcl.data.fetch import Fetch, Task, check_batch, fields_of
 from netcl.data.shared_batch import SharedBatchRingBuffer
 
@@ -131,7 +131,7 @@ class _Process:
             self.process.start()
         theirs.close()
         if caught.error is not None:
-            raise WorkerError(message("DataLoader", f"worker {number} cannot be started: {caught.error}", _TRAVEL)) from caught.error
+            raise TransferError(message("DataLoader", f"worker {number} cannot be started: {caught.error}", _TRAVEL)) from caught.error
         self.place = {"pid": self.process.pid}
 
     def send(self, request: Any) -> None:

@@ -19,8 +19,10 @@ from netcl.data import datapipes, sampler
 from netcl.data.collate import map_arrays
 from netcl.data.datapipes import *  # noqa: F403
 from netcl.data.dataset import ChainDataset, ConcatDataset, Dataset, IterableDataset, StackDataset, Subset, random_split, taker
-from netcl.data.fetch import get_worker_info
+from netcl.data.errors import TransferError
+from netcl.data.fetch import Task, get_worker_info
 from netcl.data.sampler import *  # noqa: F403
+from netcl.data.workers import ProcessPool, ThreadPool
 from netcl.ops import random
 
 log = logging.getLogger("netcl")
@@ -95,6 +97,16 @@ class DataLoader(data.DataLoader):
         if self.device_queue is None:
             self.device_queue = get_active_device()
         return super().__iter__()
+
+    def _new_workers(self, first: Task) -> ProcessPool | ThreadPool:
+        """Start workers. Functions without a name, such as lambdas, cannot be sent to processes that are not forks: threads use them."""
+        try:
+            return super()._new_workers(first)
+        except TransferError as error:
+            known = {"num_workers": self.num_workers, "reason": error.__cause__}
+            log.warning(message("DataLoader", "threads are used instead of processes", **known))
+            self.use_shared_mem = False
+            return super()._new_workers(first)
 
     def _delivered(self, batch: tuple[Any, ...]) -> Any:
         return list(batch)

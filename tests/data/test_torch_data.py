@@ -104,3 +104,24 @@ def test_pipes_of_ones_own():
             torch_data.functional_datapipe("plus_for_test")(Plus)
     finally:
         del torch_data.IterDataPipe.functions["plus_for_test"]
+
+
+class Mapped(data.Dataset):
+    """Numbers through a function, which a process that is not a fork cannot get if it has no name."""
+
+    def __init__(self, function):
+        self.function = function
+
+    def __len__(self):
+        return 6
+
+    def __getitem__(self, index):
+        return self.function(index)
+
+
+def test_workers_of_a_dataset_with_a_lambda_are_threads(caplog):
+    with torch_data.DataLoader(Mapped(lambda index: float(index * 2)), batch_size=2, num_workers=2) as loader, netcl.device("cpu"):
+        for _ in range(2):
+            assert [batch.tolist() for batch in loader] == [[0, 2], [4, 6], [8, 10]]
+        assert loader.worker_pids() == []
+    assert [r.message.count("threads are used instead of processes") for r in caplog.records] == [1]
