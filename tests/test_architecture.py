@@ -212,12 +212,12 @@ LINES = {
     "bench": 328,
     "cli": 1776,
     "core": 7736,
-    "data": 3164,
+    "data": 3179,
     "distributed": 2009,
     "engine": 6181,
     "io": 5104,
     "models": 3577,
-    "nn": 6955,
+    "nn": 6962,
     "onnx": 734,
     "ops": 28997,
     "optim": 2334,
@@ -225,10 +225,10 @@ LINES = {
     "replay": 2657,
     "runtime": 774,
     "serve": 664,
-    "torch": 1065,
+    "torch": 1092,
     "trainer": 3109,
     "utils": 125,
-    "vision": 2378,
+    "vision": 2403,
 }
 SLACK = 60  # a package that is further below its figure must lower it
 # Public names of the standard library that begin with an underscore: of named tuples, and os._exit.

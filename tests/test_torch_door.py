@@ -17,7 +17,7 @@ import netcl
 import netcl.torch
 from netcl import nn
 from netcl.core import recording
-from netcl.core.errors import DeviceError
+from netcl.core.errors import DeviceError, DtypeError
 from netcl.torch.__main__ import main
 
 SCRIPTS = Path(__file__).parent / "torch_scripts"
@@ -449,6 +449,36 @@ def test_process_groups_and_wrapped_models(installed):
         "module.weight",
         "module.bias",
     ]
+
+
+def test_names_that_libraries_of_models_import(installed):
+    import torch
+    import torch.fx
+    from torch.hub import HASH_REGEX, download_url_to_file, urlparse
+    from torch.jit.annotations import List
+    from torch.nn.init import _calculate_fan_in_and_fan_out
+    from torch.nn.modules.instancenorm import _InstanceNorm
+    from torchvision.ops.misc import FrozenBatchNorm2d
+
+    assert torch.fx.wrap(len) is len and torch.fx.wrap("len") == "len" and List[int].__origin__ is list
+    assert HASH_REGEX.search("resnet18-5c106cde.pth").group(1) == "5c106cde" and urlparse("http://a/b").path == "/b"
+    with pytest.raises(OSError, match=r"\[torch\.hub\] a file must be there: netcl downloads nothing; path=x; download http://a/b"):
+        download_url_to_file("http://a/b", "x")
+    assert _calculate_fan_in_and_fan_out(torch.empty(4, 3, 2, 2)) == (12, 16) and isinstance(torch.nn.InstanceNorm2d(3), _InstanceNorm)
+    assert (torch.is_autocast_enabled("cuda"), torch.get_autocast_dtype("cpu"), torch.get_autocast_dtype("cuda")) == (
+        False,
+        torch.bfloat16,
+        torch.float16,
+    )
+    with pytest.raises(DtypeError, match="complex64"):
+        torch.zeros(2, dtype=torch.complex64)
+    frozen = FrozenBatchNorm2d(3)
+    frozen.running_mean, frozen.running_var, frozen.weight = torch.tensor([1.0, 2, 3]), torch.tensor([1.0, 4, 9]), torch.tensor([1.0, 2, 1])
+    x = torch.randn(2, 3, 4, 4)
+    plain = torch.nn.BatchNorm2d(3).eval()
+    plain.load_state_dict(frozen.state_dict(), strict=False)
+    torch.testing.assert_close(frozen(x), plain(x))
+    assert list(frozen.parameters()) == [] and list(frozen.state_dict()) == ["weight", "bias", "running_mean", "running_var"]
 
 
 def test_torchvision(installed, tmp_path):

@@ -7,6 +7,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from itertools import chain, count
+from types import GenericAlias
 from typing import Any
 
 import numpy as np
@@ -71,6 +72,9 @@ class DataLoader:
     >>> [batch.tolist() for batch in loader], len(loader)
     ([[0, 1], [2, 3], [4]], 3)
     """
+
+    def __class_getitem__(cls, kind: object) -> GenericAlias:  # DataLoader[int], as in torch
+        return GenericAlias(cls, kind)
 
     timeout: float = 10.0
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
+from types import GenericAlias
 from typing import Any
 
 import numpy as np
@@ -33,6 +34,9 @@ class Dataset:
     (3, 9)
     """
 
+    def __class_getitem__(cls, kind: object) -> GenericAlias:  # Dataset[int], as in torch
+        return GenericAlias(cls, kind)
+
     name: str = ""
     classes: Sequence[str] = ()
 
@@ -51,6 +55,9 @@ class IterableDataset:
 
     Every worker of a loader iterates over the dataset by itself; ``__iter__`` can select a part by :func:`~netcl.data.get_worker_info`.
     """
+
+    def __class_getitem__(cls, kind: object) -> GenericAlias:  # IterableDataset[int], as in torch
+        return GenericAlias(cls, kind)
 
     def __iter__(self) -> Iterator[Any]:
         raise NotImplementedError(message(type(self).__name__, "an iterable dataset must define __iter__"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence, Sized
 from itertools import islice
+from types import GenericAlias
 from typing import Any
 
 import numpy as np
@@ -30,6 +31,9 @@ def generators_of(sampler: Any) -> list[np.random.Generator]:
 
 class Sampler:
     """Base class of samplers, which yield sample indices. Define ``__iter__``, and ``__len__`` if their number is known."""
+
+    def __class_getitem__(cls, kind: object) -> GenericAlias:  # Sampler[int], as in torch
+        return GenericAlias(cls, kind)
 
     def __iter__(self) -> Iterator[Any]:
         raise NotImplementedError(message(type(self).__name__, "a sampler must define __iter__"))

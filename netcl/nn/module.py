@@ -191,6 +191,10 @@ class Module(metaclass=_Constructed):
             remedy = "pass nn.Parameter(value); to change its values, use write()"
             what = f"{name!r} of {type(self).__name__} is a parameter and must be set to a parameter or None"
             raise TypeError(message("setattr", what, remedy, given=type(value).__name__))
+        elif roles.get(name) in ("buffer", "scratch"):
+            if value is not None and not isinstance(value, Tensor):
+                what = f"{name!r} of {type(self).__name__} is a buffer and must be set to a tensor or None"
+                raise TypeError(message("setattr", what, given=type(value).__name__))
         elif name in roles and (not isinstance(value, Tensor) or roles[name] in ("module", "none")):
             self._unregister(name)
         object.__setattr__(self, name, value)
@@ -204,14 +208,17 @@ class Module(metaclass=_Constructed):
             self._changed_names.add(name)
 
     def register_buffer(self, name: str, tensor: Any, persistent: bool = True) -> None:
-        """Register a tensor that is not learned; it moves with the module and, if ``persistent``, is in the state dict."""
+        """Register a tensor that is not learned; it moves with the module and, if ``persistent``, is in the state dict.
+
+        The tensor may be ``None``, and the attribute may be set to ``None`` or a tensor later.
+        """
         self._check_name(name, "register_buffer")
         if tensor is not None and not isinstance(tensor, Tensor):
             tensor = Tensor.from_host(here(), tensor)
         object.__setattr__(self, name, tensor)
+        self._roles[name] = "buffer" if persistent else "scratch"
         if tensor is not None:
             tensor._mark(False, persistent=True)
-            self._roles[name] = "buffer" if persistent else "scratch"
 
     def register_parameter(self, name: str, tensor: Tensor | None) -> None:
         """Register a tensor as parameter ``name``; ``None`` only sets the attribute."""
@@ -278,8 +285,8 @@ class Module(metaclass=_Constructed):
     def _named_tensors(self, *wanted: str) -> Iterator[tuple[str, Tensor]]:
         """Yield the names and tensors of the module's own attributes with the roles ``wanted``, such as ``parameter``."""
         for name, role in list(self._roles.items()):
-            if role in wanted:
-                yield name, getattr(self, name)
+            if role in wanted and (tensor := getattr(self, name)) is not None:
+                yield name, tensor
 
     def _walk_tensors(self, *wanted: str, prefix: str = "", recurse: bool = True) -> Iterator[tuple[str, Tensor]]:
         """Yield the tensors with the roles ``wanted`` in this module and all modules inside it, each once, with dotted names."""

@@ -82,7 +82,7 @@ class _Running(_Norm):
             raise TypeError(message(type(self).__name__, what, given=type(value).__name__, track_running_stats=self.track_running_stats))
 
     def _set_count(self, batches: int) -> None:
-        self._roles["num_batches_tracked"] = "buffer"  # Module.__setattr__ removes it for values that are no tensors
+        self._roles["num_batches_tracked"] = "buffer"
         self._batches, self._shown = batches, -1
         self._handed_out.clear()
 

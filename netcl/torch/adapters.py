@@ -161,7 +161,10 @@ CUDA_AMP: dict[str, Any] = {
 }
 ROOT: dict[str, Any] = {
     **TENSORS, "Size": tuple, "autocast": autocast, "save": files.save, "load": files.load, "compile": compile,
+    **{name: name for name in ("complex64", "complex128")},  # which every function refuses
     "strided": "strided", "contiguous_format": "contiguous_format", "channels_last": "channels_last", "preserve_format": "preserve_format",
     "set_num_threads": lambda number: None,  # NumPy and the OpenCL runtime have their own settings
+    "is_autocast_enabled": lambda device_type="cuda": amp.is_autocast_enabled(),
+    "get_autocast_dtype": lambda device_type="cuda": amp.get_autocast_dtype() or ("bfloat16" if device_type == "cpu" else "float16"),
     "use_deterministic_algorithms": lambda mode, *, warn_only=False: None, "are_deterministic_algorithms_enabled": lambda: True,
 }  # fmt: skip

@@ -122,3 +122,8 @@ SERIALIZATION: dict[str, Any] = {
     "save": save, "load": load, "safe_globals": safe_globals, "add_safe_globals": _allowed.extend, "clear_safe_globals": _allowed.clear,
     "get_safe_globals": lambda: list(_allowed),
 }  # fmt: skip
+
+
+def download_url_to_file(url: str, dst: str, hash_prefix: str | None = None, progress: bool = True) -> None:
+    """``torch.hub.download_url_to_file``: raises, because nothing is downloaded."""
+    raise OSError(message("torch.hub", "a file must be there: netcl downloads nothing", f"download {url}", path=dst))

@@ -5,10 +5,12 @@ from __future__ import annotations
 import difflib
 import importlib
 import importlib.util
+import re
 from functools import cache
 from importlib.machinery import ModuleSpec
 from types import ModuleType, SimpleNamespace
 from typing import Any
+from urllib.parse import urlparse
 
 import netcl.autograd as ag
 from netcl import nn
@@ -32,7 +34,9 @@ _SAME = ("distributions", "fft", "linalg", "nn.functional", "nn.parameter", "nn.
 _LAYERS = """activation adaptive batchnorm channelshuffle container conv distance dropout flatten fold instancenorm linear loss module
     normalization padding pixelshuffle pooling rnn sparse transformer upsampling utils""".split()
 _DATA, _TRANSFORMS, _FUNCTIONAL = ("netcl.utils.data",), ("netcl.vision.transforms",), ("netcl.vision.functional",)
-_BASES = {"NonDynamicallyQuantizableLinear": nn.Linear, "_BatchNorm": nn.BatchNorm1d.__base__}
+_BASES = {
+    "NonDynamicallyQuantizableLinear": nn.Linear, "_BatchNorm": nn.BatchNorm1d.__base__, "_InstanceNorm": nn.InstanceNorm1d.__base__,
+}  # fmt: skip
 _OFF: dict[str, Any] = dict.fromkeys(("is_available", "is_built", "is_initialized"), lambda: False)
 _WITH_PARTS = {  # modules whose names are those of the module above
     "distributions": ("netcl.distributions", "bernoulli categorical distribution independent kl normal uniform"),
@@ -59,8 +63,19 @@ TABLE: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
     "torch.cuda": ((), {**adapters.CUDA_TENSORS, **devices.CUDA}),
     "torch.cuda.amp": (("netcl.amp",), adapters.CUDA_AMP),
     "torch.distributed": ((), parallel.DISTRIBUTED),
-    "torch.hub": (("tqdm",), {"get_dir": files.hub_folder, "load_state_dict_from_url": files.load_from_hub}),
+    "torch.fx": ((), {"wrap": adapters.JIT["ignore"]}),  # a mark for a tracer
+    "torch.hub": (
+        ("tqdm",),
+        {
+            "get_dir": files.hub_folder,
+            "load_state_dict_from_url": files.load_from_hub,
+            "download_url_to_file": files.download_url_to_file,
+            "urlparse": urlparse,
+            "HASH_REGEX": re.compile(r"-([a-f0-9]*)\."),
+        },
+    ),
     "torch.jit": ((), adapters.JIT),
+    "torch.jit.annotations": (("typing",), {}),
     "torch.mps": ((), _OFF),
     "torch.multiprocessing": (("multiprocessing",), {"spawn": parallel.spawn}),
     **{f"torch.{name}": ((f"netcl.{name}",), {}) for name in _SAME},
@@ -71,7 +86,11 @@ TABLE: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
     **{f"torch.nn.modules.{name}": (("netcl.nn",), {**parallel.NN, **_BASES}) for name in _LAYERS},
     "torch.nn.parallel": ((), parallel.PARALLEL),
     "torch.nn.parallel.distributed": ((), parallel.PARALLEL),
-    "torch.nn.init": (("netcl.nn.init",), {name[:-1]: getattr(init, name) for name in vars(init) if name[-1] == "_" != name[0]}),
+    "torch.nn.init": (
+        ("netcl.nn.init",),
+        {"_calculate_fan_in_and_fan_out": init.fan_in_and_fan_out}
+        | {name[:-1]: getattr(init, name) for name in vars(init) if name[-1] == "_" != name[0]},
+    ),
     "torch.onnx": ((), {"export": adapters.export_onnx}),
     "torch.optim.lr_scheduler": (("netcl.optim.schedule",), {"_LRScheduler": schedule.LRScheduler}),
     "torch.random": (("netcl",), {}),
@@ -92,7 +111,7 @@ TABLE: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
     "torchvision.datasets.folder": (("netcl.vision.datasets",), {}),
     "torchvision.models": (("netcl.vision.models",), {name: getattr(models, name) for name in models.__all__}),  # scripts list __dict__
     **{f"torchvision.models.{part}": ((f"netcl.vision.models.{part}",), {}) for part in ("detection", "segmentation")},
-    "torchvision.ops": (("netcl.vision.ops",), {}),
+    **{f"torchvision.ops{part}": (("netcl.vision.ops",), {}) for part in ("", ".misc")},
     "torchvision.transforms": (_TRANSFORMS, {}),
     "torchvision.transforms.functional": (_FUNCTIONAL, {}),
     "torchvision.transforms.v2": (_TRANSFORMS, {}),

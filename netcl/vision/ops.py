@@ -108,3 +108,28 @@ class StochasticDepth(nn.Module):
             return x
         shape = (x.shape[0] if self.mode == "row" else 1, *(1,) * (x.ndim - 1))
         return ag.mul(x, ag.dropout(Tensor.ones(shape, x.dtype, queue=x.queue), self.p))
+
+
+class FrozenBatchNorm2d(nn.Module):
+    """Batch normalization of images whose statistics and affine parameters are buffers, so that training does not change them.
+
+    >>> from netcl.vision.ops import FrozenBatchNorm2d
+    >>> FrozenBatchNorm2d(3)(Tensor.ones((1, 3, 2, 2))).shape
+    (1, 3, 2, 2)
+    """
+
+    weight: Tensor
+    bias: Tensor
+    running_mean: Tensor
+    running_var: Tensor
+
+    def __init__(self, num_features: int, eps: float = 1e-5):
+        super().__init__()
+        self.num_features, self.eps = num_features, eps
+        for name in ("weight", "bias", "running_mean", "running_var"):
+            self.register_buffer(name, (Tensor.ones if name in ("weight", "running_var") else Tensor.zeros)((num_features,)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        scale = self.weight / ag.sqrt(self.running_var + self.eps)
+        shape = (1, -1, 1, 1)
+        return x * scale.reshape(shape) + (self.bias - self.running_mean * scale).reshape(shape)

@@ -125,3 +125,20 @@ def test_workers_of_a_dataset_with_a_lambda_are_threads(caplog):
             assert [batch.tolist() for batch in loader] == [[0, 2], [4, 6], [8, 10]]
         assert loader.worker_pids() == []
     assert [r.message.count("threads are used instead of processes") for r in caplog.records] == [1]
+
+
+def test_classes_take_the_type_of_their_samples():
+    class Typed(torch_data.Dataset[int]):
+        def __len__(self):
+            return 2
+
+        def __getitem__(self, index: int) -> int:
+            return index
+
+    class Backwards(torch_data.Sampler[int]):
+        def __iter__(self):
+            return iter([1, 0])
+
+    loader: torch_data.DataLoader[int] = torch_data.DataLoader(Typed(), sampler=Backwards())
+    with netcl.device("cpu"):
+        assert [x.tolist() for x in loader] == [[1], [0]] and torch_data.IterableDataset[int].__origin__ is torch_data.IterableDataset

@@ -89,6 +89,21 @@ def test_buffers_move_and_are_saved_unless_they_are_scratch(device):
     assert (module.scale.dtype, module.cache.dtype) == ("float16", "int64")
 
 
+def test_a_buffer_may_be_none_for_a_while(device):
+    module = nn.Module()
+    module.register_buffer("mask", None)
+    assert names(module.named_buffers()) == [] and list(module.state_dict()) == []
+    module.mask = Tensor.from_host([1.0, 2.0])
+    module.register_buffer("mask", module.mask, persistent=True)
+    assert list(module.state_dict()) == ["mask"] and module.to(device.queue).mask.queue is device.queue
+    module.mask = None
+    module.mask = Tensor.from_host([3.0])
+    assert module.state_dict()["mask"].tolist() == [3.0]
+    for wrong in (1.0, np.ones(2, np.float32)):
+        with pytest.raises(TypeError, match=r"\[setattr\] 'mask' of Module is a buffer and must be set to a tensor or None; given="):
+            module.mask = wrong
+
+
 @pytest.mark.parametrize("name", ["", "a.b", "forward", 3])
 def test_names_that_cannot_be_used_are_refused(name):
     with pytest.raises(ValueError, match=r"\[register_buffer\]"):
