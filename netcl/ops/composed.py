@@ -20,8 +20,9 @@ from netcl.engine import launch
 from netcl.engine.operands import common_shape
 from netcl.engine.registry import S, Sample, composite, op
 from netcl.ops.index import joined_index
-from netcl.ops.movement import SizesArgument, sizes_of
+from netcl.ops.movement import SizesArgument, along, sizes_of
 from netcl.ops.sort import Ordered, ordered
+from netcl.ops.views import own
 
 
 class Extremes(NamedTuple):
@@ -73,17 +74,16 @@ def as_like(x: Tensor, values: Any) -> Any:
     errors=[(S((3, 5), dim1=0, dim2=-2), r"\[diagonal\] dim1 and dim2 must be different axes; dim1=0, dim2=-2")],
 )
 def diagonal(F: Any, x: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Tensor:
-    """The diagonal of ``dim1`` and ``dim2`` as the last axis. May be a copy unless these are the last axes of a contiguous x."""
+    """A view of the diagonal of ``dim1`` and ``dim2``, as the last axis."""
     x = _checked_tensor("diagonal", x, 2)
     a, b = _at("diagonal", dim1, x.ndim), _at("diagonal", dim2, x.ndim)
     if a == b:
         raise ShapeError(message("diagonal", "dim1 and dim2 must be different axes", dim1=dim1, dim2=dim2))
-    moved = F.moveaxis(x, (a, b), (-2, -1))
-    *lead, rows, columns = moved.shape
-    n = max(0, min(rows + min(offset, 0), columns - max(offset, 0)))
-    first = max(offset, 0) - min(offset, 0) * columns if n else 0
-    flat = F.reshape(moved, (*lead, rows * columns))
-    return F.strided_slice(flat, (*[0] * len(lead), first), (*lead, n), (*[1] * len(lead), columns + 1))
+    starts = along(x.ndim, a, max(-offset, 0), along(x.ndim, b, max(offset, 0)))
+    n = max(0, min(x.shape[a] - starts[a], x.shape[b] - starts[b]))
+    kept = [axis for axis in range(x.ndim) if axis not in (a, b)]
+    moves = (*(along(x.ndim, axis, 1) for axis in kept), along(x.ndim, a, 1, along(x.ndim, b, 1)))
+    return F.strided_block(x, starts if n else (0,) * x.ndim, (*(x.shape[axis] for axis in kept), n), moves)
 
 
 @composite(ref="numpy", samples=[S((3,)), S((2, 3), offset=-1), S((2, 3), offset=2, dim1=0, dim2=2)])
@@ -124,7 +124,11 @@ def _unflatten(F: Any, x: Tensor, axis: int, sizes: Sequence[int]) -> Tensor:
     return F.reshape(x, (*x.shape[:at], *(x.shape[at] // known if n == -1 and known else n for n in sizes), *x.shape[at + 1 :]))
 
 
-row("diag", lambda F, x, diagonal=0: F.diagonal(x, diagonal) if _checked_tensor("diag", x, 1, 2).ndim == 2 else F.diag_embed(x, diagonal),
+def _diag(F: Any, x: Tensor, diagonal: int = 0) -> Tensor:
+    return own(F.diagonal(x, diagonal)) if _checked_tensor("diag", x, 1, 2).ndim == 2 else F.diag_embed(x, diagonal)
+
+
+row("diag", _diag,
      lambda x, diagonal=0: np.diag(x, diagonal), S((3,)), S((3, 5), diagonal=1),
      doc="The diagonal of a matrix, or a matrix with a vector on its diagonal.",
      errors=[(S((2, 2, 2)), r"\[diag\] x must have 1 or 2 dimensions, got 3")])  # fmt: skip

@@ -184,7 +184,7 @@ def test_several_inputs_and_outputs_are_named(tmp_path):
 
 #: Ops whose samples ONNX (or its opset 18, or a trace) cannot express, at least not all of them.
 NOT_EXPORTED = set(
-    """adaptive_avg_pool1d adaptive_avg_pool2d adaptive_max_pool1d adaptive_max_pool2d as_strided as_strided_scatter atan2 attention
+    """adaptive_avg_pool1d adaptive_avg_pool2d adaptive_max_pool1d adaptive_max_pool2d as_strided_scatter atan2 attention
     avg_pool2d batch_norm batch_norm_train bernoulli col2im cross_entropy cross_entropy_forward dropout im2col index_add
     info_nce isin log_softmax masked_scale max_pool2d nll nonzero norm pad resample2d roll rope row_norm
     softmax strided_unslice take top_indices triplet bincount copysign diag diag_embed erfc hypot index_copy index_fill index_put
