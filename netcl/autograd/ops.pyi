@@ -1026,7 +1026,7 @@ def randn(*shape: Any, dtype: Any = 'float32', queue: Any = None, size: Any = ..
     """Values of the standard normal distribution."""
 
 def ravel(input: Operand) -> Tensor:
-    """All elements along one axis; shares memory."""
+    """All elements along one axis; a view if x is contiguous."""
 
 def reciprocal(input: Operand, *, out: Tensor | None = None) -> Tensor:
     """One over x."""

@@ -22,7 +22,7 @@ from netcl.engine.registry import S, Sample, composite, op
 from netcl.ops.index import joined_index
 from netcl.ops.movement import SizesArgument, along, sizes_of
 from netcl.ops.sort import Ordered, ordered
-from netcl.ops.views import own
+from netcl.ops.views import contiguous, own
 
 
 class Extremes(NamedTuple):
@@ -115,7 +115,7 @@ def moveaxis(F: Any, x: Tensor, source: SizesArgument, destination: SizesArgumen
 
 def _rot90(F: Any, x: Tensor, k: int = 1, dims: Sequence[int] = (0, 1)) -> Tensor:
     a, b = dims
-    turned = x if k % 2 == 0 else F.transpose(F.flip(x, b) if k % 4 == 1 else x, a, b)
+    turned = F.clone(x) if k % 4 == 0 else x if k % 2 == 0 else F.transpose(F.flip(x, b) if k % 4 == 1 else x, a, b)
     return F.flip(turned, (a, b)) if k % 4 == 2 else F.flip(turned, b) if k % 4 == 3 else turned
 
 
@@ -138,7 +138,13 @@ row("rot90", _rot90, lambda x, k=1, dims=(0, 1): np.rot90(x, k, dims), S((2, 3))
      doc="x rotated k times by 90 degrees in the plane of two axes, from the first axis towards the second.")  # fmt: skip
 row("fliplr", lambda F, x: F.flip(x, 1), np.fliplr, S((2, 3)), doc="The second axis reversed.")
 row("flipud", lambda F, x: F.flip(x, 0), np.flipud, S((3, 2)), doc="The first axis reversed.")
-row("ravel", lambda F, x: F.reshape(x, (-1,)), np.ravel, S((2, 3)), doc="All elements along one axis; shares memory.")
+row(
+    "ravel",
+    lambda F, x: F.reshape(contiguous(x), (-1,)),
+    np.ravel,
+    S((2, 3)),
+    doc="All elements along one axis; a view if x is contiguous.",
+)
 row("unflatten", _unflatten, lambda x, axis, sizes: x.reshape(2, *sizes, 3), S((2, 6, 3), axis=1, sizes=(2, -1)),
      doc="One axis divided into several; shares memory. One size may be -1.")  # fmt: skip
 row("select", lambda F, x, axis, index: F.getitem(x, _rows(axis, x.ndim, index)), lambda x, axis, index: np.take(x, index, axis),
