@@ -53,14 +53,14 @@ class SharedHistory:
 class Place:
     """The position of a view in the memory of its base: offset and strides in elements.
 
-    ``strides=None``: the view shares the memory of its base. ``source``: set for a tensor that torch would copy. This tensor shares the
-    memory of the view ``source`` while ``source`` is alive.
+    ``strides=None``: the view shares the memory of its base. ``source``: set for a tensor that torch would copy, the record of the base of
+    the copied view. This tensor may share its memory with that view and with other copies of it.
     """
 
     __slots__ = ("history", "offset", "source", "strides")
 
     def __init__(
-        self, offset: int, strides: tuple[int, ...] | None, history: SharedHistory | None = None, source: weakref.ref[Tensor] | None = None
+        self, offset: int, strides: tuple[int, ...] | None, history: SharedHistory | None = None, source: Writes | None = None
     ):  # fmt: skip
         self.offset, self.strides, self.history, self.source = offset, strides, history, source
 
@@ -171,7 +171,7 @@ def _base(x: Tensor) -> Callable[[], Tensor | None]:
     """Return a function that returns a tensor over the memory of ``x``, or ``None`` after that memory has been released."""
     there, written, kind = weakref.ref(x), weakref.ref(writes_of(x)), (x.shape, x.dtype, x.context, x.queue)
     host = x.host_ref if memory.shares_host(x.lease) else None
-    copied = None if x.place is None else x.place.source  # the view that x may share its memory with
+    copied = None if x.place is None else x.place.source
     memory_owner: Any = x.source
     weak = True
     if memory_owner is None and x.array is not None:
@@ -210,6 +210,7 @@ def follow(t: Tensor, alias: Tensor) -> Tensor:
     place = t.place
     if place.source is not None:
         alias.place = Place(0, None, None, place.source)
+        _note(place.source.detached, alias)
     elif place.strides is not None:
         strides = restrided(t.shape, place.strides, alias.shape)
         if strides is None:
@@ -259,8 +260,12 @@ def _detach_copy(view: Tensor, copy: Tensor) -> None:
     """Make ``copy``, a tensor over the memory of ``view``, independent of later writes to the base of ``view``."""
     if type(copy.source) is Reread:
         copy.realize()
-    copy.place, copy.writes = Place(0, None, None, weakref.ref(view)), Writes()
-    copy.writes.last = writes_of(view).last
+    source = writes_of(view)
+    if source.detached is None:
+        source.detached = []
+    _note(source.detached, copy)
+    copy.place, copy.writes = Place(0, None, None, source), Writes()
+    copy.writes.last = source.last
 
 
 # ---- copying views
@@ -568,11 +573,11 @@ def check_write(t: Tensor) -> None:
     if place is None:
         return
     if place.source is not None:
-        t.realize()
-        other = place.source()
-        if other is not None and not is_pending(other) and _memory_object(other) is _memory_object(t):
-            what = "cannot write in place to this copy of a view: it still shares its memory with the view"
-            raise AutogradError(message("in place", what, "write to a clone()", shape=t.shape))
+        there = _memory_object(t)
+        for other in (*_copies(place.source), *_alive(place.source.detached)):
+            if other.writes is not t.writes and not is_pending(other) and _memory_object(other) is there:
+                what = "cannot write in place to this copy of a view: it still shares its memory with the view, or with another copy"
+                raise AutogradError(message("in place", what, "write to a clone()", shape=t.shape))
         place.source = None
     elif place.strides is not None:
         written = writes_of(t)

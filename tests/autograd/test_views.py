@@ -380,6 +380,23 @@ def test_who_cannot_reach_a_base_is_told(given):
     assert flat.tolist() == [2.0, 5.0, 3.0, 6.0, 4.0, 7.0] and x.tolist() == [[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]]
 
 
+def test_copies_of_one_view_are_not_written_through_each_other(given):
+    x = _base(given)
+    turned = x.T
+    flat, whole = turned.reshape(-1), turned.contiguous()
+    x += 1.0  # from here on, the view has other memory
+    same = flat.detach()
+    for copy in (flat, whole, same):
+        with pytest.raises(
+            AutogradError, match=r"cannot write in place to this copy of a view: .* or with another copy; .*; write to a clone"
+        ):
+            copy.zero_()
+    assert flat.tolist() == [1.0, 4.0, 2.0, 5.0, 3.0, 6.0] and turned.tolist() == [[2.0, 5.0], [3.0, 6.0], [4.0, 7.0]]
+    del whole
+    same.zero_()
+    assert flat.tolist() == [0.0] * 6 and x.tolist() == [[2.0, 3.0, 4.0], [5.0, 6.0, 7.0]]
+
+
 def test_optimizers_over_views(given):
     x = _base(given)
     row = x[0].requires_grad_()
