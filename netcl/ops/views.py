@@ -631,8 +631,9 @@ def _strided_block_vjp(F: Any, g: Any, x_shape: tuple[int, ...], starts: Any, si
     zeros = Tensor.zeros(x_shape, g.dtype, queue=g.queue)
     if not repeats(g.shape, strides):
         return F.as_strided_scatter(zeros, g, g.shape, strides, offset)
-    axes = [np.arange(n) * step for n, step in zip(g.shape, strides, strict=True)]
-    places = Tensor.from_host(g.queue, offset + sum(np.meshgrid(*axes, indexing="ij")).reshape(-1))
+    every = np.arange(zeros.size, dtype=np.int64)[offset:]
+    taken = np.lib.stride_tricks.as_strided(every, g.shape, [every.itemsize * step for step in strides])
+    places = Tensor.from_host(g.queue, taken.reshape(-1))
     return F.reshape(F.index_add(F.reshape(zeros, (zeros.size,)), 0, places, F.reshape(g, (g.size,))), x_shape)
 
 

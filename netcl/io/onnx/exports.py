@@ -99,9 +99,9 @@ def _export_strided_block(graph: OnnxGraph, call: Call) -> Name:
         whole += 1
     if tuple(call.other["sizes"][whole:]) != tuple(sizes[whole:]) or call.other["x"].shape[whole:] != x.shape[whole:]:
         raise Unsupported("strided_block of the batch (pass dynamic_batch=False)")
-    places = np.arange(math.prod(x.shape[whole:]))
+    places = np.arange(math.prod(x.shape[whole:]), dtype=np.int64)
     ((first, _),), strides = block_layout(x.shape, dense(x.shape), starts, sizes, moves)
-    index = np.lib.stride_tricks.as_strided(places[first:], sizes[whole:], [8 * step for step in strides[whole:]])
+    index = np.lib.stride_tricks.as_strided(places[first:], sizes[whole:], [places.itemsize * step for step in strides[whole:]])
     return graph.node("Gather", [graph.node("Reshape", [x, [0] * whole + [-1]], call.out.dtype), index.copy()], call.out.dtype, axis=whole)
 
 
