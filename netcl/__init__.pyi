@@ -112,12 +112,13 @@ from netcl.autograd.ops import (
     sinh as sinh, slice as slice, slogdet as slogdet, smooth_l1 as smooth_l1, smooth_l1_loss as smooth_l1_loss, softmax as softmax,
     softmax_grad as softmax_grad, softplus as softplus, softsign as softsign, sort as sort, split as split,
     split_with_sizes as split_with_sizes, sqrt as sqrt, square as square, squeeze as squeeze, stack as stack, std as std,
-    std_mean as std_mean, stft_pairs as stft_pairs, strided_slice as strided_slice, strided_unslice as strided_unslice, sub as sub,
-    subtract as subtract, sum as sum, svd as svd, swapaxes as swapaxes, swapdims as swapdims, swish as swish, take as take,
-    take_along_dim as take_along_dim, tan as tan, tanh as tanh, tensordot as tensordot, tile as tile, top_indices as top_indices,
-    topk as topk, trace as trace, transpose as transpose, trigamma as trigamma, tril as tril, triplet as triplet, triu as triu,
-    true_divide as true_divide, trunc as trunc, unbind as unbind, unflatten as unflatten, unfold as unfold, unique as unique,
-    unsqueeze as unsqueeze, var as var, var_mean as var_mean, vdot as vdot, vstack as vstack, where as where, xlogy as xlogy,
+    std_mean as std_mean, stft_pairs as stft_pairs, strided_block as strided_block, strided_slice as strided_slice,
+    strided_unslice as strided_unslice, sub as sub, subtract as subtract, sum as sum, svd as svd, swapaxes as swapaxes,
+    swapdims as swapdims, swish as swish, take as take, take_along_dim as take_along_dim, tan as tan, tanh as tanh, tensordot as tensordot,
+    tile as tile, top_indices as top_indices, topk as topk, trace as trace, transpose as transpose, trigamma as trigamma, tril as tril,
+    triplet as triplet, triu as triu, true_divide as true_divide, trunc as trunc, unbind as unbind, unflatten as unflatten,
+    unfold as unfold, unique as unique, unsqueeze as unsqueeze, var as var, var_mean as var_mean, vdot as vdot, vstack as vstack,
+    where as where, xlogy as xlogy,
 )
 
 __version__: str
@@ -167,7 +168,7 @@ def randint_like(input: Any, low: Any, high: Any = None, *, device: Any = None, 
 def asarray(data: Any, dtype: Any = None, device: Any = None) -> Tensor: ...
 def bernoulli(input: Any, *, generator: Generator | None = None) -> Tensor: ...
 def broadcast_shapes(*shapes: Any) -> tuple[_int, ...]: ...
-def cartesian_prod(*tensors: Any) -> Tensor: ...
+def cartesian_prod(*xs: Any) -> Tensor: ...
 def get_default_device() -> _DeviceHandle: ...
 def set_default_device(handle: Any) -> None: ...
 def get_default_dtype() -> str: ...

@@ -158,6 +158,7 @@ def test_tensors_from_sizes(device):
             "tril_indices": (netcl.tril_indices(2, 2), [[0, 1, 1], [0, 0, 1]]),
             "hann_window": (netcl.hann_window(4), [0.0, 0.5, 1.0, 0.5]),
             "meshgrid": (netcl.meshgrid(netcl.arange(2), netcl.arange(3))[1], [[0, 1, 2]] * 2),
+            "cartesian_prod of one": (netcl.cartesian_prod(netcl.arange(3)), [0, 1, 2]),
             "as_tensor": (netcl.as_tensor([1, 2], dtype=netcl.float32), [1.0, 2.0]),
             "from_numpy": (netcl.from_numpy(np.arange(2)), [0, 1]),
         }

@@ -160,7 +160,8 @@ def _rebase_family(x: Tensor, place: views.Place, history: views.SharedHistory, 
         if member.place.strides is None:
             record("reshape", member, new, member.shape)
         else:
-            record("as_strided", member, new, member.shape, member.place.strides, member.place.offset)
+            moves = tuple((step,) for step in member.place.strides)
+            record("strided_block", member, new, (member.place.offset,), member.shape, moves)
 
 
 # ---- items

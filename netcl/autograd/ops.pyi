@@ -95,8 +95,8 @@ def argmin(input: Operand, dim: int | None = None, keepdim: bool = False, *, axi
 def argsort(input: Operand, dim: int = -1, descending: bool = False, *, stable: Any = None, axis: int = ...) -> Tensor:
     """The int64 indices that sort along an axis; equal values keep their order, NaN counts as the largest value."""
 
-def as_strided(input: Operand, size: Sequence[int], stride: Sequence[int], storage_offset: int = 0) -> Tensor:
-    """Copy a block of a contiguous tensor, given by size, stride and offset in elements."""
+def as_strided(input: Operand, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None) -> Tensor:
+    """A view of a contiguous tensor, given by size, stride and offset in elements; by default it begins at the first element of x."""
 
 def as_strided_scatter(input: Operand, src: Operand, size: Sequence[int], stride: Sequence[int], storage_offset: int = 0) -> Tensor:
     """Return ``x`` with ``src`` at the elements that :func:`as_strided` reads."""
@@ -408,14 +408,14 @@ def decode_linear(input: Operand, weight: Operand, bias: Operand | None = None, 
 def deg2rad(input: Operand) -> Tensor:
     """Degrees to radians."""
 
-def diag(input: Operand, diagonal: float = 0) -> Tensor:
+def diag(input: Operand, diagonal: int = 0) -> Tensor:
     """The diagonal of a matrix, or a matrix with a vector on its diagonal."""
 
 def diag_embed(input: Operand, offset: int = 0, dim1: int = -2, dim2: int = -1) -> Tensor:
     """Matrices with the last axis of ``x`` on a diagonal and zeros elsewhere."""
 
 def diagonal(input: Operand, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Tensor:
-    """The diagonal of ``dim1`` and ``dim2`` as the last axis. May be a copy unless these are the last axes of a contiguous x."""
+    """A view of the diagonal of ``dim1`` and ``dim2``, as the last axis."""
 
 def diff(input: Operand, n: int = 1, dim: int = -1, prepend: Any = None, append: Any = None, *, axis: int = ...) -> Tensor:
     """Differences of neighboring elements along an axis, taken ``n`` times. ``prepend`` and ``append`` are joined to x first."""
@@ -1026,7 +1026,7 @@ def randn(*shape: Any, dtype: Any = 'float32', queue: Any = None, size: Any = ..
     """Values of the standard normal distribution."""
 
 def ravel(input: Operand) -> Tensor:
-    """All elements along one axis; shares memory."""
+    """All elements along one axis; a view if x is contiguous."""
 
 def reciprocal(input: Operand, *, out: Tensor | None = None) -> Tensor:
     """One over x."""
@@ -1232,6 +1232,9 @@ def std_mean(input: Operand, dim: Any = None, *, keepdim: bool = False, correcti
 def stft_pairs(input: Operand, n_fft: int, hop_length: int | None = None, win_length: int | None = None, window: Tensor | None = None, center: bool = True, pad_mode: str = 'reflect', normalized: bool = False, onesided: bool = True) -> Tensor:
     """Fourier transforms of overlapping windows of signals, ``(..., frequencies, frames, 2)``; ``netcl.stft`` takes torch's arguments."""
 
+def strided_block(input: Operand, starts: Sequence[int], sizes: Sequence[int] = ..., moves: Sequence[Sequence[int]] = ..., *, split_size_or_sections: Sequence[int] = ..., split_size: Sequence[int] = ..., split_sizes: Sequence[int] = ...) -> Tensor:
+    """A view that begins at the element ``starts``. A step along its axis ``i`` is the step ``moves[i]`` in x."""
+
 def strided_slice(input: Operand, starts: Sequence[int], sizes: Sequence[int] = ..., steps: Sequence[int] = ..., *, split_size_or_sections: Sequence[int] = ..., split_size: Sequence[int] = ..., split_sizes: Sequence[int] = ...) -> Tensor:
     """Take ``sizes`` elements along each axis, beginning at ``starts``, ``steps`` apart (which may be negative)."""
 
@@ -1299,7 +1302,7 @@ def unflatten(input: Operand, dim: int = ..., sizes: Sequence[int] = ..., *, spl
     """One axis divided into several; shares memory. One size may be -1."""
 
 def unfold(input: Operand, dimension: int, size: int, step: int) -> Tensor:
-    """Slices of ``size`` elements of an axis, ``step`` apart, along a new last axis. A copy (torch returns a view)."""
+    """Slices of ``size`` elements of an axis, ``step`` apart, on a new last axis: a view, read-only if they overlap."""
 
 def unique(input: Operand, sorted: bool = True, return_inverse: bool = False, return_counts: bool = False, dim: int | None = None, *, axis: int | None = ...) -> Any:
     """Return the distinct values and, if requested, the position of every element among them and the counts.

@@ -316,8 +316,8 @@ class Module(metaclass=_Constructed):
     # ---- state
 
     def state_dict(self, prefix: str = "") -> dict[str, Tensor]:
-        """Return parameters and persistent buffers by torch's dotted names. The tensors share the module's memory."""
-        return {name: tensor.detach() for name, tensor in self._named_state(prefix).items()}
+        """Return parameters and persistent buffers by torch's dotted names after ``prefix``. The tensors share the module's memory."""
+        return {prefix + name: tensor.detach() for name, tensor in self._named_state().items()}
 
     def _named_state(self, prefix: str = "") -> dict[str, Tensor]:
         found = {dotted_name(prefix, name): tensor for name, tensor in self._named_tensors("parameter", "buffer")}

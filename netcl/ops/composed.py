@@ -20,8 +20,9 @@ from netcl.engine import launch
 from netcl.engine.operands import common_shape
 from netcl.engine.registry import S, Sample, composite, op
 from netcl.ops.index import joined_index
-from netcl.ops.movement import SizesArgument, sizes_of
+from netcl.ops.movement import SizesArgument, along, sizes_of
 from netcl.ops.sort import Ordered, ordered
+from netcl.ops.views import contiguous, own
 
 
 class Extremes(NamedTuple):
@@ -73,17 +74,16 @@ def as_like(x: Tensor, values: Any) -> Any:
     errors=[(S((3, 5), dim1=0, dim2=-2), r"\[diagonal\] dim1 and dim2 must be different axes; dim1=0, dim2=-2")],
 )
 def diagonal(F: Any, x: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Tensor:
-    """The diagonal of ``dim1`` and ``dim2`` as the last axis. May be a copy unless these are the last axes of a contiguous x."""
+    """A view of the diagonal of ``dim1`` and ``dim2``, as the last axis."""
     x = _checked_tensor("diagonal", x, 2)
     a, b = _at("diagonal", dim1, x.ndim), _at("diagonal", dim2, x.ndim)
     if a == b:
         raise ShapeError(message("diagonal", "dim1 and dim2 must be different axes", dim1=dim1, dim2=dim2))
-    moved = F.moveaxis(x, (a, b), (-2, -1))
-    *lead, rows, columns = moved.shape
-    n = max(0, min(rows + min(offset, 0), columns - max(offset, 0)))
-    first = max(offset, 0) - min(offset, 0) * columns if n else 0
-    flat = F.reshape(moved, (*lead, rows * columns))
-    return F.strided_slice(flat, (*[0] * len(lead), first), (*lead, n), (*[1] * len(lead), columns + 1))
+    starts = along(x.ndim, a, max(-offset, 0), along(x.ndim, b, max(offset, 0)))
+    n = max(0, min(x.shape[a] - starts[a], x.shape[b] - starts[b]))
+    kept = [axis for axis in range(x.ndim) if axis not in (a, b)]
+    moves = (*(along(x.ndim, axis, 1) for axis in kept), along(x.ndim, a, 1, along(x.ndim, b, 1)))
+    return F.strided_block(x, starts if n else (0,) * x.ndim, (*(x.shape[axis] for axis in kept), n), moves)
 
 
 @composite(ref="numpy", samples=[S((3,)), S((2, 3), offset=-1), S((2, 3), offset=2, dim1=0, dim2=2)])
@@ -115,7 +115,7 @@ def moveaxis(F: Any, x: Tensor, source: SizesArgument, destination: SizesArgumen
 
 def _rot90(F: Any, x: Tensor, k: int = 1, dims: Sequence[int] = (0, 1)) -> Tensor:
     a, b = dims
-    turned = x if k % 2 == 0 else F.transpose(F.flip(x, b) if k % 4 == 1 else x, a, b)
+    turned = F.clone(x) if k % 4 == 0 else x if k % 2 == 0 else F.transpose(F.flip(x, b) if k % 4 == 1 else x, a, b)
     return F.flip(turned, (a, b)) if k % 4 == 2 else F.flip(turned, b) if k % 4 == 3 else turned
 
 
@@ -124,7 +124,11 @@ def _unflatten(F: Any, x: Tensor, axis: int, sizes: Sequence[int]) -> Tensor:
     return F.reshape(x, (*x.shape[:at], *(x.shape[at] // known if n == -1 and known else n for n in sizes), *x.shape[at + 1 :]))
 
 
-row("diag", lambda F, x, diagonal=0: F.diagonal(x, diagonal) if _checked_tensor("diag", x, 1, 2).ndim == 2 else F.diag_embed(x, diagonal),
+def _diag(F: Any, x: Tensor, diagonal: int = 0) -> Tensor:
+    return own(F.diagonal(x, diagonal)) if _checked_tensor("diag", x, 1, 2).ndim == 2 else F.diag_embed(x, diagonal)
+
+
+row("diag", _diag,
      lambda x, diagonal=0: np.diag(x, diagonal), S((3,)), S((3, 5), diagonal=1),
      doc="The diagonal of a matrix, or a matrix with a vector on its diagonal.",
      errors=[(S((2, 2, 2)), r"\[diag\] x must have 1 or 2 dimensions, got 3")])  # fmt: skip
@@ -134,7 +138,13 @@ row("rot90", _rot90, lambda x, k=1, dims=(0, 1): np.rot90(x, k, dims), S((2, 3))
      doc="x rotated k times by 90 degrees in the plane of two axes, from the first axis towards the second.")  # fmt: skip
 row("fliplr", lambda F, x: F.flip(x, 1), np.fliplr, S((2, 3)), doc="The second axis reversed.")
 row("flipud", lambda F, x: F.flip(x, 0), np.flipud, S((3, 2)), doc="The first axis reversed.")
-row("ravel", lambda F, x: F.reshape(x, (-1,)), np.ravel, S((2, 3)), doc="All elements along one axis; shares memory.")
+row(
+    "ravel",
+    lambda F, x: F.reshape(contiguous(x), (-1,)),
+    np.ravel,
+    S((2, 3)),
+    doc="All elements along one axis; a view if x is contiguous.",
+)
 row("unflatten", _unflatten, lambda x, axis, sizes: x.reshape(2, *sizes, 3), S((2, 6, 3), axis=1, sizes=(2, -1)),
      doc="One axis divided into several; shares memory. One size may be -1.")  # fmt: skip
 row("select", lambda F, x, axis, index: F.getitem(x, _rows(axis, x.ndim, index)), lambda x, axis, index: np.take(x, index, axis),

@@ -662,4 +662,5 @@ _register_triangle("triu", "below")
 LAYOUTS: dict[str, views.ViewLayout | None] = {
     "reshape": None, "expand": _expand_layout, "reorder": _reorder_layout,
     "strided_slice": _slice_layout, "split": _split_layout, "unbind": _unbind_layout,
+    "strided_block": views.block_layout,
 }  # fmt: skip

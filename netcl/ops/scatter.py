@@ -15,6 +15,7 @@ from netcl.engine.registry import S, composite
 from netcl.ops.composed import as_like, grid_of
 from netcl.ops.composed import row as made_of
 from netcl.ops.linalg import on_host
+from netcl.ops.movement import along
 from netcl.ops.sort import Ordered, ordered
 
 _at = launch.check_axis
@@ -52,19 +53,18 @@ def _unfold(F: Any, x: Tensor, dimension: int, size: int, step: int) -> Tensor:
     length = x.shape[at] if x.shape else 1
     if not 0 <= size <= length or step < 1:
         raise ShapeError(message("unfold", f"size must be from 0 to {length}, the axis size, and step at least 1", size=size, step=step))
-    starts = np.arange(0, length - size + 1, step)
-    index = Tensor.from_host(x.queue, (starts[:, None] + np.arange(size)).reshape(-1))
-    parts = F.index_select(x if x.shape else F.reshape(x, (1,)), at, index)
     if not x.shape:
-        return parts  # (size,), as in torch
-    return F.moveaxis(F.reshape(parts, (*x.shape[:at], len(starts), size, *x.shape[at + 1 :])), at + 1, -1)
+        return F.narrow(F.reshape(x, (1,)), 0, 0, size)  # (size,), as in torch
+    sizes = along(x.ndim, at, (length - size) // step + 1, x.shape)
+    moves = (*(along(x.ndim, axis, step if axis == at else 1) for axis in range(x.ndim)), along(x.ndim, at, 1))
+    return F.strided_block(x, (0,) * x.ndim, (*sizes, size), moves)
 
 
 made_of("unfold", _unfold, lambda x, dimension, size, step: np.take(np.lib.stride_tricks.sliding_window_view(x, size, dimension),
         np.arange(0, x.shape[dimension] - size + 1, step), dimension), S((7, 2), dimension=0, size=3, step=2),
         S((2, 6), dimension=1, size=6, step=1),
         errors=[(S((4,), dimension=0, size=5, step=1), r"\[unfold\] size must be from 0 to 4, the axis size, and step at least 1; size=5")],
-        doc="Slices of ``size`` elements of an axis, ``step`` apart, along a new last axis. A copy (torch returns a view).")  # fmt: skip
+        doc="Slices of ``size`` elements of an axis, ``step`` apart, on a new last axis: a view, read-only if they overlap.")  # fmt: skip
 
 
 # ---- writes

@@ -20,9 +20,9 @@ from netcl.core.errors import AutogradError, ShapeError, message
 from netcl.core.hooks import hooks
 from netcl.core.tensor import Source, Tensor, duplicate, memory_of, with_shape, wrap_array
 from netcl.core.writes import Writes, clock, writes_of, wrote
-from netcl.engine import lazy_graph
+from netcl.engine import launch, lazy_graph
 from netcl.engine.plan import planned
-from netcl.engine.registry import S, op
+from netcl.engine.registry import S, composite, op
 from netcl.engine.strided import copy_block, dense, take_block
 
 _VIEWS_PRUNED_FROM = 32  # entries of a weak list from which it is pruned whenever its length has doubled
@@ -53,14 +53,14 @@ class SharedHistory:
 class Place:
     """The position of a view in the memory of its base: offset and strides in elements.
 
-    ``strides=None``: the view shares the memory of its base. ``source``: set for a tensor that torch would copy. This tensor shares the
-    memory of the view ``source`` while ``source`` is alive.
+    ``strides=None``: the view shares the memory of its base. ``source``: set for a tensor that torch would copy, the record of the base of
+    the copied view. This tensor may share its memory with that view and with other copies of it.
     """
 
     __slots__ = ("history", "offset", "source", "strides")
 
     def __init__(
-        self, offset: int, strides: tuple[int, ...] | None, history: SharedHistory | None = None, source: weakref.ref[Tensor] | None = None
+        self, offset: int, strides: tuple[int, ...] | None, history: SharedHistory | None = None, source: Writes | None = None
     ):  # fmt: skip
         self.offset, self.strides, self.history, self.source = offset, strides, history, source
 
@@ -171,7 +171,7 @@ def _base(x: Tensor) -> Callable[[], Tensor | None]:
     """Return a function that returns a tensor over the memory of ``x``, or ``None`` after that memory has been released."""
     there, written, kind = weakref.ref(x), weakref.ref(writes_of(x)), (x.shape, x.dtype, x.context, x.queue)
     host = x.host_ref if memory.shares_host(x.lease) else None
-    copied = None if x.place is None else x.place.source  # the view that x may share its memory with
+    copied = None if x.place is None else x.place.source
     memory_owner: Any = x.source
     weak = True
     if memory_owner is None and x.array is not None:
@@ -210,6 +210,7 @@ def follow(t: Tensor, alias: Tensor) -> Tensor:
     place = t.place
     if place.source is not None:
         alias.place = Place(0, None, None, place.source)
+        _note(place.source.detached, alias)
     elif place.strides is not None:
         strides = restrided(t.shape, place.strides, alias.shape)
         if strides is None:
@@ -259,8 +260,12 @@ def _detach_copy(view: Tensor, copy: Tensor) -> None:
     """Make ``copy``, a tensor over the memory of ``view``, independent of later writes to the base of ``view``."""
     if type(copy.source) is Reread:
         copy.realize()
-    copy.place, copy.writes = Place(0, None, None, weakref.ref(view)), Writes()
-    copy.writes.last = writes_of(view).last
+    source = writes_of(view)
+    if source.detached is None:
+        source.detached = []
+    _note(source.detached, copy)
+    copy.place, copy.writes = Place(0, None, None, source), Writes()
+    copy.writes.last = source.last
 
 
 # ---- copying views
@@ -538,8 +543,8 @@ def writable(t: Tensor) -> tuple[Tensor, int, tuple[int, ...]]:
     if place is None or place.strides is None:
         check_write(t)
         return t, 0, dense(t.shape)
-    if t.size and any(n > 1 and not stride for n, stride in zip(t.shape, place.strides, strict=True)):
-        what = "cannot write in place to an expanded tensor: several of its elements are one element of its base"
+    if t.size and repeats(t.shape, place.strides):
+        what = "cannot write in place to an expanded or overlapping view: several of its elements are one element of its base"
         raise AutogradError(message("in place", what, "write to a clone()", shape=t.shape))
     if recording.listening and not recording.made(t):
         recording.host_work("a write to a view that was made before the step")
@@ -568,11 +573,11 @@ def check_write(t: Tensor) -> None:
     if place is None:
         return
     if place.source is not None:
-        t.realize()
-        other = place.source()
-        if other is not None and not is_pending(other) and _memory_object(other) is _memory_object(t):
-            what = "cannot write in place to this copy of a view: it still shares its memory with the view"
-            raise AutogradError(message("in place", what, "write to a clone()", shape=t.shape))
+        there = _memory_object(t)
+        for other in (*_copies(place.source), *_alive(place.source.detached)):
+            if other.writes is not t.writes and not is_pending(other) and _memory_object(other) is there:
+                what = "cannot write in place to this copy of a view: it still shares its memory with the view, or with another copy"
+                raise AutogradError(message("in place", what, "write to a clone()", shape=t.shape))
         place.source = None
     elif place.strides is not None:
         written = writes_of(t)
@@ -585,52 +590,114 @@ def check_write(t: Tensor) -> None:
 # ---- strided blocks as ops
 
 
-def _check_block(name: str, shape: Sequence[int], size: Sequence[int], stride: Sequence[int], storage_offset: int) -> None:
-    ends = [(n - 1) * step for n, step in zip(size, stride, strict=True)]
-    low, high = storage_offset + sum(min(0, end) for end in ends), storage_offset + sum(max(0, end) for end in ends)
+@lru_cache(4096)
+def repeats(sizes: tuple[int, ...], strides: tuple[int, ...]) -> bool:
+    """Whether a strided block may contain an element twice.
+
+    >>> repeats((2, 3), (3, 1)), repeats((2, 3), (1, 1)), repeats((2, 3), (0, 1))
+    (False, True, True)
+    """
     reach = 0
-    for step, n in sorted((abs(step), n) for n, step in zip(size, stride, strict=True) if n > 1):
+    for step, n in sorted((abs(step), n) for n, step in zip(sizes, strides, strict=True) if n > 1):
         if step <= reach:
-            what = "the strided block must not contain an element twice"
-            raise ShapeError(message(name, what, "use expand, or index with a tensor", size=tuple(size), stride=tuple(stride)))
+            return True
         reach += (n - 1) * step
-    if 0 not in size and (low < 0 or high >= math.prod(shape)):
-        values = {"shape": tuple(shape), "size": tuple(size), "stride": tuple(stride), "storage_offset": storage_offset}
-        raise ShapeError(message(name, "the strided block must lie inside the tensor", **values))
+    return False
+
+
+@lru_cache(4096)
+def _check_block(name: str, size: int, sizes: tuple[int, ...], strides: tuple[int, ...], offset: int) -> None:
+    ends = [(n - 1) * step for n, step in zip(sizes, strides, strict=True)]
+    low, high = offset + sum(min(0, end) for end in ends), offset + sum(max(0, end) for end in ends)
+    if min(sizes, default=1) < 0 or (0 not in sizes and (low < 0 or high >= size)):
+        what = "the strided block must lie inside the tensor"
+        raise ShapeError(message(name, what, elements=size, size=sizes, stride=strides, storage_offset=offset))
+
+
+def block_layout(
+    shape: tuple[int, ...], strides: tuple[int, ...], starts: Sequence[int], sizes: Sequence[int], moves: Sequence[Sequence[int]]
+) -> tuple[tuple[tuple[int, tuple[int, ...]], ...], tuple[int, ...]]:
+    """Return offset, shape and strides of :func:`strided_block`."""
+    offset = sum(start * step for start, step in zip(starts, strides, strict=True))
+    return ((offset, tuple(sizes)),), tuple(sum(n * step for n, step in zip(move, strides, strict=True)) for move in moves)
+
+
+def _strided_block_vjp(F: Any, g: Any, x_shape: tuple[int, ...], starts: Any, sizes: Any, moves: Any) -> Any:
+    """Return zeros with ``g`` added at the elements of the block."""
+    ((offset, _),), strides = block_layout(x_shape, dense(x_shape), starts, sizes, moves)
+    if expanded := tuple(axis for axis, step in enumerate(strides) if not step):
+        g = F.sum(g, axis=expanded)
+        strides = tuple(step for step in strides if step)
+    zeros = Tensor.zeros(x_shape, g.dtype, queue=g.queue)
+    if not repeats(g.shape, strides):
+        return F.as_strided_scatter(zeros, g, g.shape, strides, offset)
+    every = np.arange(zeros.size, dtype=np.int64)[offset:]
+    taken = np.lib.stride_tricks.as_strided(every, g.shape, [every.itemsize * step for step in strides])
+    places = Tensor.from_host(g.queue, taken.reshape(-1))
+    return F.reshape(F.index_add(F.reshape(zeros, (zeros.size,)), 0, places, F.reshape(g, (g.size,))), x_shape)
 
 
 @op(
-    vjp=lambda F, g, x_shape, size, stride, storage_offset: F.as_strided_scatter(
-        Tensor.zeros(x_shape, g.dtype, queue=g.queue), g, size, stride, storage_offset
-    ),
+    vjp=_strided_block_vjp,
     ref="numpy",
-    samples=[S((3, 4), size=(4, 3), stride=(1, 4)), S((5, 4), size=(2, 2), stride=(8, -2), storage_offset=3)],
-    errors=[
-        (S((3,), size=(2,), stride=(3,)), r"\[as_strided\] the strided block must lie inside the tensor"),
-        (S((4,), size=(3, 2), stride=(1, 1)), r"\[as_strided\] the strided block must not contain an element twice"),
+    samples=[
+        S((3, 5), starts=(0, 1), sizes=(3,), moves=((1, 1),)),
+        S((2, 7), starts=(0, 0), sizes=(2, 3, 3), moves=((1, 0), (0, 2), (0, 1))),
+        S((5,), starts=(4,), sizes=(2, 3), moves=((0,), (-2,))),
     ],
+    errors=[(S((3, 5), starts=(0, 0), sizes=(4,), moves=((1, 1),)), r"\[strided_block\] the strided block must lie inside the tensor")],
+    at_once=True,
 )
-def as_strided(x: Tensor, size: Sequence[int], stride: Sequence[int], storage_offset: int = 0) -> Tensor:
-    """Copy a block of a contiguous tensor, given by size, stride and offset in elements."""
-    _check_block("as_strided", x.shape, size, stride, storage_offset)
-    return take_block(x, tuple(size), storage_offset, tuple(stride))
+def strided_block(x: Tensor, starts: Sequence[int], sizes: Sequence[int], moves: Sequence[Sequence[int]]) -> Tensor:
+    """A view that begins at the element ``starts``. A step along its axis ``i`` is the step ``moves[i]`` in x."""
+    for axis, n in enumerate(x.shape):
+        _check_block("strided_block", n, tuple(sizes), tuple(move[axis] for move in moves), starts[axis])
+    return take_views(x, block_layout, starts, sizes, moves)[0]
+
+
+@composite(
+    ref="numpy",
+    samples=[
+        S((3, 4), size=(4, 3), stride=(1, 4)),
+        S((5, 4), size=(2, 2), stride=(8, -2), storage_offset=3),
+        S((6,), size=(4, 3), stride=(1, 1)),
+    ],
+    errors=[(S((3,), size=(2,), stride=(3,)), r"\[strided_block\] the strided block must lie inside the tensor")],
+)
+def as_strided(F: Any, x: Tensor, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None) -> Tensor:
+    """A view of a contiguous tensor, given by size, stride and offset in elements; by default it begins at the first element of x."""
+    (x,) = launch.as_tensors("as_strided", x)
+    if is_copy(x) and not _is_dense(x.shape, x.place.strides):
+        remedy = "use the base, or x.contiguous()"
+        raise ShapeError(
+            message("as_strided", "x must be contiguous in its base", remedy, **{"x.shape": x.shape, "stride": x.place.strides})
+        )
+    start = 0 if storage_offset is None else storage_offset - (x.place.offset if is_copy(x) else 0)
+    return F.strided_block(F.reshape(x, (x.size,)), (start,), size, tuple((step,) for step in stride))
 
 
 def _strided_scatter_vjp(F: Any, g: Any, size: Any, stride: Any, storage_offset: int, needs: Any) -> Any:
     zeros = Tensor.zeros(tuple(size), g.dtype, queue=g.queue)
     old = F.as_strided_scatter(g, zeros, size, stride, storage_offset) if needs[0] else None
-    return old, F.as_strided(g, size, stride, storage_offset) if needs[1] else None
+    return old, F.strided_block(F.reshape(g, (g.size,)), (storage_offset,), size, tuple((n,) for n in stride)) if needs[1] else None
 
 
 @op(
     vjp=_strided_scatter_vjp,
     ref="numpy",
     samples=[S((3, 4), (4, 3), size=(4, 3), stride=(1, 4)), S((5, 4), (2, 2), size=(2, 2), stride=(8, -2), storage_offset=3)],
-    errors=[(S((3,), (2,), size=(2,), stride=(3,)), r"\[as_strided_scatter\] the strided block must lie inside the tensor")],
+    errors=[
+        (S((3,), (2,), size=(2,), stride=(3,)), r"\[as_strided_scatter\] the strided block must lie inside the tensor"),
+        (S((4,), (3, 2), size=(3, 2), stride=(1, 1)), r"\[as_strided_scatter\] the strided block must not contain an element twice"),
+    ],
 )
 def as_strided_scatter(x: Tensor, src: Tensor, size: Sequence[int], stride: Sequence[int], storage_offset: int = 0) -> Tensor:
     """Return ``x`` with ``src`` at the elements that :func:`as_strided` reads."""
-    _check_block("as_strided_scatter", x.shape, size, stride, storage_offset)
+    sizes, strides = tuple(size), tuple(stride)
+    _check_block("as_strided_scatter", x.size, sizes, strides, storage_offset)
+    if repeats(sizes, strides):
+        what = "the strided block must not contain an element twice"
+        raise ShapeError(message("as_strided_scatter", what, size=sizes, stride=strides))
     out = duplicate(x)
-    copy_block(tuple(size), src, 0, dense(tuple(size)), out, storage_offset, tuple(stride))
+    copy_block(sizes, src, 0, dense(sizes), out, storage_offset, strides)
     return out

@@ -105,7 +105,7 @@ def test_a_write_to_a_copy_does_not_reach_an_unread_view(given):
     clone = view.clone()
     clone += 1.0
     np.testing.assert_array_equal(view.to_host(), np.swapaxes(VALUES, 1, 2))
-    del view
+    del view, copy
     part += 1.0  # no other tensor has this memory now
     np.testing.assert_array_equal(part.to_host(), np.swapaxes(VALUES, 1, 2)[0].reshape(-1) + 1.0)
 

@@ -279,11 +279,21 @@ WRITES = {
     "narrow": (lambda x: x.narrow(1, 1, 1).zero_(), [[1, 0, 3], [4, 0, 6]]),
     "split": (lambda x: x.split(2, 1)[1].zero_(), [[1, 2, 0], [4, 5, 0]]),
     "chunk": (lambda x: x.chunk(2)[0].zero_(), [[0, 0, 0], [4, 5, 6]]),
+    "diagonal": (lambda x: x.diagonal(1).zero_(), [[1, 0, 3], [4, 5, 0]]),
+    "diagonal of the transposed": (lambda x: x.T.diagonal(-1).add_(1.0), [[1, 3, 3], [4, 5, 7]]),
+    "items of a diagonal": (lambda x: x.view(1, 2, 3).diagonal(0, 1, 2).__setitem__((0, 1), 0.0), [[1, 2, 3], [4, 0, 6]]),
+    "trace of einsum": (lambda x: ag.einsum("ii->i", x[:, 1:]).fill_(9.0), [[1, 9, 3], [4, 5, 9]]),
+    "windows": (lambda x: x.unfold(1, 1, 2)[:, 1].zero_(), [[1, 2, 0], [4, 5, 0]]),
+    "strides": (lambda x: x.as_strided((2, 2), (2, 1), 1).mul_(0.0), [[1, 0, 0], [0, 0, 6]]),
+    "strides in a slice": (lambda x: x[1].as_strided((2,), (2,)).zero_(), [[1, 2, 3], [0, 5, 0]]),
     "detached slice": (lambda x: x[0].detach().zero_(), [[0, 0, 0], [4, 5, 6]]),
     "data of a slice": (lambda x: x.T.data[1].zero_(), [[1, 0, 3], [4, 0, 6]]),
     "from the host": (lambda x: x[:, 1].from_host([8.0, 9.0]), [[1, 8, 3], [4, 9, 6]]),
     "overlap": (lambda x: x[:, 1:].copy_(x[:, :-1]), [[1, 1, 2], [4, 4, 5]]),
-    "copies": (lambda x: [c.zero_() for c in (x.flip(0), x.T.contiguous(), x.T.reshape(-1), x[[0, 1]], x.clone())], [[1, 2, 3], [4, 5, 6]]),
+    "copies": (
+        lambda x: [c.zero_() for c in (x.flip(0), x.diag(), x.T.contiguous(), x.T.reshape(-1), x[[0, 1]], x.clone())],
+        [[1, 2, 3], [4, 5, 6]],
+    ),
 }
 
 
@@ -304,8 +314,34 @@ def test_views_show_what_their_base_holds(given):
     assert row.tolist() == [2.0, 0.0, 4.0] and turned[1].tolist() == [0.0, 0.0]
     x.from_host(np.full((2, 3), 5.0))
     assert (row + column[0]).tolist() == [10.0] * 3 and wide.tolist() == [[5.0] * 3] * 2
-    with pytest.raises(AutogradError, match=r"cannot write in place to an expanded tensor.*; write to a clone"):
+    with pytest.raises(AutogradError, match=r"cannot write in place to an expanded or overlapping view.*; write to a clone"):
         wide += 1.0
+
+
+def test_blocks_that_name_an_element_twice(given):
+    x = given([1.0, 2.0, 3.0, 4.0])
+    windows, block = x.unfold(0, 3, 1), x.as_strided((2, 2), (1, 1), 2 - 1)
+    x *= 2.0
+    assert windows.tolist() == [[2.0, 4.0, 6.0], [4.0, 6.0, 8.0]] and block.tolist() == [[4.0, 6.0], [6.0, 8.0]]
+    for view in (windows, block):
+        with pytest.raises(AutogradError, match=r"cannot write in place to an expanded or overlapping view.*; write to a clone"):
+            view.zero_()
+    with pytest.raises(ShapeError, match=r"^\[as_strided\] x must be contiguous in its base; .*; use the base, or x.contiguous\(\)"):
+        x.view(2, 2).T.as_strided((2,), (1,))
+    assert x[1:].as_strided((2,), (1,), 2).tolist() == [6.0, 8.0]  # the offset counts from the base, as in torch
+
+
+def test_gradients_of_blocks(given):
+    x = given([1.0, 2.0, 3.0, 4.0], requires_grad=True)
+    y = x * 1.0
+    windows, wide, diagonal = y.unfold(0, 3, 1), y.view(4, 1).expand(4, 3), y.view(2, 2).diagonal()
+    y.mul_(2.0)  # the views are part of the new graph
+    for view, wanted in ((windows, [2.0, 4.0, 4.0, 2.0]), (wide, [6.0] * 4), (diagonal, [2.0, 0.0, 0.0, 2.0])):
+        assert ag.grad(view.sum(), x, retain_graph=True)[0].tolist() == wanted
+    diagonal.mul_(x[:2])
+    assert ag.grad((y * y).sum(), x)[0].tolist() == [16.0, 16.0 + 256.0, 24.0, 128.0]
+    (first,) = ag.grad((x.as_strided((2, 3), (1, 1)) ** 3).sum(), x, create_graph=True)
+    assert ag.grad(first.sum(), x)[0].tolist() == [6.0, 24.0, 36.0, 24.0]
 
 
 def test_a_view_outlives_its_base(given):
@@ -342,6 +378,23 @@ def test_who_cannot_reach_a_base_is_told(given):
     del turned
     flat += 1.0  # nobody else has this memory now
     assert flat.tolist() == [2.0, 5.0, 3.0, 6.0, 4.0, 7.0] and x.tolist() == [[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]]
+
+
+def test_copies_of_one_view_are_not_written_through_each_other(given):
+    x = _base(given)
+    turned = x.T
+    flat, whole = turned.reshape(-1), turned.contiguous()
+    x += 1.0  # from here on, the view has other memory
+    same = flat.detach()
+    for copy in (flat, whole, same):
+        with pytest.raises(
+            AutogradError, match=r"cannot write in place to this copy of a view: .* or with another copy; .*; write to a clone"
+        ):
+            copy.zero_()
+    assert flat.tolist() == [1.0, 4.0, 2.0, 5.0, 3.0, 6.0] and turned.tolist() == [[2.0, 5.0], [3.0, 6.0], [4.0, 7.0]]
+    del whole
+    same.zero_()
+    assert flat.tolist() == [0.0] * 6 and x.tolist() == [[2.0, 3.0, 4.0], [5.0, 6.0, 7.0]]
 
 
 def test_optimizers_over_views(given):
@@ -446,6 +499,21 @@ def test_a_compiled_step_by_hand(cl_device):
     assert step.graphs
 
 
+def test_a_compiled_step_writes_a_diagonal(cl_device):
+    x = Tensor.zeros((3, 3), queue=cl_device.queue)
+
+    @compiled
+    def step(x):
+        x.diagonal().add_(1.0)
+        x.unfold(0, 1, 2)[:, 0].mul_(2.0)
+        return x.unfold(1, 2, 1) * 1.0
+
+    for _ in range(5):
+        made = step(x)
+    assert x.tolist() == [[62.0, 0.0, 0.0], [0.0, 5.0, 0.0], [0.0, 0.0, 5.0]]
+    assert made.tolist() == np.lib.stride_tricks.sliding_window_view(x.to_host(), 2, 1).tolist()
+
+
 def test_a_compiled_step_does_not_write_the_view_of_another_call(cl_device):
     @compiled
     def step(row):
@@ -466,7 +534,7 @@ def assert_random_program_matches_numpy(seed, make):
     pairs = [(start, make(start))]  # arrays that are views of one another, and tensors that should be
     for _ in range(25):
         array, t = pairs[int(rng.integers(len(pairs)))]
-        kind, at = int(rng.integers(7)), int(rng.integers(3))
+        kind, at = int(rng.integers(9)), int(rng.integers(3))
         if kind == 0 and array.ndim > 1 and len(array):
             pairs.append((array[at % len(array)], t[at % len(array)]))
         elif kind == 1:
@@ -481,6 +549,13 @@ def assert_random_program_matches_numpy(seed, make):
         elif kind == 5:
             np.clip(-2.0 * array, -9.0, 9.0, out=array)
             t.mul_(-2.0).clamp_(-9.0, 9.0)
+        elif kind == 6 and array.ndim > 1:
+            diagonal = array.diagonal(at - 1)
+            diagonal.flags.writeable = True
+            pairs.append((diagonal, t.diagonal(at - 1)))
+        elif kind == 7 and len(array) > 1:
+            windows = np.lib.stride_tricks.sliding_window_view(array, 2, 0, writeable=True)
+            pairs.append((windows[:: 2 + at], t.unfold(0, 2, 2 + at)))
         elif len(array):
             array[-1] = 7.0
             t[-1] = 7.0

@@ -184,7 +184,7 @@ def test_several_inputs_and_outputs_are_named(tmp_path):
 
 #: Ops whose samples ONNX (or its opset 18, or a trace) cannot express, at least not all of them.
 NOT_EXPORTED = set(
-    """adaptive_avg_pool1d adaptive_avg_pool2d adaptive_max_pool1d adaptive_max_pool2d as_strided as_strided_scatter atan2 attention
+    """adaptive_avg_pool1d adaptive_avg_pool2d adaptive_max_pool1d adaptive_max_pool2d as_strided_scatter atan2 attention
     avg_pool2d batch_norm batch_norm_train bernoulli col2im cross_entropy cross_entropy_forward dropout im2col index_add
     info_nce isin log_softmax masked_scale max_pool2d nll nonzero norm pad resample2d roll rope row_norm
     softmax strided_unslice take top_indices triplet bincount copysign diag diag_embed erfc hypot index_copy index_fill index_put
@@ -294,10 +294,18 @@ def test_a_value_from_outside_of_the_ops_is_refused(tmp_path):
 
 
 def test_a_batch_that_is_not_free_is_refused(tmp_path):
-    for function in (lambda x: ag.split(x, 1, axis=0)[0], lambda x: ag.narrow(x, 0, x.shape[0] - 1, 1), lambda x: ag.var(x, axis=0)):
+    for function in (lambda x: ag.split(x, 1, axis=0)[0], lambda x: ag.narrow(x, 0, x.shape[0] - 1, 1), lambda x: ag.var(x, axis=0),
+                     lambda x: ag.diagonal(x, 0, 0, 1)):  # fmt: skip
         with pytest.raises(FileError, match=r"\[export_onnx\] .*(dynamic_batch=False|something else)"):
             export_onnx(function, tmp_path / "f.onnx", IMAGES, dynamic_batch=True)
         export_onnx(function, tmp_path / "f.onnx", IMAGES)
+
+
+def test_diagonals_and_windows_of_a_free_batch(tmp_path):
+    x = np.arange(60, dtype=np.float32).reshape(3, 4, 5)
+    for function in (lambda x: ag.diagonal(x, 1, -2, -1) * 2.0, lambda x: ag.unfold(x, 2, 3, 1) + 1.0):
+        export_onnx(function, tmp_path / "f.onnx", x[:2], dynamic_batch=True)
+        np.testing.assert_array_equal(import_onnx(tmp_path / "f.onnx")(x).to_host(), function(Tensor.from_host(x)).to_host())
 
 
 def test_a_new_pointwise_row_needs_its_own_column_only(tmp_path):

@@ -150,6 +150,7 @@ def test_a_state_dict_shares_memory(device):
     net = Net()
     net.state_dict()["first.bias"].fill_(7.0)
     assert net.first.bias.tolist() == [7.0] * 3
+    assert [*net.state_dict(prefix="net.")][:2] == ["net.first.weight", "net.first.bias"]
 
 
 def test_what_does_not_fit_is_told_before_anything_changes(device):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -10,11 +11,13 @@ import numpy as np
 
 import netcl.autograd as ag
 from netcl.engine.registry import Choice, Pointwise
+from netcl.engine.strided import dense
 from netcl.io.onnx.graph import Name, OnnxGraph
 from netcl.io.onnx.pointwise import Nodes, export_pointwise
 from netcl.io.onnx.table import entries_of
 from netcl.io.onnx.trace import Call, Unsupported
 from netcl.ops.pointwise import user_row
+from netcl.ops.views import block_layout
 
 Export = Callable[[OnnxGraph, Call], Name | list[Name]]
 #: Modes of ``pad``, and ONNX's names for them.
@@ -87,6 +90,21 @@ def _export_strided_slice(graph: OnnxGraph, call: Call) -> Name:
     return graph.node("Slice" if parts else "Identity", [x, *columns], call.out.dtype)
 
 
+def _export_strided_block(graph: OnnxGraph, call: Call) -> Name:
+    x, starts, sizes, moves = call["x"], call["starts"], call["sizes"], call["moves"]
+    whole = 0  # leading axes that are kept as they are
+    while whole < min(x.ndim, len(sizes)) and sizes[whole] == x.shape[whole] and not starts[whole] and all(
+        move[whole] == (i == whole) and (i != whole or sum(map(abs, move)) == 1) for i, move in enumerate(moves)
+    ):  # fmt: skip
+        whole += 1
+    if tuple(call.other["sizes"][whole:]) != tuple(sizes[whole:]) or call.other["x"].shape[whole:] != x.shape[whole:]:
+        raise Unsupported("strided_block of the batch (pass dynamic_batch=False)")
+    places = np.arange(math.prod(x.shape[whole:]), dtype=np.int64)
+    ((first, _),), strides = block_layout(x.shape, dense(x.shape), starts, sizes, moves)
+    index = np.lib.stride_tricks.as_strided(places[first:], sizes[whole:], [places.itemsize * step for step in strides[whole:]])
+    return graph.node("Gather", [graph.node("Reshape", [x, [0] * whole + [-1]], call.out.dtype), index.copy()], call.out.dtype, axis=whole)
+
+
 def _export_pad(graph: OnnxGraph, call: Call) -> Name:
     x, mode, given = call["x"], call["mode"], list(call["padding"])
     if mode not in ONNX_PAD_MODES or mode == "circular":  # "wrap" is of a later opset
@@ -114,6 +132,7 @@ EXPORTS: dict[str, Export] = {
     "expand": _export_expand,
     "split": _export_split,
     "strided_slice": _export_strided_slice,
+    "strided_block": _export_strided_block,
     "pad": _export_pad,
     "repeat": _export_repeat,
     "cast": lambda graph, call: graph.value(call["x"], call.out.dtype),

@@ -40,11 +40,8 @@ class _Term:
         if twice is None:
             return self
         first, second = [i for i, label in enumerate(self.labels) if label == twice][:2]
-        n, rest = self.x.shape[first], [i for i in range(len(self.labels)) if i not in (first, second)]
-        moved = self.F.permute(self.x, [*rest, first, second])
-        flat = self.F.reshape(moved, (*moved.shape[:-2], n * n))
-        taken = self.F.slice(flat, -1, 0, None, n + 1)
-        return _Term(self.F, taken, "".join(self.labels[i] for i in rest) + twice).diagonal()
+        rest = "".join(self.labels[i] for i in range(len(self.labels)) if i not in (first, second))
+        return _Term(self.F, self.F.diagonal(self.x, 0, first, second), rest + twice).diagonal()
 
     def grown(self, sizes: dict[str, int], labels: str) -> _Term:
         """Return the term with axes of size one among ``labels`` expanded to their full size."""
