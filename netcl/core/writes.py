@@ -24,7 +24,7 @@ class Writes:
     last = 0
     copies: Any = None  # set by ops.views: weak references to the views that hold a copy of a part of the memory
     base: Any = None  # set by ops.views: returns a tensor over the whole memory
-    detached: Any = None  # set by ops.views: weak references to independent tensors that may share the memory of one of the views
+    detached: Any = None  # set by ops.views: weak references to tensors that may share the memory of one of the views
 
 
 def writes_of(t: Any) -> Writes:

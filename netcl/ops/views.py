@@ -622,7 +622,7 @@ def block_layout(
     return ((offset, tuple(sizes)),), tuple(sum(n * step for n, step in zip(move, strides, strict=True)) for move in moves)
 
 
-def _strided_block_vjp(F: Any, g: Any, x_shape: tuple[int, ...], starts: Any, sizes: Any, moves: Any) -> Any:
+def _strided_block_vjp(F, g, x_shape, starts, sizes, moves):
     """Return zeros with ``g`` added at the elements of the block."""
     ((offset, _),), strides = block_layout(x_shape, dense(x_shape), starts, sizes, moves)
     if expanded := tuple(axis for axis, step in enumerate(strides) if not step):
@@ -660,7 +660,7 @@ def strided_block(x: Tensor, starts: Sequence[int], sizes: Sequence[int], moves:
     samples=[
         S((3, 4), size=(4, 3), stride=(1, 4)),
         S((5, 4), size=(2, 2), stride=(8, -2), storage_offset=3),
-        S((6,), size=(4, 3), stride=(1, 1)),
+        S((6,), size=(4, 3), stride=(1,) * 2),
     ],
     errors=[(S((3,), size=(2,), stride=(3,)), r"\[strided_block\] the strided block must lie inside the tensor")],
 )
@@ -668,10 +668,8 @@ def as_strided(F: Any, x: Tensor, size: Sequence[int], stride: Sequence[int], st
     """A view of a contiguous tensor, given by size, stride and offset in elements; by default it begins at the first element of x."""
     (x,) = launch.as_tensors("as_strided", x)
     if is_copy(x) and not _is_dense(x.shape, x.place.strides):
-        remedy = "use the base, or x.contiguous()"
-        raise ShapeError(
-            message("as_strided", "x must be contiguous in its base", remedy, **{"x.shape": x.shape, "stride": x.place.strides})
-        )
+        given = {"x.shape": x.shape, "stride": x.place.strides}
+        raise ShapeError(message("as_strided", "x must be contiguous in its base", "use the base, or x.contiguous()", **given))
     start = 0 if storage_offset is None else storage_offset - (x.place.offset if is_copy(x) else 0)
     return F.strided_block(F.reshape(x, (x.size,)), (start,), size, tuple((step,) for step in stride))
 
@@ -696,8 +694,7 @@ def as_strided_scatter(x: Tensor, src: Tensor, size: Sequence[int], stride: Sequ
     sizes, strides = tuple(size), tuple(stride)
     _check_block("as_strided_scatter", x.size, sizes, strides, storage_offset)
     if repeats(sizes, strides):
-        what = "the strided block must not contain an element twice"
-        raise ShapeError(message("as_strided_scatter", what, size=sizes, stride=strides))
+        raise ShapeError(message("as_strided_scatter", "the strided block must not contain an element twice", size=sizes, stride=strides))
     out = duplicate(x)
     copy_block(sizes, src, 0, dense(sizes), out, storage_offset, strides)
     return out
