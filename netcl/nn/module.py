@@ -342,7 +342,8 @@ class Module(metaclass=_Constructed):
             module._before_loading(path, state)
         own = self._named_state()
         given = {name: value if isinstance(value, Tensor) else np.asarray(value) for name, value in state.items()}
-        keys = IncompatibleKeys([name for name in own if name not in given], [name for name in given if name not in own])
+        absent = [name for name in own if name not in given and name.rpartition(".")[2] != "num_batches_tracked"]  # torch added it in 0.4.1
+        keys = IncompatibleKeys(absent, [name for name in given if name not in own])
         if strict and (keys.missing_keys or keys.unexpected_keys):
             what = f"the state dict must have exactly the parameters and buffers of this {type(self).__name__}"
             parts = {name: f"[{some(names)}]" for name, names in zip(("missing", "unexpected"), keys, strict=True) if names}

@@ -104,6 +104,15 @@ def test_a_buffer_may_be_none_for_a_while(device):
             module.mask = wrong
 
 
+def test_state_dicts_of_old_files_have_no_count_of_batches():
+    model = nn.Sequential(nn.Conv2d(1, 2, 1), nn.BatchNorm2d(2))
+    model[1].num_batches_tracked = Tensor.from_host(np.array(7))
+    state = {name: value for name, value in model.state_dict().items() if name != "1.num_batches_tracked"}
+    assert model.load_state_dict(state) == ([], []) and model[1].num_batches_tracked.item() == 7
+    with pytest.raises(ValueError, match=r"missing=\[1.running_mean\]"):
+        model.load_state_dict({name: value for name, value in state.items() if name != "1.running_mean"})
+
+
 @pytest.mark.parametrize("name", ["", "a.b", "forward", 3])
 def test_names_that_cannot_be_used_are_refused(name):
     with pytest.raises(ValueError, match=r"\[register_buffer\]"):
