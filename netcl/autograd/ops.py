@@ -24,7 +24,8 @@ from netcl.autograd.tape import (
     modes,
     recording,
 )
-from netcl.core.errors import AutogradError, message
+from netcl.core.dtype import DTYPES
+from netcl.core.errors import AutogradError, DtypeError, message
 from netcl.core.tensor import Tensor
 from netcl.core.writes import clock
 from netcl.engine import pointwise, registry
@@ -106,6 +107,8 @@ def _cast_first(call: Callable[..., Any], x: Any, *args: Any, dtype: Any, **kwar
         return call(x, *args, **kwargs)
     x = twin("cast")(x, dtype)
     made = call(x, *args, **kwargs)
+    if DTYPES[made.dtype].is_float and not DTYPES[x.dtype].is_float:
+        raise DtypeError(message("dtype", "dtype must be a float dtype for this reduction", "cast the result instead", dtype=x.dtype))
     return made if made.dtype == x.dtype or kwargs.get("out") is not None else twin("cast")(made, x.dtype)  # sums of integers are int64
 
 

@@ -48,6 +48,8 @@ def check_labels(name: str, target: Tensor, classes: int, ignore: int) -> None:
 def _check_classes(name: str, x: Tensor, target: Tensor, weight: Tensor | None, ignore: int) -> None:
     """Check shapes and labels of a classification."""
     classes = x.shape[check_target(name, x, target, weight)]
+    if target.shape == x.shape and ignore >= 0:
+        raise ValueError(message(name, "ignore_index must not be given for targets that are probabilities", ignore_index=ignore))
     if target.shape != x.shape:
         recording.check_each_run(target, lambda labels: check_labels(name, labels, classes, ignore))
 

@@ -1341,6 +1341,19 @@ result = torch.addr(torch.ones(2, 2, dtype=torch.int64), torch.tensor([1, 2]), t
 ## sums of bools with a factor
 x = torch.tensor([True, False])
 result = (torch.add(x, x, alpha=2), torch.add(x, 3, alpha=2))
+## nll_loss and cross_entropy of infinite values
+x = torch.tensor([[-1.0, -inf, -2.0], [-inf, -0.5, nan], [-1.0, -inf, -inf], [nan, 0.0, 1.0]])
+labels, weight, p = torch.tensor([0, 1, -100, 1]), torch.tensor([1.0, 0.0, 2.0]), torch.tensor([[0.5, 0.0, 0.5]] * 4)
+result = [grads(lambda x: f(x, labels, reduction=r, **how), x) for f in (F.nll_loss, F.cross_entropy) for r in ("mean", "none")
+          for how in ({}, {"weight": weight})]
+result += [grads(lambda x: F.cross_entropy(x, target, reduction="none", **how), x)
+           for target, how in ((labels, {"label_smoothing": 0.1}), (p, {}), (p, {"weight": weight}))]
+## ignore_index of probabilities raises
+result = F.cross_entropy(a((2, 3)), torch.ones(2, 3), ignore_index=1)
+## norm as an integer raises
+result = torch.norm(a((3,)), dtype=torch.int64)
+## nanmean as an integer raises
+result = torch.nanmean(a((3,)), dtype=torch.int64)
 ## cdist of integers raises
 result = torch.cdist(torch.tensor([[1, 2]]), torch.tensor([[1, 2]]))
 """)
