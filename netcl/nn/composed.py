@@ -76,6 +76,8 @@ def instance_norm(
 def batch_norm(input: Tensor, running_mean: Tensor | None, running_var: Tensor | None, weight: Tensor | None = None,
                bias: Tensor | None = None, training: bool = False, momentum: float = 0.1, eps: float = 1e-5) -> Tensor:  # fmt: skip
     """Normalize ``(N, C, ...)`` per channel; training uses the statistics of the batch and updates the running statistics in place."""
+    if not training and (running_mean is None or running_var is None):
+        raise ShapeError(message("batch_norm", "running_mean and running_var must be given unless training", "pass training=True"))
     return ag.batch_norm(input, running_mean, running_var, weight, bias, training=training, momentum=momentum, eps=eps)
 
 

@@ -337,6 +337,8 @@ row("logcumsumexp", lambda F, x, axis: _scan(F, "logcumsumexp", x, axis, F.logad
 def diff(F: Any, x: Tensor, n: int = 1, axis: int = -1, prepend: Any = None, append: Any = None) -> Tensor:
     """Differences of neighboring elements along an axis, taken ``n`` times. ``prepend`` and ``append`` are joined to x first."""
     x = _checked_tensor("diff", x, 1)
+    if n < 0:
+        raise ValueError(message("diff", "n must not be negative", n=n))
     at = _at("diff", axis, x.ndim)
     if n and (prepend is not None or append is not None):
         x = F.cat([part for part in (prepend, x, append) if part is not None], at)

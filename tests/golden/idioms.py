@@ -1354,6 +1354,20 @@ result = F.cross_entropy(a((2, 3)), torch.ones(2, 3), ignore_index=1)
 result = torch.norm(a((3,)), dtype=torch.int64)
 ## nanmean as an integer raises
 result = torch.nanmean(a((3,)), dtype=torch.int64)
+## gradients of impossible alignments
+labels, steps, lengths = torch.tensor([[1, 1, 1], [2, 1, 0]]), torch.tensor([4, 4]), torch.tensor([3, 2])
+def loss(x, **how):
+    return F.ctc_loss(torch.log_softmax(x, -1), labels, steps, lengths, reduction="none", **how)
+made, grad = grads(loss, a((4, 2, 3)))
+result = [*grads(lambda x: loss(x, zero_infinity=True), a((4, 2, 3))), made, grad[:, 0].isnan(), grad[:, 1]]
+## instance_norm of one pixel raises
+result = F.instance_norm(a((2, 3, 1, 1)))
+## batch_norm without statistics raises
+result = F.batch_norm(a((2, 3)), None, None)
+## angle of zeros
+result = torch.angle(torch.tensor([-0.0, 0.0, -1.0, 2.0, nan]))
+## diff with a negative number raises
+result = torch.diff(a((3,)), -1)
 ## cdist of integers raises
 result = torch.cdist(torch.tensor([[1, 2]]), torch.tensor([[1, 2]]))
 """)
@@ -1367,6 +1381,7 @@ REFUSED = {
         ValueError,
         r"\[bce_with_logits\] x and target must have the same shape; .*x\.squeeze\(1\)",
     ),
+    "a list of lists as an index": ("a((2, 3))[[[0, 1], [1, 0]]]", IndexError, r"\[getitem\] a list must not hold indices"),
     "padding in pairs": ("F.pad(a((2, 3)), ((1, 1), (0, 0)))", ValueError, r"\[pad\] .*written flat: padding=\(0, 0, 1, 1\)"),
     "bitwise operators of floats": ("a((3,)) & 1", TypeError, r"\[bitwise_and\] inputs must be integers or truth values"),
     "max of several dims": ("a((2, 3)).max((0, 1))", ValueError, r"\[max\] dim must be one integer or a tensor; .*amax\(x, \(0, 1\)\)"),
