@@ -314,7 +314,7 @@ CREATION_FUNCTIONS: dict[str, Callable[..., Any]] = {
     "asarray": as_tensor,
     "bernoulli": with_generator(lambda input: twin("bernoulli")(input)),
     "broadcast_shapes": lambda *shapes: tuple(int(n) for n in np.broadcast_shapes(*shapes)),
-    "cartesian_prod": lambda *tensors: twin("stack")([twin("ravel")(grid) for grid in meshgrid(*tensors)], -1),
+    "cartesian_prod": lambda first, *rest: twin("stack")([twin("ravel")(grid) for grid in meshgrid(first, *rest)], -1) if rest else first,
     "get_default_device": get_active_device, "set_default_device": set_active_device, "get_default_dtype": lambda: dtypes.FLOAT32,
     "get_rng_state": random.get_state, "set_rng_state": random.set_state,
     "iinfo": lambda dtype: np.iinfo(dtypes.lookup(dtype, "iinfo").host),

@@ -172,7 +172,7 @@ Softmax2d = layer_class(
 def channel_shuffle(input: Tensor, groups: int) -> Tensor:
     """Interleave ``groups`` groups of ``n`` channels each: channel ``g * n + i`` becomes ``i * groups + g``."""
     batch, channels, *sizes = input.shape
-    parts = ag.reshape(input, (batch, groups, channels // groups, *sizes))
+    parts = ag.reshape(ag.clone(input) if groups in (1, channels) else input, (batch, groups, channels // groups, *sizes))
     return ag.reshape(ag.transpose(parts, 1, 2), (batch, channels, *sizes))
 
 

@@ -118,7 +118,7 @@ def _rot90(F: Any, x: Tensor, k: int = 1, dims: Sequence[int] = (0, 1)) -> Tenso
     if len(dims) != 2 or len({_at("rot90", axis, x.ndim) for axis in dims}) != 2:
         raise ShapeError(message("rot90", "dims must be two different axes", dims=dims, **{"x.shape": x.shape}))
     a, b = dims
-    turned = x if k % 2 == 0 else F.transpose(F.flip(x, b) if k % 4 == 1 else x, a, b)
+    turned = F.clone(x) if k % 4 == 0 else x if k % 2 == 0 else F.transpose(F.flip(x, b) if k % 4 == 1 else x, a, b)
     return F.flip(turned, (a, b)) if k % 4 == 2 else F.flip(turned, b) if k % 4 == 3 else turned
 
 
@@ -127,8 +127,11 @@ def _unflatten(F: Any, x: Tensor, axis: int, sizes: Sequence[int]) -> Tensor:
     return F.reshape(x, (*x.shape[:at], *(x.shape[at] // known if n == -1 and known else n for n in sizes), *x.shape[at + 1 :]))
 
 
-row("diag", lambda F, x, diagonal=0: F.diagonal(x, diagonal) if _checked_tensor("diag", x, 1, 2).ndim == 2 else F.diag_embed(x, diagonal),
-     lambda x, diagonal=0: np.diag(x, diagonal), S((3,)), S((3, 5), diagonal=1),
+def _diag(F: Any, x: Tensor, diagonal: int = 0) -> Tensor:
+    return F.clone(F.diagonal(x, diagonal)) if _checked_tensor("diag", x, 1, 2).ndim == 2 else F.diag_embed(x, diagonal)
+
+
+row("diag", _diag, lambda x, diagonal=0: np.diag(x, diagonal), S((3,)), S((3, 5), diagonal=1),
      doc="The diagonal of a matrix, or a matrix with a vector on its diagonal.",
      errors=[(S((2, 2, 2)), r"\[diag\] x must have 1 or 2 dimensions, got 3")])  # fmt: skip
 row("trace", lambda F, x: F.sum(F.diagonal(_checked_tensor("trace", x, 2, 2))), np.trace, S((3, 5)),
@@ -183,6 +186,8 @@ def _repeat_interleave(F: Any, x: Tensor, repeats: Any, axis: int | None = None)
     at = _at("repeat_interleave", axis, x.ndim)
     if not isinstance(repeats, int):
         return F.index_select(x, at, Tensor.from_host(x.queue, np.repeat(np.arange(x.shape[at]), np.asarray(repeats))))
+    if repeats == 1:
+        return F.clone(x)
     wide = F.expand(F.unsqueeze(x, at + 1), (*x.shape[: at + 1], repeats, *x.shape[at + 1 :]))
     return F.reshape(wide, (*x.shape[:at], x.shape[at] * repeats, *x.shape[at + 1 :]))
 
@@ -318,7 +323,7 @@ def _scan(F: Any, name: str, x: Tensor, axis: int, combine: Callable[..., Any], 
         first = Tensor.full((*x.shape[:at], step, *x.shape[at + 1 :]), neutral, x.dtype, queue=x.queue)
         x = combine(x, F.cat([first, F.narrow(x, at, 0, x.shape[at] - step)], at))
         step *= 2
-    return x
+    return F.clone(x) if step == 1 else x
 
 
 def _cumprod(F: Any, x: Tensor, axis: int) -> Tensor:
@@ -342,6 +347,7 @@ def diff(F: Any, x: Tensor, n: int = 1, axis: int = -1, prepend: Any = None, app
     at = _at("diff", axis, x.ndim)
     if n and (prepend is not None or append is not None):
         x = F.cat([part for part in (prepend, x, append) if part is not None], at)
+    x = x if n else F.clone(x)
     for _ in range(n):
         left = max(x.shape[at] - 1, 0)
         later, earlier = F.narrow(x, at, x.shape[at] - left, left), F.narrow(x, at, 0, left)

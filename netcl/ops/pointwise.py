@@ -278,7 +278,7 @@ unary("hard_swish", "v0 * MIN(MAX(v0 + 3, 0), 6) / 6", "g * WHERE(v0 <= -3, 0, W
 _HARD_TANH = unary(
     "hard_tanh_between", "MIN(MAX(v0, min_val), max_val)", "WHERE(OR(v0 <= min_val, v0 >= max_val), 0, g)",
     lambda x, min_val, max_val: np.clip(x, min_val, max_val), params={"min_val": -1.0, "max_val": 1.0}, kinks=(-1.0, 1.0),
-    doc="hard_tanh with checked bounds.",
+    result="inputs", doc="hard_tanh with checked bounds.",
 )  # fmt: skip
 _PRELU = Pointwise("prelu_broadcast", "WHERE(v0 > 0, v0, v1 * v0)", ("WHERE(v0 > 0, g, g * v1)", "WHERE(v0 > 0, 0, g * v0)"),
                    lambda x, w: np.where(x > 0, x, w * x), kinks=(0.0,),

@@ -1368,6 +1368,17 @@ result = F.batch_norm(a((2, 3)), None, None)
 result = torch.angle(torch.tensor([-0.0, 0.0, -1.0, 2.0, nan]))
 ## diff with a negative number raises
 result = torch.diff(a((3,)), -1)
+## results that are copies
+x = a((1, 4, 3, 3))
+pixel = a((1, 4, 1, 1))
+copies = [torch.rot90(x, 4), torch.rot90(x, 0), torch.diff(x, 0), torch.repeat_interleave(x, 1, 0), torch.diag(x[0, 0]),
+          torch.cumprod(x, 0), torch.logcumsumexp(x, 0), torch.matrix_power(x[0, 0], 1), F.pixel_shuffle(x, 1), F.pixel_shuffle(pixel, 2),
+          F.pixel_unshuffle(x, 1), F.pixel_unshuffle(x, 3), F.channel_shuffle(x, 1), F.channel_shuffle(x, 4), F.unfold(x, 3)]
+for y in copies:
+    y.add_(100.0)
+result = (copies, x, pixel, torch.cartesian_prod(x[0, 0, 0]))
+## hardtanh of integers
+result = (F.hardtanh(torch.tensor([-3, 0, 2])), F.hardtanh(torch.tensor([-3, 0, 2], dtype=torch.int8), -2, 1))
 ## cdist of integers raises
 result = torch.cdist(torch.tensor([[1, 2]]), torch.tensor([[1, 2]]))
 """)
