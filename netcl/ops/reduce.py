@@ -146,10 +146,11 @@ def _norm_vjp(F: Any, g: Any, out: Any, x: Any, p: float, axis: Axis) -> Any:
     if math.isinf(p):
         hit = F.cast(F.eq(F.abs(x), out), x.dtype)
         return F.mul(F.mul(g, F.sign(x)), F.div(hit, F.sum(hit, axis=axis, keepdims=True)))
-    length = F.where(F.eq(out, 0), 1.0, out)
+    none = F.eq(out, 0)
+    length = F.where(none, 1.0, out)
     if p == 2:
         return F.mul(g, F.div(x, length))  # not (g / length) * x: of short vectors, that quotient overflows in 16 bits
-    size = F.div(F.abs(x), length)
+    size = F.where(none, 0.0, F.div(F.abs(x), length))
     power = F.where(F.eq(size, 0), 0.0, F.pow(F.where(F.eq(size, 0), 1.0, size), p - 1))
     return F.mul(g, F.mul(F.sign(x), power))
 

@@ -1331,6 +1331,8 @@ result = torch.rot90(a((2, 2)), 1, (0, -2))
 ## norms of short vectors in 16 bits
 x = torch.tensor([[1e-6, 1e-6], [0.0, 0.0], [3.0, 4.0]], dtype=torch.float16)
 result = [part.float() for part in grads(lambda x: torch.norm(x, 2, 1), x)]
+x = torch.tensor([[1.0, 0.0, -2.0], [0.0, 0.0, 0.0], [1.0, 2.0, -4.0]])
+result += [grads(lambda x: torch.norm(x, p, 1), x) for p in (-1, 0.5, 1.5, 3)]
 ## addbmm of small integers
 x, y, z = torch.ones(2, 2, 3, dtype=torch.int32), torch.ones(2, 3, 2, dtype=torch.int32), torch.ones(2, 2, dtype=torch.int32)
 result = (torch.addbmm(z, x, y, alpha=2), torch.addmm(z, x[0], y[0], beta=2.0))
