@@ -149,9 +149,9 @@ _FUNCTION_ROWS = (
     FormulaFunction("EXP2", "exp2", np.exp2, "exp2"),
     FormulaFunction("SQRT", "sqrt", np.sqrt, "sqrt"),
     FormulaFunction("RSQRT", "rsqrt", lambda x: 1 / np.sqrt(x), "rsqrt"),
-    FormulaFunction("SIN", "sin", np.sin, "sin"),
-    FormulaFunction("COS", "cos", np.cos, "cos"),
-    FormulaFunction("TAN", "tan", np.tan, "tan"),
+    FormulaFunction("SIN", "netcl_sin", np.sin, "sin"),
+    FormulaFunction("COS", "netcl_cos", np.cos, "cos"),
+    FormulaFunction("TAN", "netcl_tan", np.tan, "tan"),
     FormulaFunction("ASIN", "asin", np.arcsin, "asin"),
     FormulaFunction("ACOS", "acos", np.arccos, "acos"),
     FormulaFunction("ATAN", "atan", np.arctan, "atan"),
@@ -205,6 +205,16 @@ def _bits_test(name: str, order: str) -> str:
   x.value = a;
   const mask top = (mask)(sizeof(element) == 8 ? 0x7ff0000000000000L : 0x7f800000L);
   return (x.bits & (mask)(sizeof(element) == 8 ? 0x7fffffffffffffffL : 0x7fffffffL)) {order} top;
+}}"""
+
+
+def _circular(name: str) -> str:
+    """Return the C function ``netcl_{name}(x)``. PoCL 3.0 doubles results near 0 if another lane is infinite, not if it is NaN."""
+    return f"""real netcl_{name}(real x) {{
+#ifdef POCL_DEVICE_ADDRESS_BITS
+  x += x * (real)(0);
+#endif
+  return {name}(x);
 }}"""
 
 
@@ -263,6 +273,7 @@ HELPERS: dict[str, str] = {
   const real last = (real)(sizeof(element) * 8 - 1);
   return a >> PICK(b, last, (mask)((b < 0) | (b > last)));
 }""",
+    **{f"netcl_{name}": _circular(name) for name in ("sin", "cos", "tan")},
     "netcl_never": "mask netcl_never(real a) { return a != a; }",
     "netcl_always": "mask netcl_always(real a) { return a == a; }",
     "netcl_same": "real netcl_same(real a) { return a; }",
