@@ -408,7 +408,7 @@ def decode_linear(input: Operand, weight: Operand, bias: Operand | None = None, 
 def deg2rad(input: Operand) -> Tensor:
     """Degrees to radians."""
 
-def diag(input: Operand, diagonal: float = 0) -> Tensor:
+def diag(input: Operand, diagonal: int = 0) -> Tensor:
     """The diagonal of a matrix, or a matrix with a vector on its diagonal."""
 
 def diag_embed(input: Operand, offset: int = 0, dim1: int = -2, dim2: int = -1) -> Tensor:
