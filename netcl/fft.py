@@ -151,7 +151,7 @@ def conj(input: Any) -> Any:
 
 def angle(input: Any) -> Tensor:
     """Return the angle; for real numbers 0, or pi where they are negative."""
-    return input.angle() if isinstance(input, Complex) else twin("atan2")(_real_and_imaginary(input)[1], input)
+    return input.angle() if isinstance(input, Complex) else twin("atan2")(_real_and_imaginary(input)[1], input + 0.0)  # of -0.0, 0
 
 
 def is_complex(input: Any) -> bool:

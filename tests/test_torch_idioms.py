@@ -90,6 +90,11 @@ def test_change_in_place(device, name):
     check(name, idioms.IN_PLACE[name])
 
 
+@pytest.mark.parametrize("name", idioms.EDGES)
+def test_edge(device, name):
+    check(name, idioms.EDGES[name])
+
+
 @pytest.mark.parametrize("name", idioms.REFUSED)
 def test_refused_on_purpose(device, name):
     source, error, words = idioms.REFUSED[name]
@@ -98,4 +103,4 @@ def test_refused_on_purpose(device, name):
 
 
 def test_golden_data_is_of_this_table():
-    assert list(EXPECTED) == [*idioms.IN_PLACE, *idioms.IDIOMS]
+    assert list(EXPECTED) == [*idioms.IN_PLACE, *idioms.IDIOMS, *idioms.EDGES]

@@ -302,6 +302,11 @@ def seed() -> int:
     return number
 
 
+def _cartesian_prod(*tensors: Tensor) -> Tensor:
+    """Return every combination of the elements of vectors as a row; a single vector is returned as it is, as in torch."""
+    return twin("stack")([twin("ravel")(grid) for grid in meshgrid(*tensors)], -1) if len(tensors) > 1 else tensors[0]
+
+
 #: Everything here, by the name it has at the root.
 CREATION_FUNCTIONS: dict[str, Callable[..., Any]] = {
     **{f.__name__: f for f in (arange, as_tensor, broadcast_tensors, empty, finfo, from_numpy, full, meshgrid, multinomial, normal, ones,
@@ -314,7 +319,7 @@ CREATION_FUNCTIONS: dict[str, Callable[..., Any]] = {
     "asarray": as_tensor,
     "bernoulli": with_generator(lambda input: twin("bernoulli")(input)),
     "broadcast_shapes": lambda *shapes: tuple(int(n) for n in np.broadcast_shapes(*shapes)),
-    "cartesian_prod": lambda *xs: xs[0] if len(xs) == 1 else twin("stack")([twin("ravel")(grid) for grid in meshgrid(*xs)], -1),
+    "cartesian_prod": _cartesian_prod,
     "get_default_device": get_active_device, "set_default_device": set_active_device, "get_default_dtype": lambda: dtypes.FLOAT32,
     "get_rng_state": random.get_state, "set_rng_state": random.set_state,
     "iinfo": lambda dtype: np.iinfo(dtypes.lookup(dtype, "iinfo").host),

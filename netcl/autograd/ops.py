@@ -24,11 +24,13 @@ from netcl.autograd.tape import (
     modes,
     recording,
 )
-from netcl.core.errors import AutogradError, message
+from netcl.core.dtype import DTYPES
+from netcl.core.errors import AutogradError, DtypeError, message
 from netcl.core.tensor import Tensor
 from netcl.core.writes import clock
 from netcl.engine import pointwise, registry
 from netcl.engine.expression import compose
+from netcl.engine.map_kernel import factor_of
 from netcl.engine.operands import common_dtype
 from netcl.engine.registry import Choice, Composite, Op, Pointwise, Reduction
 from netcl.ops import update, views
@@ -105,14 +107,20 @@ def _cast_first(call: Callable[..., Any], x: Any, *args: Any, dtype: Any, **kwar
         return call(x, *args, **kwargs)
     x = twin("cast")(x, dtype)
     made = call(x, *args, **kwargs)
+    if DTYPES[made.dtype].is_float and not DTYPES[x.dtype].is_float:
+        raise DtypeError(message("dtype", "dtype must be a float dtype for this reduction", "cast the result instead", dtype=x.dtype))
     return made if made.dtype == x.dtype or kwargs.get("out") is not None else twin("cast")(made, x.dtype)  # sums of integers are int64
 
 
 def scaled(x: Any, other: Any, alpha: Any) -> Any:
     """Return ``other * alpha`` in the dtype of ``x + other``; ``alpha`` does not promote a tensor of the same kind of numbers."""
-    if alpha == 1 or not (isinstance(x, Tensor) and isinstance(other, Tensor)):
-        return other if alpha == 1 else other * alpha
-    return twin("cast")(other, common_dtype((x, other)).name) * alpha
+    if alpha == 1:
+        return other
+    alpha = factor_of("add", alpha, x, other)
+    if not (isinstance(x, Tensor) and isinstance(other, Tensor)):
+        return other * alpha
+    dtype = common_dtype((x, other)).name
+    return twin("cast")(twin("cast")(other, dtype) * alpha, dtype)  # bools times an integer are integers
 
 
 def _scale_last(call: Callable[..., Any], *args: Any, alpha: Any, **kwargs: Any) -> Any:

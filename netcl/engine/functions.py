@@ -149,9 +149,9 @@ _FUNCTION_ROWS = (
     FormulaFunction("EXP2", "exp2", np.exp2, "exp2"),
     FormulaFunction("SQRT", "sqrt", np.sqrt, "sqrt"),
     FormulaFunction("RSQRT", "rsqrt", lambda x: 1 / np.sqrt(x), "rsqrt"),
-    FormulaFunction("SIN", "sin", np.sin, "sin"),
-    FormulaFunction("COS", "cos", np.cos, "cos"),
-    FormulaFunction("TAN", "tan", np.tan, "tan"),
+    FormulaFunction("SIN", "netcl_sin", np.sin, "sin"),
+    FormulaFunction("COS", "netcl_cos", np.cos, "cos"),
+    FormulaFunction("TAN", "netcl_tan", np.tan, "tan"),
     FormulaFunction("ASIN", "asin", np.arcsin, "asin"),
     FormulaFunction("ACOS", "acos", np.arccos, "acos"),
     FormulaFunction("ATAN", "atan", np.arctan, "atan"),
@@ -174,7 +174,7 @@ _FUNCTION_ROWS = (
     FormulaFunction("CEIL", "ceil", np.ceil, "ceil", c_int="netcl_same", np_int=_unchanged),
     FormulaFunction("ROUND", "rint", np.rint, "round", c_int="netcl_same", np_int=_unchanged),
     FormulaFunction("TRUNC", "trunc", np.trunc, "trunc", c_int="netcl_same", np_int=_unchanged),
-    FormulaFunction("FMOD", "fmod", np.fmod, "fmod", "nn", c_int="netcl_ifmod", np_int=np.fmod),
+    FormulaFunction("FMOD", "netcl_fmod", np.fmod, "fmod", "nn", c_int="netcl_ifmod", np_int=np.fmod),
     FormulaFunction("REMAINDER", "netcl_remainder", np.remainder, "remainder", "nn", c_int="netcl_iremainder", np_int=np.remainder),
     FormulaFunction("FLOORDIV", "netcl_floordiv", np.floor_divide, "floor_divide", "nn", c_int="netcl_ifloordiv", np_int=np.floor_divide),
     FormulaFunction("POW", "pow", power, "pow", "nn", c_int="netcl_ipow", np_int=integer_power),
@@ -208,6 +208,19 @@ def _bits_test(name: str, order: str) -> str:
 }}"""
 
 
+def _circular(name: str, near_0: str) -> str:
+    """Return the C function ``netcl_{name}(x)``. ``near_0`` is its polynomial for float32 near 0.
+
+    PoCL 3.0 takes its reduction of large angles for a whole vector, in which other lanes near 0 come out as multiples.
+    """
+    return f"""real netcl_{name}(real x) {{
+#ifdef POCL_DEVICE_ADDRESS_BITS
+  if (sizeof(element) == 4) return PICK({name}(x), {near_0}, (mask)(fabs(x) < 0.015625f));
+#endif
+  return {name}(x);
+}}"""
+
+
 def exp_below(kind: str, bits: str) -> str:
     """Return the body of exp for arguments not far above 0, for a float type ``kind`` and the integer type ``bits`` of the same size.
 
@@ -238,6 +251,14 @@ def _horner(numbers: tuple[float, ...], variable: str) -> str:
     return text
 
 
+# In a vector of doubles, a dividend of 0, NaN or infinity makes fmod of PoCL 3.0 scale the results of other lanes.
+_FMOD = """#ifdef POCL_DEVICE_ADDRESS_BITS
+  const mask plain = (mask)((fabs(a) < (real)(INFINITY)) & (a != 0));
+  const real r = fmod(PICK((real)(1), a, plain), b) * PICK(a * (real)(0), (real)(1), plain);
+#else
+  const real r = fmod(a, b);
+#endif
+"""
 #: Functions that OpenCL C lacks, or that treat NaN, signs or zeros differently from NumPy. Emitted only where used.
 #: ``PICK(no, yes, mask)`` is the ternary operator, which works on vectors as ``select`` does; PoCL's ``select`` takes ten times longer.
 HELPERS: dict[str, str] = {
@@ -263,6 +284,9 @@ HELPERS: dict[str, str] = {
   const real last = (real)(sizeof(element) * 8 - 1);
   return a >> PICK(b, last, (mask)((b < 0) | (b > last)));
 }""",
+    "netcl_sin": _circular("sin", "x * (1 - x * x * (1.0f / 6))"),
+    "netcl_cos": _circular("cos", "1 - x * x * 0.5f"),
+    "netcl_tan": _circular("tan", "x * (1 + x * x * (1.0f / 3))"),
     "netcl_never": "mask netcl_never(real a) { return a != a; }",
     "netcl_always": "mask netcl_always(real a) { return a == a; }",
     "netcl_same": "real netcl_same(real a) { return a; }",
@@ -296,15 +320,14 @@ HELPERS: dict[str, str] = {
     "netcl_expbelow": "real netcl_expbelow(real x) {\n#ifdef POCL_DEVICE_ADDRESS_BITS\n"
     + exp_below("real", "mask")
     + "#else\n  return exp(x);\n#endif\n}",
-    "netcl_remainder": """real netcl_remainder(real a, real b) {
-  const real r = fmod(a, b);
-  const real shifted = PICK(r, r + b, (mask)((r < 0) != (b < 0)));
+    "netcl_fmod": f"real netcl_fmod(real a, real b) {{\n{_FMOD}  return r;\n}}",
+    "netcl_remainder": f"real netcl_remainder(real a, real b) {{\n{_FMOD}"
+    """  const real shifted = PICK(r, r + b, (mask)((r < 0) != (b < 0)));
   return PICK(shifted, copysign((real)(0), b), (mask)(r == 0));
 }""",
     # As NumPy and Python: (a - a mod b) / b is an integer up to rounding, floor(a / b) may be one too large.
-    "netcl_floordiv": """real netcl_floordiv(real a, real b) {
-  const real r = fmod(a, b);
-  const real shift = PICK((real)(0), (real)(1), (mask)((r != 0) & ((r < 0) != (b < 0))));
+    "netcl_floordiv": f"real netcl_floordiv(real a, real b) {{\n{_FMOD}"
+    """  const real shift = PICK((real)(0), (real)(1), (mask)((r != 0) & ((r < 0) != (b < 0))));
   const real q = (a - r) / b - shift;
   const real low = floor(q);
   const real near = PICK(low, low + (real)(1), (mask)(q - low > (real)(0.5f)));

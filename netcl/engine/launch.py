@@ -221,7 +221,7 @@ def _wrap(array: Any, name: str, given: Sequence[Tensor]) -> Tensor:
     row = dtypes.lookup(name)
     array = np.asarray(array)
     stored = dtypes.encode(array, row)
-    if any(np.may_share_memory(stored, t.array) for t in given):
+    if not stored.flags.writeable or any(np.may_share_memory(stored, t.array) for t in given):
         stored = stored.copy()  # a result must not alias an input: either may be written in place
     return wrap_array(stored.reshape(array.shape), row.name, given[0].queue)
 

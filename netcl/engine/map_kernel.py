@@ -20,7 +20,7 @@ from netcl.core.kernels import program
 from netcl.core.tensor import Tensor, new_result, wrap_array
 from netcl.engine.launch import ahead, check_double, index_type
 from netcl.engine.opencl_text import COMPUTE, STREAM_BYTES, Body, Layout, Port, kernel_source
-from netcl.engine.operands import Operand
+from netcl.engine.operands import Operand, common_dtype
 from netcl.engine.plan import Plan, command_list
 
 #: Integral compute types and narrow dtypes: their name, and their exclusive upper bound.
@@ -166,6 +166,13 @@ def as_integer(op: str, compute: str, value: Any) -> int:
         remedy = 'cast first: x.to("int64")' if most < 2**63 and value % 1 == 0 else 'use floats: x.to("float32")'
         raise DtypeError(message(op, f"a number must be representable in {name}, got {value}", remedy))
     return int(value)
+
+
+def factor_of(op: str, value: Any, *operands: Any) -> Any:
+    """Return a number that multiplies operands: as an integer if they are integers. Raises ``DtypeError`` if it has a fraction then."""
+    if isinstance(value, float) and not common_dtype([x for x in operands if isinstance(x, Tensor | int | float)]).is_float:
+        return as_integer(op, "long", value)
+    return value
 
 
 def fusable(queue: Any, shape: tuple[int, ...], compute: str, result: DType, values: Sequence[Any]) -> bool:

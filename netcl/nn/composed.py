@@ -76,6 +76,8 @@ def instance_norm(
 def batch_norm(input: Tensor, running_mean: Tensor | None, running_var: Tensor | None, weight: Tensor | None = None,
                bias: Tensor | None = None, training: bool = False, momentum: float = 0.1, eps: float = 1e-5) -> Tensor:  # fmt: skip
     """Normalize ``(N, C, ...)`` per channel; training uses the statistics of the batch and updates the running statistics in place."""
+    if not training and (running_mean is None or running_var is None):
+        raise ShapeError(message("batch_norm", "running_mean and running_var must be given unless training", "pass training=True"))
     return ag.batch_norm(input, running_mean, running_var, weight, bias, training=training, momentum=momentum, eps=eps)
 
 
@@ -170,7 +172,7 @@ Softmax2d = layer_class(
 def channel_shuffle(input: Tensor, groups: int) -> Tensor:
     """Interleave ``groups`` groups of ``n`` channels each: channel ``g * n + i`` becomes ``i * groups + g``."""
     batch, channels, *sizes = input.shape
-    parts = ag.reshape(input, (batch, groups, channels // groups, *sizes))
+    parts = ag.reshape(ag.clone(input) if groups in (1, channels) else input, (batch, groups, channels // groups, *sizes))
     return ag.reshape(ag.transpose(parts, 1, 2), (batch, channels, *sizes))
 
 
@@ -252,12 +254,16 @@ CircularPad1d, CircularPad2d, CircularPad3d = _pads("Circular", "circular")
 
 def margin_ranking_loss(input1: Tensor, input2: Tensor, target: Tensor, margin: float = 0.0, reduction: str = "mean") -> Tensor:
     """``max(0, -y (x1 - x2) + margin)``: ``x1`` should rank higher where ``y`` is 1, lower where it is -1."""
-    return _reduced(ag.relu(ag.sub(margin, ag.mul(target, ag.sub(input1, input2)))), reduction)
+    if not input1.ndim == input2.ndim == target.ndim:
+        shapes = {"input1": input1.shape, "input2": input2.shape, "target": target.shape}
+        raise ShapeError(message("margin_ranking_loss", "inputs and target must have the same number of dimensions", **shapes))
+    return _reduced(ag.clamp(ag.sub(margin, ag.mul(target, ag.sub(input1, input2))), min=0.0), reduction)
 
 
 def hinge_embedding_loss(input: Tensor, target: Tensor, margin: float = 1.0, reduction: str = "mean") -> Tensor:
-    """``x`` where the target is 1, ``max(0, margin - x)`` where it is -1."""
-    return _reduced(ag.where(ag.eq(target, 1.0), input, ag.relu(ag.sub(margin, input))), reduction)
+    """``x`` where the target is 1, ``max(0, margin - x)`` where it is -1; their sum for other targets, as in torch."""
+    apart = ag.where(ag.ne(target, 1.0), ag.clamp(ag.sub(margin, input), min=0.0), 0.0)
+    return _reduced(ag.add(ag.where(ag.ne(target, -1.0), input, 0.0), apart), reduction)
 
 
 def soft_margin_loss(input: Tensor, target: Tensor, reduction: str = "mean") -> Tensor:
@@ -275,11 +281,12 @@ def multi_margin_loss(
     input: Tensor, target: Tensor, p: int = 1, margin: float = 1.0, weight: Tensor | None = None, reduction: str = "mean"
 ) -> Tensor:
     """The sum over the wrong classes ``i`` of ``max(0, margin - x[y] + x[i]) ** p``, divided by the number of classes."""
-    right, classes = ag.unsqueeze(target, 1), input.shape[1]
-    short = ag.relu(ag.add(ag.sub(margin, ag.gather(input, 1, right)), input))
+    classes = input.shape[-1]
+    rows, right = ag.reshape(input, (-1, classes)), ag.reshape(target, (-1, 1))
+    short = ag.relu(ag.add(ag.sub(margin, ag.gather(rows, 1, right)), rows))
     loss = short if p == 1 else ag.pow(short, float(p))
-    loss = ag.masked_fill(loss, ag.one_hot(target, classes, "bool"), 0.0)
-    total = ag.div(ag.sum(loss, axis=1), float(classes))
+    loss = ag.masked_fill(loss, ag.one_hot(ag.squeeze(right, 1), classes, "bool"), 0.0)
+    total = ag.reshape(ag.div(ag.sum(loss, axis=1), float(classes)), target.shape)
     return _reduced(total if weight is None else ag.mul(total, ag.take(weight, target)), reduction)
 
 
@@ -310,7 +317,8 @@ def linear_cross_entropy(
 def cosine_embedding_loss(input1: Tensor, input2: Tensor, target: Tensor, margin: float = 0.0, reduction: str = "mean") -> Tensor:
     """``1 - cos(x1, x2)`` where the target is 1, ``max(0, cos(x1, x2) - margin)`` where it is -1."""
     cosine = ag.cosine_similarity(input1, input2, axis=-1)
-    return _reduced(ag.where(ag.eq(target, 1.0), ag.sub(1.0, cosine), ag.relu(ag.sub(cosine, margin))), reduction)
+    apart = ag.where(ag.eq(target, -1.0), ag.clamp(ag.sub(cosine, margin), min=0.0), 0.0)
+    return _reduced(ag.where(ag.eq(target, 1.0), ag.sub(1.0, cosine), apart), reduction)
 
 
 def poisson_nll_loss(
@@ -327,9 +335,21 @@ def poisson_nll_loss(
 
 
 def gaussian_nll_loss(input: Tensor, target: Tensor, var: Tensor, full: bool = False, eps: float = 1e-6, reduction: str = "mean") -> Tensor:
-    """Negative log-likelihood: ``(log(var) + (x - y)^2 / var) / 2``; ``full`` adds ``log(2 pi) / 2``, ``eps`` clamps ``var``."""
+    """Negative log-likelihood: ``(log(var) + (x - y)^2 / var) / 2``; ``full`` adds ``log(2 pi) / 2``, ``eps`` clamps ``var``.
+
+    ``var`` is a number, or has the shape of ``input``, perhaps without the last axis or with one axis of size 1. A negative element gives
+    NaN: torch reads the values to raise an error.
+    """
+    var = var if isinstance(var, Tensor) else Tensor.full(input.shape, var, input.dtype, queue=input.queue)
+    unlike = [n for n, size in zip(var.shape, input.shape, strict=False) if n != size]
+    if var.shape != input.shape and var.shape == input.shape[:-1]:
+        var = ag.unsqueeze(var, -1)
+    elif var.ndim != input.ndim or unlike not in ([], [1]):
+        what = "var must have the shape of input, perhaps without the last axis or with one axis of size 1"
+        raise ShapeError(message("gaussian_nll_loss", what, var=var.shape, input=input.shape))
     held = var.detach()
     spread = ag.where(ag.lt(held, eps), ag.add(ag.sub(var, held), eps), var)  # clamped, with the gradient of ``var`` itself
+    spread = ag.where(ag.lt(held, 0.0), math.nan, spread)
     loss = ag.mul(ag.add(ag.log(spread), ag.div(ag.square(ag.sub(input, target)), spread)), 0.5)
     return _reduced(ag.add(loss, 0.5 * math.log(2 * math.pi)) if full else loss, reduction)
 
@@ -343,7 +363,7 @@ def triplet_margin_with_distance_loss(
     far = distance(anchor, negative)
     if swap:
         far = ag.minimum(far, distance(positive, negative))
-    return _reduced(ag.relu(ag.add(ag.sub(distance(anchor, positive), far), margin)), reduction)
+    return _reduced(ag.clamp(ag.add(ag.sub(distance(anchor, positive), far), margin), min=0.0), reduction)
 
 
 def triplet_margin_loss(

@@ -36,7 +36,8 @@ def ctc_loss(log_probs: Tensor, targets: Tensor, input_lengths: Any, target_leng
         raise ValueError(message("ctc_loss", "reduction must be mean, sum or none", reduction=repr(reduction)))
     loss = _negative_log(x, labels, lengths, counts, blank)
     impossible = ag.gt(loss, -_NEVER / 2)
-    loss = ag.where(impossible, 0.0 if zero_infinity else math.inf, loss)
+    # By a factor, so that the gradient of an infinite loss is not 0 but NaN or infinite.
+    loss = ag.where(impossible, 0.0, loss) if zero_infinity else ag.mul(loss, ag.where(impossible, math.inf, 1.0))
     if reduction == "mean":
         return ag.mean(ag.div(loss, Tensor.from_host(x.queue, np.maximum(counts, 1), x.dtype)))
     return ag.sum(loss) if reduction == "sum" else ag.squeeze(loss, 0) if single else loss

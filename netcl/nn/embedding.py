@@ -59,7 +59,7 @@ def embedding_bag(
         counted = ag.logical_and(counted, ag.ne(input, padding_idx % weight.shape[0]))
     found = embedding(input, weight, padding_idx, max_norm, norm_type, scale_grad_by_freq)
     if mode == "max":
-        best = ag.amax(ag.where(ag.unsqueeze(counted, -1), found, -np.inf), axis=1)
+        best = ag.max(ag.where(ag.unsqueeze(counted, -1), found, -np.inf), 1).values
         return ag.where(ag.unsqueeze(ag.any(counted, axis=1), -1), best, 0.0)
     weights = ag.unsqueeze(ag.cast(counted, found.dtype), -1)
     summed = found if per_sample_weights is None else ag.mul(found, ag.unsqueeze(per_sample_weights, -1))

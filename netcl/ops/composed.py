@@ -17,12 +17,13 @@ from netcl.core import dtype as dtypes
 from netcl.core.errors import ShapeError, message
 from netcl.core.tensor import Tensor
 from netcl.engine import launch
+from netcl.engine.map_kernel import factor_of
 from netcl.engine.operands import common_shape
 from netcl.engine.registry import S, Sample, composite, op
 from netcl.ops.index import joined_index
 from netcl.ops.movement import SizesArgument, along, sizes_of
 from netcl.ops.sort import Ordered, ordered
-from netcl.ops.views import contiguous, own
+from netcl.ops.views import contiguous
 
 
 class Extremes(NamedTuple):
@@ -114,6 +115,8 @@ def moveaxis(F: Any, x: Tensor, source: SizesArgument, destination: SizesArgumen
 
 
 def _rot90(F: Any, x: Tensor, k: int = 1, dims: Sequence[int] = (0, 1)) -> Tensor:
+    if len(dims) != 2 or len({_at("rot90", axis, x.ndim) for axis in dims}) != 2:
+        raise ShapeError(message("rot90", "dims must be two different axes", dims=dims, **{"x.shape": x.shape}))
     a, b = dims
     turned = F.clone(x) if k % 4 == 0 else x if k % 2 == 0 else F.transpose(F.flip(x, b) if k % 4 == 1 else x, a, b)
     return F.flip(turned, (a, b)) if k % 4 == 2 else F.flip(turned, b) if k % 4 == 3 else turned
@@ -125,11 +128,10 @@ def _unflatten(F: Any, x: Tensor, axis: int, sizes: Sequence[int]) -> Tensor:
 
 
 def _diag(F: Any, x: Tensor, diagonal: int = 0) -> Tensor:
-    return own(F.diagonal(x, diagonal)) if _checked_tensor("diag", x, 1, 2).ndim == 2 else F.diag_embed(x, diagonal)
+    return F.clone(F.diagonal(x, diagonal)) if _checked_tensor("diag", x, 1, 2).ndim == 2 else F.diag_embed(x, diagonal)
 
 
-row("diag", _diag,
-     lambda x, diagonal=0: np.diag(x, diagonal), S((3,)), S((3, 5), diagonal=1),
+row("diag", _diag, lambda x, diagonal=0: np.diag(x, diagonal), S((3,)), S((3, 5), diagonal=1),
      doc="The diagonal of a matrix, or a matrix with a vector on its diagonal.",
      errors=[(S((2, 2, 2)), r"\[diag\] x must have 1 or 2 dimensions, got 3")])  # fmt: skip
 row("trace", lambda F, x: F.sum(F.diagonal(_checked_tensor("trace", x, 2, 2))), np.trace, S((3, 5)),
@@ -190,6 +192,8 @@ def _repeat_interleave(F: Any, x: Tensor, repeats: Any, axis: int | None = None)
     at = _at("repeat_interleave", axis, x.ndim)
     if not isinstance(repeats, int):
         return F.index_select(x, at, Tensor.from_host(x.queue, np.repeat(np.arange(x.shape[at]), np.asarray(repeats))))
+    if repeats == 1:
+        return F.clone(x)
     wide = F.expand(F.unsqueeze(x, at + 1), (*x.shape[: at + 1], repeats, *x.shape[at + 1 :]))
     return F.reshape(wide, (*x.shape[:at], x.shape[at] * repeats, *x.shape[at + 1 :]))
 
@@ -201,31 +205,44 @@ row("repeat_interleave", _repeat_interleave, lambda x, repeats, axis=None: np.re
 # ---- products
 
 
-def _plus_product(product: Callable[..., Any]) -> Callable[..., Any]:
+def _plus_product(name: str, product: Callable[..., Any]) -> Callable[..., Any]:
     def call(F: Any, x: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
-        made = product(F, a, b) if alpha == 1 else F.mul(product(F, a, b), alpha)
-        return made if beta == 0 else F.add(x if beta == 1 else F.mul(x, beta), made)
+        made = product(F, a, b)
+        made = made if alpha == 1 else F.mul(made, factor_of(name, alpha, made))
+        return made if beta == 0 else F.add(x if beta == 1 else F.mul(x, factor_of(name, beta, x, made)), made)
 
     return call
+
+
+def _sum_of_products(F: Any, a: Tensor, b: Tensor) -> Tensor:
+    products = F.matmul(a, b)
+    return F.cast(F.sum(products, 0), products.dtype)
 
 
 _SUMS: dict[str, tuple[Any, ...]] = {
     "addmm": (lambda F, a, b: F.matmul(a, b), np.matmul, (2, 4), (2, 3), (3, 4), "a @ b"),
     "addmv": (lambda F, a, b: F.matmul(a, b), np.matmul, (2,), (2, 3), (3,), "a @ b"),
     "baddbmm": (lambda F, a, b: F.matmul(a, b), np.matmul, (2, 2, 4), (2, 2, 3), (2, 3, 4), "a @ b"),
-    "addbmm": (lambda F, a, b: F.sum(F.matmul(a, b), 0), lambda a, b: (a @ b).sum(0), (2, 4), (3, 2, 3), (3, 3, 4), "sum(a @ b, 0)"),
+    "addbmm": (_sum_of_products, lambda a, b: (a @ b).sum(0), (2, 4), (3, 2, 3), (3, 3, 4), "sum(a @ b, 0)"),
     "addr": (lambda F, a, b: F.outer(a, b), np.outer, (2, 3), (2,), (3,), "outer(a, b)"),
 }  # fmt: skip
 for _name, (_product, _ref, *_shapes, _text) in _SUMS.items():
-    row(_name, _plus_product(_product), lambda x, a, b, beta=1, alpha=1, ref=_ref: beta * x + alpha * ref(a, b),
+    row(_name, _plus_product(_name, _product), lambda x, a, b, beta=1, alpha=1, ref=_ref: beta * x + alpha * ref(a, b),
          S(*_shapes, beta=0.5, alpha=2.0), amp="half", doc=f"beta * x + alpha * ({_text}).")  # fmt: skip
+
+
+def _cdist(F: Any, a: Tensor, b: Tensor, p: float = 2.0) -> Tensor:
+    launch.check_dtype("cdist", a, name="a")
+    return F.norm(F.sub(F.unsqueeze(a, -2), F.unsqueeze(b, -3)), p, -1)
+
+
 row("mv", lambda F, a, b: F.matmul(_checked_tensor("mv", a, 2, 2, "a"), _checked_tensor("mv", b, 1, 1, "b")), np.matmul, S((2, 3), (3,)),
      amp="half", doc="A matrix times a vector.", errors=[(S((3,), (3,)), r"\[mv\] a must have 2 dimensions, got 1")])  # fmt: skip
 row("dot", lambda F, a, b: F.matmul(_checked_tensor("dot", a, 1, 1, "a"), _checked_tensor("dot", b, 1, 1, "b")), np.dot, S((5,), (5,)),
      amp="half", doc="The inner product of two vectors.", errors=[(S((2, 3), (3,)), r"\[dot\] a must have 1 dimension, got")])  # fmt: skip
 row("inner", lambda F, a, b: F.tensordot(a, b, ([-1], [-1])) if a.ndim and b.ndim else F.mul(a, b), np.inner, S((2, 3), (4, 3)),
      amp="half", doc="Sum of products over the last axes of both.")  # fmt: skip
-row("cdist", lambda F, a, b, p=2.0: F.norm(F.sub(F.unsqueeze(a, -2), F.unsqueeze(b, -3)), p, -1),
+row("cdist", _cdist,
      lambda a, b, p=2.0: np.linalg.norm(a[..., :, None, :] - b[..., None, :, :], p, -1), S((4, 3), (5, 3)), amp="float", tol=2,
      doc="The p-norm of the difference of every row of a and every row of b.")  # fmt: skip
 
@@ -292,8 +309,8 @@ row("deg2rad", lambda F, x: F.mul(x, math.pi / 180), np.deg2rad, S((5,)), doc="D
 row("rad2deg", lambda F, x: F.mul(x, 180 / math.pi), np.rad2deg, S((5,)), doc="Radians to degrees.")
 row("frac", lambda F, x: F.sub(x, F.trunc(x)), lambda x: x - np.trunc(x), S((5,), low=2.1, high=2.9), doc="x - trunc(x).")
 row("ldexp", lambda F, a, b: F.mul(a, F.exp2(_in_float_of(F, a, b))), lambda a, b: a * np.exp2(b), S((5,), (5,)), doc="a * 2**b.")
-row("rsub", lambda F, a, b, *, alpha=1: F.sub(b, a if alpha == 1 else F.mul(a, alpha)), lambda a, b, alpha=1: b - alpha * a,
-    S((3,), (3,)), S((3,), (3,), alpha=2), doc="b - alpha * a.")  # fmt: skip
+row("rsub", lambda F, a, b, *, alpha=1: F.sub(b, a if alpha == 1 else F.mul(a, factor_of("rsub", alpha, a, b))),
+    lambda a, b, alpha=1: b - alpha * a, S((3,), (3,)), S((3,), (3,), alpha=2), doc="b - alpha * a.")  # fmt: skip
 row("logit", _logit, lambda x, eps=None: np.log(x / (1 - x)), S((7,), low=0.1, high=0.9), amp="float",
      doc="log(x / (1 - x)); with eps, of x clamped between eps and 1 - eps.")  # fmt: skip
 row("nan_to_num", _nan_to_num, lambda x, nan=0.0, posinf=None, neginf=None: np.nan_to_num(x, True, nan, posinf, neginf),
@@ -312,7 +329,7 @@ def _scan(F: Any, name: str, x: Tensor, axis: int, combine: Callable[..., Any], 
         first = Tensor.full((*x.shape[:at], step, *x.shape[at + 1 :]), neutral, x.dtype, queue=x.queue)
         x = combine(x, F.cat([first, F.narrow(x, at, 0, x.shape[at] - step)], at))
         step *= 2
-    return x
+    return F.clone(x) if step == 1 else x
 
 
 def _cumprod(F: Any, x: Tensor, axis: int) -> Tensor:
@@ -331,9 +348,12 @@ row("logcumsumexp", lambda F, x, axis: _scan(F, "logcumsumexp", x, axis, F.logad
 def diff(F: Any, x: Tensor, n: int = 1, axis: int = -1, prepend: Any = None, append: Any = None) -> Tensor:
     """Differences of neighboring elements along an axis, taken ``n`` times. ``prepend`` and ``append`` are joined to x first."""
     x = _checked_tensor("diff", x, 1)
+    if n < 0:
+        raise ValueError(message("diff", "n must not be negative", n=n))
     at = _at("diff", axis, x.ndim)
     if n and (prepend is not None or append is not None):
         x = F.cat([part for part in (prepend, x, append) if part is not None], at)
+    x = x if n else F.clone(x)
     for _ in range(n):
         left = max(x.shape[at] - 1, 0)
         later, earlier = F.narrow(x, at, x.shape[at] - left, left), F.narrow(x, at, 0, left)
@@ -384,17 +404,20 @@ def kthvalue(F: Any, x: Tensor, k: int, axis: int = -1, keepdims: bool = False) 
 def median(F: Any, x: Tensor, axis: int | None = None, keepdims: bool = False) -> Any:
     """Return the median (the lower one of an even number of values); with an axis also its index, as in torch. Any NaN gives NaN."""
     x = _checked_tensor("median", x)
+    is_float = dtypes.DTYPES[x.dtype].is_float
     if axis is None:
-        return F.median(F.reshape(x, (-1,)), 0).values
+        middle = F.median(F.reshape(x, (-1,)), 0).values
+        if not is_float:
+            return middle
+        return F.amax(F.where(F.logical_or(F.lt(x, middle), F.gt(x, middle)), -math.inf, x))  # shares the gradient of ties
     at = _at("median", axis, x.ndim)
     if not x.size:
         raise ShapeError(message("median", "x must not be empty", axis=axis, **{"x.shape": x.shape}))
-    values, order = F.kthvalue(x, ((x.shape[at] if x.shape else 1) + 1) // 2, at, keepdims)
-    if not dtypes.DTYPES[x.dtype].is_float:
-        return Ordered(values, order)
-    missing = F.isnan(x)
-    gone = F.any(missing, at, keepdims=keepdims)
-    return Ordered(F.where(gone, math.nan, values), F.where(gone, F.argmax(F.cast(missing, "int32"), at, keepdims), order))
+    index = F.kthvalue(x, ((x.shape[at] if x.shape else 1) + 1) // 2, at, True).indices
+    if is_float:
+        missing = F.isnan(x)
+        index = F.where(F.any(missing, at, keepdims=True), F.argmax(F.cast(missing, "int32"), at, True), index)
+    return ordered(F, x, at, index, keepdims)
 
 
 @composite(ref=lambda x, q, axis=None, interpolation="linear", **keep: np.quantile(x, q, axis, method=interpolation, **keep),
@@ -420,7 +443,8 @@ def quantile(F: Any, x: Tensor, q: Any, axis: int | None = None, keepdims: bool 
     left, right = (F.index_select(ordered, at, Tensor.from_host(x.queue, ends.astype(np.int64))) for ends in (low, high))
     weight = F.reshape(Tensor.from_host(x.queue, part, x.dtype), side)
     made = F.where(F.eq(weight, 0), left, F.lerp(left, right, weight))  # an infinite value is not interpolated with itself
-    made = F.moveaxis(F.where(F.any(F.isnan(x), at, keepdims=True), math.nan, made), at, 0)
+    last = F.narrow(ordered, at, x.shape[at] - 1, 1)  # NaN if there is any
+    made = F.moveaxis(F.where(F.isnan(last), last, made), at, 0)
     if keepdims:
         kept = (1,) * len(whole) if axis is None or not whole else (*whole[:at], 1, *whole[at + 1 :])
         made = F.reshape(made, (len(places), *kept))

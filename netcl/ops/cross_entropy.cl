@@ -176,7 +176,7 @@ SIZED __kernel void cross_entropy_grad(__global const G_T* g, __global const X_T
     total += chosen;
 #endif
 #if LOG_PROBS
-#define SHARE(v) ((v) * 0)
+#define SHARE(v) ((real)0)  // also where a logarithm is infinite
 #else
 #define SHARE(v) (EXP_BELOW((v) - logarithm) * total)
 #endif

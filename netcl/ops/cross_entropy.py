@@ -95,8 +95,9 @@ def _forward_cpu(logits: Any, target: Any, weight: Any, p: LossProblem, shape: t
     if not p.log_probs:
         most = x.max(1, keepdims=True, initial=-np.inf)
         logs = (most + np.log(np.exp(x - most).sum(1, keepdims=True)))[:, 0]
-    # A class with target 0 does not count, even if its logit is -infinity.
-    losses = np.where(t == 0, 0, t * (logs[:, None] - x)).sum(1)
+    # A class that no label names does not count, even if its logit is -infinity; a weight or probability of 0 times infinity is NaN.
+    counted = p.probabilities or (t if weight is None else _targets_cpu(target, None, p, x.dtype)[0]) != 0
+    losses = np.where(counted, t * (logs[:, None] - x), 0).sum(1)
     logs = logs.reshape(shape)
     one = np.ones((), x.dtype)
     if p.reduction == "none":

@@ -43,6 +43,9 @@ def _is_array(item: Any) -> bool:
 
 def _spelled(index: Any, ndim: int) -> list[Any]:
     """Return the items of an index, with the ellipsis expanded and missing slices added."""
+    if isinstance(index, list) and any(isinstance(item, list | tuple | range | Tensor | np.ndarray) for item in index):
+        what, remedy = "a list must not hold indices: torch takes it as a tuple, NumPy as an array", "index with a tuple or an array"
+        raise IndexError(message("getitem", what, remedy, index=_shown(index)))
     items = list(index) if isinstance(index, tuple) else [index]
     used = sum(_axes_of(item) for item in items if item is not None and item is not Ellipsis)
     dots = [i for i, item in enumerate(items) if item is Ellipsis]

@@ -453,7 +453,11 @@ def _matrix_exp(F: Any, A: Tensor) -> Tensor:
     return _matrix_power(F, total, 2**squarings)
 
 
-made_of("matrix_power", _matrix_power, np.linalg.matrix_power, S(_WELL, n=3), S(_WELL, n=-2), S(_WELL, n=0), amp="float", tol=8,
+def _copied_power(F: Any, A: Tensor, n: int) -> Tensor:
+    return F.clone(A) if n == 1 else _matrix_power(F, A, n)
+
+
+made_of("matrix_power", _copied_power, np.linalg.matrix_power, S(_WELL, n=3), S(_WELL, n=-2), S(_WELL, n=0), amp="float", tol=8,
         doc="A square matrix to an integer power; for a negative power the matrix is inverted on the host.")  # fmt: skip
 made_of("matrix_exp", _matrix_exp, "numpy", S(_WELL), S((2, 3, 3)), amp="float", tol=8, doc="The exponential of square matrices.")
 

@@ -48,6 +48,8 @@ def check_labels(name: str, target: Tensor, classes: int, ignore: int) -> None:
 def _check_classes(name: str, x: Tensor, target: Tensor, weight: Tensor | None, ignore: int) -> None:
     """Check shapes and labels of a classification."""
     classes = x.shape[check_target(name, x, target, weight)]
+    if target.shape == x.shape and ignore >= 0:
+        raise ValueError(message(name, "ignore_index must not be given for targets that are probabilities", ignore_index=ignore))
     if target.shape != x.shape:
         recording.check_each_run(target, lambda labels: check_labels(name, labels, classes, ignore))
 
@@ -170,9 +172,20 @@ def nll(F: Any, x: Tensor, target: Tensor, weight: Tensor | None = None, *, igno
 
 
 def _smooth_l1(F: Any, x: Any, target: Any, *, beta: float = 1.0) -> Any:
+    if beta < 0:
+        raise ValueError(message("smooth_l1", "beta must not be negative", beta=beta))
     d = F.sub(x, target)
     size = F.abs(d)
-    return F.where(F.lt(size, beta), F.mul(F.square(d), 0.5 / beta), F.sub(size, beta / 2)) if beta else size
+    if not beta:
+        return size
+    near = F.lt(size, beta)  # the square of a far difference, which may be infinite, has no part in the gradient
+    return F.where(near, F.mul(F.square(F.where(near, d, 0.0)), 0.5 / beta), F.sub(size, beta / 2))
+
+
+def _huber(F: Any, x: Any, target: Any, *, delta: float = 1.0) -> Any:
+    if delta <= 0:
+        raise ValueError(message("huber", "delta must be positive", delta=delta))
+    return F.mul(_smooth_l1(F, x, target, beta=delta), float(delta))
 
 
 _loss("mse", lambda F, x, target: F.square(F.sub(x, target)), *_PAIRS, errors=[_BAD_REDUCTION],
@@ -180,8 +193,7 @@ _loss("mse", lambda F, x, target: F.square(F.sub(x, target)), *_PAIRS, errors=[_
 _loss("l1", lambda F, x, target: F.abs(F.sub(x, target)), *_PAIRS, doc="The absolute difference.")
 _loss("smooth_l1", _smooth_l1, *_PAIRS, S((9,), (9,), beta=0.3),
       doc="``d^2 / (2 beta)`` where ``d = |x - target| < beta``, else ``d - beta / 2``.")  # fmt: skip
-_loss("huber", lambda F, x, target, *, delta=1.0: F.mul(_smooth_l1(F, x, target, beta=delta), float(delta)),
-      *_PAIRS, S((9,), (9,), delta=0.4),
+_loss("huber", _huber, *_PAIRS, S((9,), (9,), delta=0.4),
       doc="``delta`` times the smooth L1 loss with ``beta = delta``.")  # fmt: skip
 
 
@@ -248,7 +260,7 @@ def cosine_similarity(F: Any, a: Tensor, b: Tensor, *, axis: int = 1, eps: float
 
 def _triplet(F: Any, anchor: Any, positive: Any, negative: Any, *, margin: float = 1.0, p: float = 2.0, eps: float = 1e-6) -> Any:
     near, far = (F.norm(F.add(F.sub(anchor, other), eps), p, axis=-1) for other in (positive, negative))
-    return F.relu(F.add(F.sub(near, far), float(margin)))
+    return F.clamp(F.add(F.sub(near, far), float(margin)), min=0.0)
 
 
 def _contrastive(F: Any, a: Any, b: Any, target: Any, *, margin: float = 1.0) -> Any:

@@ -518,4 +518,6 @@ def group_norm(F: Any, x: Tensor, num_groups: int, weight: Tensor | None = None,
 def instance_norm(F: Any, x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, *, eps: float = 1e-5) -> Tensor:
     """Instance norm of ``(N, C, ...)``: statistics per image and channel."""
     channels = _channels_of("instance_norm", x)
+    if math.prod(x.shape[2:]) == 1:
+        raise ShapeError(message("instance_norm", "x must have more than one value per image and channel", **{"x.shape": x.shape}))
     return F.row_norm(x, weight, bias, groups=channels, eps=eps)[0] if channels else x

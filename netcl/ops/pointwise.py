@@ -78,15 +78,15 @@ binary("mul", "v0 * v1", "g * v1", "g * v0", np.multiply, onnx="Mul", doc="Produ
 DIV = binary("div", "v0 / v1", "g / v1", "-g * out / v1", np.divide, domain=(0.5, 3.0),
              onnx="Div", doc="True quotient; integers give float32.")  # fmt: skip
 binary("pow", "POW(v0, v1)", "g * WHERE(v1 == 0, 0, v1 * POW(v0, v1 - 1))",
-       "g * WHERE(AND(v0 == 0, v1 >= 0), 0, out * LOG(WHERE(v0 == 0, 1, v0)))", np.power,
+       "g * WHERE(none, 0, out * LOG(WHERE(none, 1, v0)))", np.power, let={"none": "AND(v0 == 0, v1 >= 0)"},
        amp="float", domain=(0.3, 2.0), tol=4, onnx="Pow", doc="First to the power of the second.")  # fmt: skip
-binary("maximum", "MAX(v0, v1)", "g * ((v0 > v1) + 0.5 * (v0 == v1))", "g * ((v0 < v1) + 0.5 * (v0 == v1))", np.maximum,
-       onnx="Max", doc="The larger of two; NaN wins. The gradient of a tie is shared.")  # fmt: skip
-binary("minimum", "MIN(v0, v1)", "g * ((v0 < v1) + 0.5 * (v0 == v1))", "g * ((v0 > v1) + 0.5 * (v0 == v1))", np.minimum,
-       onnx="Min", doc="The smaller of two; NaN wins. The gradient of a tie is shared.")  # fmt: skip
+binary("maximum", "MAX(v0, v1)", "g * (1 - (v0 < v1) - 0.5 * (v0 == v1))", "g * (1 - (v0 > v1) - 0.5 * (v0 == v1))",
+       np.maximum, onnx="Max", doc="The larger of two; NaN wins. The gradient of a tie is shared.")  # fmt: skip
+binary("minimum", "MIN(v0, v1)", "g * (1 - (v0 > v1) - 0.5 * (v0 == v1))", "g * (1 - (v0 < v1) - 0.5 * (v0 == v1))",
+       np.minimum, onnx="Min", doc="The smaller of two; NaN wins. The gradient of a tie is shared.")  # fmt: skip
 binary("fmod", "FMOD(v0, v1)", "g", "-g * TRUNC(v0 / v1)", np.fmod, domain=((-3.0, 3.0), (0.7, 2.0)), kinks=(0.0,), accepts="number",
        onnx="Mod(fmod=1)", doc="Remainder with the sign of the dividend, as in C.")  # fmt: skip
-binary("remainder", "REMAINDER(v0, v1)", "g", "-g * FLOOR(v0 / v1)", np.remainder, domain=((-3.0, 3.0), (0.7, 2.0)), kinks=(0.0,),
+binary("remainder", "REMAINDER(v0, v1)", "g", "-g * FLOORDIV(v0, v1)", np.remainder, domain=((-3.0, 3.0), (0.7, 2.0)), kinks=(0.0,),
        accepts="number", onnx="Mod(fmod=0)", doc="Remainder with the sign of the divisor, as in Python.")  # fmt: skip
 binary("floor_divide", "FLOORDIV(v0, v1)", "0", "0", np.floor_divide, domain=((-3.0, 3.0), (0.7, 2.0)), accepts="number",
        doc="Quotient rounded down.")  # fmt: skip
@@ -235,16 +235,16 @@ _E = {"e": "EXP(WHERE(v0 >= 0, -v0, v0))"}
 _SIGMOID = {**_E, "s": "WHERE(v0 >= 0, 1, e) / (1 + e)"}
 unary("relu", "MAX(v0, 0)", "WHERE(out <= 0, 0, g)", lambda x: np.maximum(x, 0), kinks=(0.0,), onnx="Relu",
       doc="The positive part: max(x, 0).")  # fmt: skip
-unary("relu6", "MIN(MAX(v0, 0), 6)", "WHERE(AND(v0 > 0, v0 < 6), g, 0)", lambda x: np.clip(x, 0, 6), kinks=(0.0, 6.0), domain=(-2.0, 8.0),
+unary("relu6", "MIN(MAX(v0, 0), 6)", "WHERE(OR(v0 <= 0, v0 >= 6), 0, g)", lambda x: np.clip(x, 0, 6), kinks=(0.0, 6.0), domain=(-2.0, 8.0),
       doc="The positive part, cut at 6: min(max(x, 0), 6).")  # fmt: skip
 unary("leaky_relu", "WHERE(v0 > 0, v0, negative_slope * v0)", "WHERE(v0 > 0, g, negative_slope * g)",
       lambda x, negative_slope: np.where(x > 0, x, negative_slope * x), params={"negative_slope": 0.01}, kinks=(0.0,),
       onnx="LeakyRelu(alpha=negative_slope)", doc="A slope for each sign: x where positive, else negative_slope * x.")  # fmt: skip
-unary("elu", "WHERE(v0 > 0, v0, alpha * EXPM1(MIN(v0, 0)))", "WHERE(v0 > 0, g, g * alpha * EXP(MIN(v0, 0)))",
+unary("elu", "WHERE(v0 > 0, v0, alpha * EXPM1(MIN(v0, 0)))", "WHERE(v0 <= 0, g * alpha * EXP(MIN(v0, 0)), g)",
       lambda x, alpha: np.where(x > 0, x, alpha * (np.exp(np.minimum(x, 0)) - 1)), params={"alpha": 1.0}, kinks=(0.0,), amp="float",
       onnx="Elu(alpha=alpha)", doc="Exponential below zero: x where positive, else alpha * (exp(x) - 1).")  # fmt: skip
 unary("selu", "1.0507009873554805 * WHERE(v0 > 0, v0, 1.6732632423543772 * EXPM1(MIN(v0, 0)))",
-      "1.0507009873554805 * WHERE(v0 > 0, g, g * 1.6732632423543772 * EXP(MIN(v0, 0)))",
+      "1.0507009873554805 * WHERE(v0 <= 0, g * 1.6732632423543772 * EXP(MIN(v0, 0)), g)",
       lambda x: 1.0507009873554805 * np.where(x > 0, x, 1.6732632423543772 * (np.exp(np.minimum(x, 0)) - 1)), kinks=(0.0,), amp="float",
       onnx="Selu", doc="ELU scaled so that activations keep mean 0 and variance 1 from layer to layer.")  # fmt: skip
 unary("sigmoid", "s", "g * out * (1 - out)", lambda x: 0.5 * (1 + np.tanh(x / 2)), let=_SIGMOID, onnx="Sigmoid", doc="1 / (1 + exp(-x)).")
@@ -272,13 +272,13 @@ _GELU_TANH = unary("gelu_tanh", "v0 * s", "g * (s + v0 * s * (1 - s) * 1.5957691
                         "s": "WHERE(u >= 0, 1, e) / (1 + e)"}, tol=2, doc="GELU, tanh form.")  # fmt: skip
 unary("hard_sigmoid", "MIN(MAX(v0 / 6 + 0.5, 0), 1)", "WHERE(AND(v0 > -3, v0 < 3), g / 6, 0)", lambda x: np.clip(x / 6 + 0.5, 0, 1),
       kinks=(-3.0, 3.0), domain=(-5.0, 5.0), doc="A sigmoid of three straight pieces: relu6(x + 3) / 6.")  # fmt: skip
-unary("hard_swish", "v0 * MIN(MAX(v0 + 3, 0), 6) / 6", "g * WHERE(v0 <= -3, 0, WHERE(v0 >= 3, 1, (2 * v0 + 3) / 6))",
+unary("hard_swish", "v0 * MIN(MAX(v0 + 3, 0), 6) / 6", "g * WHERE(v0 <= -3, 0, WHERE(v0 < 3, (2 * v0 + 3) / 6, 1))",
       lambda x: x * np.clip(x + 3, 0, 6) / 6, domain=(-5.0, 5.0), kinks=(-3.0, 3.0),
       onnx="HardSwish", doc="x * hard_sigmoid(x).")  # fmt: skip
 _HARD_TANH = unary(
-    "hard_tanh_between", "MIN(MAX(v0, min_val), max_val)", "WHERE(AND(v0 > min_val, v0 < max_val), g, 0)",
+    "hard_tanh_between", "MIN(MAX(v0, min_val), max_val)", "WHERE(OR(v0 <= min_val, v0 >= max_val), 0, g)",
     lambda x, min_val, max_val: np.clip(x, min_val, max_val), params={"min_val": -1.0, "max_val": 1.0}, kinks=(-1.0, 1.0),
-    doc="hard_tanh with checked bounds.",
+    result="inputs", doc="hard_tanh with checked bounds.",
 )  # fmt: skip
 _PRELU = Pointwise("prelu_broadcast", "WHERE(v0 > 0, v0, v1 * v0)", ("WHERE(v0 > 0, g, g * v1)", "WHERE(v0 > 0, 0, g * v0)"),
                    lambda x, w: np.where(x > 0, x, w * x), kinks=(0.0,),

@@ -52,8 +52,9 @@ def _prod_vjp(F: Any, g: Any, x: Any, axis: Axis) -> Any:
 
 
 def _extreme_vjp(F: Any, g: Any, out: Any, x: Any, axis: Axis) -> Any:
-    """Share the gradient evenly among all elements equal to the extreme."""
-    hit = F.cast(F.eq(x, _with_folded_axes(F, out, x.shape, axis)), x.dtype)
+    """Share the gradient evenly among all elements equal to the extreme; for NaN, as in torch, among those of the whole tensor only."""
+    hit = F.eq(x, _with_folded_axes(F, out, x.shape, axis))
+    hit = F.cast(F.logical_or(hit, F.isnan(x)) if axis is None else hit, x.dtype)
     return F.mul(_with_folded_axes(F, g, x.shape, axis), F.div(hit, F.sum(hit, axis=axis, keepdims=True)))
 
 
@@ -145,12 +146,13 @@ def _norm_vjp(F: Any, g: Any, out: Any, x: Any, p: float, axis: Axis) -> Any:
     if math.isinf(p):
         hit = F.cast(F.eq(F.abs(x), out), x.dtype)
         return F.mul(F.mul(g, F.sign(x)), F.div(hit, F.sum(hit, axis=axis, keepdims=True)))
-    scale = F.where(F.eq(out, 0), 0.0, F.div(g, F.pow(F.where(F.eq(out, 0), 1.0, out), p - 1)))
+    none = F.eq(out, 0)
+    length = F.where(none, 1.0, out)
     if p == 2:
-        return F.mul(scale, x)
-    size = F.abs(x)
+        return F.mul(g, F.div(x, length))  # not (g / length) * x: of short vectors, that quotient overflows in 16 bits
+    size = F.where(none, 0.0, F.div(F.abs(x), length))
     power = F.where(F.eq(size, 0), 0.0, F.pow(F.where(F.eq(size, 0), 1.0, size), p - 1))
-    return F.mul(scale, F.mul(F.sign(x), power))
+    return F.mul(g, F.mul(F.sign(x), power))
 
 
 @op(vjp=_norm_vjp, ref="numpy", amp="float", tol=2,

@@ -333,7 +333,7 @@ def pixel_shuffle(F: Any, x: Tensor, factor: int) -> Tensor:
     """Rearrange ``(n, c * factor^2, h, w)`` to ``(n, c, h * factor, w * factor)``: channels become neighboring pixels."""
     _check_shuffle("pixel_shuffle", x, factor, not sum(x.shape[1:2]) % max(1, factor) ** 2, "have a square that divides the channels")
     n, c, h, w = x.shape
-    parts = F.reshape(x, (n, c // factor**2, factor, factor, h, w))
+    parts = F.reshape(F.clone(x) if factor == 1 or h * w == 1 else x, (n, c // factor**2, factor, factor, h, w))
     return F.reshape(F.permute(parts, (0, 1, 4, 2, 5, 3)), (n, c // factor**2, h * factor, w * factor))
 
 
@@ -344,5 +344,5 @@ def pixel_unshuffle(F: Any, x: Tensor, factor: int) -> Tensor:
     fits = not any(size % max(1, factor) for size in x.shape[2:])
     _check_shuffle("pixel_unshuffle", x, factor, fits, "divide height and width")
     n, c, h, w = x.shape
-    parts = F.reshape(x, (n, c, h // factor, factor, w // factor, factor))
+    parts = F.reshape(F.clone(x) if h * w == factor**2 or factor == 1 else x, (n, c, h // factor, factor, w // factor, factor))
     return F.reshape(F.permute(parts, (0, 1, 3, 5, 2, 4)), (n, c * factor**2, h // factor, w // factor))

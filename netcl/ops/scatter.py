@@ -232,9 +232,9 @@ def mode_indices(x, axis=-1):
     flat = rows.reshape(-1, rows.shape[-1])
     found = []
     for row in flat:
-        values, counts = np.unique(row, return_counts=True)
-        best = values[np.argmax(counts)]
-        found.append(np.flatnonzero((row == best) | ((row != row) & (best != best)))[-1])
+        values, counts = np.unique(row, return_counts=True, equal_nan=False)
+        places = np.flatnonzero(row == values[np.argmax(counts)])
+        found.append(places[-1] if places.size else 0)  # only of NaN: every NaN is distinct, as in torch
     return np.array(found, np.int64).reshape(rows.shape[:-1])
 
 

@@ -7,7 +7,9 @@ with fixed values, and ``fix(module)`` gives every parameter fixed values. A sni
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -1265,6 +1267,124 @@ mask = torch.tensor([[False, True, False]] * 3)
 result = [layer(x, x, x, attn_mask=mask, is_causal=True, need_weights=need)[0] for need in (True, False)]
 """)
 
+# ---- NaN, infinities, ties and bounds; ``grads(f, x, ...)`` is f(x, ...) and its gradients
+
+EDGES = rows("""
+## maximum and minimum of NaN and ties
+x, y = [1.0, nan, nan, 2.0, 3.0, 0.0], [nan, 1.0, nan, 2.0, 1.0, -0.0]
+result = [grads(f, torch.tensor(x), torch.tensor(y)) for f in (torch.maximum, torch.minimum)]
+## max, min and median of all elements with NaN and ties
+tables = ([[1.0, 2.0, 2.0], [1.0, 2.0, 1.0]], [[1.0, nan, 2.0], [nan, 1.0, 2.0]])
+result = [grads(f, torch.tensor(t)) for f in (torch.max, torch.min, torch.median) for t in tables]
+## activations of NaN
+x = torch.tensor([-1.0, 0.0, 1.0, 6.0, nan])
+result = [grads(f, x) for f in (F.relu6, F.hardtanh, F.elu, F.selu, F.celu, F.hardswish, F.hardsigmoid, F.relu, F.leaky_relu)]
+## remainder and fmod
+x, y = [5.0, -5.0, 5.0, -5.0, 0.0, 7.5, 6.0, 1.0], [3.0, 3.0, -3.0, -3.0, 3.0, 2.5, 3.0, 0.1]
+result = [grads(f, torch.tensor(x), torch.tensor(y)) for f in (torch.remainder, torch.fmod)]
+## powers of zero
+x, y = torch.tensor([0.0, 0.0, 0.0, 0.0, 2.0, -2.0]), torch.tensor([0.0, 1.0, -1.0, 2.0, 0.0, 2.0])
+result = [grads(torch.pow, x, y), grads(lambda y: 0 ** y, y), grads(lambda x: x ** 0, x)]
+## quantile and median of rows with NaN
+x = torch.tensor([[2.0, 1.0, 2.0, 1.0, 1.0], [nan, 1.0, nan, 1.0, 1.0], [1.0, 2.0, 2.0, 3.0, nan]])
+result = [grads(lambda x: torch.median(x, 1)[0], x), torch.median(x, 1)[1], grads(lambda x: torch.quantile(x, 0.5, dim=1)[1:], x)]
+## mode of NaN
+result = torch.mode(torch.tensor([[2.0, nan, 3.0, nan, 0.0], [nan, nan, 1.0, 1.0, 2.0], [nan, nan, nan, nan, nan]]), 1)
+## embedding_bag of equal vectors
+index, table = torch.tensor([[0, 1, 2], [1, 0, 0]]), torch.tensor([[1.0, 2.0], [1.0, 2.0], [3.0, 0.0]])
+bags = (torch.tensor([0, 1, 2, 1, 0]), torch.tensor([0, 3]))
+result = [grads(lambda t: F.embedding_bag(index, t, mode="max"), table)]
+result += [grads(lambda t: F.embedding_bag(bags[0], t, bags[1], mode="max"), table)]
+## losses at their hinge
+x, y = torch.tensor([1.0, 2.0, 0.5, 0.0]), torch.tensor([0.5, 2.0, 1.0, 0.0])
+sign = torch.tensor([1.0, 1.0, -1.0, -1.0])
+result = [grads(lambda x, y: F.margin_ranking_loss(x, y, sign, margin=0.5, reduction="none"), x, y)]
+result += [grads(lambda x: F.hinge_embedding_loss(x, torch.tensor([-1.0, 1.0, -1.0, 0.0]), reduction="none"), x)]
+x, y, z = torch.tensor([[1.0, 0.0]] * 3), torch.tensor([[0.0, 1.0], [1.0, 0.0], [0.0, 1.0]]), torch.tensor([[0.0, 2.0]] * 3)
+result += [grads(lambda x, y: F.cosine_embedding_loss(x, y, torch.tensor([-1, -1, 0]), reduction="none"), x, y)]
+result += [grads(lambda x, y: F.triplet_margin_loss(x, y, z, p=p, margin=m, reduction="none"), torch.zeros(3, 2), torch.ones(3, 2))
+           for p, m in ((1, 1e-6), (2, 0.5857864))]
+x, y = torch.zeros(2, 1), torch.ones(2, 1)
+result += [grads(lambda x, y: F.triplet_margin_loss(x, y, y * 2, p=1, swap=s, eps=0.0, reduction="none"), x, y) for s in (False, True)]
+## smooth l1 and huber loss of infinities
+x, y = torch.tensor([1.0, 3.0, inf, -inf]), torch.tensor([1.5, 1.0, 1.0, 1.0])
+result = [grads(lambda x: f(x, y, reduction="none"), x) for f in (F.smooth_l1_loss, F.huber_loss)]
+## smooth l1 loss with a negative beta raises
+result = F.smooth_l1_loss(a((3,)), a((3,)), beta=-1.0)
+## huber loss without delta raises
+result = F.huber_loss(a((3,)), a((3,)), delta=0.0)
+## margin ranking loss of other dims raises
+result = F.margin_ranking_loss(a((2,)), a((2, 1)), a((2,)))
+## multi margin loss of one sample
+x = torch.tensor([0.0, 1.0, 2.0])
+result = [grads(lambda x: F.multi_margin_loss(x, torch.tensor(t), reduction=r), x) for t in (1, [1]) for r in ("mean", "none")]
+## variances of gaussian_nll_loss
+x, y = a((4, 3)), a((4, 3)) + 0.5
+result = [grads(lambda x, v: F.gaussian_nll_loss(x, y, v), x, torch.full(shape, 0.5)) for shape in ((4, 3), (4, 1), (4,), (1, 3))]
+result += [F.gaussian_nll_loss(x, y, 0.5), grads(lambda v: F.gaussian_nll_loss(x, y, v, eps=1.0), torch.full((4, 3), 0.5))]
+## variance of another shape raises
+result = F.gaussian_nll_loss(a((4, 3)), a((4, 3)), torch.ones(4, 2))
+## variance of the last axis raises
+result = F.gaussian_nll_loss(a((4, 3)), a((4, 3)), torch.ones(3))
+## rot90 of one axis raises
+result = torch.rot90(a((2, 2)), 1, (0, -2))
+## norms of short vectors in 16 bits
+x = torch.tensor([[1e-6, 1e-6], [0.0, 0.0], [3.0, 4.0]], dtype=torch.float16)
+result = [part.float() for part in grads(lambda x: torch.norm(x, 2, 1), x)]
+x = torch.tensor([[1.0, 0.0, -2.0], [0.0, 0.0, 0.0], [1.0, 2.0, -4.0]])
+result += [grads(lambda x: torch.norm(x, p, 1), x) for p in (-1, 0.5, 1.5, 3)]
+## addbmm of small integers
+x, y, z = torch.ones(2, 2, 3, dtype=torch.int32), torch.ones(2, 3, 2, dtype=torch.int32), torch.ones(2, 2, dtype=torch.int32)
+result = (torch.addbmm(z, x, y, alpha=2), torch.addmm(z, x[0], y[0], beta=2.0))
+## a fraction of integers added raises
+result = torch.add(torch.tensor([1, 2]), torch.tensor([1, 2]), alpha=0.5)
+## a fraction of an outer product of integers raises
+result = torch.addr(torch.ones(2, 2, dtype=torch.int64), torch.tensor([1, 2]), torch.tensor([1, 2]), beta=0.5)
+## sums of bools with a factor
+x = torch.tensor([True, False])
+result = (torch.add(x, x, alpha=2), torch.add(x, 3, alpha=2))
+## nll_loss and cross_entropy of infinite values
+x = torch.tensor([[-1.0, -inf, -2.0], [-inf, -0.5, nan], [-1.0, -inf, -inf], [nan, 0.0, 1.0]])
+labels, weight, p = torch.tensor([0, 1, -100, 1]), torch.tensor([1.0, 0.0, 2.0]), torch.tensor([[0.5, 0.0, 0.5]] * 4)
+result = [grads(lambda x: f(x, labels, reduction=r, **how), x) for f in (F.nll_loss, F.cross_entropy) for r in ("mean", "none")
+          for how in ({}, {"weight": weight})]
+result += [grads(lambda x: F.cross_entropy(x, target, reduction="none", **how), x)
+           for target, how in ((labels, {"label_smoothing": 0.1}), (p, {}), (p, {"weight": weight}))]
+## ignore_index of probabilities raises
+result = F.cross_entropy(a((2, 3)), torch.ones(2, 3), ignore_index=1)
+## norm as an integer raises
+result = torch.norm(a((3,)), dtype=torch.int64)
+## nanmean as an integer raises
+result = torch.nanmean(a((3,)), dtype=torch.int64)
+## gradients of impossible alignments
+labels, steps, lengths = torch.tensor([[1, 1, 1], [2, 1, 0]]), torch.tensor([4, 4]), torch.tensor([3, 2])
+def loss(x, **how):
+    return F.ctc_loss(torch.log_softmax(x, -1), labels, steps, lengths, reduction="none", **how)
+made, grad = grads(loss, a((4, 2, 3)))
+result = [*grads(lambda x: loss(x, zero_infinity=True), a((4, 2, 3))), made, grad[:, 0].isfinite().all(), grad[:, 1]]
+## instance_norm of one pixel raises
+result = F.instance_norm(a((2, 3, 1, 1)))
+## batch_norm without statistics raises
+result = F.batch_norm(a((2, 3)), None, None)
+## angle of zeros
+result = torch.angle(torch.tensor([-0.0, 0.0, -1.0, 2.0, nan]))
+## diff with a negative number raises
+result = torch.diff(a((3,)), -1)
+## results that are copies
+x = a((1, 4, 3, 3))
+pixel = a((1, 4, 1, 1))
+copies = [torch.rot90(x, 4), torch.rot90(x, 0), torch.diff(x, 0), torch.repeat_interleave(x, 1, 0), torch.diag(x[0, 0]),
+          torch.cumprod(x, 0), torch.logcumsumexp(x, 0), torch.matrix_power(x[0, 0], 1), F.pixel_shuffle(x, 1), F.pixel_shuffle(pixel, 2),
+          F.pixel_unshuffle(x, 1), F.pixel_unshuffle(x, 3), F.channel_shuffle(x, 1), F.channel_shuffle(x, 4), F.unfold(x, 3)]
+for y in copies:
+    y.add_(100.0)
+result = (copies, x, pixel, torch.cartesian_prod(x[0, 0, 0]))
+## hardtanh of integers
+result = (F.hardtanh(torch.tensor([-3, 0, 2])), F.hardtanh(torch.tensor([-3, 0, 2], dtype=torch.int8), -2, 1))
+## cdist of integers raises
+result = torch.cdist(torch.tensor([[1, 2]]), torch.tensor([[1, 2]]))
+""")
+
 # ---- refused on purpose: torch broadcasts with a warning, or has what netcl has not; error and words are netcl's own
 
 REFUSED = {
@@ -1274,6 +1394,7 @@ REFUSED = {
         ValueError,
         r"\[bce_with_logits\] x and target must have the same shape; .*x\.squeeze\(1\)",
     ),
+    "a list of lists as an index": ("a((2, 3))[[[0, 1], [1, 0]]]", IndexError, r"\[getitem\] a list must not hold indices"),
     "padding in pairs": ("F.pad(a((2, 3)), ((1, 1), (0, 0)))", ValueError, r"\[pad\] .*written flat: padding=\(0, 0, 1, 1\)"),
     "bitwise operators of floats": ("a((3,)) & 1", TypeError, r"\[bitwise_and\] inputs must be integers or truth values"),
     "max of several dims": ("a((2, 3)).max((0, 1))", ValueError, r"\[max\] dim must be one integer or a tensor; .*amax\(x, \(0, 1\)\)"),
@@ -1296,8 +1417,16 @@ def values(shape: tuple[int, ...]) -> np.ndarray:
     return (((np.arange(n) * 37 + 11) % 101) / 50.0 - 1.0).astype(np.float32).reshape(shape)
 
 
+def grads(torch: Any, function: Callable[..., Any], *inputs: Any) -> list[Any]:
+    """The result of a function and the gradients of its inputs, for gradients 1, 2, 3, ... of the result."""
+    inputs = tuple(x.detach().clone().requires_grad_() for x in inputs)
+    made = function(*inputs)
+    made.backward(torch.arange(1, made.numel() + 1, dtype=made.dtype).reshape(made.shape))
+    return [made, *(x.grad for x in inputs)]
+
+
 def run(source: str, names: Mapping[str, Any], plain: Callable[[Any], Any]) -> Any:
     """The result of a snippet as plain data."""
-    scope = dict(names)
+    scope = {"nan": math.nan, "inf": math.inf, "grads": partial(grads, names["torch"]), **names}
     exec(compile(source, "<idiom>", "exec"), scope)
     return plain(scope["result"])

@@ -51,7 +51,7 @@ def plain(value: Any) -> Any:
 def main() -> None:
     warnings.simplefilter("ignore")
     made: dict[str, Any] = {}
-    for name, source in {**idioms.IN_PLACE, **idioms.IDIOMS}.items():
+    for name, source in {**idioms.IN_PLACE, **idioms.IDIOMS, **idioms.EDGES}.items():
         torch.manual_seed(0)
         try:
             made[name] = {"result": idioms.run(source, NAMES, plain)}

@@ -107,6 +107,30 @@ def test_every_relu_treats_infinities_zeros_and_nan_alike(device, name):
     assert x.grad.tolist() == [0.0, 0.0, 0.0, 1.0, 1.0, 1.0] * 3
 
 
+@pytest.mark.parametrize("name", ["sin", "cos", "tan"])
+def test_an_infinite_angle_changes_no_other(device, name):
+    values = np.tile(np.array([np.inf, 0.0067634, 0.003, -7.5e-5, -0.0, 1.0, 2.5, 1e-9, 0.015, -np.inf, 0.0157, 1e9], np.float32), 5)
+    x = ag.tensor(values, requires_grad=True, queue=device.queue)
+    y = getattr(ag, name)(x)
+    with np.errstate(invalid="ignore"):
+        wanted = getattr(np, name)(values.astype(np.float64))
+    wanted[np.isinf(values)] = np.nan
+    np.testing.assert_allclose(y.to_host(), wanted, rtol=2e-6)
+    assert np.signbit(y.to_host()[4]) == np.signbit(wanted[4])
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+@pytest.mark.parametrize("name", ["fmod", "remainder", "floor_divide"])
+def test_a_special_dividend_changes_no_other(device, name, dtype):
+    a = np.repeat([1.46952615, -4.03264364, 2.5, -1e-3], 8).astype(dtype)
+    b = np.repeat([1.0118773, 2.18624778, -0.7, 3.0], 8).astype(dtype)
+    a[::8], a[1::8], a[2::8], a[3::8] = [0.0, -0.0, 0.0, -0.0], np.inf, np.nan, 1e-30
+    y = getattr(ag, name)(*(Tensor.from_host(device.queue, v, dtype) for v in (a, b))).to_host()
+    with np.errstate(invalid="ignore"):
+        wanted = getattr(np, name)(a.astype(np.float64), b.astype(np.float64))
+    np.testing.assert_allclose(y, wanted, rtol=1e-5 if dtype == "float32" else 1e-12)
+
+
 def test_relu_of_the_primitive_preamble_is_that_of_the_op(cl_device):
     _, kernel = build_elementwise_kernel(cl_device.context, "rectified", 1, "RELU(v0)")
     x = ag.tensor(np.array([-np.inf, -3.0, 0.0, 2.0, np.inf, np.nan], np.float32), queue=cl_device.queue)
