@@ -277,8 +277,8 @@ class BufferPool:
         stats, device = self.stats, self.context.devices[0]
         held = f"{_size(stats.bytes_allocated)} of which {_size(stats.bytes_cached)} free"
         tensors = [o for o in gc.get_objects() if type(o).__name__ == "Tensor" and getattr(o, "lease", None) is not None]
-        mine = sorted((t for t in tensors if t.pool_handle.pool is self), key=lambda t: -t.nbytes)
-        largest = ", ".join(f"{t.shape} {t.dtype} {_size(t.pool_handle.nbytes)}" for t in mine[:3])
+        mine = sorted((t for t in tensors if t.lease.pool is self), key=lambda t: -t.nbytes)
+        largest = ", ".join(f"{t.shape} {t.dtype} {_size(t.lease.nbytes)}" for t in mine[:3])
         return message("allocate", reason, f"largest live tensors: {largest or 'none'}; {program.MAKE_ROOM}",
                        tensor=what or "buffer", bytes=nbytes, limit=self.limit, device=device.name, pool=held)  # fmt: skip
 

@@ -15,7 +15,7 @@ import pytest
 
 from netcl.core import env, memory, waiting_runs
 from netcl.core.backend.opencl import backend_of
-from netcl.core.errors import DeviceError, KernelBuildError
+from netcl.core.errors import DeviceError, KernelBuildError, OutOfMemoryError
 from netcl.core.hooks import hooks
 from netcl.core.kernels import builders, program
 from netcl.core.tensor import Tensor, duplicate
@@ -353,6 +353,18 @@ def test_a_check_of_kernels_does_not_wait_for_earlier_programs_nor_fail_for_them
         assert not nvidia.verdict(
             device.queue, "test", key + " wrong", "float32", lambda queue: op("undeclared")(Tensor.from_host(queue, [3.0])).tolist()
         )
+
+
+def test_an_error_of_memory_is_not_replaced_by_that_of_a_failed_tensor(device, monkeypatch):
+    bad = op("undeclared")(array(device, 1))
+    with pytest.raises(KernelBuildError):
+        bad.tolist()
+    pool = memory.get_persistent_pool(device.queue)
+    monkeypatch.setattr(pool, "limit", 1 << 20)
+    with pytest.raises(OutOfMemoryError, match="one allocation cannot be larger"):
+        Tensor.empty((1 << 20,), queue=device.queue)
+    with pytest.raises(KernelBuildError):
+        bad.tolist()
 
 
 def test_a_single_program_starts_no_builder(device):
