@@ -298,6 +298,20 @@ def cl_device(request: pytest.FixtureRequest) -> Iterator:
 
 
 @pytest.fixture
+def unoptimized(cl_device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """CPUs compile without optimization, in a third of the time: for tests of kernels that a CPU runs in these tests alone."""
+    from netcl.core.kernels import program
+
+    make = program._program
+    if cl_device.device_type == "cpu":
+        monkeypatch.setattr(
+            program,
+            "_program",
+            lambda context, text, options, *rest, **later: make(context, text, (*options, "-cl-opt-disable"), *rest, **later),
+        )
+
+
+@pytest.fixture
 def cl_selector(request: pytest.FixtureRequest, cl_device) -> str:
     """The numbers by which a command line names ``cl_device``: two platforms may have the same name."""
     return request.node.callspec.params["cl_device"].selector

@@ -42,7 +42,7 @@ def test_torchs_numbers(name, device):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["attention_causal", "attention_added", "attention_grouped"])
-def test_the_kernels_of_gpus_give_torchs_numbers_too(name, cl_device, monkeypatch):
+def test_the_kernels_of_gpus_give_torchs_numbers_too(name, cl_device, unoptimized, monkeypatch):
     if cl_device.device_type == "cpu" and "aarch64" in platform.machine():
         pytest.skip("PoCL 3.1 on aarch64 miscompiles kernels it would never be given; tests/test_oclgrind.py runs them")
     monkeypatch.setattr(MODULE, "choose_kernel", lambda q, k, p: MODULE.simt_config(16 * 1024, 64, False, p.sizes.bucket))

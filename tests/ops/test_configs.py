@@ -136,7 +136,7 @@ def test_products(cl_device, rng, use, launches, changes, kernel):
 
 
 @pytest.mark.parametrize("vectors", [True, False])
-def test_tiled_products_without_vectors(cl_device, rng, use, launches, vectors):
+def test_tiled_products_without_vectors(cl_device, unoptimized, rng, use, launches, vectors):
     (a, x), (b, y) = random(rng, cl_device.queue, 32, 32), random(rng, cl_device.queue, 32, 32)
     use("matmul", KernelConfig(V.MATMUL_TILED, 16, 16, 16, 4, use_vectorization=vectors, extra={"tier": "simt"}))
     np.testing.assert_allclose(ops.matmul(x, y).to_host(), a @ b, rtol=1e-4, atol=1e-4)

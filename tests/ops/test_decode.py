@@ -29,7 +29,7 @@ TIERS = {"quantized": {"tier": "strips", "SLICES": 4}, "matmul": {"tier": "gemv"
 
 
 @pytest.fixture
-def gpu(cl_device, monkeypatch):
+def gpu(cl_device, unoptimized, monkeypatch):
     """The queue of a device that uses the kernels of GPUs, and the products that took one launch."""
     selector, queue = get_kernel_selector(), cl_device.queue
     if cl_device.profile.device_type == "cpu":
