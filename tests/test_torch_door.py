@@ -128,7 +128,7 @@ def test_missing_names_of_a_script(tmp_path):
     script = written(tmp_path, """
 import torch
 import torch.nn.functional as F
-import torch.fx
+import torch.export
 from torch import nn, optim as o
 from torch.nn import Linear, Nothing
 from layers import Layer
@@ -144,7 +144,7 @@ torch.linalg.ldl_factor(x)
 torch.Tensor.add, torch.float32, torch.cuda.amp.autocast, torch.utils.data.DataLoader
 """)  # fmt: skip
     assert netcl.torch.missing(script) == {
-        "torch.fx": "script.py:4", "torch.nn.Nothing": "script.py:6", "torch.nn.functional.nope": "script.py:14",
+        "torch.export": "script.py:4", "torch.nn.Nothing": "script.py:6", "torch.nn.functional.nope": "script.py:14",
         "torch.optim.Lamb": "script.py:14", "torch.linalg.ldl_factor": "script.py:16", "torch.nn.Linaer": "layers.py:4",
     }  # fmt: skip
 

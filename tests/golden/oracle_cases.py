@@ -539,6 +539,15 @@ case("split/sizes", lambda t, x: t.split(x, [2, 0, 5], 1), U(3, 7), sizes=(2, 0,
 case("chunk", lambda t, x: t.chunk(x, 3), U(7, 3), chunks=3)
 case("as_strided", lambda t, x: t.as_strided(x, **BLOCK), U(3, 4), **BLOCK)
 case("as_strided/back", lambda t, x: x.reshape(-1)[t.tensor([[3, 1], [11, 9]])], U(5, 4), size=(2, 2), stride=(8, -2), storage_offset=3)
+case(
+    "strided_block",
+    lambda t, x: t.as_strided(x, (2, 3, 3), (7, 2, 1)),
+    U(2, 7),
+    starts=(0, 0),
+    sizes=(2, 3, 3),
+    moves=((1, 0), (0, 2), (0, 1)),
+)
+case("strided_block/diagonal", lambda t, x: t.diagonal(x, 1), U(3, 5), starts=(0, 1), sizes=(3,), moves=((1, 1),))
 case("as_strided_scatter", lambda t, x, src: x.reshape(-1).index_put((t.tensor([[1, 5, 9], [2, 6, 10]]),), src).reshape(3, 4), U(3, 4),
      U(2, 3), size=(2, 3), stride=(1, 4), storage_offset=1)  # fmt: skip
 for kind, shape, padding, options in (

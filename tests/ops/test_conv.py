@@ -218,7 +218,7 @@ def test_a_new_size_does_not_recompile(cl_queue, rng):
 
 
 def test_a_variant_that_does_not_fit_is_replaced_and_said(cl_queue, caplog):
-    program.state(cl_queue).pop(("conv2d", "told"), None)
+    program.state(cl_queue).pop(("conv2d", "logged"), None)
     x, w = Tensor.zeros((1, 3, 40, 40), queue=cl_queue), Tensor.ones((3, 3, 33, 33), queue=cl_queue)
     with caplog.at_level("INFO", "netcl"), forced(KernelConfig(V.CONV2D_WINOGRAD, extra={"tier": "simt", "mark": 1})):
         F.conv2d(x, w)
