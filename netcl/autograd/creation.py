@@ -303,7 +303,7 @@ def seed() -> int:
 
 
 def _cartesian_prod(*tensors: Tensor) -> Tensor:
-    """Return every combination of the elements of vectors as a row; a single vector is returned as it is, as in torch."""
+    """Return every combination of the elements of vectors, one per row; for a single vector, return that vector."""
     return twin("stack")([twin("ravel")(grid) for grid in meshgrid(*tensors)], -1) if len(tensors) > 1 else tensors[0]
 
 

@@ -148,7 +148,7 @@ class Module(metaclass=_Constructed):
         return hooks.call(self, args, kwargs)
 
     def _report_to_recorder(self) -> None:
-        """Tell the recorder what a recorded step depends on: settings, tensors, submodules, names of attributes, hooks."""
+        """Report to the recorder what a recorded step depends on: settings, tensors, submodules, names of attributes, hooks."""
         recorder = recording.active.recorder
         if recorder is not None:
             settings = [name for name, value in vars(self).items() if name[0] != "_" and _is_setting(value)]

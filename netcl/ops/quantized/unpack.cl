@@ -1,6 +1,6 @@
 // Rows of packed weights as values: y[i] = w[rows[i]], or with LISTED 0 the rows from `begin` on. Macros of codes.cl (PLAIN), with V 2
-// (LISTED 0) or 1, and PUT_8(p, a, b), which stores eight values of Y_T; INDEX_T is that of rows. A work-item does EACH columns of V rows: 8 or 32.
-// Neighbors do the other columns of a run of 32, then the rows of a strip; the second number of a work-item is that of 16 rows.
+// (LISTED 0) or 1, and PUT_8(p, a, b), which stores eight values of Y_T; INDEX_T is that of rows. A work-item does EACH (8 or 32) columns of
+// V rows. Neighbors do the other columns of a run of 32, then the rows of a strip; the second number of a work-item is that of 16 rows.
 #pragma OPENCL FP_CONTRACT OFF  // values are those of formats.py, bit for bit
 #define SHARERS (32 / EACH)  // of a run
 
