@@ -175,7 +175,7 @@ class CommandList:
 class Notes:
     """The recorder that is active while an op is planned. It adds the reports of ops (:mod:`netcl.core.recording`) to the command list."""
 
-    trains = False
+    trains = replays = False
 
     def __init__(self, commands: CommandList):
         self.commands = commands

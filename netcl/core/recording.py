@@ -31,6 +31,7 @@ class RecorderProtocol(Protocol):
     """What is called and set while a step is recorded."""
 
     trains: bool  # a product of the step has a weight that gets a gradient
+    replays: bool  # the step is recorded for replays, not to plan an op
 
     def allocated(self, handle: Any) -> None: ...
     def upload(self, buffer: Any, stored: Any) -> None: ...
@@ -122,6 +123,11 @@ def leaf(tensor: Any) -> None:
 def made(tensor: Any, or_given: bool = False) -> bool:
     """Whether the step that is being recorded made this tensor or, with ``or_given``, takes it as an argument."""
     return active.recorder is not None and active.recorder.made(tensor, or_given)
+
+
+def replays() -> bool:
+    """Whether a step is being recorded for replays."""
+    return active.recorder is not None and active.recorder.replays
 
 
 def host_work(what: str) -> None:

@@ -351,6 +351,14 @@ def _appended(name: str, values: Sequence[Any], shape: tuple[int, ...], dtype: D
     return None
 
 
+def onto_product(name: str, values: Sequence[Any], shape: tuple[int, ...], dtype: DType) -> Tensor | None:
+    """Return the deferred result of an op over a pending product, computed by the product's kernel; ``None`` if that is impossible."""
+    if not any([_of_product(x) for x in values]):
+        return None
+    settled = [x.source.settled(x, values) if _of_product(x) else x for x in values]
+    return _appended(name, settled, shape, dtype)
+
+
 def _of_product(x: Any) -> bool:
     return isinstance(x, Tensor) and x.memory is None and isinstance(x.source, Product)
 

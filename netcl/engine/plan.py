@@ -347,9 +347,7 @@ class Deferral:
         self.plan: Any = None  # of the eager calls
 
     def defers(self) -> bool:
-        """Count a call of this key and return whether to defer it; always ``True`` in a recording, because two recordings must be equal."""
-        if recording.active.recorder is not None:
-            return True
+        """Count a call of this key and return whether to defer it."""
         self._calls += 1
         return self.fused > 0 or self.alone < _UNFUSED_CALLS or self._calls % _AGAIN == 0
 
@@ -418,8 +416,8 @@ def planned(
 ) -> Any:
     """Wrap the function of an op so that calls with the same key share a cached plan. ``name`` is the op's row or its name.
 
-    ``deferred`` takes the same arguments and returns the result as deferred values, or ``None``. It is called inside ``ag.jit_compile``,
-    if ``defer_if(*args)`` is true, and for the first calls of a key. For later calls, a :class:`Deferral` decides.
+    ``deferred`` takes the same arguments and returns the result as deferred values, or ``None``. It is called inside ``ag.jit_compile``, in
+    recordings, if ``defer_if(*args)`` is true, and for the first calls of a key. For later calls, a :class:`Deferral` decides.
     """
     selector = get_kernel_selector()
 
@@ -427,7 +425,12 @@ def planned(
     def call(*args: Any, **kwargs: Any) -> Any:
         key = [name, selector.revision, *kwargs]
         tensors = key_operands((*args, *kwargs.values()) if kwargs else args, key)
-        if deferred is not None and (deferral.mode is not None or not tensors or (defer_if is not None and defer_if(*args))):
+        if deferred is not None and (
+            deferral.mode is not None
+            or not tensors
+            or (recording.listening and recording.replays())
+            or (defer_if is not None and defer_if(*args))
+        ):
             made = deferred(*args, **kwargs)
             if made is not None:
                 return made

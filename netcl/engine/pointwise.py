@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from netcl.core import dtype as dtypes
+from netcl.core import recording
 from netcl.core.commands import CommandList, device_queue
 from netcl.core.device import CPUQueue
 from netcl.core.dtype import DTYPES, DType
@@ -17,7 +18,7 @@ from netcl.core.errors import DtypeError, message
 from netcl.core.methods import Size
 from netcl.core.tensor import Tensor
 from netcl.core.writes import rewrote
-from netcl.engine.lazy_graph import defer, worth_deferring
+from netcl.engine.lazy_graph import defer, onto_product, worth_deferring
 from netcl.engine.map_kernel import INTEGRAL, as_compute, as_integer, from_compute, fusable, plan_map
 from netcl.engine.modes import deferral, in_mode
 from netcl.engine.opencl_text import Body, forward_body, numpy_function, vjp_body
@@ -78,6 +79,8 @@ def caller(row: Pointwise, dtype: str | None = None) -> Callable[..., Tensor]:
             found = found if type(found) is Waiting else _new_plan(row, queue, args, out, dtype, signature)
             if type(found) is Waiting:
                 return deferred(row, queue, args, found.types, dtype)
+        if recording.listening and out is None and (made := _onto_product(row, args, dtype, signature)) is not None:
+            return made
         if numbers:
             tensors = [x for x in args if isinstance(x, Tensor)]
             numbers = tuple(map(found.cast, numbers))
@@ -239,6 +242,14 @@ def deferred(row: Pointwise, queue: Any, args: Sequence[Any], types: Any, dtype:
     return defer(row.name, forward_body(row), values, params, shape, result_dtype, compute, queue)
 
 
+def _onto_product(row: Pointwise, args: Sequence[Any], dtype: str | None, key: tuple[Any, ...]) -> Tensor | None:
+    """Return the deferred result of a row in the kernel of a pending product, in a recording; ``None`` if it must run by itself."""
+    if row.params or not recording.replays():
+        return None
+    types = _fused_types(key, row, args, dtype)
+    return None if types is None else onto_product(row.name, args, types[0], types[2])
+
+
 def _run_numpy(row: Pointwise, queue: Any, args: Sequence[Any], out: Tensor | None, dtype: str | None) -> Tensor:
     shape, compute, result = _forward_types(row, args, dtype)
     function = numpy_function(forward_body(row), compute)
@@ -307,6 +318,10 @@ def _vjp_kernel(
         plan = queue.netcl.plans[key]
     except (AttributeError, KeyError):  # a new queue or a new signature
         plan = None
+    if len(body.inputs) == 2 and g.memory is None and commands is None and not scalars:
+        joined = onto_product(f"{row.name}_vjp", inputs, g.shape, DTYPES[values[wanted.index(True)].dtype])
+        if joined is not None:
+            return [joined]
     if plan is None or deferral.mode is not None:
         targets = [DTYPES[x.dtype] for x, w in zip(values, wanted, strict=True) if w]
         wide = any(x.dtype == "float64" for x in inputs if isinstance(x, Tensor)) or DTYPES["float64"] in targets

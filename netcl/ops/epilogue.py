@@ -1,7 +1,9 @@
 """The epilogue of product and convolution kernels: the ops applied to a sum before it is stored.
 
-The result is ``activation(scale * sum + bias + residual)`` in the requested dtype, rounded as by separate ops. Activations use the same
-formulas as the separate ops. If a driver's scalar and vector ``exp`` differ (PoCL), the last bit may differ from that of separate ops.
+The result is ``activation(scale * sum + bias + residual)`` in the requested dtype, rounded as by separate ops. In a backward pass, the
+last op may be the gradient of an activation, ``<name>_vjp``: it takes the tensor that this gradient reads as its residual. Activations use
+the same formulas as the separate ops. If a driver's scalar and vector ``exp`` differ (PoCL), the last bit may differ from that of separate
+ops.
 """
 
 from __future__ import annotations
@@ -12,10 +14,12 @@ from typing import Any, NamedTuple
 from netcl.core.dtype import DTYPES, HALVES, promote
 from netcl.core.tensor import Tensor
 from netcl.engine.expression import compose
-from netcl.engine.opencl_text import SEPARATE, Layout, forward_body, helper_functions, rounded, statements, value_functions
+from netcl.engine.opencl_text import SEPARATE, Layout, forward_body, helper_functions, rounded, statements, value_functions, vjp_body
 from netcl.engine.pointwise import run, run_vjp
 from netcl.engine.registry import REGISTRY, Pointwise
 from netcl.ops.pointwise import cast
+
+_VJP = "_vjp"  # ends the name of an activation's gradient
 
 
 class Epilogue(NamedTuple):
@@ -45,7 +49,8 @@ class Epilogue(NamedTuple):
 
         Without ``scaled`` the factor is ignored, which saves time in products of few terms.
         """
-        row = _activation_row(self.activation) if self.activation else None
+        row = _activation_row(self.activation.removesuffix(_VJP)) if self.activation else None
+        gradient = row is not None and self.activation.endswith(_VJP)
         lines, held = ["x *= scale;"] * scaled + ["if (has_bias) x += bias;"], self.dtype
         rounds: list[str] = []
 
@@ -56,9 +61,11 @@ class Epilogue(NamedTuple):
 
         if self.residual:
             hold()
-            lines.append("x += residual;")
+            lines += [] if gradient else ["x += residual;"]
             held = self.total
-        if row is not None:
+        if row is not None and gradient:
+            lines += [f"const real g = x, {read_by_vjp(row)} = residual;", *statements(vjp_body(row, (True,)), real), "x = d0;"]
+        elif row is not None:
             hold()
             lines += ["const real v0 = x;", *statements(forward_body(row), real), "x = out;"]
         if self.result and self.result != held:
@@ -78,9 +85,24 @@ static inline real epilogue(real x, const element scale, const int has_bias, con
 def apply_epilogue(y: Tensor, epilogue: Epilogue, residual: Tensor | None = None, scale: float = 1) -> Tensor:
     """Return ``y`` with the epilogue applied by separate ops, for a product whose kernel does not include it."""
     y = y if scale == 1 else run(_activation_row("mul"), (y, scale))
+    if residual is not None and epilogue.activation.endswith(_VJP):
+        return activation_vjp_of(epilogue.activation, y, residual)
     y = y if residual is None else run(_activation_row("add"), (y, residual))
     y = run(_activation_row(epilogue.activation), (y,)) if epilogue.activation else y
     return cast(y, epilogue.stored)
+
+
+def read_by_vjp(row: Pointwise) -> str:
+    """Return the one tensor that an activation's gradient reads besides ``g``: ``out`` or ``v0``."""
+    (name,) = [name for name in vjp_body(row, (True,)).inputs if name != "g"]
+    return name
+
+
+def activation_vjp_of(name: str, g: Tensor, read: Tensor) -> Tensor:
+    """Return the gradient ``name`` of an activation, which reads ``g`` and the tensor ``read``."""
+    (gradient,) = run_vjp(_activation_row(name.removesuffix(_VJP)), g, read, [read], {}, [True])
+    assert gradient is not None
+    return gradient
 
 
 def _activation_row(name: str) -> Pointwise:

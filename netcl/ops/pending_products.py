@@ -1,9 +1,12 @@
 """Pending matrix products and convolutions, and the ops that are fused into their kernels.
 
-Where deferring pays, ``matmul``, ``affine`` and ``conv2d`` return a deferred tensor of a :class:`PendingProduct`. Its kernel can also apply
-a scale factor, a bias, a residual, an activation and a cast, in this order. Each of these ops returns a deferred tensor of a
-:class:`PendingChain`. When a value is read, one kernel computes the chain. If a tensor refers to an intermediate result, that is computed
-first.
+Where deferring pays, and in recordings, ``matmul``, ``affine`` and ``conv2d`` return a deferred tensor of a :class:`PendingProduct`. Its
+kernel can also apply a scale factor, a bias, a residual, an activation and a cast, in this order. Each of these ops returns a deferred
+tensor of a :class:`PendingChain`. When a value is read, one kernel computes the chain. If a tensor refers to an intermediate result, that
+is computed first.
+
+A recorded step has the results of the eager one: a product that is deferred only because it is recorded is joined by ops that give the same
+bits in every kernel, not by functions of the driver.
 """
 
 from __future__ import annotations
@@ -25,22 +28,25 @@ from netcl.engine.pointwise import run
 from netcl.engine.registry import REGISTRY, Pointwise
 from netcl.ops.conv import conv2d_with
 from netcl.ops.conv.geometry import frozen, geometry
-from netcl.ops.epilogue import Epilogue
+from netcl.ops.epilogue import Epilogue, activation_vjp_of
 from netcl.ops.matmul import affine_with, matmul_shape, matmul_with
 from netcl.ops.matmul.gemm import EPILOGUE_ACTIVATIONS, Extras
 from netcl.ops.pointwise import add, cast, mul
 
 # Ops that a kernel of a product can end in.
-_FUSABLE = frozenset((*EPILOGUE_ACTIVATIONS.values(), "add", "cast", "hard_sigmoid", "hard_swish", "mul", "relu6"))
+_GRADIENTS = frozenset(f"{name}_vjp" for name in EPILOGUE_ACTIVATIONS.values())
+_FUSABLE = frozenset((*EPILOGUE_ACTIVATIONS.values(), *_GRADIENTS, "add", "cast", "hard_sigmoid", "hard_swish", "mul", "relu6"))
+_OF_DRIVER = frozenset(("gelu_erf", "gelu_erf_vjp", "sigmoid", "silu", "silu_vjp", "tanh"))  # call functions of the driver
 
 
 class _Pending(lazy_graph.Product):
     """Base of pending products: the source of tensors whose kernel has not been launched."""
 
-    __slots__ = ("extras", "inputs", "made", "name", "queue", "shape")
+    __slots__ = ("exact", "extras", "inputs", "made", "name", "queue", "shape")
 
-    def __init__(self, name: str, inputs: tuple[Any, ...], extras: Extras, shape: tuple[int, ...], queue: Any):
+    def __init__(self, name: str, inputs: tuple[Any, ...], extras: Extras, shape: tuple[int, ...], queue: Any, exact: bool):
         self.name, self.inputs, self.extras, self.shape, self.queue = name, inputs, extras, shape, queue
+        self.exact = exact  # it must have the bits of separate ops
         self.made: Tensor | None = None
         self.tensors = []
 
@@ -69,7 +75,8 @@ class _Pending(lazy_graph.Product):
 
     def joined(self, name: str, values: Sequence[Any], place: int, shape: tuple[int, ...], dtype: DType) -> Tensor | None:
         """Fuse an op on this value into its kernel; ``None`` if that is impossible."""
-        return append_op(name, values, place, shape, dtype) if name in _FUSABLE else None
+        fits = name in _FUSABLE and not (self.exact and name in _OF_DRIVER)
+        return append_op(name, values, place, shape, dtype) if fits else None
 
     def release(self) -> None:
         self.inputs = ()
@@ -82,9 +89,10 @@ class PendingProduct(_Pending):
     __slots__ = ("by_column", "call", "deferral")
 
     def __init__(
-        self, name: str, inputs: tuple[Any, ...], extras: Extras, shape: tuple[int, ...], call: Callable[..., Tensor], by_column: bool
-    ):
-        super().__init__(name, tuple(x for x in inputs if x is not None), extras, shape, inputs[0].queue)
+        self, name: str, inputs: tuple[Any, ...], extras: Extras, shape: tuple[int, ...], call: Callable[..., Tensor], by_column: bool,
+        exact: bool,
+    ):  # fmt: skip
+        super().__init__(name, tuple(x for x in inputs if x is not None), extras, shape, inputs[0].queue, exact)
         self.call: Callable[..., Tensor] | None = call
         self.by_column = by_column
         self.deferral: Deferral | None = None
@@ -103,7 +111,7 @@ class PendingProduct(_Pending):
         return self.call(*self.inputs[:2], extras)
 
     def by_channel(self, scale: Tensor, shift: Tensor) -> Tensor | None:
-        if self.call is None or self.name == "matmul" or (self.name == "affine" and len(self.shape) != 2):
+        if self.exact or self.call is None or self.name == "matmul" or (self.name == "affine" and len(self.shape) != 2):
             return None
         x, w = self.inputs[:2]
         if recording.made(w, or_given=True):
@@ -125,7 +133,7 @@ class PendingChain(_Pending):
     def __init__(
         self, name: str, of: _Pending, extras: Extras, shape: tuple[int, ...], queue: Any, operand: Any, alone: Callable[[Tensor], Tensor]
     ):
-        super().__init__(name, (operand,) if isinstance(operand, Tensor) else (), extras, shape, queue)
+        super().__init__(name, (operand,) if isinstance(operand, Tensor) else (), extras, shape, queue, of.exact)
         self.of: _Pending | None = of
         self.mode = deferral.mode
         self.alone: Callable[[Tensor], Tensor] | None = alone
@@ -142,8 +150,13 @@ class PendingChain(_Pending):
         return made
 
     def product(self) -> PendingProduct | None:
-        """Return the product at the start of the chain; ``None`` if the product or an intermediate value is computed or referenced."""
+        """Return the product at the start of the chain; ``None`` if the product or an intermediate value is computed or referenced.
+
+        A backward pass does not read a gradient again after it went through an activation, although callers still refer to it.
+        """
         first: Any = self.of
+        if self.name in _GRADIENTS and type(first) is PendingProduct and first.made is None:
+            return first
         while type(first) is PendingChain and first.skippable():
             first = first.of
         return first if type(first) is PendingProduct and first.skippable() else None
@@ -228,6 +241,11 @@ class _Step(NamedTuple):
         if self.name == "cast":
             fits = not epilogue.result and self.dtype.name in FLOATS and self.dtype.c_compute == DTYPES[epilogue.dtype].c_compute
             return of.extras._replace(epilogue=epilogue._replace(result=self.dtype.name)) if fits else None
+        if self.name in _GRADIENTS:
+            with_read = None if self.place else _plus_tensor(of.extras, self.values[1], of, seen.shape)
+            if with_read is None or not with_read.epilogue.residual:
+                return None
+            return with_read._replace(epilogue=with_read.epilogue._replace(activation=self.name))
         row = REGISTRY[self.name]
         assert isinstance(row, Pointwise)
         if seen.requires_grad and f"v{self.place}" in row.saved():
@@ -245,6 +263,9 @@ class _Step(NamedTuple):
         if self.name == "cast":
             name = self.dtype.name
             return lambda t: cast(_in_shape(t, shape), name)
+        if self.name in _GRADIENTS:
+            gradient, read = self.name, self.values[1]
+            return lambda t: activation_vjp_of(gradient, _in_shape(t, shape), read)
         before, after = tuple(self.values[: self.place]), tuple(self.values[self.place + 1 :])
         row: Any = REGISTRY[self.name]
         return lambda t: run(row, (*before, _in_shape(t, shape), *after))
@@ -294,11 +315,12 @@ def _pending_product(
 ) -> Tensor | None:
     """Return a pending product, or ``None`` if deferring does not pay; ``call`` takes the detached inputs and the extras."""
     first = inputs[0]
-    if 0 in shape or (deferral.mode is None and not lazy_graph.worth_deferring(first.queue, shape, lazy_graph.MULTIPLIED)):
+    exact = deferral.mode is None and not lazy_graph.worth_deferring(first.queue, shape, lazy_graph.MULTIPLIED)
+    if 0 in shape or (exact and not recording.replays()):
         return None
     x, w, bias = (None if t is None else t.detach() for t in inputs)
     extras = Extras(Epilogue(first.dtype), bias, kept=kept)
-    return _deferred(PendingProduct(name, (x, w, bias), extras, shape, call, by_column), first)
+    return _deferred(PendingProduct(name, (x, w, bias), extras, shape, call, by_column, exact), first)
 
 
 def pending_matmul(a: Any, b: Any, *, transpose_a: bool = False, transpose_b: bool = False) -> Tensor | None:

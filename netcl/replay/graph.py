@@ -230,8 +230,8 @@ class Graph:
                     what = f"input {i} must be on the recorded device"
                     raise DeviceError(message("replay", what, "use tensor.to(device)", given=t.device))
                 t.wait()
-        for where, function in self._checks:
-            function(inputs[where] if isinstance(where, int) else where)
+        for check in self._checks:
+            check.run(inputs)
         for deferred, settler in hooks.settlers:
             if deferred:
                 settler()

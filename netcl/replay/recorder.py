@@ -10,10 +10,11 @@ import numpy as np
 
 from netcl.core import recording
 from netcl.core.hooks import hooks
+from netcl.core.memory import shares_host
 from netcl.core.recording import Number
 from netcl.core.tensor import Tensor
 from netcl.core.tracebacks import user_line
-from netcl.core.writes import writes_of
+from netcl.core.writes import Writes, writes_of
 from netcl.ops.views import base_of
 from netcl.replay.graph import Output
 from netcl.replay.values import CONSTANT, INPUT, MADE, OUTSIDE, CommandNode, Value
@@ -40,6 +41,29 @@ class Dependency:
         return [part for _, part in self.parts() if isinstance(part, Tensor)]
 
 
+class ValueCheck:
+    """A check of values on the host before each replay. A tensor that was not written since its last check is not checked again."""
+
+    __slots__ = ("_at", "_last", "_of", "function", "where")
+
+    def __init__(self, where: int | Tensor, function: Callable[[Any], None]):
+        self.where, self.function = where, function
+        self._of: Callable[[], Tensor | None] = lambda: None  # the tensor that was checked last
+        self._last: Writes | None = None
+        self._at = 0
+
+    def run(self, inputs: Sequence[Tensor]) -> None:
+        """Check the values; ``inputs`` are those of the replay."""
+        t = inputs[self.where] if isinstance(self.where, int) else self.where
+        writes = t.writes
+        if writes is not None and writes is self._last and writes.last == self._at and self._of() is t:
+            return
+        self.function(t)
+        if not shares_host(t.lease):
+            self._of, self._last = weakref.ref(t), writes_of(t)
+            self._at = self._last.last
+
+
 def gradients_of(tensors: Iterable[Tensor]) -> list[tuple[Tensor, weakref.ref[Tensor] | None]]:
     """Return the tensors with their current gradients."""
     return [(t, None if t.grad is None else weakref.ref(t.grad)) for t in tensors]
@@ -51,6 +75,8 @@ class Recorder:
     ``problem`` is the reason why the run cannot be replayed, or empty. ``graded`` are tensors whose gradient the step may read or set.
     """
 
+    replays = True
+
     def __init__(self, inputs: Sequence[Tensor], graded: Iterable[Tensor] = ()):
         self.nodes: list[CommandNode] = []
         self.values: list[Value] = []
@@ -59,7 +85,7 @@ class Recorder:
         self.undos: list[Callable[[], None] | None] = []
         self.asked: list[int] = []  # number of nodes before each source was called
         self.facts: list[tuple[Callable[[], Any], Any]] = []
-        self.checks: list[tuple[int | Tensor, Callable[[Any], None]]] = []
+        self.checks: list[ValueCheck] = []
         self.dependencies: dict[int, Dependency] = {}
         self.leaves: dict[int, Tensor] = {}
         self.queue: Any = None
@@ -218,9 +244,9 @@ class Recorder:
         with recording.paused():
             function(tensor)
         if value.kind == INPUT:
-            self.checks.append((value.place, function))
+            self.checks.append(ValueCheck(value.place, function))
         elif value.kind == OUTSIDE:
-            self.checks.append((tensor, function))
+            self.checks.append(ValueCheck(tensor, function))
         elif value.kind != CONSTANT or value.written:  # a constant needs one check only
             self.read("a check of values that the step computes")
 

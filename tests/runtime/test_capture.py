@@ -650,6 +650,29 @@ def test_what_the_device_would_not_like_is_told_before_and_after(cl_device):
         step(np.array([0, 5, 2]), labels).item()
 
 
+def test_labels_written_between_replays_are_checked(cl_device):
+    model = nn.Linear(4, 3)
+    step = netcl.compile(training(model, optim.SGD(model.parameters(), lr=0.1)))
+    x, labels, shared = Tensor.ones((3, 4)), Tensor.from_host(np.array([0, 1, 2])), np.array([0, 1, 2])
+    for _ in range(RECORDED + 3):
+        step(x, labels).item()
+    assert len(step.graphs) == 1, step.refused
+    labels[1] = 7
+    with pytest.raises(ShapeError, match="labels must be classes, got 7"):
+        step(x, labels)
+    labels[1] = 1
+    step(x, labels).item()
+    labels.view(3)[2:].fill_(8)
+    with pytest.raises(ShapeError, match="labels must be classes, got 8"):
+        step(x, labels)
+    over = Tensor.from_host(shared, share=True)
+    for _ in range(3 + RECORDED):
+        step(x, over).item()
+    shared[0] = 9
+    with pytest.raises(ShapeError, match="labels must be classes, got 9"):
+        step(x, over)
+
+
 def test_a_seed_between_replays_is_followed(cl_device):
     draw = netcl.compile(lambda x: ag.dropout(x, 0.5))
     x = Tensor.ones((64,))

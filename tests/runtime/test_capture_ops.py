@@ -12,6 +12,7 @@ import netcl.autograd as ag
 from netcl import ops, selftest
 from netcl.core.tensor import Tensor
 from netcl.engine import registry
+from tests.conftest import eager_fusion
 
 CALLS = 5  # one to see, two to record, two to replay
 NOT_REPLAYED = {"nonzero": "it reads values on the host"}  # how many elements it has is known only when they are counted
@@ -55,3 +56,41 @@ def test_row(cl_device, name):
         assert compiled.graphs == [] and NOT_REPLAYED[name] in compiled.refused[0]
     else:
         assert len(compiled.graphs) == 1, compiled.refused
+
+
+@pytest.mark.parametrize("activation", ["relu", "tanh", "sigmoid", "silu"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_small_products_and_their_activations(cl_device, rng, activation, dtype):
+    """An activation, and its gradient, may run in the kernel of a product; the values are those of eager code, to the bit."""
+    weights = [Tensor.from_host(rng.normal(size=shape).astype("float32")).to(dtype).requires_grad_() for shape in [(9, 6), (5, 9)]]
+
+    def step(x, more):
+        hidden = getattr(ag, activation)(ag.linear(x, weights[0]))
+        gradients = ag.grad((ag.linear(hidden, weights[1]) ** 2).sum(), [hidden, *weights] if more else weights)
+        return [part.detach() for part in (hidden, *gradients)]
+
+    for more in (False, True):
+        compiled = netcl.compile(lambda x, more=more: step(x, more))
+        for _ in range(CALLS):
+            x = Tensor.from_host(rng.normal(size=(7, 6)).astype("float32")).to(dtype)
+            for want, got in zip(step(x, more), compiled(x), strict=True):
+                np.testing.assert_array_equal(got.to_host(), want.to_host())
+        assert len(compiled.graphs) == 1, compiled.refused
+        if activation == "relu" and not more:
+            assert "relu" not in compiled.graphs[0].table()
+
+
+@pytest.mark.parametrize("activation", ["relu", "gelu"])
+def test_a_gradient_that_is_read_before_and_after_an_activation(cl_device, rng, activation):
+    """A product that is computed together with the gradient of an activation can still be read by itself."""
+    w, x = (Tensor.from_host(rng.normal(size=(n, 30)).astype("float32")).requires_grad_() for n in (40, 20))
+
+    def gradients():
+        hidden = getattr(ag, activation)(x)
+        return [t.to_host() for t in ag.grad(ag.linear(hidden, w).sum(), [hidden, x, w])]
+
+    want = gradients()
+    with eager_fusion(1):
+        got = gradients()
+    for one, other in zip(want, got, strict=True):
+        np.testing.assert_allclose(other, one, rtol=1e-5, atol=1e-6)
