@@ -601,22 +601,32 @@ def wrap_array(stored: np.ndarray, dtype: str, queue: Any) -> Tensor:
     return Tensor(None, stored.shape, dtype, None, queue, array=np.ascontiguousarray(stored).reshape(stored.shape))
 
 
+_new = object.__new__
+
+
 def new_result(shape: tuple[int, ...], dtype: str, queue: Any) -> Tensor:
     """Create an uninitialized tensor for the result of a kernel on an OpenCL queue; the caller has checked shape and dtype."""
     if type(queue) is CommandList:
         place: Any = queue.empty(shape, dtypes.DTYPES[dtype])
         return Tensor(place, shape, dtype, queue.context, queue, place)
     handle = backend_of(queue).empty(shape, dtypes.DTYPES[dtype])
-    return Tensor(handle.buffer, shape, dtype, queue.context, queue, handle)
+    return over_memory(handle.buffer, shape, dtypes.NAMES[dtype], queue.context, queue, handle)
+
+
+def over_memory(memory: Any, shape: tuple[int, ...], dtype: str, context: Any, queue: Any, lease: Any) -> Tensor:
+    """Return a tensor over leased memory: ``Tensor(...)`` for a dtype of this module, without its options, in two thirds of the time."""
+    made = _new(Tensor)
+    made.memory, made.shape, made.dtype, made.context, made.queue, made.lease = memory, shape, dtype, context, queue, lease
+    made._persistent = made._requires_grad = False
+    made.grad = made.grad_fn = made.host_ref = made.pending_event = made.pending_release = made._hooks = None
+    made.writes = made.place = made.source = None
+    made.output_nr = 0  # which output of grad_fn this is
+    return made
 
 
 def deferred_tensor(source: Source, shape: tuple[int, ...], dtype: str, queue: Any) -> Tensor:
     """Create a tensor without memory; ``source`` computes its values when they are needed."""
-    made = Tensor.__new__(Tensor)
-    made.shape, made.dtype, made.queue, made.context = shape, dtypes.NAMES[dtype], queue, queue.context
-    made._persistent = made._requires_grad = False
-    made.grad = made.grad_fn = made.host_ref = made.pending_event = made.pending_release = made._hooks = None
-    made.output_nr, made.memory, made.lease, made.writes, made.place = 0, None, None, None, None
+    made = over_memory(None, shape, dtypes.NAMES[dtype], queue.context, queue, None)
     made.source = source
     source.seen_by(made)
     return made
@@ -633,7 +643,7 @@ def with_shape(x: Tensor, shape: tuple[int, ...]) -> Tensor:
         return view if x.place is None else hooks.call("follow_view", x, view)
     if isinstance(memory, np.ndarray):
         memory = memory.reshape(shape)
-    view = Tensor(memory, shape, x.dtype, x.context, x.queue, x.lease)
+    view = over_memory(memory, shape, x.dtype, x.context, x.queue, x.lease)
     view.source, view.writes = x.source, writes
     view.host_ref, view.pending_event, view.pending_release = x.host_ref, x.pending_event, x.pending_release
     return view if x.place is None else hooks.call("follow_view", x, view)
@@ -644,7 +654,7 @@ def duplicate(x: Tensor) -> Tensor:
     if x.array is not None:
         return wrap_array(x.array.copy(), x.dtype, x.queue)
     handle = backend_of(x.queue).clone(x.realize(), x.shape, dtypes.DTYPES[x.dtype])
-    return Tensor(handle.buffer, x.shape, x.dtype, x.context, x.queue, handle)
+    return over_memory(handle.buffer, x.shape, x.dtype, x.context, x.queue, handle)
 
 
 def stand_on(tensor: Any, other: Any) -> None:

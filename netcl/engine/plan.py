@@ -25,7 +25,7 @@ from netcl.core.hooks import hooks
 from netcl.core.kernel_selector import get_kernel_selector
 from netcl.core.memory import BufferHandle, get_persistent_pool, shares_host
 from netcl.core.queue_state import queue_state
-from netcl.core.tensor import Tensor
+from netcl.core.tensor import Tensor, over_memory
 from netcl.core.waiting_runs import WaitingRun, call_at_once, flush_waiting, run_later, waiting
 from netcl.core.writes import rewrote, wrote
 from netcl.engine.modes import deferral, in_mode
@@ -195,7 +195,7 @@ class Plan:
                     launch(queue, (0, tensors[0].memory, 1, tensors[1].memory, 2, buffer), numbers)
                 else:
                     launch(queue, (0, tensors[0].memory, 1, buffer), numbers)
-                return Tensor(buffer, shape, dtype, self.context, queue, lease)
+                return over_memory(buffer, shape, dtype, self.context, queue, lease)
             del lease
         if self.writes and hooks.readers:
             for i in self.writes:
@@ -221,7 +221,7 @@ class Plan:
                     made.append(None if at < 0 else tensors[at])
                 else:
                     lease = leases[self.room_of[at - self.operands]]
-                    made.append(Tensor(lease.buffer, shape, dtype, self.context, queue, lease))
+                    made.append(over_memory(lease.buffer, shape, dtype, self.context, queue, lease))
         for i in self.noted:
             rewrote(tensors[i])
         return made[0] if self.form is None else self.form(made)

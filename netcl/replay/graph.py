@@ -21,7 +21,7 @@ from netcl.core.hooks import hooks
 from netcl.core.kernels import program
 from netcl.core.memory import BufferHandle, get_persistent_pool
 from netcl.core.recording import Number
-from netcl.core.tensor import Tensor, with_shape
+from netcl.core.tensor import Tensor, over_memory, with_shape
 from netcl.core.waiting_runs import flush_waiting, waiting
 from netcl.core.writes import Writes, clock, stamp, wrote
 from netcl.ops.views import base_of, views_of
@@ -390,7 +390,7 @@ class Graph:
         handle = fresh.get(value)
         if handle is None:
             handle = backend_of(self.queue).clone(self._buffers[value], output.shape, dtypes.DTYPES[output.dtype])
-        made[value] = Tensor(handle.buffer, output.shape, output.dtype, self._context, self.queue, handle)
+        made[value] = over_memory(handle.buffer, output.shape, output.dtype, self._context, self.queue, handle)
         return made[value]
 
     def table(self) -> str:
