@@ -192,9 +192,7 @@ def _repeat_interleave(F: Any, x: Tensor, repeats: Any, axis: int | None = None)
     at = _at("repeat_interleave", axis, x.ndim)
     if not isinstance(repeats, int):
         return F.index_select(x, at, Tensor.from_host(x.queue, np.repeat(np.arange(x.shape[at]), np.asarray(repeats))))
-    if repeats == 1:
-        return F.clone(x)
-    wide = F.expand(F.unsqueeze(x, at + 1), (*x.shape[: at + 1], repeats, *x.shape[at + 1 :]))
+    wide = F.repeat(F.unsqueeze(x, at + 1), [repeats if i == at + 1 else 1 for i in range(x.ndim + 1)])
     return F.reshape(wide, (*x.shape[:at], x.shape[at] * repeats, *x.shape[at + 1 :]))
 
 
