@@ -150,6 +150,7 @@ def test_tensors_from_sizes(device):
         made = {
             "eye": (netcl.eye(2, 3), np.eye(2, 3)),
             "linspace": (netcl.linspace(0, 1, 5), np.linspace(0, 1, 5)),
+            "integers": (netcl.linspace(0.5, 9.7, 6, dtype="int64"), [0, 1, 3, 5, 7, 9]),
             "logspace": (netcl.logspace(start=0, end=2, steps=3), [1.0, 10.0, 100.0]),
             "arange": (netcl.arange(1, end=7, step=2), [1, 3, 5]),
             "full": (netcl.full((2,), 3), [3, 3]),

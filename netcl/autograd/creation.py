@@ -147,6 +147,13 @@ def arange(start: Any, end: Any = None, step: Any = 1, dtype: Any = None, **opti
     return Tensor.arange(start, end, step, dtype, queue=queue).requires_grad_(grad)
 
 
+def linspace(start: Any, end: Any, steps: int, *, dtype: Any = None, **options: Any) -> Tensor:
+    """Return ``steps`` evenly spaced values from ``start`` to ``end``; an integer dtype rounds both towards 0 first, as in torch."""
+    row = dtypes.lookup(dtype or dtypes.FLOAT32, "linspace")
+    kind = float if row.is_float else int
+    return made_here(np.linspace(kind(start), kind(end), steps), row.name, options)
+
+
 def _host_factory(name: str, values: Callable[..., Any], default: Any = dtypes.FLOAT32) -> Callable[..., Tensor]:
     """Return a factory whose values NumPy computes, with torch's keywords."""
     parameters = tuple(inspect.signature(values).parameters)
@@ -167,7 +174,6 @@ def _window_values(length: int, periodic: bool, f: Callable[[int], np.ndarray]) 
 
 _ON_HOST: dict[str, tuple[Any, ...]] = {
     "eye": (lambda n, m=None: np.eye(n, m),),
-    "linspace": (lambda start, end, steps: np.linspace(float(start), float(end), steps),),
     "logspace": (lambda start, end, steps, base=10.0: np.logspace(float(start), float(end), steps, base=base),),
     "range": (lambda start=0, end=0, step=1: start + step * np.arange(int((end - start) / step) + 1),),
     "scalar_tensor": (lambda value: np.asarray(value),),
@@ -309,8 +315,8 @@ def _cartesian_prod(*tensors: Tensor) -> Tensor:
 
 #: Everything here, by the name it has at the root.
 CREATION_FUNCTIONS: dict[str, Callable[..., Any]] = {
-    **{f.__name__: f for f in (arange, as_tensor, broadcast_tensors, empty, finfo, from_numpy, full, meshgrid, multinomial, normal, ones,
-                               rand, randint, randn, randperm, seed, set_default_dtype, set_printoptions, zeros)},
+    **{f.__name__: f for f in (arange, as_tensor, broadcast_tensors, empty, finfo, from_numpy, full, linspace, meshgrid, multinomial,
+                               normal, ones, rand, randint, randn, randperm, seed, set_default_dtype, set_printoptions, zeros)},
     **{name: _host_factory(name, *how) for name, how in _ON_HOST.items()},
     **{f"{f.__name__}_like": _like_function(f.__name__, f) for f in (empty, full, ones, rand, randn, zeros)},
     "randint_like": with_generator(

@@ -237,7 +237,7 @@ def _copy(x: Tensor, source: Any) -> Tensor:
         source = source.to(x.queue)
     if source.dtype != x.dtype:
         source = twin("cast")(source, x.dtype)
-    if source.shape != x.shape:
+    if source.shape != x.shape or needs_recording((source,), {}):  # a node of its own: x is no leaf, its hooks see its gradient alone
         source = twin("expand")(source, x.shape)
     return assign(x, source, "copy")
 

@@ -603,7 +603,7 @@ def index_add(input: Operand, dim: int = ..., index: Operand = ..., src: Operand
 def index_copy(input: Operand, dim: Any = ..., index: Any = ..., src: Any = ..., *, source: Any = ..., value: Any = ..., axis: Any = ...) -> Tensor:
     """A copy of x with the slices of ``src`` at ``index`` along an axis."""
 
-def index_fill(input: Operand, dim: Any = ..., index: Any = ..., value: Any = ..., *, axis: Any = ...) -> Tensor:
+def index_fill(input: Operand, dim: int = ..., index: Any = ..., value: Any = ..., *, axis: int = ...) -> Tensor:
     """A copy of x with ``value`` in the slices at ``index`` along an axis."""
 
 def index_put(input: Operand, indices: Sequence[Any], values: Any = ..., accumulate: bool = False, *, test_elements: Any = ...) -> Tensor:

@@ -63,12 +63,15 @@ _ERFINV = (
 
 
 def erfinv(x: np.ndarray) -> np.ndarray:
-    """Return the inverse of erf: an approximation for float32 and two steps of Newton's method."""
+    """Return the inverse of erf: S. Winitzki's approximation (2008) and two steps of Halley's method, by erfc near -1 and 1."""
     wide = np.asarray(x, np.float64)
-    w = -np.log1p(-wide * wide)
-    y = wide * np.where(w < 5, np.polyval(_ERFINV[0], w - 2.5), np.polyval(_ERFINV[1], np.sqrt(np.maximum(w, 5)) - 3))
+    w, far = -np.log((1 - wide) * (1 + wide)), np.abs(wide) > 0.99
+    t = 4.330746750799873 - w / 2
+    y = np.copysign(np.sqrt(np.sqrt(t * t + w / 0.147) - t), wide)
     for _ in range(2):
-        y = y - (erf(y) - wide) * np.exp(np.minimum(y * y, 700)) * (math.sqrt(math.pi) / 2)
+        beyond = np.copysign(1, wide) * (1 - np.abs(wide) - erfc(np.where(far, np.abs(y), 0)))
+        step = np.where(far, beyond, erf(y) - wide) * np.exp(np.minimum(y * y, 700)) * (math.sqrt(math.pi) / 2)
+        y = y - step / (1 + y * step)
     return np.where(np.abs(wide) == 1, wide * np.inf, y).astype(np.result_type(x, np.float16), copy=False)
 
 
@@ -311,10 +314,17 @@ HELPERS: dict[str, str] = {
   return PICK(PICK(y, (real)(1.0f), (mask)(y > 1.0f)), (real)(-1.0f), (mask)(y < -1.0f));
 }""",
     "netcl_erfinv": f"""real netcl_erfinv(real x) {{
-  const real w = -log1p(-x * x), a = w - (real)(2.5f), b = sqrt(PICK((real)(5), w, (mask)(w > 5))) - (real)(3);
+  const real w = -log((1 - x) * (1 + x)), a = w - (real)(2.5f), b = sqrt(PICK((real)(5), w, (mask)(w > 5))) - (real)(3);
   real y = x * PICK({_horner(_ERFINV[1], "b")}, {_horner(_ERFINV[0], "a")}, (mask)(w < 5));
-  if (sizeof(element) == 8)
-    for (int step = 0; step < 2; ++step) y -= (erf(y) - x) * exp(y * y) * (real)(0.886226925452758);
+  if (sizeof(element) == 8) {{  /* as erfinv() of functions.py */
+    const real t = (real)(4.330746750799873) - w / 2;
+    y = copysign(sqrt(sqrt(t * t + w / (real)(0.147)) - t), x);
+    for (int i = 0; i < 2; ++i) {{
+      const real beyond = copysign((real)(1), x) * ((1 - fabs(x)) - erfc(fabs(y)));
+      const real step = PICK(erf(y) - x, beyond, (mask)(fabs(x) > (real)(0.99f))) * exp(y * y) * (real)(0.886226925452758);
+      y -= step / (1 + y * step);
+    }}
+  }}
   return PICK(PICK(y, x * (real)(INFINITY), (mask)(fabs(x) == 1)), (x - x) / (x - x), (mask)(fabs(x) > 1));
 }}""",
     "netcl_expbelow": "real netcl_expbelow(real x) {\n#ifdef POCL_DEVICE_ADDRESS_BITS\n"

@@ -192,9 +192,7 @@ def _repeat_interleave(F: Any, x: Tensor, repeats: Any, axis: int | None = None)
     at = _at("repeat_interleave", axis, x.ndim)
     if not isinstance(repeats, int):
         return F.index_select(x, at, Tensor.from_host(x.queue, np.repeat(np.arange(x.shape[at]), np.asarray(repeats))))
-    if repeats == 1:
-        return F.clone(x)
-    wide = F.expand(F.unsqueeze(x, at + 1), (*x.shape[: at + 1], repeats, *x.shape[at + 1 :]))
+    wide = F.repeat(F.unsqueeze(x, at + 1), [repeats if i == at + 1 else 1 for i in range(x.ndim + 1)])
     return F.reshape(wide, (*x.shape[:at], x.shape[at] * repeats, *x.shape[at + 1 :]))
 
 
@@ -427,6 +425,8 @@ def median(F: Any, x: Tensor, axis: int | None = None, keepdims: bool = False) -
 def quantile(F: Any, x: Tensor, q: Any, axis: int | None = None, keepdims: bool = False, *, interpolation: str = "linear") -> Tensor:
     """The quantiles ``q`` along an axis, or of all values. ``q`` is a number or a list; a list becomes the first axis of the result."""
     x = _checked_tensor("quantile", x)
+    if isinstance(q, Tensor) and q.requires_grad:
+        raise TypeError(message("quantile", "q must not require a gradient: its values are read on the host", "detach() it"))
     wanted = np.asarray(q, np.float64)
     if ((wanted < 0) | (wanted > 1)).any():
         raise ShapeError(message("quantile", "q must be between 0 and 1", q=q))
@@ -502,7 +502,7 @@ def _masked_select(F: Any, x: Tensor, mask: Tensor) -> Tensor:
 
 def _take_along_dim(F: Any, x: Tensor, indices: Tensor, axis: int | None = None) -> Tensor:
     if axis is None:
-        return F.take(x, indices)
+        return F.take(x, F.reshape(indices, (-1,)))
     at = _at("take_along_dim", axis, x.ndim)
     if indices.ndim != x.ndim:
         what = "x and indices must have the same number of dimensions"
@@ -511,6 +511,13 @@ def _take_along_dim(F: Any, x: Tensor, indices: Tensor, axis: int | None = None)
     shape = common_shape("take_along_dim", around, ("x without the axis", "indices without the axis"))
     x, indices = (F.expand(t, (*shape[:at], t.shape[at], *shape[at + 1 :])) for t in (x, indices))
     return F.gather(x, at, indices)
+
+
+def _index_fill(F: Any, x: Tensor, axis: int, index: Any, value: Any) -> Tensor:
+    """Fill by a mask: the gradient of ``value`` counts a repeated index once."""
+    at = _at("index_fill", axis, x.ndim)
+    chosen = F.setitem(Tensor.zeros(x.shape[at : at + 1], "bool", queue=x.queue), index, True)
+    return F.masked_fill(x, F.reshape(chosen, (-1, *(1,) * (x.ndim - 1 - at))), value)
 
 
 def grid_of(axis: int, index: Any) -> tuple[Any, ...]:
@@ -550,7 +557,7 @@ row("masked_select", _masked_select, lambda x, mask: x[mask], S((3, 4), (3, 4), 
 row("take_along_dim", _take_along_dim, lambda x, indices, axis: np.take_along_axis(x, indices, axis),
      S((3, 4), (1, 4), **_INDEX_SAMPLE, axis=0), S((3, 4), (3, 2), **_INDEX_SAMPLE, axis=1),
      doc="The elements at ``indices`` along an axis, or of the flattened x without one; other axes broadcast.")  # fmt: skip
-row("index_fill", lambda F, x, axis, index, value: F.setitem(F.clone(x), _rows(axis, x.ndim, index), value),
+row("index_fill", _index_fill,
      lambda x, axis, index, value: _written_copy(x, index, value), S((4, 3), axis=0, index=np.array([2, 0]), value=5.0),
      doc="A copy of x with ``value`` in the slices at ``index`` along an axis.")  # fmt: skip
 row("index_copy", lambda F, x, axis, index, src: F.setitem(F.clone(x), _rows(axis, x.ndim, index), as_like(x, src)),

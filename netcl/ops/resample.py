@@ -168,6 +168,7 @@ def weighted_axis(F: Any, x: Any, axis: int, index: np.ndarray, shares: np.ndarr
         (S((1, 1, 4, 4), size=2, mode="linear"), r"\[interpolate\] mode must be one of .*, bilinear, bicubic for x with 4 dimensions"),
         (S((1, 1, 4, 4, 4), size=2, mode="bilinear"), r"\[interpolate\] mode must be one of .*, area, trilinear for x with 5 dimensions"),
         (S((1, 1, 4, 4), scale_factor=0.1), r"\[interpolate\] x and the result must not be empty, got 4 and 0; "),
+        (S((1, 1, 4, 4), size=2, mode="bicubic", dtypes=("int64",)), r"\[interpolate\] x must have a dtype that this op accepts"),
         (S((1, 1, 4, 4), size=(1, 2, 3)), r"\[interpolate\] size must be one number or one per resampled axis"),
     ])  # fmt: skip
 def interpolate(
@@ -205,6 +206,8 @@ def interpolate(
         y = F.resample2d(images, size=wanted, steps=steps, mode=kind, align_corners=align)
         return to_signal(F, y) if ndim == 3 else y
     (x,) = launch.as_tensors("interpolate", x)
+    if mode != "nearest-exact":
+        launch.check_dtype("interpolate", x)
     for axis, (out, step) in enumerate(zip(outs, steps, strict=True), 2):
         x = weighted_axis(F, x, axis, *_resize_taps(x.shape[axis], out, step, mode, align, antialias))
     return x

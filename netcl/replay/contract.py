@@ -157,6 +157,8 @@ class Contract:
         on_request |= {"__eq__"} if "__hash__" in methods else set()  # a key of a dictionary
         found |= {name for name in methods if name[:2] == "__" == name[-2:] and (name not in _ON_REQUEST or name in on_request)}
         found |= methods & _CALLED_BY_NETCL
+        if is_own_object(value) and not of_class and not is_layer(value):  # a method that is set in the object takes its place
+            found |= (wanted | _CALLED_BY_NETCL) & {name for kind in type(value).__mro__ for name in vars(kind)}
         found |= {name for kind in kinds for name, member in vars(kind).items() if name in self._set and "__set__" in dir(type(member))}
         for base in (value if of_class else type(value)).__mro__ if kinds else ():
             if of_netcl(module_of(base)):  # netcl calls the methods that it defines
@@ -268,6 +270,8 @@ class Contract:
             )
             if found is not _MISSING and not reported:
                 self._visit(found, label)
+        elif is_own_object(value) and not of_class and not is_layer(value):
+            self._guard(value, own, name, label)
         for kind in (*(value.__mro__ if of_class else ()), *type(value).__mro__):
             if self._is_users(kind) or value is self._first or (name == "forward" and is_layer(value)):
                 if name in vars(kind) or found is _COMPUTED:

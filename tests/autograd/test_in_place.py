@@ -176,3 +176,20 @@ def test_a_result_with_a_history_is_not_changed_unawares(given):
     y.sum().backward()
     y.from_host([5.0, 6.0])  # nothing is walked any more
     assert (y.tolist(), w.tolist(), w.grad.tolist()) == ([5.0, 6.0], [2.0, 3.0], [2.0, 2.0])
+
+
+def test_a_copy_of_a_leaf_is_no_leaf(given):
+    leaf, x = given(1.0, 2.0, requires_grad=True), given(0.0, 0.0)
+    (x.copy_(leaf) * 3).sum().backward()
+    assert x.grad is None and leaf.grad.tolist() == [3.0, 3.0]
+
+
+def test_hooks_of_a_copy_see_its_gradient_alone(given):
+    leaf, x = given(1.0, 2.0, requires_grad=True), given(0.0, 0.0)
+    source = leaf * 2
+    x.copy_(source)
+    assert ag.grad((source * 3 + x).sum(), x, retain_graph=True)[0].tolist() == [1.0, 1.0]
+    x.retain_grad()
+    x.register_hook(lambda gradient: gradient * 10)
+    (source * 3 + x).sum().backward()
+    assert x.grad.tolist() == [10.0, 10.0] and leaf.grad.tolist() == [26.0, 26.0]

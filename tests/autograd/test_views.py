@@ -380,6 +380,14 @@ def test_who_cannot_reach_a_base_is_told(given):
     assert flat.tolist() == [2.0, 5.0, 3.0, 6.0, 4.0, 7.0] and x.tolist() == [[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]]
 
 
+def test_repeated_elements_are_copies(given):
+    x = given([[1.0, 2.0]])
+    repeated = x.repeat_interleave(2, 0)
+    repeated[0] += 5
+    assert x.tolist() == [[1.0, 2.0]] and repeated.tolist() == [[6.0, 7.0], [1.0, 2.0]]
+    assert x.repeat_interleave(0, 0).shape == (0, 2) and x.repeat_interleave(1, 1).add_(1).tolist() != x.tolist()
+
+
 def test_copies_of_one_view_are_not_written_through_each_other(given):
     x = _base(given)
     turned = x.T

@@ -303,3 +303,24 @@ def test_an_empty_view_is_written(device):
     view = Tensor.ones((2, 3), queue=device.queue)[:, 3:]
     view += 1
     assert x.shape == (4, 3, 0) and view.shape == (2, 0)
+
+
+def test_an_index_that_repeats_fills_once(device):
+    """The gradient of the value counts each element that holds it once."""
+    x, value = Tensor.from_host(device.queue, np.ones((2, 4), np.float32)), Tensor.full((), 3.0, queue=device.queue, requires_grad=True)
+    filled = ag.index_fill(x, 1, Tensor.from_host(device.queue, np.array([2, -1, 2])), value)
+    assert filled.tolist() == [[1, 1, 3, 3]] * 2
+    filled.backward(Tensor.from_host(device.queue, np.arange(8, dtype=np.float32).reshape(2, 4)))
+    assert value.grad.item() == 2 + 3 + 6 + 7
+
+
+def test_take_along_no_dim_is_flat(device):
+    x, index = np.arange(12, dtype=np.float32).reshape(3, 4), np.array([[11, 0], [5, 5]])
+    taken = ag.take_along_dim(Tensor.from_host(device.queue, x), Tensor.from_host(device.queue, index))
+    assert taken.tolist() == [11, 0, 5, 5]
+
+
+def test_levels_of_quantile_carry_no_gradient(device):
+    levels = Tensor.full((2,), 0.5, queue=device.queue, requires_grad=True)
+    with pytest.raises(TypeError, match=r"\[quantile\] q must not require a gradient"):
+        ag.quantile(Tensor.from_host(device.queue, np.ones(3, np.float32)), levels)

@@ -5,6 +5,7 @@ import pytest
 
 import netcl
 import netcl.autograd as ag
+from netcl import selftest
 from netcl.core.errors import DtypeError
 from netcl.core.kernels.primitives import build_elementwise_kernel
 from netcl.core.tensor import Tensor
@@ -235,3 +236,12 @@ def test_powers_of_one_half_are_those_of_any_exponent(device):
     for half in (0.5, Tensor.from_host(np.full(5, 0.5, np.float32))):
         np.testing.assert_array_equal((x**half).to_host(), expected)
         assert not np.signbit((x**half).to_host()[1])
+
+
+def test_erfinv_of_float64_keeps_its_digits_near_one(device):
+    if not selftest.supports(device, "float64"):
+        pytest.skip("the device has no float64")
+    x = np.array([1e-9, -0.5, 0.99, -1 + 1e-5, 1 - 1e-10, 1 - 2.0**-53, 1.0])
+    want = [8.86226925452758e-10, -0.47693627620447, 1.8213863677184496, -3.123413274341571, 4.572824958544925, 5.8635847487551676, np.inf]
+    found = ag.erfinv(Tensor.from_host(device.queue, x, "float64")).to_host()
+    np.testing.assert_allclose(found, want, rtol=1e-14)

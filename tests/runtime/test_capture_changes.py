@@ -426,6 +426,30 @@ def test_a_parameter_that_takes_the_place_of_another_in_an_optimizer_is_the_one_
     both_ways(run)
 
 
+@pytest.mark.parametrize("name", ["zero_grad", "step"])
+def test_a_method_that_is_set_in_an_optimizer_is_called(cl_device, name):
+    def run(way):
+        weight, told = Tensor.ones((3,), requires_grad=True), []
+        optimizer = optim.SGD([weight], lr=0.5)
+        optimizers = [optimizer]
+
+        @way
+        def step(x):
+            for each in optimizers:
+                each.zero_grad()
+            (weight * x).sum().backward()
+            optimizer.step()
+
+        for i in range(RECORDED + 5):
+            if i == RECORDED + 1:
+                setattr(optimizer, name, lambda: None)
+            step(Tensor.ones((3,)))
+            told += [weight.detach().clone()]
+        return told
+
+    both_ways(run)
+
+
 def test_a_schedule_that_ends_in_a_replay_leaves_counters_and_parameters_together(cl_device):
     def run(way):
         weight, told = Tensor.ones((3,), requires_grad=True), []
