@@ -298,17 +298,27 @@ def cl_device(request: pytest.FixtureRequest) -> Iterator:
 
 
 @pytest.fixture
-def unoptimized(cl_device, monkeypatch: pytest.MonkeyPatch) -> None:
-    """CPUs compile without optimization, in a third of the time: for tests of kernels that a CPU runs in these tests alone."""
+def unoptimized(cl_device) -> Iterator[None]:
+    """CPUs compile without optimization, in a third of the time: for tests of kernels that a CPU runs in these tests alone.
+
+    No later test gets such a kernel: the context's caches are what they were.
+    """
     from netcl.core.kernels import program
 
-    make = program._program
-    if cl_device.device_type == "cpu":
-        monkeypatch.setattr(
-            program,
-            "_program",
-            lambda context, text, options, *rest, **later: make(context, text, (*options, "-cl-opt-disable"), *rest, **later),
-        )
+    if cl_device.device_type != "cpu":
+        yield
+        return
+    make, cached = program._program, program.state(cl_device.queue)
+    before = dict(cached)
+    program._program = lambda context, text, options, *rest, **later: make(context, text, (*options, "-cl-opt-disable"), *rest, **later)
+    try:
+        yield
+    finally:
+        program._program = make
+        cached.clear()
+        cached.update(before)
+        program.forget("row plans")
+        program.forget("plans")
 
 
 @pytest.fixture
