@@ -131,12 +131,19 @@ def wanted_targets() -> list[Target]:
     return [NUMPY, *(target for target in found if target not in left_out)]
 
 
+def first_target() -> Target:
+    """The first GPU of this run, else its CPU runtime, else NumPy: what runs tests that name no device."""
+    return min((target for target in wanted_targets() if target is not NUMPY), key=lambda target: target.is_cpu, default=NUMPY)
+
+
 def pytest_configure(config: pytest.Config) -> None:
     global EVERY_RUNTIME
     EVERY_RUNTIME = config.getoption("--full")
     if WORDS and not wanted_targets():
         there = ", ".join(target.id for target in (NUMPY, *opencl_targets()))
         raise pytest.UsageError(f"NETCL_TEST={','.join(WORDS)} names none of the devices here: {there}")
+    if not EVERY_RUNTIME:  # other runtimes, if there are any, would compile for what names no device, in each worker and each child
+        os.environ.setdefault("NETCL_DEVICE", first_target().selector)
     if all("Portable Computing" in target.names for target in wanted_targets() if target != NUMPY):
         _leave_binaries_to_the_driver()
 
@@ -298,17 +305,27 @@ def cl_device(request: pytest.FixtureRequest) -> Iterator:
 
 
 @pytest.fixture
-def unoptimized(cl_device, monkeypatch: pytest.MonkeyPatch) -> None:
-    """CPUs compile without optimization, in a third of the time: for tests of kernels that a CPU runs in these tests alone."""
+def unoptimized(cl_device) -> Iterator[None]:
+    """CPUs compile without optimization, in a third of the time: for tests of kernels that a CPU runs in these tests alone.
+
+    No later test gets such a kernel: the context's caches are what they were.
+    """
     from netcl.core.kernels import program
 
-    make = program._program
-    if cl_device.device_type == "cpu":
-        monkeypatch.setattr(
-            program,
-            "_program",
-            lambda context, text, options, *rest, **later: make(context, text, (*options, "-cl-opt-disable"), *rest, **later),
-        )
+    if cl_device.device_type != "cpu":
+        yield
+        return
+    make, cached = program._program, program.state(cl_device.queue)
+    before = dict(cached)
+    program._program = lambda context, text, options, *rest, **later: make(context, text, (*options, "-cl-opt-disable"), *rest, **later)
+    try:
+        yield
+    finally:
+        program._program = make
+        cached.clear()
+        cached.update(before)
+        program.forget("row plans")
+        program.forget("plans")
 
 
 @pytest.fixture
@@ -325,8 +342,8 @@ def opencl_found() -> bool:
 
 @pytest.fixture(scope="session")
 def one_target() -> Target:
-    """For what need not run on every device: the first OpenCL device of this run, else NumPy."""
-    return next((target for target in wanted_targets() if target is not NUMPY), NUMPY)
+    """For what need not run on every device."""
+    return first_target()
 
 
 @pytest.fixture

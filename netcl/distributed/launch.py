@@ -2,28 +2,25 @@
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
-import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from netcl.core import env
 from netcl.core.backend.lifecycle import INTERRUPTED as INTERRUPTED
 from netcl.core.errors import DeviceError, message
+from netcl.distributed import guard
+from netcl.distributed.guard import DIE_WITH_PARENT, PAUSE, handled, leave, wait
 from netcl.distributed.mpi import INSTALL
 
-#: Seconds between two polls of a child process, and seconds it has to end by itself.
-PAUSE, GRACE = 0.2, 4.0
+GRACE = 4.0  # seconds that a child process has to end by itself
 TERMINATED = 128 + signal.SIGTERM  # exit statuses of a rank that saved after SIGTERM; INTERRUPTED after Ctrl-C
-_PR_SET_PDEATHSIG = 1
 
 
 def mpiexec() -> str:
@@ -37,12 +34,6 @@ def mpiexec() -> str:
     return found
 
 
-def leave(notes: Path, name: str) -> None:
-    """Create the empty file ``name`` in the folder ``notes``, as a message between the launcher of a job and the parents of its ranks."""
-    with contextlib.suppress(FileNotFoundError):  # the launcher has ended and removed the folder
-        notes.joinpath(name).touch()
-
-
 def launch(program: Sequence[str], ranks: int, devices: Sequence[str] = ()) -> int:
     """Run ``python`` with the arguments ``program`` in ``ranks`` processes and return the exit status.
 
@@ -53,7 +44,7 @@ def launch(program: Sequence[str], ranks: int, devices: Sequence[str] = ()) -> i
         raise DeviceError(message("launch", "ranks must be at least 1", ranks=ranks))
     with tempfile.TemporaryDirectory(prefix="netcl-job-") as folder:
         notes = Path(folder)
-        wrapper = ["-m", "netcl.distributed.replica", "--guard", ",".join(devices) or "auto", "--notes", folder]
+        wrapper = [guard.__file__, ",".join(devices) or "auto", folder]
         command = [mpiexec(), "-n", str(ranks), sys.executable, *wrapper, *program]
         # In a session of its own: Ctrl-C would also reach mpiexec, and some implementations end the ranks before these have saved.
         job = subprocess.Popen(command, env=env.for_child(), start_new_session=True, preexec_fn=DIE_WITH_PARENT)
@@ -89,31 +80,3 @@ def _watch_job(job: subprocess.Popen[bytes], notes: Path, ranks: int) -> int:
     if wait(job, GRACE) is None:
         job.kill()
     return job.wait() or 1
-
-
-def wait(child: subprocess.Popen[bytes], seconds: float) -> int | None:
-    """Return the exit status of a child, or ``None`` if it still runs after ``seconds``."""
-    try:
-        return child.wait(seconds)
-    except subprocess.TimeoutExpired:
-        return None
-
-
-@contextlib.contextmanager
-def handled(handlers: Mapping[signal.Signals, Any]) -> Iterator[None]:
-    """Install signal handlers for a block; does nothing outside the main thread, where Python does not allow it."""
-    main = threading.current_thread() is threading.main_thread()
-    before = {name: signal.signal(name, handler) for name, handler in handlers.items()} if main else {}
-    try:
-        yield
-    finally:
-        for name, handler in before.items():
-            signal.signal(name, handler)
-
-
-def die_with_parent() -> None:
-    """Let the system kill this process when its parent ends; works only on Linux."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
-
-
-DIE_WITH_PARENT = die_with_parent if sys.platform == "linux" else None  # Popen's preexec_fn, which Windows refuses

@@ -21,7 +21,6 @@ from netcl.distributed.comm import PIECE, Arrays, Failures, LostRankError, World
 INSTALL = "pip install mpi4py mpich"
 #: Variables that mpiexec of MPICH, Intel MPI, Open MPI or Slurm sets for the processes it starts.
 _STARTED = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MPI_LOCALNRANKS", "PMIX_RANK")
-_RANK_VARIABLES = ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK")
 _MPI_OPS = {"sum": "SUM", "mean": "SUM", "max": "MAX", "min": "MIN"}
 _CALL, _ANSWER, _FAILED = 7001, 7002, 7003
 #: Seconds a rank has to answer a roll call before it counts as missing.
@@ -37,11 +36,6 @@ LONGEST_PAUSE = 2e-4
 def started_by_mpi() -> bool:
     """Whether mpiexec started this process."""
     return any(env.raw(name) is not None for name in _STARTED)
-
-
-def rank_by_launcher() -> str:
-    """Return the rank that mpiexec assigned to this process, read without initializing MPI; ``"?"`` if it is unknown."""
-    return next((text for name in _RANK_VARIABLES if (text := env.raw(name)) is not None), "?")
 
 
 class MPIWorld(World):

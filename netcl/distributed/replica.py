@@ -3,24 +3,22 @@
 ``-n N`` starts N ranks instead. ``--devices 0:0,1:0`` names the devices; if there are more ranks than devices, ranks share devices. In
 the program, ``netcl.distributed.world()`` returns the world of the job, and the active device is the device of the rank.
 
-Each rank is the child of a guard process, which reports the rank if it is killed: mpiexec also ends the job, but does not reliably
-say which rank died first.
+Each rank is the child of a guard process (:mod:`netcl.distributed.guard`).
 """
 
 from __future__ import annotations
 
 import argparse
 import runpy
-import signal
-import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from netcl.core import env
-from netcl.distributed import comm, mpi
+from netcl.distributed import comm
 from netcl.distributed.data_parallel import all_devices
-from netcl.distributed.launch import DIE_WITH_PARENT, INTERRUPTED, PAUSE, handled, launch, leave, wait
+from netcl.distributed.guard import leave, rank_by_launcher
+from netcl.distributed.launch import launch
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -29,7 +27,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m netcl.distributed.replica", description=about)
     parser.add_argument("-n", type=int, default=None, metavar="RANKS", help="number of processes; default: one per device")
     parser.add_argument("--devices", default="", help="selectors separated by commas; default: all devices")
-    for internal in ("--guard", "--rank", "--notes"):
+    for internal in ("--rank", "--notes"):
         parser.add_argument(internal, default="", help=argparse.SUPPRESS)
     parser.epilog = "The options are followed by a Python file (or -m module) and its arguments."
     words = list(sys.argv[1:] if argv is None else argv)
@@ -39,37 +37,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     given, program = parser.parse_args(words[:own]), words[own:]
     if not program:
         parser.error("a Python file or -m module must follow the options")
-    if given.guard:
-        return _guard(given.guard, given.notes, program)
     if given.rank:
         return _become(given.rank.split(","), given.notes, program)
     devices = [name for name in given.devices.split(",") if name] or [str(name) for name in all_devices()]
     return launch(program, given.n or len(devices), devices)
 
 
-def _guard(devices: str, folder: str, program: Sequence[str]) -> int:
-    """Run the rank as a child process and return its exit status. Kill the child when the job ends; forward the launcher's interrupts."""
-    command = [sys.executable, "-m", "netcl.distributed.replica", "--rank", devices, "--notes", folder, *program]
-    rank = subprocess.Popen(command, close_fds=False, preexec_fn=DIE_WITH_PARENT)  # mpiexec passes open files to the rank
-    notes, number, interrupted = Path(folder), mpi.rank_by_launcher(), 0
-    with handled({signal.SIGINT: signal.SIG_IGN}):
-        while (status := wait(rank, PAUSE)) is None:
-            if (notes / "end").exists() or not notes.exists():
-                rank.kill()
-            elif (notes / f"interrupt.{interrupted + 1}").exists():
-                interrupted += 1
-                rank.send_signal(signal.SIGINT)
-    if status not in (0, INTERRUPTED) or not (notes / f"joined.{number}").exists():
-        leave(notes, f"failed.{number}")
-    if status < 0:
-        sys.stderr.write(f"netcl: rank {number} (pid {rank.pid}) was ended by {signal.Signals(-status).name}; the job ends with it\n")
-        return 128 - status
-    return status
-
-
 def _become(devices: Sequence[str], folder: str, program: Sequence[str]) -> int:
     """Join the job, select this rank's device and run the program; returns 0."""
-    notes, number = Path(folder), mpi.rank_by_launcher()
+    notes, number = Path(folder), rank_by_launcher()
     leave(notes, f"started.{number}")
     ours = comm.world()
     leave(notes, f"joined.{number}")

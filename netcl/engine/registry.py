@@ -33,18 +33,26 @@ _SYNTAX = (ast.Expression, ast.BinOp, ast.Add, ast.Sub, ast.Mult, ast.Div, ast.U
 _OP_NAME = re.compile(r"[a-z][a-z0-9_]*")
 #: Numbers that depend on the compute type: the neutral elements of ``MAX`` and ``MIN``.
 LIMITS = ("LOWEST", "HIGHEST")
+_PARSED: dict[str, tuple[ast.expr, frozenset[str]]] = {}  # trees and names by expression; every row reads its own several times
 
 
-@cache
 def parse(text: str, op: str = "expression") -> ast.expr:
     """Parse an expression to a syntax tree; raises a ``ValueError`` that names ``op`` if it is not in the language."""
-    try:
-        tree = ast.parse(text, mode="eval")
-    except SyntaxError as fault:
-        raise ValueError(message(op, f"{text!r} is not an expression", error=fault.msg)) from None
-    for node in ast.walk(tree):
-        _check_node(node, text, op)
-    return tree.body
+    return _parsed(text, op)[0]
+
+
+def _parsed(text: str, op: str = "expression") -> tuple[ast.expr, frozenset[str]]:
+    """Return the syntax tree of an expression and the names in it."""
+    if text not in _PARSED:
+        try:
+            tree = ast.parse(text, mode="eval")
+        except SyntaxError as fault:
+            raise ValueError(message(op, f"{text!r} is not an expression", error=fault.msg)) from None
+        nodes = list(ast.walk(tree))
+        for node in nodes:
+            _check_node(node, text, op)
+        _PARSED[text] = tree.body, frozenset({node.id for node in nodes if isinstance(node, ast.Name)} - FORMULA_FUNCTIONS.keys())
+    return _PARSED[text]
 
 
 def _check_node(node: ast.AST, text: str, op: str) -> None:
@@ -68,11 +76,8 @@ def _check_call(node: ast.Call, text: str, op: str) -> None:
 
 def names_read_by(text: str, let: Mapping[str, str] | None = None) -> frozenset[str]:
     """Return every name that an expression reads, directly or through its shared sub-expressions."""
-    found = {node.id for node in ast.walk(parse(text)) if isinstance(node, ast.Name)} - set(FORMULA_FUNCTIONS)
-    shared = let or {}
-    for name in found & set(shared):
-        found |= names_read_by(shared[name], shared)
-    return frozenset(found)
+    found, shared = _parsed(text)[1], let or {}
+    return found.union(*(names_read_by(shared[name], shared) for name in found & shared.keys()))
 
 
 def called(node: ast.Call) -> FormulaFunction:

@@ -275,7 +275,7 @@ def test_rows_take_two_kernels_each_way(what, cl_device, rng):
 
 
 @pytest.mark.parametrize("spread", [rows.Spread(64, 64, 1, 1), rows.Spread(64, 1, 1, 1)], ids=["a group per row", "an item per row"])
-def test_rows_as_gpus_share_them(spread, cl_device, rng, monkeypatch):
+def test_rows_as_gpus_share_them(spread, cl_device, unoptimized, rng, monkeypatch):
     """Kernels for GPUs, run on whatever device there is."""
     queue = cl_device.queue
     x, w, b = (ag.tensor(rng.normal(size=s).astype(np.float32), requires_grad=True, queue=queue) for s in ((37, 70), (70,), (70,)))

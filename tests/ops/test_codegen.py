@@ -371,7 +371,7 @@ def test_only_whole_lines_of_a_cpu_are_streamed():
 
 
 @pytest.mark.parametrize(("shape", "axis"), [((3000, 96), 0), ((600, 65), 0), ((5, 900, 10), 1), ((20, 3), 0)])
-def test_columns_as_a_gpu_folds_them(shape, axis, cl_device, monkeypatch, rng):
+def test_columns_as_a_gpu_folds_them(shape, axis, cl_device, unoptimized, monkeypatch, rng):
     """In tiles, by a work-group each: on whatever device there is."""
     module = sys.modules["netcl.engine.reduction"]
     profile = dataclasses.replace(module.profile_of(cl_device.queue), device_type="gpu", max_compute_units=8, max_work_group_size=256)

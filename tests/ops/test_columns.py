@@ -54,7 +54,7 @@ def exact(conv, first, second):
     ],
     ids=["stride-2", "groups", "apart", "no-columns"],
 )
-def test_every_geometry(cl_queue, rng, kind, case, monkeypatch):
+def test_every_geometry(cl_queue, unoptimized, rng, kind, case, monkeypatch):
     """With work-items that take several channels each."""
     monkeypatch.setattr(columns, "ENOUGH_ITEMS", 64)
     conv = job_of(kind, *case)
@@ -69,7 +69,7 @@ def test_every_geometry(cl_queue, rng, kind, case, monkeypatch):
 @pytest.mark.parametrize(
     "case, bias", [(((2, 6, 7, 9), (6, 6, 3, 3), 2, 1), True), (((2, 6, 8, 16), (6, 6, 1, 1)), False)], ids=["bias", "by-product"]
 )
-def test_it_ends_in_what_follows(cl_queue, rng, kind, case, bias):
+def test_it_ends_in_what_follows(cl_queue, unoptimized, rng, kind, case, bias):
     """Bit for bit as the ops one by one."""
     epilogue = Epilogue("float32", "float32", "relu", "float16")
     conv = job_of(kind, *case)._replace(bias="float32" if bias else "")

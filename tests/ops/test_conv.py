@@ -70,7 +70,9 @@ def _kernels_of_ops():
 
 
 @pytest.mark.parametrize(("name", "kernel"), list(_kernels_of_ops()))
-def test_every_kernel_meets_the_samples(cl_device, name, kernel, in_turn):
+def test_every_kernel_meets_the_samples(request, cl_device, name, kernel, in_turn):
+    if KERNELS[kernel].extra["tier"] == "simt":
+        request.getfixturevalue("unoptimized")
     row, cl_queue = registry.lookup_op(name), cl_device.queue
     turn = list(KERNELS).index(kernel) + OPS.index(name)
     with forced(KERNELS[kernel]):
@@ -217,7 +219,7 @@ def test_a_new_size_does_not_recompile(cl_queue, rng):
     assert program.build_count() == before
 
 
-def test_a_variant_that_does_not_fit_is_replaced_and_said(cl_queue, caplog):
+def test_a_variant_that_does_not_fit_is_replaced_and_said(cl_queue, unoptimized, caplog):
     program.state(cl_queue).pop(("conv2d", "logged"), None)
     x, w = Tensor.zeros((1, 3, 40, 40), queue=cl_queue), Tensor.ones((3, 3, 33, 33), queue=cl_queue)
     with caplog.at_level("INFO", "netcl"), forced(KernelConfig(V.CONV2D_WINOGRAD, extra={"tier": "simt", "mark": 1})):
@@ -251,7 +253,7 @@ def test_sums_are_divided_where_results_are_few(cl_device):
     assert not divided(1, profile=cpu) and not divided(1, config=named) and divided(128, config=split.SPLIT_SAMPLES[0])
 
 
-def test_parts_of_a_sum_end_in_the_whole_epilogue(cl_queue, rng):
+def test_parts_of_a_sum_end_in_the_whole_epilogue(cl_queue, unoptimized, rng):
     """Bias, residual and activation are applied once, after the parts were added; twice the same bits."""
     x, w, b, r = (rng.standard_normal(s).astype(np.float32) for s in ((2, 20, 6, 7), (9, 20, 3, 3), (9,), (2, 9, 6, 7)))
     g = geometry("conv2d", x.shape, w.shape, 1, 1, 1, 1)
@@ -265,8 +267,10 @@ def test_parts_of_a_sum_end_in_the_whole_epilogue(cl_queue, rng):
 
 @pytest.mark.parametrize("lanes", [4, 8, 16])
 @pytest.mark.parametrize("act", ["", "relu6"])
-def test_depthwise_lines(cl_device, rng, lanes, act):
+def test_depthwise_lines(request, cl_device, rng, lanes, act):
     """Lines shorter and longer than vectors, in one and several pieces, with every option and epilogue."""
+    if lanes != cl_device.profile.lanes:
+        request.getfixturevalue("unoptimized")  # kernels for other CPUs
     for size, kernel, filters, options in (
         ((7, 7), 5, 1, {"padding": 2}),
         ((2, 96), 5, 1, {"padding": 2, "stride": (2, 1)}),

@@ -55,6 +55,8 @@ def variant(request, monkeypatch, cl_device):
         monkeypatch.setenv("NETCL_MATRIX_UNITS", "1")
         if not (nvidia.capable(cl_device.profile) and nvidia.trusted(cl_device.queue, mma.MMA_TIER, "float32", mma.run)):
             pytest.skip("the device has no matrix units that netcl knows")
+    if request.param.extra.get("tier") == "simt":
+        request.getfixturevalue("unoptimized")
     monkeypatch.setattr(get_kernel_selector(), "measured", lambda op, key: request.param if op == "matmul" else None)
     return request.param
 
@@ -99,7 +101,7 @@ def test_tiles_are_loaded_four_values_at_a_time(variant, trans_a, trans_b, dtype
     np.testing.assert_allclose(got, wanted, rtol=1e-2 if dtype == "bfloat16" else 0)
 
 
-def test_a_product_with_few_blocks_is_split_along_k(cl_device, monkeypatch, rng):
+def test_a_product_with_few_blocks_is_split_along_k(cl_device, unoptimized, monkeypatch, rng):
     config = KernelConfig(KernelVariant.MATMUL_TILED, 32, 32, 16, 2, extra={"tier": "simt"})
     monkeypatch.setattr(get_kernel_selector(), "measured", lambda op, key: config)
     a, b, bias = (rng.standard_normal(s).astype(np.float32) for s in ((20, 4000), (30, 4000), (30,)))
@@ -126,7 +128,7 @@ def test_blocks_leave_few_units_of_a_gpu_idle(m, n, k, cl_device):
     assert (block.k == 0) == (m == 64), block
 
 
-def test_small_products_are_one_launch_on_a_gpu(cl_device, rng):
+def test_small_products_are_one_launch_on_a_gpu(cl_device, unoptimized, rng):
     m, n, k = 30, 50, 4100
     a, b, bias = (rng.standard_normal(s).astype(np.float32) for s in ((m, k), (n, k), (n,)))
     p = Matmul(m, n, k, False, True, "float32", "float32", "float32", "float32", RELU, aligned=True)

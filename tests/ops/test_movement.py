@@ -176,7 +176,7 @@ def test_second_derivatives_of_padding(mode):
     assert ag.gradgradcheck(lambda t: ag.square(ag.pad(t, (2, 1, 1, 2), mode=mode)), [x])
 
 
-def test_copies_as_a_gpu_spreads_them(cl_device, monkeypatch, rng):
+def test_copies_as_a_gpu_spreads_them(cl_device, unoptimized, monkeypatch, rng):
     """In three dimensions, a few elements per work-item: on whatever device there is."""
     monkeypatch.setattr(sys.modules["netcl.engine.launch"], "on_cpu_device", lambda queue: False)
     x = rng.standard_normal((3, 11, 2, 5, 6)).astype(np.float32)

@@ -144,7 +144,7 @@ def test_backward_keeps_the_statistics_and_not_the_result():
 
 
 @pytest.mark.parametrize("n", [pytest.param(768, marks=pytest.mark.matrix), 1000, 130, 17])
-def test_rows_as_a_gpu_spreads_them(n, cl_device, monkeypatch, rng):
+def test_rows_as_a_gpu_spreads_them(n, cl_device, unoptimized, monkeypatch, rng):
     """Four elements at a time, kept in registers, by a work-group: on whatever device there is."""
     monkeypatch.setattr(rows, "device_of", lambda queue: (False, 256, 2))
     monkeypatch.setattr(rows, "PART_ITEMS", 1)  # two groups for three rows: sums over several rows, then over parts
@@ -165,7 +165,7 @@ def test_rows_as_a_gpu_spreads_them(n, cl_device, monkeypatch, rng):
 
 
 @pytest.mark.parametrize("shape", [(9, 3, 16, 16), (9, 3, 130)])
-def test_channels_as_a_gpu_spreads_them(shape, cl_device, monkeypatch, rng):
+def test_channels_as_a_gpu_spreads_them(shape, cl_device, unoptimized, monkeypatch, rng):
     monkeypatch.setattr(rows, "device_of", lambda queue: (False, 256, 64))
     monkeypatch.setattr(sys.modules["netcl.ops.batch_norm"], "FUSED_ELEMENTS", 0)
     x, g, w, b = (rng.standard_normal(s).astype(np.float32) for s in (shape, shape, (3,), (3,)))
@@ -188,7 +188,9 @@ def test_channels_as_a_gpu_spreads_them(shape, cl_device, monkeypatch, rng):
     ],
     ids=["parts", "whole", "cpu"],
 )
-def test_a_residual_and_a_relu_are_part_of_the_kernels(shape, gpu, backward, cl_device, monkeypatch, rng):
+def test_a_residual_and_a_relu_are_part_of_the_kernels(request, shape, gpu, backward, cl_device, monkeypatch, rng):
+    if gpu:
+        request.getfixturevalue("unoptimized")
     monkeypatch.setattr(rows, "device_of", lambda queue: gpu or (True, 256, 2))
     monkeypatch.setattr(sys.modules["netcl.ops.batch_norm"], "FUSED_ELEMENTS", 0)
     x, r, g, w, b = (rng.standard_normal(s).astype(np.float32) for s in (shape, shape, shape, (3,), (3,)))

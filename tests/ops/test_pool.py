@@ -115,7 +115,7 @@ def test_pairs_of_many_planes(device, width):
     np.testing.assert_array_equal(places, at)
 
 
-def test_whole_planes_are_reduced_on_other_devices_than_cpus(cl_queue, rng, monkeypatch):
+def test_whole_planes_are_reduced_on_other_devices_than_cpus(cl_queue, unoptimized, rng, monkeypatch):
     monkeypatch.setattr(launch, "on_cpu_device", lambda queue: False)
     x, seen = rng.standard_normal((3, 5, 11, 13)).astype(np.float32), []
     hooks.launch_observers.append(lambda kernel, *rest: seen.append(kernel.name))

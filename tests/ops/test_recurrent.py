@@ -34,13 +34,16 @@ def golden():
 
 
 @pytest.fixture
-def forced(monkeypatch):
+def forced(request, monkeypatch):
     """``forced(name)`` makes the selector name an algorithm until the test ends."""
     selector = get_kernel_selector()
     monkeypatch.setattr(selector, "_registered", dict(selector._registered))
 
     def force(name):
-        (config,) = next(a for a in ALGORITHMS["recurrent"] if a.name == name).samples
+        algorithm = next(a for a in ALGORITHMS["recurrent"] if a.name == name)
+        if algorithm.device == "gpu":
+            request.getfixturevalue("unoptimized")
+        (config,) = algorithm.samples
         selector._registered.pop("recurrent", None)
         selector.register("recurrent", lambda shapes, profile: True, config)
 
@@ -85,7 +88,7 @@ def test_the_choice_depends_on_the_size_of_the_weights():
     assert first(turing, 256, 64) == "steps", "only where groups are certain to run side by side"
 
 
-def test_a_wait_in_vain_ends_and_is_reported(cl_device):
+def test_a_wait_in_vain_ends_and_is_reported(cl_device, unoptimized):
     """A group that waits for h of a group that is not there: the kernel ends, sets the flag, and gives NaN."""
     queue, hidden = cl_device.queue, 16
     layer = plans.Layer("tanh", 2, 1, hidden, hidden, "float32")

@@ -68,7 +68,7 @@ def in_shape(conv, product):
 
 @pytest.mark.parametrize("kind", [plans.FORWARD, plans.INPUT_GRAD, plans.WEIGHT_GRAD])
 @pytest.mark.parametrize("sizes", [(2, 33, 9, 14, 20, (1, 2)), (3, 16, 8, 12, 24, (1, 1))], ids=str)
-def test_the_error_is_within_four_times_that_of_a_plain_sum(cl_queue, rng, kind, sizes):
+def test_the_error_is_within_four_times_that_of_a_plain_sum(cl_queue, unoptimized, rng, kind, sizes):
     conv = job_of(kind, *sizes)
     first, second = (rng.normal(size=shape).astype("f") for shape in shapes_of(conv)[:2])
     if kind != plans.INPUT_GRAD:
@@ -80,7 +80,7 @@ def test_the_error_is_within_four_times_that_of_a_plain_sum(cl_queue, rng, kind,
     assert np.abs(got - in_shape(conv, exact)).max() <= 4 * np.abs(plain - exact).max()
 
 
-def test_long_sums_go_in_parts(cl_queue, rng, monkeypatch):
+def test_long_sums_go_in_parts(cl_queue, unoptimized, rng, monkeypatch):
     assert winograd._useful_parts(64, 64, 12544, units=132) == 11 and winograd._useful_parts(512, 512, 128, units=132) == 1
     conv = job_of(plans.WEIGHT_GRAD, 3, 4, 12, 20, 5, (1, 1))
     first, second = (rng.normal(size=shape).astype("f") for shape in shapes_of(conv)[:2])
@@ -90,7 +90,7 @@ def test_long_sums_go_in_parts(cl_queue, rng, monkeypatch):
 
 
 @pytest.mark.parametrize("epilogue", [Epilogue("float32", "float32", "relu"), Epilogue("float32", result="float16")], ids=str)
-def test_it_ends_in_what_follows(cl_queue, rng, epilogue):
+def test_it_ends_in_what_follows(cl_queue, unoptimized, rng, epilogue):
     """Bit for bit as the ops one by one."""
     conv = job_of(plans.FORWARD, 1, 3, 8, 12, 4, (1, 1))._replace(bias="float32")
     shapes = (*shapes_of(conv)[:2], (4,), conv.g.y_shape)
@@ -103,7 +103,7 @@ def test_it_ends_in_what_follows(cl_queue, rng, epilogue):
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
-def test_what_is_not_finite_reaches_every_output_it_should(cl_queue, rng, bad):
+def test_what_is_not_finite_reaches_every_output_it_should(cl_queue, unoptimized, rng, bad):
     """And others of its tile: there infinity minus infinity is no number."""
     conv = job_of(plans.FORWARD, 1, 4, 12, 12, 4, (1, 1))
     x, w = (rng.normal(size=shape) for shape in shapes_of(conv)[:2])
