@@ -16,11 +16,10 @@ from typing import Any
 
 from netcl.autograd.backward_pass import grad, run_backward
 from netcl.core.errors import message
-from netcl.core.tensor import Tensor
+from netcl.core.tensor import Tensor, tensors_in
 from netcl.engine import lazy_graph
 from netcl.engine.lazy_graph import TraceNode
 from netcl.engine.modes import deferral
-from netcl.replay.graph import tensors_in
 
 
 class TracingContext:

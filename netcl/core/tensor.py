@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
@@ -667,6 +667,26 @@ def stand_on(tensor: Any, other: Any) -> None:
     tensor.writes, tensor.source, tensor.place = writes_of(other), other.source, None
     wrote((tensor,))
     tensor._mark(tensor.requires_grad, tensor.persistent)
+
+
+# ---- tensors in lists, tuples and dictionaries
+
+
+def tensors_in(value: Any) -> list[Tensor]:
+    """Return the tensors of a result, in order; a result may be nested in lists, tuples and dictionaries."""
+    if isinstance(value, Tensor):
+        return [value]
+    parts = value.values() if isinstance(value, Mapping) else value if isinstance(value, (list, tuple)) else ()
+    return [tensor for part in parts for tensor in tensors_in(part)]
+
+
+def map_leaves(tree: Any, of: Callable[[Any], Any]) -> Any:
+    """Return a result with ``of(leaf)`` in the place of everything that is not a list, a (named) tuple or a dictionary."""
+    named = isinstance(tree, tuple) and hasattr(tree, "_fields") and not getattr(tree, "__dict__", None)
+    if named or type(tree) in (list, tuple):
+        parts = [map_leaves(part, of) for part in tree]
+        return type(tree)(*parts) if named else type(tree)(parts)
+    return {key: map_leaves(part, of) for key, part in tree.items()} if type(tree) is dict else of(tree)
 
 
 def _set_data(self: Any, other: Any) -> None:

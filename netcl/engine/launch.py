@@ -14,7 +14,7 @@ from netcl.core.device import get_active_device, profile_of, require
 from netcl.core.errors import DeviceError, DtypeError, ShapeError, message
 from netcl.core.hooks import hooks
 from netcl.core.kernels import primitives, program
-from netcl.core.tensor import Tensor, wrap_array
+from netcl.core.tensor import Tensor, map_leaves, tensors_in, wrap_array
 from netcl.engine.functions import exp_below
 from netcl.engine.operands import from_values
 
@@ -186,28 +186,14 @@ def run_cpu(fn: Callable[..., Any], *tensors: Any, dtype: str | Sequence[str] | 
     float16 and bfloat16 inputs are widened to float32, results are rounded. ``dtype`` is the result's (one name, or one per result of a
     tuple), by default that of the first tensor. Lists of tensors become lists of arrays; ``None`` and numbers stay unchanged.
     """
-    given = list(_tensors_in(tensors))
+    given = tensors_in(tensors)
     with np.errstate(all="ignore"):
-        result = fn(*(_host_value(t) for t in tensors), **kwargs)
+        result = fn(*map_leaves(tensors, lambda t: decoded(t) if isinstance(t, Tensor) else t), **kwargs)
     several = isinstance(result, tuple)
     results = result if several else (result,)
     names = [dtype or given[0].dtype] * len(results) if dtype is None or isinstance(dtype, str) else list(dtype)
     wrapped = tuple(_wrap(array, name, given) for array, name in zip(results, names, strict=True))
     return wrapped if several else wrapped[0]
-
-
-def _tensors_in(values: Sequence[Any]) -> Any:
-    for value in values:
-        if isinstance(value, Tensor):
-            yield value
-        elif isinstance(value, (list, tuple)):
-            yield from _tensors_in(value)
-
-
-def _host_value(value: Any) -> Any:
-    if isinstance(value, (list, tuple)):
-        return [_host_value(part) for part in value]
-    return decoded(value) if isinstance(value, Tensor) else value
 
 
 def decoded(x: Tensor) -> np.ndarray:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial, wraps
 from operator import itemgetter
 from typing import Any, NamedTuple
@@ -25,7 +25,7 @@ from netcl.core.hooks import hooks
 from netcl.core.kernel_selector import get_kernel_selector
 from netcl.core.memory import BufferHandle, get_persistent_pool, shares_host
 from netcl.core.queue_state import queue_state
-from netcl.core.tensor import Tensor, over_memory
+from netcl.core.tensor import Tensor, map_leaves, over_memory
 from netcl.core.waiting_runs import WaitingRun, call_at_once, flush_waiting, run_later, waiting
 from netcl.core.writes import rewrote, wrote
 from netcl.engine.modes import deferral, in_mode
@@ -383,23 +383,11 @@ def key_operands(values: Sequence[Any], key: list[Any]) -> list[Tensor] | None:
     return tensors
 
 
-def _rewritten(value: Any, operands: Iterator[Tensor]) -> Any:
-    """Return an argument with its tensors replaced by ``operands``, in the order of :func:`key_operands`."""
-    kind = type(value)
-    if kind is Tensor:
-        return next(operands)
-    if isinstance(value, tuple | list):
-        parts = [_rewritten(part, operands) for part in value]
-        return value._make(parts) if hasattr(value, "_make") else kind(parts)
-    return value
-
-
 def make_plan(name: str, queue: Any, tensors: Sequence[Tensor], function: Callable[..., Any], args: Any, kwargs: Any) -> Plan | str:
     """Return the plan of a call, or ``_AT_ONCE`` if the op cannot be planned."""
     commands = command_list(queue, tensors)
-    operands = iter(commands.given)
-    args = [_rewritten(arg, operands) for arg in args]
-    kwargs = {key: _rewritten(arg, operands) for key, arg in kwargs.items()}
+    operands = iter(commands.given)  # in the order of key_operands
+    args, kwargs = map_leaves(([*args], kwargs), lambda leaf: next(operands) if type(leaf) is Tensor else leaf)
     try:
         with in_mode(None), recording.replaced_by(Notes(commands)):
             result = function(*args, **kwargs)

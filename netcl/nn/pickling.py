@@ -8,7 +8,7 @@ from __future__ import annotations
 import weakref
 from typing import Any
 
-from netcl.core.tensor import Tensor
+from netcl.core.tensor import Tensor, map_leaves
 from netcl.nn.parameter import here
 
 
@@ -42,8 +42,4 @@ def _restored(values: Any, dtype: str, requires_grad: bool, persistent: bool) ->
 
 def to_stored(value: Any) -> Any:
     """Replace all tensors in a value, at any depth of lists, tuples and dicts, by a form that pickle accepts."""
-    if isinstance(value, Tensor):
-        return _known.setdefault(id(value), _Stored(value))
-    if type(value) in (list, tuple):
-        return type(value)(map(to_stored, value))
-    return {key: to_stored(part) for key, part in value.items()} if type(value) is dict else value
+    return map_leaves(value, lambda leaf: _known.setdefault(id(leaf), _Stored(leaf)) if isinstance(leaf, Tensor) else leaf)

@@ -21,13 +21,13 @@ from netcl.core import recording
 from netcl.core.device import CPUQueue, chosen_device, get_active_device
 from netcl.core.errors import message
 from netcl.core.hooks import hooks
-from netcl.core.tensor import Tensor, duplicate
+from netcl.core.tensor import Tensor, duplicate, map_leaves, tensors_in
 from netcl.core.writes import writes_of
 from netcl.engine.lazy_graph import fusing
 from netcl.ops.views import base_of, is_copy, overlap
 from netcl.replay.contract import Contract, Left, tensors_of
 from netcl.replay.fold_constants import KeptValues
-from netcl.replay.graph import Graph, Output, map_leaves, same_memory, tensors_in
+from netcl.replay.graph import Graph, Output, same_memory
 from netcl.replay.kinds import EXACTLY_PLAIN, instance_dict, is_a, is_layer, items_of
 from netcl.replay.recorder import CaptureError, Recorder, difference
 from netcl.replay.values import CONSTANT, INPUT, MADE, OUTSIDE, Value

@@ -21,7 +21,8 @@ from netcl.core.hooks import hooks
 from netcl.core.kernels import program
 from netcl.core.memory import BufferHandle, get_persistent_pool
 from netcl.core.recording import Number
-from netcl.core.tensor import Tensor, over_memory, with_shape
+from netcl.core.tensor import Tensor, map_leaves, over_memory, with_shape
+from netcl.core.tensor import tensors_in as tensors_in
 from netcl.core.waiting_runs import flush_waiting, waiting
 from netcl.core.writes import Writes, clock, stamp, wrote
 from netcl.ops.views import base_of, views_of
@@ -415,23 +416,6 @@ class Graph:
 def same_memory(t: Tensor, shape: tuple[int, ...]) -> Tensor:
     """Return ``t`` itself or, if its shape differs, a tensor of ``shape`` over its memory."""
     return t if t.shape == shape else with_shape(t, shape)
-
-
-def tensors_in(value: Any) -> list[Tensor]:
-    """Return the tensors of a result, in order; a result may be nested in lists, tuples and dictionaries."""
-    if isinstance(value, Tensor):
-        return [value]
-    parts = value.values() if isinstance(value, Mapping) else value if isinstance(value, (list, tuple)) else ()
-    return [tensor for part in parts for tensor in tensors_in(part)]
-
-
-def map_leaves(tree: Any, of: Callable[[Any], Any]) -> Any:
-    """Return a result with ``of(leaf)`` in the place of everything that is not a list, a (named) tuple or a dictionary."""
-    named = isinstance(tree, tuple) and hasattr(tree, "_fields") and not getattr(tree, "__dict__", None)
-    if named or type(tree) in (list, tuple):
-        parts = [map_leaves(part, of) for part in tree]
-        return type(tree)(*parts) if named else type(tree)(parts)
-    return {key: map_leaves(part, of) for key, part in tree.items()} if type(tree) is dict else of(tree)
 
 
 def _outputs(tree: Any) -> list[Output]:
