@@ -90,12 +90,12 @@ def cifar10(root: PathLike) -> Split:
     if missing:
         remedy = "unpack cifar-10-binary.tar.gz and give its folder as root="
         raise FileNotFoundError(message("cifar10", "all files must exist", remedy, folder=folder, missing=missing))
-    parts = [[read_cifar10(folder / name) for name in files] for files in names.values()]
-    return tuple(  # type: ignore[return-value]
-        TensorDataset(_unit_range(np.concatenate([x for x, _ in part])), np.concatenate([y for _, y in part]).astype(np.int64),
-                      name="cifar10", classes=CIFAR10_CLASSES)
-        for part in parts
-    )  # fmt: skip
+
+    def part(files: Sequence[str]) -> TensorDataset:
+        x, y = (np.concatenate(arrays) for arrays in zip(*(read_cifar10(folder / name) for name in files), strict=True))
+        return TensorDataset(_unit_range(x), y.astype(np.int64), name="cifar10", classes=CIFAR10_CLASSES)
+
+    return part(names["train"]), part(names["test"])
 
 
 def _unit_range(images: np.ndarray) -> np.ndarray:
@@ -166,14 +166,8 @@ def synthetic(samples: int = 1024, shape: Sequence[int] = (1, 28, 28), classes: 
     return part(samples), part(max(1, samples // 5))
 
 
-DATASET_NAMES: dict[str, Callable[..., Any]] = {
-    "digits": digits,
-    "mnist": mnist,
-    "fashion-mnist": fashion_mnist,
-    "cifar10": cifar10,
-    "synthetic": synthetic,
-    "text": text,
-}
+_LOADERS: tuple[Callable[..., Any], ...] = (digits, mnist, fashion_mnist, cifar10, synthetic, text)
+DATASET_NAMES = {loader.__name__.replace("_", "-"): loader for loader in _LOADERS}
 
 
 def load(name: str, root: PathLike | None = None) -> Any:

@@ -22,7 +22,6 @@ _STEP = 1 << 20
 _EXPANSION, _FREE_BYTES = 200, 1 << 26  # a compressed file may expand to this many times its size, and a small one to these bytes
 _NO_HEADER = (ValueError, TypeError, KeyError, SyntaxError, MemoryError, RecursionError)
 
-CIFAR10_RECORD = 1 + 3 * 32 * 32  # a label, then red, green and blue planes
 CIFAR10_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 
 

@@ -99,8 +99,8 @@ class WeightedRandomSampler(Sampler):
         self.weights, self.replacement, self._rng = np.asarray(weights, np.float64), replacement, rng_of(generator)
         self.num_samples = check_count("WeightedRandomSampler", "num_samples", num_samples)
         if self.weights.ndim != 1 or not (self.weights >= 0).all() or not self.weights.sum() > 0:
-            what = "WeightedRandomSampler"
-            raise ValueError(message(what, "weights must be a vector of numbers >= 0 with a sum above 0", weights=f"{weights!r:.80}"))
+            what = "weights must be a vector of numbers >= 0 with a sum above 0"
+            raise ValueError(message("WeightedRandomSampler", what, weights=f"{weights!r:.80}"))
         nonzero = int(np.count_nonzero(self.weights))
         if not replacement and num_samples > nonzero:
             what = "without replacement, num_samples must be at most the count of nonzero weights"

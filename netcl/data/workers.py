@@ -134,15 +134,12 @@ class _Process:
             raise TransferError(message("DataLoader", f"worker {number} cannot be started: {caught.error}", _TRAVEL)) from caught.error
         self.place = {"pid": self.process.pid}
 
-    def send(self, request: Any) -> None:
+    def send(self, request: Any, ring: SharedBatchRingBuffer | None = None) -> None:
+        """Send a request; ``None`` announces the memory of ``ring``."""
         try:
             self.pipe.send(request)
-        except OSError:
-            raise self.died() from None
-
-    def hand_over(self, ring: SharedBatchRingBuffer) -> None:
-        try:
-            ring.send(self.pipe, self.process.pid or 0)
+            if ring is not None:
+                ring.send(self.pipe, self.process.pid or 0)
         except OSError:
             raise self.died() from None
 
@@ -337,8 +334,7 @@ class ProcessPool(Pool):
         self._ring = SharedBatchRingBuffer(fields, batch_size, self.ahead + 1, len(self._workers))
         self._rings.append(self._ring)
         for worker in self._workers:
-            worker.send(None)
-            worker.hand_over(self._ring)
+            worker.send(None, self._ring)
 
     def _send(self, task: Task) -> None:
         if self._ring is not None:

@@ -132,10 +132,8 @@ class LBFGS(Optimizer):
                 break
             before, used = loss, 0
             if group["line_search_fn"] is not None:
-                start, kept = Point(0.0, loss, gradient, slope), [duplicate(p) for p in self.params]
-                found, used = _strong_wolfe(
-                    partial(self._at, closure, kept, d), start, state["t"], _largest(d), group["max_eval"] - evaluations
-                )
+                start, at = Point(0.0, loss, gradient, slope), partial(self._at, closure, [duplicate(p) for p in self.params], d)
+                found, used = _strong_wolfe(at, start, state["t"], _largest(d), group["max_eval"] - evaluations)
                 state["t"], loss, gradient = found.t, found.loss, found.gradient
                 self._move(state["t"], d)
             else:
@@ -196,9 +194,6 @@ def _loaded(p: Tensor, name: str, value: Any) -> Any:
     if name in ("func_evals", "n_iter"):
         return int(array)
     return float(array) if not array.ndim else Tensor.from_host(p.queue, array, persistent=True)
-
-
-# ---- line search
 
 
 def _cubic(a: Point, b: Point, bounds: tuple[float, float] | None = None) -> float:

@@ -71,7 +71,12 @@ class Optimizer:
 
     def __init__(self, params: Iterable[Any], defaults: Mapping[str, Any], switches: Mapping[str, Any] | None = None):
         self.op = type(self).__name__
-        self._check_switches(switches or {})
+        given_switches = switches or {}
+        if unknown := sorted(set(given_switches) - TORCH_SWITCHES):
+            known = ", ".join(inspect.signature(type(self)).parameters)
+            raise TypeError(message(self.op, f"unknown option {unknown[0]!r}", f"known are {known}"))
+        if given_switches.get("differentiable"):  # the other switches do not change results
+            raise ValueError(message(self.op, "differentiable must be False", "leave it out"))
         if isinstance(params, Tensor):
             raise TypeError(message(self.op, "params must be a list", "pass [tensor], or model.parameters()", shape=params.shape))
         if hasattr(params, "parameters"):
@@ -128,15 +133,6 @@ class Optimizer:
         """Raise if an option of a group is out of range."""
         check_number(self.op, "lr", group["lr"])
         check_number(self.op, "weight_decay", group["weight_decay"])
-
-    def _check_switches(self, switches: Mapping[str, Any]) -> None:
-        """Raise on an unknown keyword and on ``differentiable=True``; torch's other switches are ignored, as they do not change results."""
-        unknown = sorted(set(switches) - TORCH_SWITCHES)
-        if unknown:
-            known = ", ".join(inspect.signature(type(self)).parameters)
-            raise TypeError(message(self.op, f"unknown option {unknown[0]!r}", f"known are {known}"))
-        if switches.get("differentiable"):
-            raise ValueError(message(self.op, "differentiable must be False", "leave it out"))
 
     # ---- groups
 
@@ -256,9 +252,7 @@ class Optimizer:
 
     def _structure(self, state: Mapping[Tensor, Any]) -> tuple[Any, ...]:
         """Return the dependencies of a recorded step: rules, parameters, their state, frozen parameters with a gradient."""
-        groups = [
-            (self.rule(group), self.tensors(group), group["master_weights"], *map(id, group["params"])) for group in self.param_groups
-        ]
+        groups = [(self.rule(g), self.tensors(g), g["master_weights"], *map(id, g["params"])) for g in self.param_groups]
         left = [p.grad is not None for group in self.param_groups for p in group["params"] if not p.requires_grad]
         return self.state is state, *map(id, state.values()), *groups, *left
 

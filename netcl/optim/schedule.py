@@ -439,7 +439,14 @@ class OneCycleLR(Scheduler):
     ):  # fmt: skip
         op = "OneCycleLR"
         _check_optimizer(op, optimizer)
-        self.total_steps = _cycle_length(total_steps, epochs, steps_per_epoch)
+        if total_steps is None:
+            if epochs is None or steps_per_epoch is None:
+                remedy = "pass total_steps, or epochs and steps_per_epoch"
+                raise ValueError(message(op, "the length of the cycle must be given", remedy))
+            check_counts(op, epochs=epochs, steps_per_epoch=steps_per_epoch)
+            total_steps = epochs * steps_per_epoch
+        check_counts(op, total_steps=total_steps)
+        self.total_steps = total_steps
         check_probability(op, "pct_start", pct_start)
         if anneal_strategy not in ("cos", "linear"):
             raise ValueError(message(op, "anneal_strategy must be 'cos' or 'linear'", anneal_strategy=repr(anneal_strategy)))
@@ -447,20 +454,14 @@ class OneCycleLR(Scheduler):
         self.anneal_strategy, self.cycle_momentum, self.optimizer = anneal_strategy, cycle_momentum, optimizer
         self.phases = _phases(self.total_steps, pct_start, three_phase)
         if last_epoch == -1:
-            self._mark_groups(max_lr, base_momentum, max_momentum, div_factor, final_div_factor)
-        super().__init__(optimizer, last_epoch)
-
-    def _mark_groups(self, max_lr: Any, base_momentum: Any, max_momentum: Any, div_factor: float, final_div_factor: float) -> None:
-        """Store the extreme learning rates and momenta of the cycle in the groups, as torch does."""
-        count = len(self.groups)
-        lists = {"max_lr": max_lr, "base_momentum": base_momentum, "max_momentum": max_momentum}
-        for name, value in lists.items():
-            for group, given in zip(self.groups, _per_group("OneCycleLR", name, value, count), strict=True):
-                if name == "max_lr" or self.cycle_momentum:
+            momenta = {"base_momentum": base_momentum, "max_momentum": max_momentum} if cycle_momentum else {}
+            for name, value in {"max_lr": max_lr, **momenta}.items():  # the groups hold the extremes of the cycle, as in torch
+                for group, given in zip(self.groups, _per_group(op, name, value, len(self.groups)), strict=True):
                     group[name] = given
-        for group in self.groups:
-            group["initial_lr"] = group["max_lr"] / div_factor
-            group["min_lr"] = group["initial_lr"] / final_div_factor
+            for group in self.groups:
+                group["initial_lr"] = group["max_lr"] / div_factor
+                group["min_lr"] = group["initial_lr"] / final_div_factor
+        super().__init__(optimizer, last_epoch)
 
     def rates(self, first: bool) -> Sequence[float]:
         if self.last_epoch > self.total_steps:
@@ -481,16 +482,6 @@ class OneCycleLR(Scheduler):
         if self.anneal_strategy == "linear":
             return (end - start) * done + start
         return end + (start - end) / 2.0 * (math.cos(math.pi * done) + 1)
-
-
-def _cycle_length(total_steps: int | None, epochs: int | None, steps_per_epoch: int | None) -> int:
-    if total_steps is not None:
-        check_counts("OneCycleLR", total_steps=total_steps)
-        return total_steps
-    if epochs is None or steps_per_epoch is None:
-        raise ValueError(message("OneCycleLR", "the length of the cycle must be given", "pass total_steps, or epochs and steps_per_epoch"))
-    check_counts("OneCycleLR", epochs=epochs, steps_per_epoch=steps_per_epoch)
-    return epochs * steps_per_epoch
 
 
 def _phases(total: int, pct_start: float, three: bool) -> list[list[Any]]:

@@ -191,12 +191,8 @@ class _Search:
         best, policy = self._final(seconds_left)
         chosen = tuning.to_json(best.config) if best.config is not self.candidates[0] else None
         key, complete = store_key(self.family, self.problem), len(self.trials) == len(self.candidates)
-        entry = {
-            "config": chosen,
-            "seconds": best.seconds,
-            "policy_seconds": policy if math.isfinite(policy) else None,
-            "complete": complete,
-        }
+        entry = {"config": chosen, "seconds": best.seconds, "complete": complete}
+        entry["policy_seconds"] = policy if math.isfinite(policy) else None
         stored = math.isfinite(best.seconds) and self.tuner.store.put(self.tuner.profile, key, entry)
         return AutotuneResult(self.problem, best.config, best.seconds, policy, tuple(self.trials), complete, stored)
 

@@ -194,9 +194,6 @@ def _elements(source: str, given: Mapping[str, tuple[str, Any]], name: str) -> i
     return _bytes(arg) // _ITEM.get(macro[1] if macro else pointed[1], 4)
 
 
-# ---- a stop watch
-
-
 class EventTimer:
     """A context manager that measures the device time of a block.
 

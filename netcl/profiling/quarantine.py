@@ -11,9 +11,8 @@ from typing import Any, NamedTuple
 from netcl.core import kernel_selector
 from netcl.core.device import DeviceHandle
 from netcl.core.errors import DeviceError, KernelBuildError, OutOfMemoryError
-from netcl.core.kernel_selector import KernelConfig, Problem
 from netcl.core.waiting_runs import flush_waiting
-from netcl.engine.algorithms import FAMILIES, Family, answering, last_chosen
+from netcl.engine.algorithms import FAMILIES, answering, last_chosen
 from netcl.profiling.autotuner import ResultCheck
 from netcl.runtime.tuning import store, warned_of
 
@@ -51,7 +50,10 @@ def check_variants(handle: DeviceHandle) -> Iterator[VariantCheck]:
         family = FAMILIES[op]
         problem = family.problem(*sizes, profile=profile, **flags)
         check = ResultCheck(family, problem, handle.queue)
-        for config in _candidates(family, problem):
+        configs = [kernel_selector.decide(problem)]  # the choice of the policy, then at least one of every algorithm
+        for algorithm in answering(family.family, None, profile):
+            configs += [c for c in algorithm.samples or list(algorithm.configurations(problem))[:1] if c not in configs]
+        for config in configs:
             last_chosen.clear()
             try:
                 wrong = check.what_is_wrong(config)
@@ -61,11 +63,3 @@ def check_variants(handle: DeviceHandle) -> Iterator[VariantCheck]:
             if wrong:
                 _set_banned(profile, {**store.entries(profile).get("quarantine", {}), name: f"{op} {sizes}: {wrong}"})
             yield VariantCheck(name, f"{op} {sizes} {flags}", wrong)
-
-
-def _candidates(family: Family, problem: Problem) -> list[KernelConfig]:
-    """Return the configurations to check: the policy's choice, and one or more for every algorithm that the device may select."""
-    found = [kernel_selector.decide(problem)]
-    for algorithm in answering(family.family, None, problem.profile):
-        found += [c for c in algorithm.samples or list(algorithm.configurations(problem))[:1] if c not in found]
-    return found

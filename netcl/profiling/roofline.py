@@ -95,13 +95,10 @@ class Limits(NamedTuple):
     bandwidths: tuple[tuple[int, float], ...]
     flops_per_second: float
 
-    def bytes_per_second(self, moved: float) -> float:
-        """Return the peak rate for moving ``moved`` bytes."""
-        return next((rate for size, rate in reversed(self.bandwidths) if size <= moved), self.bandwidths[0][1])
-
     def seconds(self, moved: float, flops: float) -> float:
         """Return the minimum time of a kernel that moves ``moved`` bytes and computes ``flops`` operations."""
-        return max(moved / self.bytes_per_second(moved), flops / self.flops_per_second)
+        rate = next((rate for size, rate in reversed(self.bandwidths) if size <= moved), self.bandwidths[0][1])
+        return max(moved / rate, flops / self.flops_per_second)
 
 
 def known_for(name: str) -> bool:

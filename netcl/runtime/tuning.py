@@ -12,8 +12,7 @@ import logging
 import math
 import re
 import warnings
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import fields
 from functools import cache
 from pathlib import Path
@@ -97,7 +96,10 @@ class TuningStore:
             return False
         head = {"format": FORMAT, "platform": profile.platform, "device": profile.name, "driver": profile.driver_version}
         try:
-            with _locked(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with open(path.with_suffix(".lock"), "a") as lock:
+                if fcntl is not None:
+                    fcntl.flock(lock, fcntl.LOCK_EX)
                 merged = {**self._own(path), key: entry}
                 replace_file(path, json.dumps({**head, "entries": merged}, indent=1, sort_keys=True).encode())
         except OSError as error:
@@ -130,15 +132,12 @@ class TuningStore:
         except OSError:
             return {}
         except ValueError as error:
-            self._damaged(path, error)
+            path.unlink(missing_ok=True)
+            if not self._warned:
+                self._warned = True
+                text = f"[tuning] measured configurations were lost and will be measured again: {error}; file={path}"
+                warnings.warn(text, RuntimeWarning, stacklevel=3)
             return {}
-
-    def _damaged(self, path: Path, error: ValueError) -> None:
-        path.unlink(missing_ok=True)
-        if not self._warned:
-            self._warned = True
-            text = f"[tuning] measured configurations were lost and will be measured again: {error}; file={path}"
-            warnings.warn(text, RuntimeWarning, stacklevel=4)
 
 
 def _parsed(data: bytes) -> dict[str, Entry]:
@@ -162,20 +161,8 @@ def _shipped(path: Path) -> dict[tuple[str, str], dict[str, Entry]]:
     return {(row["platform"], row["device"]): row["entries"] for row in content["devices"]}
 
 
-@contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with open(path.with_suffix(".lock"), "a") as file:
-        if fcntl is not None:
-            fcntl.flock(file, fcntl.LOCK_EX)
-        yield
-
-
 store = TuningStore()
 warned_of: set[tuple[str, str]] = set()  # devices with quarantined algorithms: platform and name
-
-
-# ---- what selection asks
 
 
 def tuned(problem: Problem) -> KernelConfig | None:
@@ -190,7 +177,13 @@ def tuned(problem: Problem) -> KernelConfig | None:
     if mode != "off":
         hooks.upper(".profiling.autotuner").search_automatically(asked, mode, seconds)
     entry = recall(asked)
-    return _usable_entry(entry, asked) if entry else None
+    if not entry or not entry.get("config"):
+        return None
+    try:
+        config = from_json(entry["config"])
+    except ValueError:
+        return None
+    return config if config in FAMILIES[asked.op].configurations(asked) else None  # the family may not offer it for this problem
 
 
 def with_all_flags(problem: Problem) -> Problem | None:
@@ -236,17 +229,6 @@ def _distance(one: list[Any], other: list[Any]) -> float | None:
     apart = [abs(math.log2(a) - math.log2(b)) for a, b in sizes]
     windows = apart[5:] if len(sizes) == 7 else []  # of a convolution: 3x3 is no neighbor of 5x5
     return sum(apart) if max(apart, default=0) <= NEAR and sum(apart) <= FAR and not any(windows) else None
-
-
-def _usable_entry(entry: Entry, problem: Problem) -> KernelConfig | None:
-    """Return the configuration in ``entry``; ``None`` if it has none, or if the family does not offer it for this problem."""
-    if not entry.get("config"):
-        return None
-    try:
-        config = from_json(entry["config"])
-    except ValueError:
-        return None
-    return config if config in FAMILIES[problem.op].configurations(problem) else None
 
 
 def quarantined(profile: DeviceProfile) -> Mapping[str, str]:

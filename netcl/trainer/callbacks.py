@@ -200,8 +200,11 @@ class ModelCheckpoint(Callback):
             self.save()
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any]) -> None:
-        watch = self._watched(logs)
-        if watch is not None and self.trainer.by_rank_0(watch.better(logs)):
+        monitor, mode = self._choice
+        if self.watch is None and monitor is not None:
+            monitor = ("val_loss" if "val_loss" in logs else "loss") if monitor == "auto" else monitor
+            self.watch = Improvement("ModelCheckpoint", monitor, mode)
+        if self.watch is not None and self.trainer.by_rank_0(self.watch.better(logs)):
             self.trainer.save(self.folder / "best.netcl")
         self.save()
 
@@ -211,13 +214,6 @@ class ModelCheckpoint(Callback):
     def save(self) -> Path | None:
         """Write a checkpoint now and return its path, or ``None`` on ranks other than 0."""
         return self.trainer.save(self.folder, keep_last=self.keep_last)
-
-    def _watched(self, logs: Logs) -> Improvement | None:
-        monitor, mode = self._choice
-        if self.watch is None and monitor is not None:
-            chosen = ("val_loss" if "val_loss" in logs else "loss") if monitor == "auto" else monitor
-            self.watch = Improvement("ModelCheckpoint", chosen, mode)
-        return self.watch
 
     def state_dict(self) -> dict[str, Any]:
         return {} if self.watch is None else {"monitor": self.watch.monitor, "best": self.watch.best}

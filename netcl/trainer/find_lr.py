@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import math
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, islice, repeat
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -46,7 +46,7 @@ def find_lr(trainer: Trainer, data: Iterable[Any], low: float = 1e-6, high: floa
         kept = Path(folder) / "before.netcl"
         trainer.save(kept)
         trainer.model.train()
-        batches = islice(_endless(data), steps)
+        batches = islice(chain.from_iterable(repeat(data, steps)), steps)  # without any batch, it ends too
         for i, ((x, y), rate) in enumerate(zip(batches, np.geomspace(low, high, steps).tolist(), strict=False)):
             trainer.batch, trainer.batches = i, steps  # what a progress line shows
             for group in trainer.optimizer.param_groups:
@@ -61,13 +61,3 @@ def find_lr(trainer: Trainer, data: Iterable[Any], low: float = 1e-6, high: floa
     if not losses:
         raise ValueError(message("find_lr", "data must have at least one batch, with a finite loss at learning rate low", low=low))
     return RateTest(rates, losses, float(f"{rates[int(np.argmin(losses))] / 10:.2g}"))
-
-
-def _endless(data: Iterable[object]) -> Iterator[Any]:
-    """Yield the batches of ``data`` again and again. Ends if a pass yields no batch, as with empty data or an exhausted generator."""
-    some = True
-    while some:
-        some = False
-        for batch in data:
-            some = True
-            yield batch

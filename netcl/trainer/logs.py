@@ -97,18 +97,15 @@ class CSVLogger(Callback):
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any]) -> None:
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        rows = [*self._earlier(epoch), {name: str(value) for name, value in _finite_numbers(logs).items()}]
+        rows: list[dict[str, str]] = []
+        if epoch and self.path.exists():  # a new run replaces the file
+            with self.path.open(encoding="utf-8", newline="") as file:
+                rows = [row for row in csv.DictReader(file) if row.get("epoch", "").isdecimal() and int(row["epoch"]) < epoch]
+        rows.append({name: str(value) for name, value in _finite_numbers(logs).items()})
         with filling(self.path), self.path.open("w", encoding="utf-8", newline="") as file:
             writer = csv.DictWriter(file, fieldnames=list(rows[0]), restval="", extrasaction="ignore")
             writer.writeheader()
             writer.writerows(rows)
-
-    def _earlier(self, epoch: int) -> list[dict[str, str]]:
-        """Return the rows of the file for epochs before ``epoch``; none if ``epoch`` is 0, because a new run replaces the file."""
-        if epoch == 0 or not self.path.exists():
-            return []
-        with self.path.open(encoding="utf-8", newline="") as file:
-            return [row for row in csv.DictReader(file) if row.get("epoch", "").isdecimal() and int(row["epoch"]) < epoch]
 
 
 class TensorBoard(Callback):
@@ -130,11 +127,9 @@ class TensorBoard(Callback):
         self._add("epoch/", logs, epoch)
         self._writer.flush()
 
-    def on_train_end(self, logs: Logs) -> None:
-        self._writer.close()
-
-    def on_interrupt(self, logs: Logs) -> None:
-        self._writer.close()
+    def close(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
 
     def _add(self, prefix: str, logs: Logs, at: int) -> None:
         for name, value in _finite_numbers(logs).items():

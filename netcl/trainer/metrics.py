@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -187,13 +187,9 @@ class _Collected(Metric):
         self.sums = [*self.sums, *parts]
         self.samples += samples
 
-    def value(self, sums: Sequence[np.ndarray], samples: int) -> float:
-        outputs, targets = (np.concatenate(sums[i::2]).astype(np.float64) for i in (0, 1))
-        return self.of(outputs, targets)
-
-    def of(self, outputs: np.ndarray, targets: np.ndarray) -> float:
-        """Return the metric, given all outputs and targets as float64."""
-        raise NotImplementedError
+    def both(self, sums: Sequence[np.ndarray]) -> Iterator[np.ndarray]:
+        """Return all outputs and all targets, as float64."""
+        return (np.concatenate(sums[i::2]).astype(np.float64) for i in (0, 1))
 
 
 class AUC(_Collected):
@@ -209,8 +205,8 @@ class AUC(_Collected):
 
     name = "auc"
 
-    def of(self, outputs: np.ndarray, targets: np.ndarray) -> float:
-        scores, labels = outputs.reshape(len(outputs), -1), targets.reshape(len(targets), -1)
+    def value(self, sums: Sequence[np.ndarray], samples: int) -> float:
+        scores, labels = (values.reshape(len(values), -1) for values in self.both(sums))
         labels = labels.argmax(axis=1) if labels.shape[1] > 1 else labels[:, 0]
         if scores.shape[1] <= 2:
             return _roc_area(scores[:, -1] - (scores[:, 0] if scores.shape[1] == 2 else 0.0), labels == 1)
@@ -231,9 +227,8 @@ def _roc_area(scores: np.ndarray, positive: np.ndarray) -> float:
 def _check_same_shape(name: str, outputs: Tensor, targets: Tensor) -> None:
     if outputs.shape != targets.shape:
         remedy = "reshape one of them: y[:, None], or outputs.squeeze(-1)"
-        raise ShapeError(
-            message(name, "outputs and targets must have the same shape", remedy, outputs=outputs.shape, targets=targets.shape)
-        )
+        what = "outputs and targets must have the same shape"
+        raise ShapeError(message(name, what, remedy, outputs=outputs.shape, targets=targets.shape))
 
 
 class MAE(Metric):
@@ -270,9 +265,10 @@ class R2(_Collected):
 
     def count(self, outputs: Tensor, targets: Tensor) -> Sequence[Tensor]:
         _check_same_shape(self.name, outputs, targets)
-        return [outputs, targets]
+        return super().count(outputs, targets)
 
-    def of(self, outputs: np.ndarray, targets: np.ndarray) -> float:
+    def value(self, sums: Sequence[np.ndarray], samples: int) -> float:
+        outputs, targets = self.both(sums)
         spread = np.square(targets - targets.mean(axis=0)).sum()
         return float(1 - np.square(targets - outputs).sum() / spread) if spread else float("nan")
 

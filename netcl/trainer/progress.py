@@ -72,7 +72,10 @@ class Progress(Callback):
             self.style = "off"
         if self.style == "off":
             return
-        self._kind, self._programs = _kind_of(self.trainer.model), program.program_count()
+        model = self.trainer.model
+        parameters = [(p.shape, p.dtype, p.device.device_name) for p in model.parameters()]  # other ones have other kernels
+        self._kind = f"{type(model).__name__} {hashlib.sha256(repr(parameters).encode()).hexdigest()[:16]}"
+        self._programs = program.program_count()
         self._needed = program_cache.needed(self._kind)
         notebook = type(stream).__module__.startswith("ipykernel")
         self._moves = self.style == "bar" or (self.style == "auto" and (stream.isatty() or notebook))
@@ -171,12 +174,6 @@ class Progress(Callback):
                 self._out.flush()
             except (OSError, ValueError):  # its reader is gone (`| head`, a closed terminal), or it was closed: the run goes on without
                 self.style = "off"
-
-
-def _kind_of(model: Any) -> str:
-    """Return a key for runs with about the same kernels: the model's class and a hash of its parameters' shapes, dtypes and devices."""
-    parameters = [(p.shape, p.dtype, p.device.device_name) for p in model.parameters()]
-    return f"{type(model).__name__} {hashlib.sha256(repr(parameters).encode()).hexdigest()[:16]}"
 
 
 class _Pace:

@@ -67,10 +67,7 @@ class Recipe:
     val_split: float = doc_field(0.1, "share of the training samples, drawn by the seed, by which the best weights are chosen; 0 for none")
     test_split: float = doc_field(0.1, "share of your own data, drawn by the seed, that is used only for the final numbers")
     data_options: dict[str, Any] = field(default_factory=dict, metadata={"doc": "options of the data"})
-    model: str = doc_field(
-        "auto",
-        "cnn, mlp, lenet, resnet18, vit, gpt (for text), a name of netcl.vision.models; or your own MODULE:CLASS, FILE.py:CLASS",
-    )
+    model: str = doc_field("auto", "cnn, mlp, lenet, vit, gpt (for text), a name of netcl.vision.models, MODULE:CLASS or FILE.py:CLASS")
     model_options: dict[str, Any] = field(default_factory=dict, metadata={"doc": "options of the model"})
     epochs: int = doc_field(10, "passes over the data")
     patience: int = doc_field(0, "epochs without a lower validation loss after which the run ends; 0 for never")
@@ -244,10 +241,8 @@ def _text_parts(train: Any, test: Any, fraction: float) -> tuple[Any, Any, tuple
     if not fraction or cut < train.block + 1:
         return train, test, (), None
     content = train.content.tobytes()
-    made = [
-        datasets.Bytes(part, train.block, step, train.name) for part, step in ((content[:cut], train.step), (content[cut:], train.block))
-    ]
-    return made[0], test, (), made[1]
+    end = datasets.Bytes(content[cut:], train.block, train.block, train.name)
+    return datasets.Bytes(content[:cut], train.block, train.step, train.name), test, (), end
 
 
 def make_loaders(recipe: Recipe, data: Data, queue: Any, world: World | None = None) -> tuple[DataLoader, DataLoader | None, DataLoader]:

@@ -79,22 +79,18 @@ def _finished(folder: str | os.PathLike[str], curves: str) -> list[str]:
         head = [f"<p class='dim'>{html.escape(place['device'])}, {html.escape(place['finished'])}</p>", _facts_html(results)]
         text = _section("Text", f"<pre>{html.escape(results['text'])}</pre>") if "text" in results else ""
         where = _section("Environment", _table(place))
+        spent = results.get("phases", {})
+        total = sum(spent.values())
+        rows = [[name, f"{seconds:.2f}", f"{seconds / total:.0%}"] for name, seconds in spent.items()] if total else []
+        phases = _section("Time by phase", _grid(("phase", "seconds", "share"), rows)) if rows else ""
     with _reading(folder, "samples.npz"):
         predictions = _predictions(Path(folder) / "samples.npz", classes)
-    with _reading(folder, "results.json"):
-        phases = _phase_table(results.get("phases", {}))
     slowest = ""
     if (Path(folder) / "profile.json").exists():  # the Report callback makes none on the NumPy backend
         with _reading(folder, "profile.json"):
             table = kernels.kernel_table(read_json(folder, "profile.json")["rows"][:15])
             slowest = _section("Slowest kernels", f'<div class="scroll">{table}</div>')
     return [*head, curves, *predictions, text, phases, slowest, where]
-
-
-def _phase_table(phases: Mapping[str, float]) -> str:
-    total = sum(phases.values())
-    rows = [[name, f"{seconds:.2f}", f"{seconds / total:.0%}"] for name, seconds in phases.items()] if total else []
-    return _section("Time by phase", _grid(("phase", "seconds", "share"), rows)) if rows else ""
 
 
 @contextmanager
@@ -124,11 +120,10 @@ def _facts_html(results: Mapping[str, Any]) -> str:
 
 def _charts(rows: Sequence[Mapping[str, Any]]) -> str:
     epochs = [row for row in rows if row["kind"] == "epoch"]
-    names = [name for name in epochs[-1] if f"val_{name}" in epochs[-1]] if epochs else []
-    charts = [
-        plot.line_chart(name, {"train": _points_of(epochs, name), "validation": _points_of(epochs, f"val_{name}")}, "epoch")
-        for name in names
-    ]
+    charts = []
+    for name in [name for name in epochs[-1] if f"val_{name}" in epochs[-1]] if epochs else ():
+        lines = {"train": _points_of(epochs, name), "validation": _points_of(epochs, f"val_{name}")}
+        charts.append(plot.line_chart(name, lines, "epoch"))
     steps = [row for row in rows if row["kind"] == "step"]
     columns = (("loss of every step", "loss", "losses"), ("learning rate", "lr", "lrs"), ("gradient norm", "grad_norm", ""))
     for title, name, listed in columns:
@@ -161,10 +156,7 @@ def _predictions(path: Path, classes: Sequence[str]) -> list[str]:
         wrong = [[row + 1, classes[label], classes[chosen], f"{likely:.0%}"] for row, (label, chosen, likely) in
                  zip(kept["rows"], rows, strict=True) if label != chosen]  # fmt: skip
         return [matrix, _section("Worst mistakes", _grid(("test row", "true", "chosen", "probability"), wrong))]
-    samples = [
-        _sample(image, classes[label], classes[chosen], float(likely))
-        for image, (label, chosen, likely) in zip(kept["images"], rows, strict=True)
-    ]  # fmt: skip
+    samples = [_sample(image, classes, *row) for image, row in zip(kept["images"], rows, strict=True)]
     wrong_first = '<p class="dim">Test images: mistakes first, those the model is surest of at the front.</p>'
     return [matrix, _section("Predictions", f'{wrong_first}<div class="samples">{"".join(samples)}</div>')]
 
@@ -172,10 +164,9 @@ def _predictions(path: Path, classes: Sequence[str]) -> list[str]:
 def _residuals(kept: Mapping[str, np.ndarray]) -> list[str]:
     """Return the sections of a regression: charts of outputs and residuals over the targets, and the largest residuals."""
     pairs = list(zip(kept["targets"].tolist(), kept["outputs"].tolist(), strict=True))
-    charts = plot.scatter_chart("predicted over true", pairs, "true") + plot.scatter_chart(
-        "residuals", [(t, o - t) for t, o in pairs], "true", None
-    )
-    worst = [[row + 1, f"{pairs[row][0]:.6g}", f"{pairs[row][1]:.6g}", f"{pairs[row][1] - pairs[row][0]:+.4g}"] for row in kept["rows"]]
+    apart = [(target, output - target) for target, output in pairs]
+    charts = plot.scatter_chart("predicted over true", pairs, "true") + plot.scatter_chart("residuals", apart, "true", None)
+    worst = [[row + 1, *(f"{value:.6g}" for value in pairs[row]), f"{apart[row][1]:+.4g}"] for row in kept["rows"]]
     header = ("test row", "true", "predicted", "difference")
     return [_section("Residuals", f'<div class="charts">{charts}</div>'), _section("Worst mistakes", _grid(header, worst))]
 
@@ -186,7 +177,8 @@ def _grid(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
     return f'<div class="scroll"><table><tr>{head}</tr>{body}</table></div>' if rows else "<p class='dim'>None.</p>"
 
 
-def _sample(image: np.ndarray, label: str, chosen: str, likely: float) -> str:
+def _sample(image: np.ndarray, classes: Sequence[str], true: int, predicted: int, likely: float) -> str:
+    label, chosen = classes[true], classes[predicted]
     shown = image[0] if len(image) == 1 else np.ascontiguousarray(image[:3].transpose(1, 2, 0))
     caption = html.escape(chosen if chosen == label else f"{chosen}, is {label}")
     kind = "" if chosen == label else ' class="wrong"'

@@ -276,9 +276,8 @@ def generate(
     """Return ``prompt`` followed by ``length`` bytes of text from the model of a run."""
     recipe = Recipe().changed(read_recipe(Path(folder) / "config.json"))
     if recipe.model != "gpt":
-        raise RecipeError(
-            message("generate", "the model of the run must generate text", "train one: netcl train --data text:FILE", model=recipe.model)
-        )
+        remedy = "train one: netcl train --data text:FILE"
+        raise RecipeError(message("generate", "the model of the run must generate text", remedy, model=recipe.model))
     with device(handle):
         model = load_model(Path(folder) / "model.netcl", handle)
         manual_seed(recipe.seed if seed is None else recipe.changed({"seed": seed}).seed)

@@ -103,7 +103,11 @@ class Trainer:
         self.model, self.optimizer = model, optimizer
         if device_queue is not None or device is not None:
             model.to(device if device_queue is None else device_queue)
-        _check_has_parameters(model, optimizer)
+        own = {id(p) for p in model.parameters()}
+        given = getattr(optimizer, "params", None) or [p for group in optimizer.param_groups for p in group["params"]]
+        if own and not any(id(p) in own for p in given):
+            what = "the optimizer must have at least one parameter of the model"
+            raise ValueError(message("Trainer", what, "create it with model.parameters()", parameters=len(own), optimizer=len(given)))
         self.loss_fn = ag.cross_entropy if loss_fn is None else loss_fn
         self.metrics = [make_metric(metric) for metric in metrics]
         self.grad_clip, self.accumulation_steps = grad_clip, accumulation_steps
@@ -112,8 +116,8 @@ class Trainer:
         self._autocast, self.scaler = _precision_of(mixed_precision)
         train_step = self._whole_step if accumulation_steps == 1 else self._gradients
         self._train_step: Callable[[Any, Any, bool], tuple[Any, Tensor, Tensor | None]] = compiled(train_step) if compile else train_step
-        own = [] if any(isinstance(callback, Progress) for callback in callbacks) else [Progress()]
-        self.callbacks = CallbackList([*own, *callbacks])
+        shown = [] if any(isinstance(callback, Progress) for callback in callbacks) else [Progress()]
+        self.callbacks = CallbackList([*shown, *callbacks])
         self._loss = Mean()
         self.measures_norm = False  # set by callbacks that show the norm of the gradients
         self._reset()
@@ -214,9 +218,8 @@ class Trainer:
         ranks = self._ranks or World()
         with ranks.together(), finishing_first() as interrupt:
             # A rank with fewer steps would leave the others waiting behind its last one.
-            ranks.agree(
-                "fit", "batches, epochs, log_every and accumulation_steps", [self.batches, epochs, log_every, self.accumulation_steps]
-            )
+            what = "batches, epochs, log_every and accumulation_steps"
+            ranks.agree("fit", what, [self.batches, epochs, log_every, self.accumulation_steps])
             found = self._to_resume(resume)
             for callback in self.callbacks.callbacks if self.writes else ():
                 if isinstance(callback, ModelCheckpoint):
@@ -524,14 +527,6 @@ class Trainer:
             if match is not None:
                 saved.remove(match)
                 callback.load_state_dict(match[1])
-
-
-def _check_has_parameters(model: Any, optimizer: Any) -> None:
-    own = {id(p) for p in model.parameters()}
-    given = getattr(optimizer, "params", None) or [p for group in optimizer.param_groups for p in group["params"]]
-    if own and not any(id(p) in own for p in given):
-        what = "the optimizer must have at least one parameter of the model"
-        raise ValueError(message("Trainer", what, "create it with model.parameters()", parameters=len(own), optimizer=len(given)))
 
 
 def _check_batches(op: str, count: int) -> None:

@@ -269,9 +269,8 @@ class RandomAffine(Transform):
 
     def forward(self, image: Any) -> Any:
         _, height, width = F.get_dimensions(image)
-        moves = [
-            round(float(rng().uniform(-share, share)) * size) for share, size in zip(self.translate or (0, 0), (width, height), strict=True)
-        ]
+        most = zip(self.translate or (0, 0), (width, height), strict=True)
+        moves = [round(float(rng().uniform(-share, share)) * size) for share, size in most]
         scale = 1.0 if self.scale is None else float(rng().uniform(*self.scale))
         slants = [float(rng().uniform(*ends)) for ends in np.reshape(self.shear, (-1, 2))] if self.shear is not None else []
         shear = [*slants, 0.0, 0.0][:2]

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from netcl.data import FormatError, datasets
-from netcl.data.formats import CIFAR10_RECORD, read_cifar10, read_idx
+from netcl.data.formats import read_cifar10, read_idx
 
 
 def idx_bytes(array, kind=0x08):
@@ -131,7 +131,7 @@ def test_images_without_their_labels_are_refused(tmp_path):
 def test_cifar10_from_its_files(tmp_path):
     rng = np.random.default_rng(0)
     for i, name in enumerate([*(f"data_batch_{n}.bin" for n in range(1, 6)), "test_batch.bin"]):
-        records = rng.integers(0, 256, (2, CIFAR10_RECORD), np.uint8)
+        records = rng.integers(0, 256, (2, 1 + 3 * 32 * 32), np.uint8)
         records[:, 0] = i
         (tmp_path / name).write_bytes(records.tobytes())
     train, test = datasets.cifar10(tmp_path)

@@ -154,8 +154,4 @@ class SSD(nn.Module):
         return goal, np.where(match < 0, 0, labels[match]).astype(np.int64)
 
 
-def _ssd300(num_classes: int | None = None, **rest: Any) -> SSD:
-    return SSD(num_classes or 91, **rest)
-
-
-ssd300_vgg16 = architecture("ssd300_vgg16", _ssd300)
+ssd300_vgg16 = architecture("ssd300_vgg16", lambda num_classes=None, **options: SSD(num_classes or 91, **options))
