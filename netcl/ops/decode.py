@@ -19,13 +19,12 @@ from netcl.engine.pointwise import run
 from netcl.engine.registry import REGISTRY, S, Sample, op
 from netcl.engine.strided import alignment
 from netcl.ops.attention import cached_attention
-from netcl.ops.attention.cached import cached_arrays
 from netcl.ops.attention.geometry import score_scale
 from netcl.ops.epilogue import Epilogue
 from netcl.ops.matmul import affine, gemm
 from netcl.ops.norm import row_norm
 from netcl.ops.pointwise import cast
-from netcl.ops.quantized import chain, packed_problem, packed_weight, plans, quantized_linear, weight_values
+from netcl.ops.quantized import chain, packed_problem, packed_weight, plans, quantized_linear
 from netcl.ops.quantized.formats import kind_of
 from netcl.ops.quantized.layout import STRIP_ROWS, device_bytes
 
@@ -62,14 +61,10 @@ class DecodeParts(NamedTuple):
         return [out if t is None else t for t in (self.gate, self.gate_bias, self.norm_weight, self.norm_bias)]
 
 
-def launches_dominate(queue: Any) -> bool:
-    """Whether saving a launch is worth repeating the work of a few rows; true for GPUs."""
-    return not isinstance(queue, CPUQueue) and not launch.on_cpu_device(queue)
-
-
 def decodes_together(x: Tensor) -> bool:
     """Whether :func:`decode_linear` may run products with ``x`` as one launch: at most eight rows, on a GPU."""
-    return x.ndim > 0 and x.size <= DECODED_ROWS * x.shape[-1] and launches_dominate(x.queue)
+    queue = x.queue
+    return x.ndim > 0 and x.size <= DECODED_ROWS * x.shape[-1] and not isinstance(queue, CPUQueue) and not launch.on_cpu_device(queue)
 
 
 def multiplies_halves(weight: Tensor) -> bool:
@@ -209,17 +204,8 @@ def _decode_block_sample(tokens: int, next_rows: int = 0, kind: str = "Q4_0") ->
     return S(*given, kind=kind, inner=inner, next_rows=next_rows, activations="float")
 
 
-def _decode_block_ref(inside, x, out_weight, norm_weight, gate, up, down, next_norm=None, next_weight=None, next_bias=0.0, *, kind, inner,
-                      next_rows=0, activations="auto"):  # fmt: skip
-    """Compute :func:`decode_block` with its default norms and activation, for the samples."""
-    shapes = _block_shapes(inside.shape[-1], x.shape[-1], inner, next_rows)
-    packed = zip((out_weight, gate, up, down, next_weight), shapes, strict=True)
-    weights = [weight_values(w, kind, shape).astype(x.dtype) for w, shape in packed if w is not None]
-    return chain.chain_arrays(inside, x, weights, (norm_weight, next_norm), (1e-5, 1e-5), lambda a: a / (1 + np.exp(-a)), next_bias)
-
-
 @op(
-    vjp=None, ref=_decode_block_ref, tol=24,
+    vjp=None, ref="numpy", tol=24,
     samples=[
         _decode_block_sample(1), _decode_block_sample(2, 48), _decode_block_sample(1, 32, "Q8_0"), _decode_block_sample(1, 16, "Q4_K"),
         _decode_block_sample(9, 16),
@@ -288,25 +274,8 @@ def _decode_layers_sample(tokens: int, kind: str, biased: bool = False, normed: 
              activations="float")  # fmt: skip
 
 
-def _decode_layers_ref(x, lengths, frequencies, layers, *, kind, inner, heads, count, window=0, activations="auto"):
-    """Compute :func:`decode_layers` with its default norms and activation, for the samples."""
-    each = len(layers) // count
-    for i in range(0, len(layers), each):
-        norm, projection, *own = layers[i : i + each]
-        bias = own.pop(0) if each % 2 == 0 else 0.0
-        out, mlp_norm, gate, up, down, keys, values, *norms = own
-        shapes = _block_shapes(heads * keys.shape[3], x.shape[-1], inner, (heads + 2 * keys.shape[1]) * keys.shape[3])
-        packed = zip((out, gate, up, down, projection), shapes, strict=True)
-        *weights, first = (weight_values(w, kind, shape).astype(x.dtype) for w, shape in packed)
-        z = x / np.sqrt((x * x).mean(-1, keepdims=True) + 1e-5) * norm @ first.T + bias
-        query_norm, key_norm = norms or (None, None)
-        inside = cached_arrays(z, None, None, keys, values, lengths, None, None, frequencies, query_norm, key_norm, window=window)
-        (x,) = chain.chain_arrays(inside, x, weights, (mlp_norm, None), (1e-5, 1e-5), lambda a: a / (1 + np.exp(-a)))
-    return x
-
-
 @op(
-    vjp=None, ref=_decode_layers_ref, tol=48, inputs=("x", "lengths", "frequencies", "layers"),
+    vjp=None, ref="numpy", tol=48, inputs=("x", "lengths", "frequencies", "layers"),
     samples=[_decode_layers_sample(2, "Q8_0"), _decode_layers_sample(1, "Q4_0", True, True, window=3)],
     errors=[(S((1, 1, 64), np.zeros(1, np.int32), (16,), [(64,)] * 16, kind="Q4_0", inner=64, heads=4, count=2),
              r"\[decode_layers\] x must be \(batch, 1, width\), and layers must have 9 to 12 tensors for each layer; given=8")],
