@@ -28,12 +28,17 @@ from netcl.ops.quantized.formats import kind_of
 from netcl.ops.random import manual_seed
 from netcl.trainer.callbacks import Callback, LRMonitor, ModelCheckpoint, NaNGuard
 from netcl.trainer.metrics import Metric
-from netcl.trainer.recipe import doc_field
+from netcl.trainer.recipe import POSITIVE, check_bounds, doc_field
 from netcl.trainer.report import Report
 from netcl.trainer.run import restore_best
 from netcl.trainer.trainer import Trainer
 
 TUNING_METHODS = ("lora", "dora", "qlora", "full")
+_SETTING_BOUNDS: dict[str, tuple[float, float]] = {
+    **dict.fromkeys(("rank", "epochs", "batch_size", "accumulate"), (1, math.inf)), "length": (2, math.inf),
+    **dict.fromkeys(("dropout", "warmup", "held_out"), (0, 1)), **dict.fromkeys(("alpha", "beta"), (POSITIVE, math.inf)),
+    **dict.fromkeys(("seed", "save_every", "lr", "weight_decay", "grad_clip"), (0, math.inf)),
+}  # fmt: skip
 TUNING_OPTIMIZERS = {"adamw": optim.AdamW, "adamw8bit": optim.AdamW8bit}
 
 
@@ -68,18 +73,7 @@ class TuningSettings:
         for name, known in choices.items():
             if getattr(self, name) not in known:
                 raise ValueError(message("finetune", f"{name} must be one of {', '.join(known)}", **{name: getattr(self, name)}))
-        counts = {name: getattr(self, name) for name in ("rank", "epochs", "batch_size", "accumulate") if getattr(self, name) < 1}
-        shares = {name: getattr(self, name) for name in ("dropout", "warmup", "held_out") if not 0 <= getattr(self, name) < 1}
-        for wrong, bounds in ((counts, "at least 1"), (shares, "at least 0 and below 1")):
-            if wrong:
-                raise ValueError(message("finetune", f"{' and '.join(wrong)} must be {bounds}", **wrong))
-        least = {"length": 2, **dict.fromkeys(("seed", "save_every", "lr", "weight_decay", "grad_clip"), 0)}
-        for name in ("alpha", "beta", *least):
-            value = getattr(self, name)
-            fits = value >= least[name] if name in least else value > 0
-            if not fits or value == math.inf:
-                bound = f"at least {least[name]}" if name in least else "above 0"
-                raise ValueError(message("finetune", f"{name} must be {bound} and finite", **{name: value}))
+        check_bounds("finetune", self, _SETTING_BOUNDS)
         return self
 
 
