@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -132,11 +132,7 @@ def decode_linear(
     row: Any = DECODE_ACTIVATIONS[activation]
     epilogue = Epilogue(x.dtype, "" if residual is None else residual.dtype, row)
     parts = DecodeParts(epilogue, norm, eps, gate, gate_bias, residual, norm_weight, norm_bias)
-    if kind and (single := _normed_product(parts, x, weight, bias, kind, rows, activations)) is not None:
-        return single()[0]
-    if (found := _launch_of(parts, x, weight, bias, kind, rows, activations)) is not None:
-        out = new_result(shape, x.dtype, x.queue)
-        found(out)
+    if (out := _in_one_launch(parts, x, weight, bias, kind, rows, activations)) is not None:
         return out
     x = row_norm(x, norm_weight, norm_bias, centered=norm == "layer", eps=eps)[0] if norm else x
     of, rows_of = (quantized_linear, {"kind": kind, "rows": rows, "activations": activations}) if kind else (affine, {})
@@ -147,41 +143,40 @@ def decode_linear(
     return y if residual is None else run(table["add"], (y, residual))
 
 
-def _normed_product(
-    parts: DecodeParts, x: Tensor, weight: Tensor, bias: Tensor | None, kind: str, rows: int, activations: str
-) -> Callable[[], tuple[Tensor, ...]] | None:
-    """Return a function that computes a wide product after an RMS norm as a :class:`~netcl.ops.quantized.chain.Chain`, if it can be one."""
-    more = (parts.gate, parts.residual, parts.norm_bias)
-    if parts.norm != "rms" or parts.epilogue.activation or any(t is not None for t in more) or not 0 < x.size <= DECODED_ROWS * x.shape[-1]:
-        return None
-    row, layer = kind_of(kind, "decode_linear"), chain.DecoderLayer(parts.norm_weight, weight, bias)
-    if rows * x.shape[-1] < chain.WIDE_PRODUCT or row.bits < 6:  # others are as fast alone (benchmarks/results/decode_block_h200.txt)
-        return None
-    return chain.launch_of(chain.Chain(row, x, (layer,), parts, 0, rows, parts.eps, activations))
-
-
-def _launch_of(parts: DecodeParts, x: Tensor, weight: Tensor, bias: Tensor | None, kind: str, rows: int,
-               activations: str) -> Callable[[Tensor], None] | None:  # fmt: skip
-    """Return a function that runs all parts as one kernel and fills its argument; ``None`` if the product has no such kernel."""
-    given = [t for t in (x, None if kind else weight, bias, *parts[4:]) if t is not None]
+def _in_one_launch(parts: DecodeParts, x: Tensor, weight: Tensor, bias: Tensor | None, kind: str, rows: int,
+                   activations: str) -> Tensor | None:  # fmt: skip
+    """Compute all parts by one kernel, a wide product after an RMS norm as a chain (chain.py); ``None`` if no kernel computes them."""
     tokens, columns = math.prod(x.shape[:-1]), x.shape[-1] if x.shape else 0
+    if x.array is not None or not 0 < tokens <= DECODED_ROWS or not columns:
+        return None
+    row = kind_of(kind, "decode_linear") if kind else None
+    alone = parts.norm == "rms" and not parts.epilogue.activation and all(t is None for t in (parts.gate, parts.residual, parts.norm_bias))
+    # Narrow products, and those of fewer bits, are as fast without a chain (benchmarks/results/decode_block_h200.txt).
+    if row is not None and alone and rows * columns >= chain.WIDE_PRODUCT and row.bits >= 6:
+        layer = chain.DecoderLayer(parts.norm_weight, weight, bias)
+        if (single := chain.launch_of(chain.Chain(row, x, (layer,), parts, 0, rows, parts.eps, activations))) is not None:
+            return single()[0]
+    given = [t for t in (x, None if kind else weight, bias, *parts[4:]) if t is not None]
     alike = {t.dtype for t in given} == {x.dtype} and x.dtype != "float64" and alignment(*given, weight) == 16
-    single = parts.residual is None or not (parts.epilogue.activation or parts.gate is not None)
-    sized = 0 < tokens <= DECODED_ROWS and (parts.norm_weight is None or parts.norm_weight.size == columns)
-    if x.array is not None or not (alike and single and sized and (kind or weight.ndim == 2)):
+    ends_once = parts.residual is None or not (parts.epilogue.activation or parts.gate is not None)
+    sized = parts.norm_weight is None or parts.norm_weight.size == columns
+    if not (alike and ends_once and sized and (kind or weight.ndim == 2)):
         return None
     queue, profile, flat = x.queue, profile_of(x.queue), with_shape(x, (tokens, columns))
-    if kind:
-        packed = plans.Packed(kind_of(kind, "decode_linear"), rows, columns, tokens, x.dtype, activations)
-        choice = plans.surrounded(queue, packed)
-        return choice and (
-            lambda out: choice[0].run(queue, packed, choice[1], profile, plans.PackedOperands(flat, weight, bias, out, parts))
-        )
+    if row is not None:
+        packed = plans.Packed(row, rows, columns, tokens, x.dtype, activations)
+        if (choice := plans.surrounded(queue, packed)) is None:
+            return None
+        out = new_result((*x.shape[:-1], rows), x.dtype, queue)
+        choice[0].run(queue, packed, choice[1], profile, plans.PackedOperands(flat, weight, bias, out, parts))
+        return out
     p = gemm.matmul_of(flat, weight, False, True, bias, parts.epilogue, False)
     algorithm, config = (None, None) if p is None else gemm.chosen(queue, p)
     if algorithm is None or algorithm.name != "gemv":
         return None
-    return lambda out: algorithm.run(queue, p, config, profile, gemm.Operands(flat, weight, out, bias, parts.residual, 1, parts))
+    out = new_result((*x.shape[:-1], weight.shape[0]), x.dtype, queue)
+    algorithm.run(queue, p, config, profile, gemm.Operands(flat, weight, out, bias, parts.residual, 1, parts))
+    return out
 
 
 def _block_shapes(attended: int, width: int, inner: int, rows: int) -> tuple[tuple[int, int], ...]:

@@ -279,11 +279,12 @@ def _chain_right(queue: Any, chain: Chain, bulk: bool) -> bool:
     shapes = ((width, attended), (inner, width), (inner, width), (width, inner), (rows, width))
     matrices = (rng.normal(0, shape[1] ** -0.5, shape).astype(np.float32) for shape in shapes)
     out, gate, up, down, following = (pack_strips(quantize(a, chain.kind), chain.kind, a.shape) for a in matrices)
-    shapes = ((tokens, 1, width), (tokens, 1, attended), (width,), (tokens, 4, 600, 64), (tokens, 4, 600, 64))
-    x, inside, norm, keys, values = (rng.standard_normal(shape, np.float32) for shape in shapes)
+    drawn: list[tuple[int, ...]] = [(tokens, 1, width), (tokens, 1, attended), (width,), (tokens, 4, 600, 64), (tokens, 4, 600, 64)]
+    x, inside, norm, keys, values = (rng.standard_normal(shape, np.float32) for shape in drawn)
     put, own, lengths = partial(Tensor.from_host, queue), [norm, following, out, norm, gate, up, down], np.array([0, 550], np.int32)
     first, after, *products = map(put, own)
-    layer, mlp = DecoderLayer(first, after, None, *products, put(keys), put(values)), DecoderLayer(None, None, None, *products)
+    mlp = DecoderLayer(None, None, None, *products)
+    layer = mlp._replace(norm=first, projection=after, keys=put(keys), values=put(values))
     epilogue = chain.parts.epilogue._replace(dtype="float32", activation="relu")
     parts = chain.parts._replace(epilogue=epilogue, gate=layer.gate, norm_weight=first)
     small = Chain(chain.kind, put(x), (layer, layer._replace(keys=layer.values, values=layer.keys)), parts, inner, rows, parts.eps, "float",
