@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -207,12 +207,11 @@ class CausalLM(ConfiguredModel):
                         prompt_cache=prompt_cache)  # fmt: skip
         several = not isinstance(prompt, str) and len(prompt) and not isinstance(prompt[0], int | np.integer)
         whole = [_Continuation(self, one, (stop,) if isinstance(stop, str) else stop) for one in (prompt if several else [prompt])]
-        if not several:
-            pieces = whole[0].written(write)
-            return pieces if stream else whole[0].result(pieces)
         alone = "stream=True requires" if stream else "draft and prompt_cache require"
-        if stream or draft is not None or prompt_cache is not None:
+        if several and (stream or draft is not None or prompt_cache is not None):
             raise ValueError(message("generate", f"{alone} one prompt", "loop over the prompts", prompts=len(prompt)))
+        if stream:
+            return whole[0].written(write)
         batches: dict[int, list[_Continuation]] = {}
         for one in whole:  # prompts of unlike lengths are one batch if each has room, with the same rotary frequencies for all lengths
             last = len(one.ids) + max_new_tokens - 1
@@ -224,7 +223,8 @@ class CausalLM(ConfiguredModel):
                     one.parts += one.add(int(token)) if one.going else []
                 if not any(one.going for one in batch):
                     break
-        return [one.result([*one.parts, *one.rest()]) for one in whole]
+        found = ["".join([*one.parts, *one.rest()]) if one.text else one.parts for one in whole]
+        return found if several else found[0]
 
     def _tokens(self, prompts: Sequence[list[int]], most: int, sampling: Sampling, seed: int | None, draft: CausalLM | None,
                 draft_tokens: int, prompt_cache: Any) -> Iterator[np.ndarray]:  # fmt: skip
@@ -283,10 +283,6 @@ class _Continuation:
             if not self.going:
                 break
         yield from self.rest()
-
-    def result(self, parts: Iterable[Any]) -> Any:
-        """Return parts as a text or as a list of ids."""
-        return "".join(parts) if self.text else list(parts)
 
 
 class TextStream:

@@ -97,11 +97,10 @@ class SelfAttention(nn.Module):
             x = self.qkv_proj(x)
             if self.attends_whole(x, span, cache):
                 return self.o_proj(self.attend_whole(x, span, cache))
-            parts = ag.split(x, [n * self.size for n in (self.heads, self.kv_heads, self.kv_heads)], axis=2)
-            q, k, v = (split_heads(part, n) for part, n in zip(parts, (self.heads, self.kv_heads, self.kv_heads), strict=True))
+            parts = list(ag.split(x, [n * self.size for n in (self.heads, self.kv_heads, self.kv_heads)], axis=2))
         else:
-            q, k = split_heads(self.q_proj(x), self.heads), split_heads(self.k_proj(x), self.kv_heads)
-            v = split_heads(self.v_proj(x), self.kv_heads)
+            parts = [projection(x) for projection in (self.q_proj, self.k_proj, self.v_proj)]
+        q, k, v = (split_heads(part, n) for part, n in zip(parts, (self.heads, self.kv_heads, self.kv_heads), strict=True))
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
         if self.rope is not None:
@@ -316,7 +315,7 @@ def decode_whole(layers: Sequence[Any], x: Tensor, span: AttentionSpan, cache: K
                 following = after.self_attn.qkv_proj
                 weights += [after.input_layernorm.weight, following.weight, following.bias]
                 end = {"next_rows": following.out_features, "next_eps": after.input_layernorm.eps}
-            x, *rest = ag.decode_block(
+            x, *rest = ag.decode_block(  # type: ignore[misc]
                 own.attend_whole(projected, span, cache), x, *weights, inner=mlp.up_proj.out_features, eps=norm.eps,
                 activation=_DECODED_ACTIVATIONS[mlp.activation], **end, **options,
             )  # fmt: skip

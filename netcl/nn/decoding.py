@@ -155,24 +155,6 @@ class _DecodingStep(NamedTuple):
     counts: Tensor | None = None
 
 
-def _make_step(model: Any, batch: int, cache: KVCache, sampling: Sampling | None) -> _DecodingStep:
-    counts = None
-    if sampling is not None and sampling.penalizes:
-        counts = Tensor.zeros((batch, model.lm_head.out_features), queue=model.queue, persistent=True)
-
-    def choose(tokens: Tensor, uniform: Tensor) -> Tensor:
-        with ag.no_grad():
-            logits = model(ag.maximum(tokens, 0), cache)  # -1: the host has not read yet that the last logits were not finite
-            return sampling.choose(ag.reshape(logits, (tokens.shape[0], -1)), uniform, counts)  # type: ignore[union-attr]
-
-    def judge(tokens: Tensor) -> Tensor:
-        with ag.no_grad():
-            return model(tokens, cache)
-
-    step: Any = judge if sampling is None else choose
-    return _DecodingStep(cache, compiled.compile(step, fuse=True) if getattr(model, "replayable", True) else step, counts)
-
-
 @contextmanager
 def _step_for(model: Any, role: str, batch: int, room: int, sampling: Sampling | None = None) -> Iterator[_DecodingStep]:
     """Provide an empty cache for ``room`` positions and a decoding step. The step returns tokens, or logits without ``sampling``.
@@ -186,8 +168,19 @@ def _step_for(model: Any, role: str, batch: int, room: int, sampling: Sampling |
     if found is None or (found.cache.capacity or 0) < room:
         for other in [other for other in idle if other[0] == role]:  # one cache at a time: it may be as large as the model
             idle.pop(other, None)
-        capacity = min(max(LEAST_ROOM, 1 << (room - 1).bit_length()), max(room, getattr(model, "context", room)))
-        found = _make_step(model, batch, model.new_cache(capacity), sampling)
+        cache = model.new_cache(min(max(LEAST_ROOM, 1 << (room - 1).bit_length()), max(room, getattr(model, "context", room))))
+        counts = None
+        if sampling is not None and sampling.penalizes:
+            counts = Tensor.zeros((batch, model.lm_head.out_features), queue=model.queue, persistent=True)
+
+        def step(tokens: Tensor, uniform: Tensor | None = None) -> Tensor:
+            with ag.no_grad():
+                if sampling is None or uniform is None:
+                    return model(tokens, cache)
+                logits = model(ag.maximum(tokens, 0), cache)  # -1: the host has not read yet that the last logits were not finite
+                return sampling.choose(ag.reshape(logits, (tokens.shape[0], -1)), uniform, counts)
+
+        found = _DecodingStep(cache, compiled.compile(step, fuse=True) if getattr(model, "replayable", True) else step, counts)
     found.cache.reset()
     try:
         yield found

@@ -83,7 +83,7 @@ def _cached_cpu(q: Any, k: Any, v: Any, keys: Any, values: Any, lengths: Any, *m
     _check_room(lengths, q.shape[-2], keys.shape[2])
     if packed := k is None:
         q, k, v = _split_projection(q, keys.shape[1], keys.shape[3], lengths, *more[2:], eps)  # type: ignore[call-arg]
-    result = cached_arrays(*(np.asarray(x, np.float64) for x in (q, k, v, keys, values)), lengths, *scales, **options)
+    result = cached_arrays(*(np.asarray(x, np.float64) for x in (q, k, v, keys, values)), lengths, *scales, **options)  # type: ignore[call-arg]
     for b, seen in enumerate(lengths):
         for cache, fresh, scale in zip((keys, values), (k, v), scales, strict=True):
             place = (b, slice(None), slice(seen, seen + fresh.shape[2]))
@@ -94,7 +94,7 @@ def _cached_cpu(q: Any, k: Any, v: Any, keys: Any, values: Any, lengths: Any, *m
     return _joined_heads(result) if packed else result
 
 
-def _check_packed(q: Tensor, keys: Tensor, values: Tensor, lengths: Tensor) -> None:
+def _check_packed(q: Tensor, keys: Tensor, values: Tensor) -> None:
     fits = q.ndim == 3 and keys.ndim == 4 and keys.shape == values.shape and keys.shape[0] == q.shape[0] and min(keys.shape[1:]) > 0
     if fits:
         heads, rest = divmod(q.shape[2], keys.shape[3])
@@ -105,7 +105,6 @@ def _check_packed(q: Tensor, keys: Tensor, values: Tensor, lengths: Tensor) -> N
             "with heads a multiple of groups and new from 1 to positions"
         )
         raise ShapeError(message("cached_attention", what, q=q.shape, keys=keys.shape, values=values.shape))
-    _check_lengths(q, lengths)
 
 
 def _check_tables(k: Any, keys: Tensor, frequencies: Any, norms: list[Any]) -> None:
@@ -119,19 +118,13 @@ def _check_tables(k: Any, keys: Tensor, frequencies: Any, norms: list[Any]) -> N
         raise ShapeError(message("cached_attention", what, "apply rms_norm and rope first", **seen))
 
 
-def _check_lengths(q: Tensor, lengths: Tensor) -> None:
-    if lengths.shape != q.shape[:1] or lengths.dtype not in ("int32", "int64"):
-        what = "lengths must be one integer (int32 or int64) per sequence"
-        raise ShapeError(message("cached_attention", what, lengths=lengths.shape, dtype=lengths.dtype, batch=q.shape[0]))
-
-
 def _check_room(lengths: np.ndarray, new: int, positions: int) -> None:
     if max(lengths, default=0) + new > positions:
         what, remedy = f"the {new} new positions must fit into the {positions} positions of the cache", "use a larger cache"
         raise ShapeError(message("cached_attention", what, remedy, lengths=lengths.tolist()))
 
 
-def _check_cache(q: Tensor, k: Tensor, v: Tensor, keys: Tensor, values: Tensor, lengths: Tensor) -> None:
+def _check_cache(q: Tensor, k: Tensor, v: Tensor, keys: Tensor, values: Tensor) -> None:
     shapes: dict[str, Any] = {name: t.shape for name, t in (("q", q), ("k", k), ("v", v), ("keys", keys), ("values", values))}
     if any(len(shape) != 4 for shape in shapes.values()) or q.shape[1] % max(1, k.shape[1]):
         what = "q, k, v, keys and values must be (batch, heads, positions, size), and the number of heads of k must divide that of q"
@@ -145,7 +138,6 @@ def _check_cache(q: Tensor, k: Tensor, v: Tensor, keys: Tensor, values: Tensor, 
             "size), with new from 1 to positions (v and values may have another size)"
         )
         raise ShapeError(message("cached_attention", what, **shapes))
-    _check_lengths(q, lengths)
 
 
 def _check_scales(keys: Tensor, values: Tensor, scales: tuple[Tensor | None, Tensor | None]) -> None:
@@ -237,9 +229,12 @@ def cached_attention(
         if t is not None and not (t.dtype == "int8" and name in ("keys", "values")):
             launch.check_dtype("cached_attention", t, (q.dtype,) if q.dtype in launch.FLOATS else launch.FLOATS, name)
     if k is None or v is None:
-        _check_packed(q, keys, values, lengths)
+        _check_packed(q, keys, values)
     else:
-        _check_cache(q, k, v, keys, values, lengths)
+        _check_cache(q, k, v, keys, values)
+    if lengths.shape != q.shape[:1] or lengths.dtype not in ("int32", "int64"):
+        what = "lengths must be one integer (int32 or int64) per sequence"
+        raise ShapeError(message("cached_attention", what, lengths=lengths.shape, dtype=lengths.dtype, batch=q.shape[0]))
     _check_scales(keys, values, (scales[0], scales[1]))
     _check_tables(k, keys, frequencies, [query_norm, key_norm])
     if not isinstance(given, Tensor):
