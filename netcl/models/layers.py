@@ -352,16 +352,12 @@ def make_span(config: ModelConfig, queue: Any, queries: int, seen: int, position
     if documents is not None:
         if cached:
             raise ValueError(message("CausalLM", "documents cannot be given with a cache", "leave one of them out"))
-        masks = {window: (_inside_documents(documents, window), False) for window in masks}
+        batch = documents.shape[0]
+        same = ag.eq(ag.reshape(documents, (batch, 1, queries, 1)), ag.reshape(documents, (batch, 1, 1, queries)))
+        for window in masks:  # causal masks (batch, 1, length, length), also false between positions of different documents
+            allowed = np.tri(queries, dtype=bool) & ~np.tri(queries, k=-(window or queries), dtype=bool)
+            masks[window] = (ag.logical_and(same, Tensor.from_host(queue, allowed)), False)
     return AttentionSpan(positions, masks, tables)
-
-
-def _inside_documents(documents: Tensor, window: int | None) -> Tensor:
-    """Return the causal mask ``(batch, 1, length, length)`` of a window, also false between positions of different documents."""
-    batch, length = documents.shape
-    allowed = np.tri(length, dtype=bool) if window is None else np.tri(length, dtype=bool) & ~np.tri(length, k=-window, dtype=bool)
-    same = ag.eq(ag.reshape(documents, (batch, 1, length, 1)), ag.reshape(documents, (batch, 1, 1, length)))
-    return ag.logical_and(same, Tensor.from_host(documents.queue, allowed))
 
 
 def check_activation(name: Any) -> str:

@@ -6,7 +6,7 @@ import dataclasses
 import hashlib
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -174,9 +174,13 @@ def finetune(path: str | os.PathLike[str], data: str | os.PathLike[str], out: st
             for flat in (False, True)
         ]  # norms and biases do not decay, as in transformers: Gemma's norms would lose their 1
         optimizer = make_optimizer([group for group in groups if group["params"]], lr=chosen.lr)
+
+        def preference_loss(losses: Tensor, reference: Tensor) -> Tensor:  # DPO: Rafailov et al. 2023
+            return ag.mean(ag.softplus(ag.mul(_preference_margin(losses, reference), -chosen.beta)))
+
         steps, tokens = chosen.epochs * -(-len(train) // chosen.accumulate), float(parts[0][1].shape[-1] * chosen.batch_size)
         trainer = Trainer(
-            wrapped, optimizer, loss_fn=_preference_loss(chosen.beta) if pairs else mean_of_learned,
+            wrapped, optimizer, loss_fn=preference_loss if pairs else mean_of_learned,
             metrics=[PreferenceAccuracy() if pairs else Perplexity()], grad_clip=chosen.grad_clip or None,
             mixed_precision=False if chosen.precision == "float32" else chosen.precision, accumulation_steps=chosen.accumulate,
             scheduler=optim.WarmupCosine(optimizer, min(round(chosen.warmup * steps), steps - 1), steps),
@@ -200,11 +204,6 @@ def _claim(file: Path, now: dict[str, Any], keeper: ModelCheckpoint, resume: boo
     if old := {name: before.get(name) for name in now if before.get(name) != now[name]}:
         what, remedy = "a resumed run must keep its settings", "pass the same settings, or overwrite the run"
         raise refusal("finetune", what, remedy, file=file, before=old, now={name: now[name] for name in old})
-
-
-def _preference_loss(beta: float) -> Callable[[Tensor, Tensor], Tensor]:
-    """Return DPO's loss function, the mean of ``-log sigmoid(beta * margin)`` over pairs (Rafailov et al. 2023)."""
-    return lambda losses, reference: ag.mean(ag.softplus(ag.mul(_preference_margin(losses, reference), -beta)))
 
 
 Blocks = tuple[np.ndarray, np.ndarray]
