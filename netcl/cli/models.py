@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import sys
 from pathlib import Path
 from typing import Any
 
 from netcl.cli.command import DEVICE, CommandError, command, facts, option, pick_device, reported, say, whole
+from netcl.cli.train import given_settings, setting_options
 from netcl.core.errors import message
 
 MODEL_PATH = option("path", help="a Hugging Face folder or a GGUF file")
@@ -112,15 +112,10 @@ def generate_text(args: argparse.Namespace) -> int:
     return 0
 
 
-def _setting_options(parser: argparse.ArgumentParser) -> None:
-    from netcl.trainer.finetune import TUNING_METHODS, TUNING_OPTIMIZERS, TuningSettings
+def _tuning_options(parser: argparse.ArgumentParser) -> None:
+    from netcl.trainer.finetune import TuningSettings
 
-    choices = {"method": TUNING_METHODS, "optimizer": tuple(TUNING_OPTIMIZERS)}
-    for item in dataclasses.fields(TuningSettings):
-        default, name, text = item.default, f"--{item.name.replace('_', '-')}", item.metadata["doc"]
-        kind: dict[str, Any] = {"action": "store_true"} if default is False else {"type": type(default), "default": default}
-        kind |= {"choices": choices[item.name]} if item.name in choices else {}
-        parser.add_argument(name, help=f"{text}; default: {default}" if default else text, **kind)
+    setting_options(parser, TuningSettings())
 
 
 @command(
@@ -128,7 +123,7 @@ def _setting_options(parser: argparse.ArgumentParser) -> None:
     MODEL_PATH,
     option("--data", required=True, help="a JSONL file of rows with messages, with prompt and completion, or with text"),
     option("--out", required=True, help="the folder of the run and its results"),
-    _setting_options,
+    _tuning_options,
     option("--merge", default="", metavar="FORMAT", help="also write the merged model: hf, gguf, or a type of GGUF such as Q8_0"),
     option("--resume", action="store_true", help="continue from the run's last checkpoint, if there is one"),
     option("--overwrite", action="store_true", help="remove the checkpoints of an earlier run in the folder"),
@@ -139,7 +134,7 @@ def finetune_model(args: argparse.Namespace) -> int:
     """Train a language model further on conversations or text: adapters (LoRA, DoRA, QLoRA) or all weights."""
     from netcl.trainer.finetune import TuningSettings, finetune
 
-    chosen = TuningSettings(**{item.name: getattr(args, item.name) for item in dataclasses.fields(TuningSettings)})
+    chosen = TuningSettings(**given_settings(args))
     found = finetune(args.path, args.data, args.out, chosen, device_name=pick_device(args.device), resume=args.resume,
                      overwrite=args.overwrite, merged=args.merge)  # fmt: skip
     shown = {name: f"{value:.4f}" for name, value in found.items() if name.endswith(("loss", "perplexity"))}

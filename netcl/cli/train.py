@@ -27,15 +27,11 @@ def _errors_on_one_line() -> Iterator[None]:
         yield
 
 
-def _recipe_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add every setting of a recipe to a parser, as an option."""
-    from netcl.trainer.recipe import Recipe
-
-    parser.add_argument("file", nargs="?", help="a TOML or JSON file of settings, or a run's folder; options override its settings")
-    DEVICE(parser)
-    parser.set_defaults(settings=[item.name for item in dataclasses.fields(Recipe)])
-    for item in dataclasses.fields(Recipe):
-        default, text = getattr(Recipe(), item.name), item.metadata["doc"]
+def setting_options(parser: argparse.ArgumentParser, settings: Any) -> None:
+    """Add an option for each field of a dataclass of settings to a parser; its default is that of ``settings``."""
+    parser.set_defaults(settings=[item.name for item in dataclasses.fields(settings)])
+    for item in dataclasses.fields(settings):
+        default, text = getattr(settings, item.name), item.metadata["doc"]
         name = f"--{item.name.replace('_', '-')}"
         if isinstance(default, bool):
             help_text = f"{text}; default: {'yes' if default else 'no'}"
@@ -47,6 +43,20 @@ def _recipe_arguments(parser: argparse.ArgumentParser) -> None:
             parser.add_argument(name, type=type(default), default=None, metavar=type(default).__name__.upper(), help=help_text)
 
 
+def given_settings(args: argparse.Namespace) -> dict[str, Any]:
+    """Return the settings that were given as options of :func:`setting_options`."""
+    return {name: getattr(args, name) for name in args.settings if getattr(args, name) is not None}
+
+
+def _recipe_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add every setting of a recipe to a parser, as an option."""
+    from netcl.trainer.recipe import Recipe
+
+    parser.add_argument("file", nargs="?", help="a TOML or JSON file of settings, or a run's folder; options override its settings")
+    DEVICE(parser)
+    setting_options(parser, Recipe())
+
+
 def _recipe(args: argparse.Namespace) -> Any:
     from netcl.trainer.recipe import Recipe, read_recipe
 
@@ -54,13 +64,8 @@ def _recipe(args: argparse.Namespace) -> Any:
     if args.file is not None:
         path = Path(args.file)
         recipe = recipe.changed(read_recipe(path / "config.json" if path.is_dir() else path))
-    chosen = {name: _parsed_options(value) if isinstance(value, list) else value for name, value in _given_settings(args).items()}
+    chosen = {name: _parsed_options(value) if isinstance(value, list) else value for name, value in given_settings(args).items()}
     return recipe.changed(chosen).resolved()
-
-
-def _given_settings(args: argparse.Namespace) -> dict[str, object]:
-    """Return the settings of a recipe that were given as options."""
-    return {name: getattr(args, name) for name in args.settings if getattr(args, name) is not None}
 
 
 def _parsed_options(pairs: list[str]) -> dict[str, Any]:
@@ -255,7 +260,7 @@ def trace_training(args: argparse.Namespace) -> int:
     if handle.backend != "cl":
         raise CommandError(message("trace", "the NumPy backend has no kernels to trace", "name an OpenCL device: --device cl"))
     if args.file and args.file.endswith(".py"):
-        if others := _given_settings(args):
+        if others := given_settings(args):
             remedy = "pass options of the script after --: netcl trace --out trace.json script.py -- --epochs 2"
             raise CommandError(message("trace", "recipe settings must not be given with a script", remedy, given=", ".join(others)))
         found = _trace_script([args.file, *args.script_arguments], handle)

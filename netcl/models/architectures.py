@@ -42,8 +42,7 @@ _FUSED = {
     **{f"mlp.{part}_proj": f"mlp.gate_up_proj {part}" for part in ("gate", "up")},
 }
 PHI3: _Names = {**LLAMA, **_layered("model.layers.{i}.", _FUSED)}
-_W = {"gate": "w1", "up": "w3", "down": "w2"}
-_SPARSE = {f"mlp.experts.{{e}}.{ours}_proj": f"block_sparse_moe.experts.{{e}}.{theirs}" for ours, theirs in _W.items()}
+_SPARSE = {f"mlp.experts.{{e}}.{n}_proj": f"block_sparse_moe.experts.{{e}}.{w}" for n, w in (("gate", "w1"), ("up", "w3"), ("down", "w2"))}
 MIXTRAL: _Names = {**LLAMA, **_layered("model.layers.{i}.", {"mlp.gate": "block_sparse_moe.gate", **_SPARSE})}
 GPT2: _Names = {
     "embed_tokens": "transformer.wte", "embed_positions": "transformer.wpe", "norm": "transformer.ln_f", "lm_head": "lm_head",
@@ -52,16 +51,15 @@ GPT2: _Names = {
         "mlp.down_proj": "mlp.c_proj T", **{f"self_attn.{part}_proj": f"attn.c_attn T {part}" for part in "qkv"},
     }),
 }  # fmt: skip
-_GGUF_EXPERTS = {f"mlp.experts.{{e}}.{part}_proj": f"ffn_{part}_exps e" for part in ("gate", "up", "down")}
-_GGUF_SHARED = {f"mlp.shared_expert.{part}_proj": f"ffn_{part}_shexp" for part in ("gate", "up", "down")}
+_GGUF_NETWORKS = (("mlp.", ""), ("mlp.experts.{e}.", "_exps e"), ("mlp.shared_expert.", "_shexp"))
 GGUF: _Names = {
     "embed_tokens": "token_embd", "embed_positions": "position_embd", "norm": "output_norm", "lm_head": "output",
     **_layered("blk.{i}.", {
         **{f"self_attn.{part}_proj": f"attn_{part}" for part in "qkv"}, "self_attn.o_proj": "attn_output",
         "self_attn.q_norm": "attn_q_norm", "self_attn.k_norm": "attn_k_norm", "input_layernorm": "attn_norm",
         "pre_feedforward_layernorm": "ffn_norm", "post_attention_norm": "post_attention_norm", "post_feedforward_norm": "post_ffw_norm",
-        **{f"mlp.{part}_proj": f"ffn_{part}" for part in ("gate", "up", "down")}, "mlp.gate": "ffn_gate_inp",
-        "mlp.shared_expert_gate": "ffn_gate_inp_shexp", **_GGUF_EXPERTS, **_GGUF_SHARED,
+        **{f"{ours}{part}_proj": f"ffn_{part}{theirs}" for ours, theirs in _GGUF_NETWORKS for part in ("gate", "up", "down")},
+        "mlp.gate": "ffn_gate_inp", "mlp.shared_expert_gate": "ffn_gate_inp_shexp",
     }),
 }  # fmt: skip
 _TURNED = {f"self_attn.{part}_proj": f"attn_{part} r{part}" for part in "qk"}

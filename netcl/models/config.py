@@ -86,20 +86,16 @@ class Rope:
             smooth = np.clip((turns - low) / (high - low), 0, 1)
             return plain * (smooth + (1 - smooth) / self.factor)
         if self.kind == "yarn":
-            return self._yarn(plain)
+            rounds = [real_number(self.options, name, default=count) for name, count in (("beta_fast", 32.0), ("beta_slow", 1.0))]
+            ends = [self.size * math.log(self.original / (2 * math.pi * turn)) / (2 * math.log(self.base)) for turn in rounds]
+            if self.options.get("truncate", True):
+                ends = [math.floor(ends[0]), math.ceil(ends[1])]
+            low, high = max(ends[0], 0), min(ends[1], self.size - 1)
+            ramp = np.clip((np.arange(self.size // 2) - low) / (high - low if high != low else 0.001), 0, 1)
+            return plain / self.factor * ramp + plain * (1 - ramp)  # slow pairs, fast pairs, and a ramp between (Peng et al. 2023)
         if self.kind == "longrope":
             return plain / np.asarray(self.options["long_factor" if self.stretch(length) else "short_factor"], np.float64)
         return plain
-
-    def _yarn(self, plain: np.ndarray) -> np.ndarray:
-        """Return interpolated frequencies for slow pairs, plain ones for fast pairs, and a ramp between (Peng et al. 2023)."""
-        turns = [real_number(self.options, name, default=count) for name, count in (("beta_fast", 32.0), ("beta_slow", 1.0))]
-        ends = [self.size * math.log(self.original / (2 * math.pi * turn)) / (2 * math.log(self.base)) for turn in turns]
-        if self.options.get("truncate", True):
-            ends = [math.floor(ends[0]), math.ceil(ends[1])]
-        low, high = max(ends[0], 0), min(ends[1], self.size - 1)
-        ramp = np.clip((np.arange(self.size // 2) - low) / (high - low if high != low else 0.001), 0, 1)
-        return plain / self.factor * ramp + plain * (1 - ramp)
 
 
 def rope_of(config: Mapping[str, Any], head: int, layer_type: str) -> Rope:

@@ -15,7 +15,7 @@ from netcl.core.device import queue_of
 from netcl.core.errors import ShapeError, message
 from netcl.core.tensor import Tensor
 from netcl.models.config import ModelConfig, end_ids
-from netcl.models.layers import ConfiguredModel, TransformerLayer, decode_alike, make_norm_layer, make_span
+from netcl.models.layers import ConfiguredModel, TransformerLayer, decode_whole, make_norm_layer, make_span
 from netcl.models.prompt_cache import PromptFile
 from netcl.models.tokenizer import Tokenizer
 from netcl.nn.attention import KVCache
@@ -120,14 +120,10 @@ class CausalLM(ConfiguredModel):
             table = self.embed_positions.weight
             x = ag.add(x, ag.narrow(table, 0, 0, ids.shape[1]) if positions is None else self.embed_positions(positions))
         span = make_span(self.config, ids.queue, ids.shape[1], seen, positions, self._tables, cache is not None, documents)
-        if cache is not None and self._decodes_whole(x, span, cache):
-            layers: list[Any] = list(self.layers)
-            if (decoded := decode_alike(layers, x, span, cache)) is not None:
+        if cache is not None and not ag.is_grad_enabled() and not self.is_split:
+            decoded = decode_whole(list(self.layers), x, span, cache)
+            if decoded is not None:
                 return decoded
-            x, *projected = x, layers[0].project(x)
-            for layer, after in zip(layers, [*layers[1:], None], strict=True):
-                x, *projected = layer.decode(*projected, x, span, cache, after)
-            return x
         again = self.checkpointing and self.training
         if again and not x.requires_grad:
             x = x.detach().requires_grad_()  # a checkpoint without such an input has no gradient
@@ -138,11 +134,6 @@ class CausalLM(ConfiguredModel):
                 span = make_span(self.config, queue, ids.shape[1], seen, places, self._tables, cache is not None, apart)
             x = ag.checkpoint(layer, x, span) if again else layer(x, span, cache)
         return x.to(ids.queue) if self.is_split else x
-
-    def _decodes_whole(self, x: Tensor, span: Any, cache: KVCache) -> bool:
-        layers: list[Any] = [] if ag.is_grad_enabled() or self.is_split else list(self.layers)
-        whole = bool(layers) and all(layer.decodes_whole(x, span, cache) for layer in layers)
-        return whole and len({layer.packing for layer in layers}) == 1
 
     def merge_projections(self) -> CausalLM:
         """Compute queries, keys and values with one matrix product per layer, where weights allow it; return the model.
@@ -214,47 +205,26 @@ class CausalLM(ConfiguredModel):
         prompt = prompt.to_host() if isinstance(prompt, Tensor) else prompt
         write = partial(self._tokens, most=max_new_tokens, sampling=sampling, seed=seed, draft=draft, draft_tokens=draft_tokens,
                         prompt_cache=prompt_cache)  # fmt: skip
-        stops = (stop,) if isinstance(stop, str) else tuple(stop)
-        if isinstance(prompt, str):
-            pieces = self._pieces(self.tokenizer.encode(prompt), stops, write)
-            return pieces if stream else "".join(pieces)
-        if not len(prompt) or isinstance(prompt[0], int | np.integer):
-            made = self._until([int(i) for i in prompt], stops, write)
-            return made if stream else list(made)
-        if draft is not None or prompt_cache is not None:
-            raise ValueError(message("generate", "draft and prompt_cache require one prompt", "loop over the prompts", prompts=len(prompt)))
+        several = not isinstance(prompt, str) and len(prompt) and not isinstance(prompt[0], int | np.integer)
+        whole = [_Continuation(self, one, (stop,) if isinstance(stop, str) else stop) for one in (prompt if several else [prompt])]
+        alone = "stream=True requires" if stream else "draft and prompt_cache require"
+        if several and (stream or draft is not None or prompt_cache is not None):
+            raise ValueError(message("generate", f"{alone} one prompt", "loop over the prompts", prompts=len(prompt)))
         if stream:
-            raise ValueError(message("generate", "stream=True requires one prompt", "loop over the prompts", prompts=len(prompt)))
-        return self._together(prompt, stops, write, max_new_tokens)
-
-    def _together(self, prompts: Sequence[Any], stops: tuple[str, ...], write: Callable[..., Iterator[np.ndarray]], most: int) -> list[Any]:
-        """Return the continuation of each prompt: text for text, ids for ids. ``write(prompts)`` yields one token per prompt.
-
-        Prompts of unlike lengths are one batch if each has room for ``most`` tokens, with the same rotary frequencies for all lengths.
-        """
-        texts = [isinstance(prompt, str) for prompt in prompts]
-        ids = [self.tokenizer.encode(prompt) if text else [int(i) for i in prompt] for prompt, text in zip(prompts, texts, strict=True)]
-        ends = {*self.end_tokens(), *(self.tokenizer.end_tokens if any(texts) else ())}
-        made: list[list[int]] = [[] for _ in ids]
-        batches: dict[int, list[int]] = {}
-        for row, prompt in enumerate(ids):
-            last = len(prompt) + most - 1
+            return whole[0].written(write)
+        batches: dict[int, list[_Continuation]] = {}
+        for one in whole:  # prompts of unlike lengths are one batch if each has room, with the same rotary frequencies for all lengths
+            last = len(one.ids) + max_new_tokens - 1
             free = last <= self.context and self.rope_stretch(last) == self.rope_stretch(1)
-            batches.setdefault(0 if free else len(prompt), []).append(row)
-        for rows in batches.values():
-            going = set(rows)
-            for tokens in write([ids[row] for row in rows]):
-                for row, token in zip(rows, map(int, tokens), strict=True):
-                    if row not in going:
-                        continue
-                    if token not in ends:
-                        made[row].append(token)
-                    if token in ends or any(word in self.tokenizer.decode(made[row]) for word in stops if word):
-                        going.discard(row)
-                if not going:
+            batches.setdefault(0 if free else len(one.ids), []).append(one)
+        for batch in batches.values():
+            for tokens in write([one.ids for one in batch]):
+                for one, token in zip(batch, tokens, strict=True):
+                    one.parts += one.add(int(token)) if one.going else []
+                if not any(one.going for one in batch):
                     break
-        streams = [TextStream(self.tokenizer, prompt, stops) if text else None for prompt, text in zip(ids, texts, strict=True)]
-        return [row if one is None else "".join([*map(one.add, row), one.rest()]) for one, row in zip(streams, made, strict=True)]
+        found = ["".join([*one.parts, *one.rest()]) if one.text else one.parts for one in whole]
+        return found if several else found[0]
 
     def _tokens(self, prompts: Sequence[list[int]], most: int, sampling: Sampling, seed: int | None, draft: CausalLM | None,
                 draft_tokens: int, prompt_cache: Any) -> Iterator[np.ndarray]:  # fmt: skip
@@ -279,30 +249,40 @@ class CausalLM(ConfiguredModel):
         """Return the end tokens of the configuration and the generation settings; the tokenizer may have more."""
         return end_ids(self.config.source) | end_ids(self.generation)
 
-    def _until(self, ids: list[int], stops: tuple[str, ...], write: Callable[..., Iterator[np.ndarray]]) -> Iterator[int]:
-        """Yield the ids that ``write`` generates, up to an end token (left out) or the token that completes a stop string."""
-        made: list[int] = []
-        ends = self.end_tokens()
-        for tokens in write([ids]):
-            if int(tokens[0]) in ends:
-                return
-            made.append(int(tokens[0]))
-            yield made[-1]
-            if stops and any(word in self.tokenizer.decode(made) for word in stops if word):
-                return
 
-    def _pieces(self, ids: list[int], stops: tuple[str, ...], write: Callable[..., Iterator[np.ndarray]]) -> Iterator[str]:
-        """Yield the text that ``write`` generates in pieces, decoded by a :class:`TextStream`, and at the end the text it held back."""
-        stream, ends = TextStream(self.tokenizer, ids, stops), {*self.end_tokens(), *self.tokenizer.end_tokens}
-        for tokens in write([ids]):
-            if int(tokens[0]) in ends:
+class _Continuation:
+    """A prompt and what is generated after it: pieces of text after a text, decoded by a :class:`TextStream`, and ids after ids.
+
+    It ends at an end token, which is left out, or with a stop string. Only ids include a stop string.
+    """
+
+    def __init__(self, model: CausalLM, prompt: Any, stops: Sequence[str]):
+        self.text, self.going, self.parts = isinstance(prompt, str), True, list[Any]()
+        self.ids = model.tokenizer.encode(prompt) if self.text else [int(i) for i in prompt]
+        self._stream = TextStream(model.tokenizer, self.ids, stops) if self.text or any(stops) else None
+        self._ends = {*model.end_tokens(), *(model.tokenizer.end_tokens if self.text else ())}
+
+    def add(self, token: int) -> list[Any]:
+        """Add a token; returns the piece of text that can no longer change, if there is one, or the id."""
+        if token in self._ends:
+            self.going = False
+            return []
+        piece = "" if self._stream is None else self._stream.add(token)
+        self.going = self._stream is None or not self._stream.stopped
+        return [token] if not self.text else [piece] if piece else []
+
+    def rest(self) -> list[str]:
+        """Return the text that was held back, once generation has ended."""
+        rest = self._stream.rest() if self.text and self._stream is not None else ""
+        return [rest] if rest else []
+
+    def written(self, write: Callable[..., Iterator[np.ndarray]]) -> Iterator[Any]:
+        """Yield what ``write`` generates for this prompt alone."""
+        for tokens in write([self.ids]):
+            yield from self.add(int(tokens[0]))
+            if not self.going:
                 break
-            if piece := stream.add(int(tokens[0])):
-                yield piece
-            if stream.stopped:
-                return
-        if rest := stream.rest():
-            yield rest
+        yield from self.rest()
 
 
 class TextStream:

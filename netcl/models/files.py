@@ -100,7 +100,8 @@ def load(path: str | os.PathLike[str], device: Any = "auto", dtype: str | None =
             blank=True,
         ),
     ):
-        model = _built(config, row.kind)
+        parts = [_clip_config(config.source, name) for name in ("text", "vision")] if row.kind == "pair" else []
+        model: Any = {"decoder": CausalLM, "seq2seq": Seq2SeqLM, "pair": DualEncoder}.get(row.kind, Encoder)(config, *parts)
     fill(model, source, names, row.ignored, pack)
     if bits is not None:
         quantize_model(model, bits)
@@ -148,12 +149,6 @@ def _clip_config(config: Mapping[str, Any], name: str) -> ModelConfig:
     return read_config({"hidden_act": "quick_gelu", **given, "model_type": f"clip_{name}_model", "_projection": config["projection_dim"]})
 
 
-def _built(config: ModelConfig, kind: str) -> Model:
-    if kind == "pair":
-        return DualEncoder(config, _clip_config(config.source, "text"), _clip_config(config.source, "vision"))
-    return {"decoder": CausalLM, "seq2seq": Seq2SeqLM}.get(kind, Encoder)(config)  # type: ignore[return-value]
-
-
 def save(model: Model, path: str | os.PathLike[str], format: str = "hf", kind: str | None = None) -> None:
     """Save a model of this package to a Hugging Face folder or a GGUF file.
 
@@ -176,7 +171,13 @@ def save(model: Model, path: str | os.PathLike[str], format: str = "hf", kind: s
         unpacked = {"float16": "F16", "bfloat16": "BF16"}.get(dtype, "F32")
         metadata, extra = metadata_of(config)
         metadata |= {"tokenizer.ggml.model": "no_vocab"} if tokenizer is None else gguf_vocabulary(tokenizer, config.vocab_size, row.gguf)
-        _add_end_tokens(metadata, model.end_tokens())  # type: ignore[union-attr]
+        ends = model.end_tokens()  # type: ignore[union-attr]
+        missing = sorted(ends - {metadata.get(key) for key in END_KEYS})
+        free = [key for key in END_KEYS if metadata.get(key) is None]
+        if len(missing) > len(free):
+            what, remedy = f"a GGUF file must have at most {len(END_KEYS)} end tokens", "use format='hf', or set fewer in model.generation"
+            raise refusal("save", what, remedy, end_tokens=sorted(ends))
+        metadata |= dict(zip(free, missing, strict=False))
         pushed = push(model, row.gguf_names)
         check_described(config, metadata, {**{name: one.shape for name, one in pushed.items()}, **dict.fromkeys(extra, ())}, extra)
         tensors = {}
@@ -200,16 +201,6 @@ def save(model: Model, path: str | os.PathLike[str], format: str = "hf", kind: s
         write_json(folder / "generation_config.json", generation)
     if tokenizer is not None:
         tokenizer.save(folder)
-
-
-def _add_end_tokens(metadata: dict[str, object], ends: set[int]) -> None:
-    """Add the end tokens of a model that the metadata of its GGUF file lacks; raises if there is no key left."""
-    missing = sorted(ends - {metadata.get(key) for key in END_KEYS})
-    free = [key for key in END_KEYS if metadata.get(key) is None]
-    if len(missing) > len(free):
-        what, remedy = f"a GGUF file must have at most {len(END_KEYS)} end tokens", "use format='hf', or set fewer in model.generation"
-        raise refusal("save", what, remedy, end_tokens=sorted(ends))
-    metadata |= dict(zip(free, missing, strict=False))
 
 
 def describe_model(path: str | os.PathLike[str]) -> dict[str, str]:

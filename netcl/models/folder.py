@@ -88,29 +88,22 @@ def write_tensors(folder: Path, tensors: Mapping[str, Callable[[], np.ndarray]],
 
     The other of the two, of a model that was in the folder before, is removed.
     """
-    shards: list[dict[str, np.ndarray]] = [{}]
+    shard: dict[str, np.ndarray] = {}
     places: dict[str, int] = {}
-    total = held = 0
-    names: list[str] = []
+    total = held = count = 0
     for name, make in tensors.items():
         array = make()
-        if shards[-1] and held + array.nbytes > shard_bytes:
-            names.append(_write_shard(folder, shards.pop(), len(names) + 1))
-            shards, held = [{}], 0
-        shards[-1][name] = array
-        places[name], held, total = len(names), held + array.nbytes, total + array.nbytes
-    if not names:
-        save_safetensors(shards[0], folder / _ONE_FILE)
+        if shard and held + array.nbytes > shard_bytes:
+            save_safetensors(shard, folder / f"model-{count}.safetensors")
+            shard, held, count = {}, 0, count + 1
+        shard[name] = array
+        places[name], held, total = count, held + array.nbytes, total + array.nbytes
+    if not count:
+        save_safetensors(shard, folder / _ONE_FILE)
         return (folder / _SHARD_INDEX).unlink(missing_ok=True)
-    names.append(_write_shard(folder, shards.pop(), len(names) + 1))
-    final = [f"model-{i + 1:05d}-of-{len(names):05d}.safetensors" for i in range(len(names))]
-    for old, new in zip(names, final, strict=True):
-        os.replace(folder / old, folder / new)
+    save_safetensors(shard, folder / f"model-{count}.safetensors")
+    final = [f"model-{i + 1:05d}-of-{count + 1:05d}.safetensors" for i in range(count + 1)]
+    for i, name in enumerate(final):
+        os.replace(folder / f"model-{i}.safetensors", folder / name)
     write_json(folder / _SHARD_INDEX, {"metadata": {"total_size": total}, "weight_map": {n: final[at] for n, at in sorted(places.items())}})
     return (folder / _ONE_FILE).unlink(missing_ok=True)
-
-
-def _write_shard(folder: Path, arrays: dict[str, np.ndarray], number: int) -> str:
-    name = f"model-{number:05d}.safetensors"
-    save_safetensors(arrays, folder / name)
-    return name

@@ -25,7 +25,7 @@ VERSIONS = (2, 3)
 #: Metadata types by number: how ``struct`` reads them.
 METADATA_CODES = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _STRING, _ARRAY, _MOST_NESTED = 8, 9, 4
-_NUMBER_OF = {np.dtype(code if code != "?" else "bool").newbyteorder("="): number for number, code in METADATA_CODES.items()}
+_NUMBER_OF = {np.dtype(code): number for number, code in METADATA_CODES.items()}
 #: Tensor types that are no weights; ggml's numbers.
 _NUMBER_TYPES = {24: "int8", 25: "int16", 26: "int32", 27: "int64", 28: "float64"}
 
@@ -78,30 +78,30 @@ class _Cursor:
             return self._array(depth)
         if kind not in METADATA_CODES:
             raise self.refusal("unknown type of metadata", type=kind)
-        if kind == 7:
-            found = self.number("B")
-            if found > 1:
-                raise self.refusal("a bool must be 0 or 1", given=found)
-            return bool(found)
-        return self.number(METADATA_CODES[kind])
+        return self._numbers(kind, 1)[0].item()
 
     def _array(self, depth: int) -> Any:
         kind = self.number("I")
         if depth >= _MOST_NESTED:
             raise self.refusal(f"arrays of metadata must be nested at most {_MOST_NESTED} deep")
         if kind in METADATA_CODES:
-            dtype = np.dtype("bool" if kind == 7 else "<" + METADATA_CODES[kind])
-            count = self.count("array elements", dtype.itemsize)
-            raw = np.frombuffer(self.take(count * dtype.itemsize), np.uint8 if kind == 7 else dtype)
-            if kind == 7 and count and raw.max() > 1:
-                raise self.refusal("a bool must be 0 or 1", given=int(raw.max()))
-            return raw.astype(dtype.newbyteorder("="))
+            return self._numbers(kind, self.count("array elements", np.dtype(METADATA_CODES[kind]).itemsize))
         count = self.count("array elements", 8 if kind == _STRING else 12)
         return [self.value(kind, depth + 1) for _ in range(count)]
 
+    def _numbers(self, kind: int, count: int) -> np.ndarray:
+        dtype = np.dtype(METADATA_CODES[kind])
+        raw = np.frombuffer(self.take(count * dtype.itemsize), np.uint8 if kind == 7 else dtype.newbyteorder("<"))
+        if kind == 7 and count and raw.max() > 1:
+            raise self.refusal("a bool must be 0 or 1", given=int(raw.max()))
+        return raw.astype(dtype)
+
 
 class GGUFFile:
-    """An opened GGUF file: ``version``, ``metadata`` by key, and tensors by name, which stay on the disk until they are read."""
+    """An opened GGUF file: ``version``, ``metadata`` by key, and tensors by name, which stay on the disk until they are read.
+
+    ``shapes`` (in NumPy's order of axes) and ``kinds`` (GGUF types) have the names of all tensors.
+    """
 
     def __init__(self, path: str | os.PathLike[str]):
         self.path = Path(path)
@@ -127,6 +127,8 @@ class GGUFFile:
             raise cursor.refusal("general.alignment must be a power of two from 8 to 2**20", given=found)
         rows = [self._description(cursor) for _ in range(tensors)]
         self.tensors = self._places(cursor, rows)
+        self.shapes = {name: place.shape for name, place in self.tensors.items()}
+        self.kinds = {name: place.kind for name, place in self.tensors.items()}
 
     def _description(self, cursor: _Cursor) -> tuple[str, tuple[int, ...], int, int]:
         name, rank = cursor.text(), cursor.number("I")
@@ -156,16 +158,6 @@ class GGUFFile:
                 raise cursor.refusal("tensors must not overlap", name=repr(name), start=place.start, free_from=end)
             end = place.start + place.nbytes
         return found
-
-    @property
-    def shapes(self) -> dict[str, tuple[int, ...]]:
-        """The shape of each tensor by name, in NumPy's order of axes."""
-        return {name: place.shape for name, place in self.tensors.items()}
-
-    @property
-    def kinds(self) -> dict[str, str]:
-        """The GGUF type of each tensor by name."""
-        return {name: place.kind for name, place in self.tensors.items()}
 
     def packed(self, name: str) -> np.ndarray:
         """Return a tensor's bytes as stored in the file, read-only."""

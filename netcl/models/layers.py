@@ -16,7 +16,7 @@ from netcl.models.config import Experts, ModelConfig, Rope
 from netcl.models.tokenizer import Tokenizer
 from netcl.nn.attention import KVCache, causal_mask, join_heads, split_heads
 from netcl.nn.parameter import placed
-from netcl.nn.quantized import QuantizedLinear, decodable, decoded_block, decoded_linear
+from netcl.nn.quantized import QuantizedLinear, decodable, decoded_linear
 from netcl.ops.quantized.layout import STRIP_ROWS
 
 ACTIVATION_FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -97,11 +97,10 @@ class SelfAttention(nn.Module):
             x = self.qkv_proj(x)
             if self.attends_whole(x, span, cache):
                 return self.o_proj(self.attend_whole(x, span, cache))
-            parts = ag.split(x, [n * self.size for n in (self.heads, self.kv_heads, self.kv_heads)], axis=2)
-            q, k, v = (split_heads(part, n) for part, n in zip(parts, (self.heads, self.kv_heads, self.kv_heads), strict=True))
+            parts = list(ag.split(x, [n * self.size for n in (self.heads, self.kv_heads, self.kv_heads)], axis=2))
         else:
-            q, k = split_heads(self.q_proj(x), self.heads), split_heads(self.k_proj(x), self.kv_heads)
-            v = split_heads(self.v_proj(x), self.kv_heads)
+            parts = [projection(x) for projection in (self.q_proj, self.k_proj, self.v_proj)]
+        q, k, v = (split_heads(part, n) for part, n in zip(parts, (self.heads, self.kv_heads, self.kv_heads), strict=True))
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
         if self.rope is not None:
@@ -151,13 +150,10 @@ def joined_linear(layers: Sequence[Any]) -> Any:
     """Return one layer that replaces several with the same input; ``None`` if their weights or biases cannot be joined."""
     first, rows = layers[0], sum(layer.out_features for layer in layers)
     packed = type(first) is QuantizedLinear
-    if any(type(layer) is not type(first) or (layer.bias is None) is not (first.bias is None) for layer in layers):
-        return None
-    if type(first) is not nn.Linear and not packed:
+    forms = {(type(layer), layer.bias is None, getattr(layer, "kind", ""), getattr(layer, "activations", "")) for layer in layers}
+    if len(forms) > 1 or type(first) not in (nn.Linear, QuantizedLinear) or (packed and any(n.out_features % STRIP_ROWS for n in layers)):
         return None
     form = (first.kind, first.activations) if packed else ()
-    if packed and any((layer.kind, layer.activations) != form or layer.out_features % STRIP_ROWS for layer in layers):
-        return None
     dtype = first.weight.dtype if not packed else "float32" if first.bias is None else first.bias.dtype
     with ag.no_grad(), placed(first.weight.queue, dtype, blank=True):
         made: Any = (QuantizedLinear if packed else nn.Linear)(first.in_features, rows, first.bias is not None, *form)
@@ -273,37 +269,19 @@ class TransformerLayer(nn.Module):
         return ag.add(x, out if self.post_feedforward_norm is None else self.post_feedforward_norm(out))
 
     def decodes_whole(self, x: Tensor, span: AttentionSpan, cache: KVCache) -> bool:
-        """Whether :meth:`project` and :meth:`decode` can be used: packed layers without biases, RMS norms in front, a gated network."""
+        """Whether :func:`decode_whole` computes the layer: packed layers without biases, RMS norms in front, a gated network."""
         attn, mlp = self.self_attn, cast(Any, self.mlp)
         apart = not self.norm_first or self.post_attention_norm is not None or type(attn) is not SelfAttention
         if apart or type(mlp) is not FeedForwardNetwork or mlp.gate_proj is None or mlp.activation not in _DECODED_ACTIVATIONS:
             return False
         norms: Any = (self.input_layernorm, self.pre_feedforward_layernorm)
         layers: Any = (attn.o_proj, mlp.gate_proj, mlp.up_proj, mlp.down_proj)
-        if any(type(norm) is not nn.RMSNorm for norm in norms) or any(type(layer) is not QuantizedLinear for layer in layers):
+        if {*map(type, norms)} != {nn.RMSNorm} or None in [norm.eps for norm in norms] or {*map(type, layers)} != {QuantizedLinear}:
             return False
         if not packed.decodes_in_blocks(x, layers[0].kind, layers[0].activations):
             return False
         whole = not any(layer.bias is not None for layer in layers) and attn.attends_whole(x, span, cache)
         return whole and decodable(attn, attn.qkv_proj, attn.o_proj) and decodable(self, *norms, attn.qkv_proj) and decodable(mlp, *layers)
-
-    @property
-    def packing(self) -> tuple[str, str]:
-        """The kind and the activations of a layer that :meth:`decodes_whole`; a launch for neighbors requires that they are the same."""
-        packs = cast(Any, self.mlp).up_proj
-        return packs.kind, packs.activations
-
-    def project(self, x: Tensor) -> Tensor:
-        """Return queries, keys and values of a few rows, the first argument of :meth:`decode`."""
-        return decoded_linear(x, self.self_attn.qkv_proj, self.input_layernorm)
-
-    def decode(self, projected: Tensor, x: Tensor, span: AttentionSpan, cache: KVCache, after: TransformerLayer | None) -> Any:
-        """Return a tuple of the layer's result for a few rows and, if there is a layer ``after``, what its :meth:`project` makes of it."""
-        attn, mlp = self.self_attn, cast(Any, self.mlp)
-        norm, following = (None, None) if after is None else (after.input_layernorm, after.self_attn.qkv_proj)
-        inside = attn.attend_whole(projected, span, cache)
-        act = _DECODED_ACTIVATIONS[mlp.activation]
-        return decoded_block(x, inside, attn.o_proj, self.pre_feedforward_layernorm, mlp, act, norm, following)
 
     def _end_decoded(self, x: Tensor, inside: Tensor, linear: Any, norm: Any) -> Tensor:
         """Return ``x + norm(linear(inside))``; without a norm, in one launch if possible."""
@@ -312,16 +290,37 @@ class TransformerLayer(nn.Module):
         return ag.add(x, linear(inside) if norm is None else norm(linear(inside)))
 
 
-def decode_alike(layers: Sequence[Any], x: Tensor, span: AttentionSpan, cache: KVCache) -> Tensor | None:
-    """Compute layers that :meth:`~TransformerLayer.decodes_whole` one new token of each sequence by one op; ``None`` if they differ."""
+def decode_whole(layers: Sequence[Any], x: Tensor, span: AttentionSpan, cache: KVCache) -> Tensor | None:
+    """Compute layers for a few new positions of each sequence: one op, or one between two attentions.
+
+    Returns ``None`` unless all layers :meth:`~TransformerLayer.decodes_whole`, with one kind of weights.
+    """
+    whole = bool(layers) and all(layer.decodes_whole(x, span, cache) for layer in layers)
+    if not whole or len({(layer.mlp.up_proj.kind, layer.mlp.up_proj.activations) for layer in layers}) > 1:
+        return None
     attn, norm, mlp = layers[0].self_attn, layers[0].input_layernorm, layers[0].mlp
+    options = {"kind": mlp.up_proj.kind, "activations": mlp.up_proj.activations}
     numbers = {
         (own.rope, own.window, own.cap, own.scale, layer.mlp.activation, layer.input_layernorm.eps, layer.pre_feedforward_layernorm.eps)
         for layer in layers for own in (layer.self_attn,)
     }  # fmt: skip
-    apart = len(numbers) > 1 or attn.cap is not None or norm.eps != layers[0].pre_feedforward_layernorm.eps
-    if apart or x.shape[1] != 1 or not cache.rotates(span.positions):
-        return None
+    alike = len(numbers) == 1 and attn.cap is None and norm.eps == layers[0].pre_feedforward_layernorm.eps
+    if not alike or x.shape[1] != 1 or not cache.rotates(span.positions):
+        projected = decoded_linear(x, attn.qkv_proj, norm)
+        for layer, after in zip(layers, [*layers[1:], None], strict=True):
+            own, mlp, norm = layer.self_attn, layer.mlp, layer.pre_feedforward_layernorm
+            weights = [part.weight for part in (own.o_proj, norm, mlp.gate_proj, mlp.up_proj, mlp.down_proj)]
+            end: dict[str, Any] = {}
+            if after is not None:
+                following = after.self_attn.qkv_proj
+                weights += [after.input_layernorm.weight, following.weight, following.bias]
+                end = {"next_rows": following.out_features, "next_eps": after.input_layernorm.eps}
+            x, *rest = ag.decode_block(  # type: ignore[misc]
+                own.attend_whole(projected, span, cache), x, *weights, inner=mlp.up_proj.out_features, eps=norm.eps,
+                activation=_DECODED_ACTIVATIONS[mlp.activation], **end, **options,
+            )  # fmt: skip
+            projected = rest[0] if rest else projected
+        return x
     lengths, tensors = cache.begin(x.shape[0], 1, x.queue), []
     for layer in layers:
         own, network, last = layer.self_attn, layer.mlp, (layer.self_attn.q_norm, layer.self_attn.k_norm)
@@ -330,9 +329,9 @@ def decode_alike(layers: Sequence[Any], x: Tensor, span: AttentionSpan, cache: K
         memory = cache.memory(own.layer)
         tensors += [t for t in (*first, *(part.weight for part in linear), *memory, *(n and n.weight for n in last)) if t is not None]
     out = ag.decode_layers(
-        x, lengths, None if attn.rope is None else span.tables[attn.rope], tensors, kind=mlp.up_proj.kind, inner=mlp.up_proj.out_features,
-        heads=attn.heads, count=len(layers), scale=attn.scale, window=attn.window or 0, eps=norm.eps,
-        head_eps=getattr(attn.q_norm, "eps", 0.0), activation=_DECODED_ACTIVATIONS[mlp.activation], activations=mlp.up_proj.activations,
+        x, lengths, None if attn.rope is None else span.tables[attn.rope], tensors, inner=mlp.up_proj.out_features, heads=attn.heads,
+        count=len(layers), scale=attn.scale, window=attn.window or 0, eps=norm.eps, head_eps=getattr(attn.q_norm, "eps", 0.0),
+        activation=_DECODED_ACTIVATIONS[mlp.activation], **options,
     )  # fmt: skip
     cache.end(1)
     return out
@@ -353,16 +352,12 @@ def make_span(config: ModelConfig, queue: Any, queries: int, seen: int, position
     if documents is not None:
         if cached:
             raise ValueError(message("CausalLM", "documents cannot be given with a cache", "leave one of them out"))
-        masks = {window: (_inside_documents(documents, window), False) for window in masks}
+        batch = documents.shape[0]
+        same = ag.eq(ag.reshape(documents, (batch, 1, queries, 1)), ag.reshape(documents, (batch, 1, 1, queries)))
+        for window in masks:  # causal masks (batch, 1, length, length), also false between positions of different documents
+            allowed = np.tri(queries, dtype=bool) & ~np.tri(queries, k=-(window or queries), dtype=bool)
+            masks[window] = (ag.logical_and(same, Tensor.from_host(queue, allowed)), False)
     return AttentionSpan(positions, masks, tables)
-
-
-def _inside_documents(documents: Tensor, window: int | None) -> Tensor:
-    """Return the causal mask ``(batch, 1, length, length)`` of a window, also false between positions of different documents."""
-    batch, length = documents.shape
-    allowed = np.tri(length, dtype=bool) if window is None else np.tri(length, dtype=bool) & ~np.tri(length, k=-window, dtype=bool)
-    same = ag.eq(ag.reshape(documents, (batch, 1, length, 1)), ag.reshape(documents, (batch, 1, 1, length)))
-    return ag.logical_and(same, Tensor.from_host(documents.queue, allowed))
 
 
 def check_activation(name: Any) -> str:

@@ -206,7 +206,12 @@ def gguf_tokenizer(metadata: Mapping[str, Any]) -> Tokenizer:
     if any(i is not None and not (isinstance(i, int) and 0 <= i < len(tokens)) for i in ids.values()):
         raise refusal("tokenizer", f"ids of special tokens must be from 0 to {len(tokens) - 1}", ids=ids)
     special = {f"{name}_token": tokens[i] for name, i in ids.items() if i is not None}
-    _add_ends(backend, own, special, kind)
+    begins = kind == "llama" or (kind == "gpt2" and own.get("tokenizer.ggml.pre") in _WHOLE_WORDS)  # unless the metadata has a key
+    wanted = {"bos": own.get("tokenizer.ggml.add_bos_token", begins), "eos": own.get("tokenizer.ggml.add_eos_token", kind == "t5")}
+    begin, end = ([special[f"{name}_token"]] if added and f"{name}_token" in special else [] for name, added in wanted.items())
+    if begin or end:
+        used = [(token, backend.token_to_id(token)) for token in dict.fromkeys([*begin, *end])]
+        backend.post_processor = library.processors.TemplateProcessing(single=[*begin, "$A", *end], special_tokens=used)
     template = own.get("tokenizer.chat_template", "")
     return Tokenizer(backend, special, template if isinstance(template, str) else "", own)
 
@@ -214,17 +219,6 @@ def gguf_tokenizer(metadata: Mapping[str, Any]) -> Tokenizer:
 def _strips_space(arch: object, kind: object, token: str) -> bool:
     """Whether a special token removes the white space behind it."""
     return arch == "phi3" and kind == "llama" and token not in _PHI3_PLAIN
-
-
-def _add_ends(backend: Any, own: Mapping[str, Any], special: Mapping[str, str], kind: str) -> None:
-    """Make ``encode`` add the tokens that begin and end a text, according to the metadata."""
-    begins = kind == "llama" or (kind == "gpt2" and own.get("tokenizer.ggml.pre") in _WHOLE_WORDS)
-    wanted = {"bos": own.get("tokenizer.ggml.add_bos_token", begins), "eos": own.get("tokenizer.ggml.add_eos_token", kind == "t5")}
-    begin, end = ([special[f"{name}_token"]] if added and f"{name}_token" in special else [] for name, added in wanted.items())
-    if begin or end:
-        used = [(token, backend.token_to_id(token)) for token in dict.fromkeys([*begin, *end])]
-        make = tokenizers_library().processors.TemplateProcessing
-        backend.post_processor = make(single=[*begin, "$A", *end], special_tokens=used)
 
 
 def _byte_level(tokens: list[str], types: np.ndarray, own: Mapping[str, Any]) -> Any:

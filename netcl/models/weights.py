@@ -207,16 +207,12 @@ def push(model: Any, names: Mapping[str, str]) -> dict[str, Pushed]:
         origin = _located(name, names)
         groups.setdefault(origin.name, []).append((origin, name, parameter))
     arrays, blocks = partial(_assembled, model, host_array), partial(_assembled, model, lambda layer: layer.blocks())
-    return {
-        name: Pushed(_whole_shape(parts), partial(arrays, parts), _kind_of_all(parts), partial(blocks, parts))
-        for name, parts in groups.items()
-    }
-
-
-def _kind_of_all(parts: list[tuple[Origin, str, Any]]) -> str:
-    """Return the block type that all parts of a tensor have; empty if they differ, or if an op changes their values or columns."""
-    kinds = {getattr(layer, "kind", "") for _, _, layer in parts}
-    return kinds.pop() if len(kinds) == 1 and not {"T", "+1"}.intersection(*[origin.ops for origin, _, _ in parts]) else ""
+    made = {}
+    for name, parts in groups.items():
+        kinds = {getattr(layer, "kind", "") for _, _, layer in parts}
+        packs = len(kinds) == 1 and not {"T", "+1"}.intersection(*[origin.ops for origin, _, _ in parts])
+        made[name] = Pushed(_whole_shape(parts), partial(arrays, parts), kinds.pop() if packs else "", partial(blocks, parts))
+    return made
 
 
 def _whole_shape(parts: list[tuple[Origin, str, Any]]) -> tuple[int, ...]:

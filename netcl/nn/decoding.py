@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import netcl.autograd as ag
+from netcl.core.device import queue_of
 from netcl.core.errors import message
 from netcl.core.tensor import Tensor
 from netcl.nn.attention import KVCache
@@ -87,28 +88,31 @@ class Sampling(NamedTuple):
         return ag.sub(logits, ag.add(ag.mul(made, frequency), ag.mul(ag.minimum(made, 1), presence)))
 
     def _chosen(self, logits: Tensor, uniform: Tensor) -> Tensor:
-        by_row = isinstance(self.top_k, Tensor)
-        if not by_row and not isinstance(self.temperature, Tensor) and self.temperature == 0:
+        if not isinstance(self.top_k, Tensor) and not isinstance(self.temperature, Tensor) and self.temperature == 0:
             return ag.finite_argmax(logits, axis=-1, keepdims=True)
-        logits, whole = ag.cast(logits, "float32"), self.top_k is None or by_row
-        ranked = ag.sort(logits, axis=-1, descending=True) if whole else ag.topk(logits, min(self.top_k, logits.shape[1]))
-        values, order = ranked
-        weights = ag.exp(ag.div(ag.sub(values, ag.narrow(values, 1, 0, 1)), self.temperature))
-        if by_row:
-            places = Tensor.from_host(logits.queue, np.arange(logits.shape[1], dtype=np.float32)[None])
-            weights = ag.where(ag.lt(places, self.top_k), weights, 0.0)
+        values, order, weights = self._weighed(ag.cast(logits, "float32"))
         total = ag.cumsum(weights, axis=1)
-        if self.top_p is not None:
-            before = ag.div(ag.sub(total, weights), ag.narrow(total, 1, total.shape[1] - 1, 1))
-            weights = ag.where(ag.lt(before, self.top_p), weights, 0.0)
-        if self.min_p is not None:
-            weights = ag.where(ag.ge(weights, self.min_p), weights, 0.0)
-        if self.top_p is not None or self.min_p is not None:
-            total = ag.cumsum(weights, axis=1)
         reached = ag.le(total, ag.mul(ag.reshape(uniform, (-1, 1)), ag.narrow(total, 1, total.shape[1] - 1, 1)))
         place = ag.sum(ag.cast(reached, "int64"), axis=1, keepdims=True)
         last = ag.maximum(ag.sub(ag.sum(ag.cast(ag.gt(weights, 0), "int64"), axis=1, keepdims=True), 1), 0)
         return ag.where(ag.isfinite(ag.narrow(values, 1, 0, 1)), ag.gather(order, 1, ag.minimum(place, last)), -1)
+
+    def _weighed(self, logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the logits in descending order, their tokens, and weights in the ratio of the tokens' probabilities."""
+        by_row = isinstance(self.top_k, Tensor)
+        whole = self.top_k is None or by_row
+        values, order = ag.sort(logits, axis=-1, descending=True) if whole else ag.topk(logits, min(self.top_k, logits.shape[1]))
+        weights = ag.exp(ag.div(ag.sub(values, ag.narrow(values, 1, 0, 1)), self.temperature))
+        if by_row:
+            places = Tensor.from_host(logits.queue, np.arange(logits.shape[1], dtype=np.float32)[None])
+            weights = ag.where(ag.lt(places, self.top_k), weights, 0.0)
+        if self.top_p is not None:
+            total = ag.cumsum(weights, axis=1)
+            before = ag.div(ag.sub(total, weights), ag.narrow(total, 1, total.shape[1] - 1, 1))
+            weights = ag.where(ag.lt(before, self.top_p), weights, 0.0)
+        if self.min_p is not None:
+            weights = ag.where(ag.ge(weights, self.min_p), weights, 0.0)
+        return values, order, weights
 
     def probabilities(self, logits: np.ndarray) -> np.ndarray:
         """Return the distribution that :meth:`choose` draws from without penalties, for rows of finite logits, on the host."""
@@ -116,16 +120,8 @@ class Sampling(NamedTuple):
             raise ValueError(message("generate", *NOT_FINITE))
         if self.temperature == 0:
             return (np.arange(logits.shape[-1]) == logits.argmax(-1)[..., None]).astype(np.float64)
-        order = np.argsort(-logits, axis=-1, kind="stable")
-        values = np.take_along_axis(logits, order, -1).astype(np.float64)
-        weights = np.exp((values - values[..., :1]) / self.temperature)
-        if self.top_k is not None:
-            weights[..., self.top_k :] = 0
-        if self.top_p is not None:
-            total = weights.cumsum(-1)
-            weights[(total - weights) / total[..., -1:] >= self.top_p] = 0
-        weights[weights < (self.min_p or 0)] = 0
-        found = np.empty_like(weights)
+        _, order, weights = (t.to_host() for t in self._weighed(Tensor.from_host(queue_of("cpu"), logits, "float64")))
+        found = np.zeros(logits.shape)
         np.put_along_axis(found, order, weights / weights.sum(-1, keepdims=True), -1)
         return found
 
@@ -159,24 +155,6 @@ class _DecodingStep(NamedTuple):
     counts: Tensor | None = None
 
 
-def _make_step(model: Any, batch: int, cache: KVCache, sampling: Sampling | None) -> _DecodingStep:
-    counts = None
-    if sampling is not None and sampling.penalizes:
-        counts = Tensor.zeros((batch, model.lm_head.out_features), queue=model.queue, persistent=True)
-
-    def choose(tokens: Tensor, uniform: Tensor) -> Tensor:
-        with ag.no_grad():
-            logits = model(ag.maximum(tokens, 0), cache)  # -1: the host has not read yet that the last logits were not finite
-            return sampling.choose(ag.reshape(logits, (tokens.shape[0], -1)), uniform, counts)  # type: ignore[union-attr]
-
-    def judge(tokens: Tensor) -> Tensor:
-        with ag.no_grad():
-            return model(tokens, cache)
-
-    step: Any = judge if sampling is None else choose
-    return _DecodingStep(cache, compiled.compile(step, fuse=True) if getattr(model, "replayable", True) else step, counts)
-
-
 @contextmanager
 def _step_for(model: Any, role: str, batch: int, room: int, sampling: Sampling | None = None) -> Iterator[_DecodingStep]:
     """Provide an empty cache for ``room`` positions and a decoding step. The step returns tokens, or logits without ``sampling``.
@@ -190,8 +168,19 @@ def _step_for(model: Any, role: str, batch: int, room: int, sampling: Sampling |
     if found is None or (found.cache.capacity or 0) < room:
         for other in [other for other in idle if other[0] == role]:  # one cache at a time: it may be as large as the model
             idle.pop(other, None)
-        capacity = min(max(LEAST_ROOM, 1 << (room - 1).bit_length()), max(room, getattr(model, "context", room)))
-        found = _make_step(model, batch, model.new_cache(capacity), sampling)
+        cache = model.new_cache(min(max(LEAST_ROOM, 1 << (room - 1).bit_length()), max(room, getattr(model, "context", room))))
+        counts = None
+        if sampling is not None and sampling.penalizes:
+            counts = Tensor.zeros((batch, model.lm_head.out_features), queue=model.queue, persistent=True)
+
+        def step(tokens: Tensor, uniform: Tensor | None = None) -> Tensor:
+            with ag.no_grad():
+                if sampling is None or uniform is None:
+                    return model(tokens, cache)
+                logits = model(ag.maximum(tokens, 0), cache)  # -1: the host has not read yet that the last logits were not finite
+                return sampling.choose(ag.reshape(logits, (tokens.shape[0], -1)), uniform, counts)
+
+        found = _DecodingStep(cache, compiled.compile(step, fuse=True) if getattr(model, "replayable", True) else step, counts)
     found.cache.reset()
     try:
         yield found
@@ -222,12 +211,10 @@ def continued(
     for row, prompt in zip(ids, prompts, strict=True):
         row[: len(prompt)] = prompt
 
-    unused = None if sampling.temperature else Tensor.zeros((batch,), queue=queue)
+    unused = Tensor.zeros((batch,), queue=queue)
 
     def uniform() -> Tensor:
-        if unused is not None:
-            return unused
-        return Tensor.from_host(queue, draw(batch))
+        return Tensor.from_host(queue, draw(batch)) if sampling.temperature else unused
 
     quiet = _evaluation_of(model)
     with _step_for(model, "text", batch, max(lengths) + most, sampling) as step:

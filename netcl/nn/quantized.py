@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter
-from collections.abc import Mapping
-from typing import Any, TypeVar
+from collections.abc import Iterator, Mapping
+from typing import Any, TypeVar, cast
 
 import numpy as np
 
@@ -115,15 +115,6 @@ def decoded_linear(x: Tensor, linear: Any, norm: Any = None, gate: Any = None, a
                             activation=activation, **packs)  # fmt: skip
 
 
-def decoded_block(x: Tensor, inside: Tensor, out: Any, norm: Any, mlp: Any, activation: str, next_norm: Any, following: Any) -> Any:
-    """Compute what lies between two attentions: ``out`` of the first, the network ``mlp`` and, if given, the projection ``following``."""
-    after = (None, None, None) if following is None else (next_norm.weight, following.weight, following.bias)
-    eps, next_eps = (EPSILON[x.dtype] if layer is None or layer.eps is None else layer.eps for layer in (norm, next_norm))
-    return ag.decode_block(inside, x, out.weight, norm.weight, mlp.gate_proj.weight, mlp.up_proj.weight, mlp.down_proj.weight, *after,
-                           kind=out.kind, inner=mlp.up_proj.out_features, next_rows=0 if following is None else following.out_features,
-                           eps=eps, next_eps=next_eps, activation=activation, activations=out.activations)  # fmt: skip
-
-
 def decodable(owner: Module, *layers: Any) -> bool:
     """Whether :func:`decoded_linear` can compute ``layers``: linear layers of one class, block type and arithmetic, and norms.
 
@@ -172,21 +163,30 @@ def quantize_model(
     if not chosen:
         remedy = 'or name a block type: kind="Q4_K"'
         raise ValueError(message("quantize", "bits must be 4 or 8 and group 32", remedy, bits=bits, group=group))
-    row, kept, made = packed.kind_of(chosen), [], dict[int, Module]()
-    owners = Counter(id(tensor) for module in model.modules() for tensor in module.parameters(recurse=False))
-    for path, parent in list(model.named_modules()):
-        for name, layer in list(parent.named_children()):
-            if type(layer) is not Linear and not (embeddings and type(layer) is Embedding):
-                continue
-            if layer.weight.shape[1] % max(32, row.block) or owners[id(layer.weight)] > 1:
-                kept.append(f"{path}.{name}".lstrip("."))
-            else:
-                made[id(layer)] = made.get(id(layer)) or _packed_like(layer, chosen, activations)
-                parent.add_module(name, made[id(layer)])
+    row, kept, made = packed.kind_of(chosen), [], dict[int, Any]()
+    for path, parent, layer, shared in _matrices(model, (Linear, Embedding) if embeddings else (Linear,)):
+        if layer.weight.shape[1] % max(32, row.block) or shared:
+            kept.append(path)
+            continue
+        if id(layer) not in made and type(layer) is Linear:
+            made[id(layer)] = QuantizedLinear.from_linear(layer, chosen, activations)
+        elif id(layer) not in made:
+            table = QuantizedEmbedding(layer.num_embeddings, layer.embedding_dim, chosen, layer.weight.dtype).to(layer.weight.queue)
+            made[id(layer)] = table.load_blocks(packed.quantize(layer.weight.to_host().astype(np.float32), chosen))
+        parent.add_module(path.rpartition(".")[2], made[id(layer)])
     if kept:
         what = f"layers with shared weights or partial blocks stay unpacked: {some(kept)}"
         warnings.warn(message("quantize", what, kind=chosen), stacklevel=2)
     return model
+
+
+def _matrices(model: Module, classes: tuple[type, ...]) -> Iterator[tuple[str, Module, Any, bool]]:
+    """Yield the path, the parent and the layer of each matrix of a model, and whether several layers share its weights."""
+    owners = Counter(id(tensor) for module in model.modules() for tensor in module.parameters(recurse=False))
+    for path, parent in list(model.named_modules()):
+        for name, layer in list(parent.named_children()):
+            if type(layer) in classes:
+                yield f"{path}.{name}".lstrip("."), parent, layer, owners[id(cast(Any, layer).weight)] > 1
 
 
 def pack_halves(model: Module) -> bool:
@@ -194,22 +194,11 @@ def pack_halves(model: Module) -> bool:
 
     On ARM, products with one token then round it to float16, as :func:`netcl.ops.quantized_linear` does.
     """
-    owners = Counter(id(tensor) for module in model.modules() for tensor in module.parameters(recurse=False))
     made = False
-    for parent in list(model.modules()):
-        for name, layer in list(parent.named_children()):
-            if type(layer) is not Linear or layer.weight.dtype != "float32" or layer.in_features % 32 or owners[id(layer.weight)] > 1:
-                continue
-            if packed.multiplies_halves(layer.weight):
-                values = layer.weight.to_host()
-                if (values == values.astype(np.float16)).all():
-                    parent.add_module(name, QuantizedLinear.from_linear(layer, "F16"))
-                    made = True
+    for path, parent, layer, shared in _matrices(model, (Linear,)):
+        if layer.weight.dtype == "float32" and not layer.in_features % 32 and not shared and packed.multiplies_halves(layer.weight):
+            values = layer.weight.to_host()
+            if (values == values.astype(np.float16)).all():
+                parent.add_module(path.rpartition(".")[2], QuantizedLinear.from_linear(layer, "F16"))
+                made = True
     return made
-
-
-def _packed_like(layer: Any, kind: str, activations: str) -> Module:
-    if type(layer) is Linear:
-        return QuantizedLinear.from_linear(layer, kind, activations)
-    made = QuantizedEmbedding(layer.num_embeddings, layer.embedding_dim, kind, layer.weight.dtype).to(layer.weight.queue)
-    return made.load_blocks(packed.quantize(layer.weight.to_host().astype(np.float32), kind))

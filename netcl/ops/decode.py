@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -19,13 +19,12 @@ from netcl.engine.pointwise import run
 from netcl.engine.registry import REGISTRY, S, Sample, op
 from netcl.engine.strided import alignment
 from netcl.ops.attention import cached_attention
-from netcl.ops.attention.cached import cached_arrays
 from netcl.ops.attention.geometry import score_scale
 from netcl.ops.epilogue import Epilogue
 from netcl.ops.matmul import affine, gemm
 from netcl.ops.norm import row_norm
 from netcl.ops.pointwise import cast
-from netcl.ops.quantized import chain, packed_problem, packed_weight, plans, quantized_linear, weight_values
+from netcl.ops.quantized import chain, packed_problem, packed_weight, plans, quantized_linear
 from netcl.ops.quantized.formats import kind_of
 from netcl.ops.quantized.layout import STRIP_ROWS, device_bytes
 
@@ -62,14 +61,10 @@ class DecodeParts(NamedTuple):
         return [out if t is None else t for t in (self.gate, self.gate_bias, self.norm_weight, self.norm_bias)]
 
 
-def launches_dominate(queue: Any) -> bool:
-    """Whether saving a launch is worth repeating the work of a few rows; true for GPUs."""
-    return not isinstance(queue, CPUQueue) and not launch.on_cpu_device(queue)
-
-
 def decodes_together(x: Tensor) -> bool:
     """Whether :func:`decode_linear` may run products with ``x`` as one launch: at most eight rows, on a GPU."""
-    return x.ndim > 0 and x.size <= DECODED_ROWS * x.shape[-1] and launches_dominate(x.queue)
+    queue = x.queue
+    return x.ndim > 0 and x.size <= DECODED_ROWS * x.shape[-1] and not isinstance(queue, CPUQueue) and not launch.on_cpu_device(queue)
 
 
 def multiplies_halves(weight: Tensor) -> bool:
@@ -137,11 +132,7 @@ def decode_linear(
     row: Any = DECODE_ACTIVATIONS[activation]
     epilogue = Epilogue(x.dtype, "" if residual is None else residual.dtype, row)
     parts = DecodeParts(epilogue, norm, eps, gate, gate_bias, residual, norm_weight, norm_bias)
-    if kind and (single := _normed_product(parts, x, weight, bias, kind, rows, activations)) is not None:
-        return single()[0]
-    if (found := _launch_of(parts, x, weight, bias, kind, rows, activations)) is not None:
-        out = new_result(shape, x.dtype, x.queue)
-        found(out)
+    if (out := _in_one_launch(parts, x, weight, bias, kind, rows, activations)) is not None:
         return out
     x = row_norm(x, norm_weight, norm_bias, centered=norm == "layer", eps=eps)[0] if norm else x
     of, rows_of = (quantized_linear, {"kind": kind, "rows": rows, "activations": activations}) if kind else (affine, {})
@@ -152,41 +143,40 @@ def decode_linear(
     return y if residual is None else run(table["add"], (y, residual))
 
 
-def _normed_product(
-    parts: DecodeParts, x: Tensor, weight: Tensor, bias: Tensor | None, kind: str, rows: int, activations: str
-) -> Callable[[], tuple[Tensor, ...]] | None:
-    """Return a function that computes a wide product after an RMS norm as a :class:`~netcl.ops.quantized.chain.Chain`, if it can be one."""
-    more = (parts.gate, parts.residual, parts.norm_bias)
-    if parts.norm != "rms" or parts.epilogue.activation or any(t is not None for t in more) or not 0 < x.size <= DECODED_ROWS * x.shape[-1]:
-        return None
-    row, layer = kind_of(kind, "decode_linear"), chain.DecoderLayer(parts.norm_weight, weight, bias)
-    if rows * x.shape[-1] < chain.WIDE_PRODUCT or row.bits < 6:  # others are as fast alone (benchmarks/results/decode_block_h200.txt)
-        return None
-    return chain.launch_of(chain.Chain(row, x, (layer,), parts, 0, rows, parts.eps, activations))
-
-
-def _launch_of(parts: DecodeParts, x: Tensor, weight: Tensor, bias: Tensor | None, kind: str, rows: int,
-               activations: str) -> Callable[[Tensor], None] | None:  # fmt: skip
-    """Return a function that runs all parts as one kernel and fills its argument; ``None`` if the product has no such kernel."""
-    given = [t for t in (x, None if kind else weight, bias, *parts[4:]) if t is not None]
+def _in_one_launch(parts: DecodeParts, x: Tensor, weight: Tensor, bias: Tensor | None, kind: str, rows: int,
+                   activations: str) -> Tensor | None:  # fmt: skip
+    """Compute all parts by one kernel, a wide product after an RMS norm as a chain (chain.py); ``None`` if no kernel computes them."""
     tokens, columns = math.prod(x.shape[:-1]), x.shape[-1] if x.shape else 0
+    if x.array is not None or not 0 < tokens <= DECODED_ROWS or not columns:
+        return None
+    row = kind_of(kind, "decode_linear") if kind else None
+    alone = parts.norm == "rms" and not parts.epilogue.activation and all(t is None for t in (parts.gate, parts.residual, parts.norm_bias))
+    # Narrow products, and those of fewer bits, are as fast without a chain (benchmarks/results/decode_block_h200.txt).
+    if row is not None and alone and rows * columns >= chain.WIDE_PRODUCT and row.bits >= 6:
+        layer = chain.DecoderLayer(parts.norm_weight, weight, bias)
+        if (single := chain.launch_of(chain.Chain(row, x, (layer,), parts, 0, rows, parts.eps, activations))) is not None:
+            return single()[0]
+    given = [t for t in (x, None if kind else weight, bias, *parts[4:]) if t is not None]
     alike = {t.dtype for t in given} == {x.dtype} and x.dtype != "float64" and alignment(*given, weight) == 16
-    single = parts.residual is None or not (parts.epilogue.activation or parts.gate is not None)
-    sized = 0 < tokens <= DECODED_ROWS and (parts.norm_weight is None or parts.norm_weight.size == columns)
-    if x.array is not None or not (alike and single and sized and (kind or weight.ndim == 2)):
+    ends_once = parts.residual is None or not (parts.epilogue.activation or parts.gate is not None)
+    sized = parts.norm_weight is None or parts.norm_weight.size == columns
+    if not (alike and ends_once and sized and (kind or weight.ndim == 2)):
         return None
     queue, profile, flat = x.queue, profile_of(x.queue), with_shape(x, (tokens, columns))
-    if kind:
-        packed = plans.Packed(kind_of(kind, "decode_linear"), rows, columns, tokens, x.dtype, activations)
-        choice = plans.surrounded(queue, packed)
-        return choice and (
-            lambda out: choice[0].run(queue, packed, choice[1], profile, plans.PackedOperands(flat, weight, bias, out, parts))
-        )
+    if row is not None:
+        packed = plans.Packed(row, rows, columns, tokens, x.dtype, activations)
+        if (choice := plans.surrounded(queue, packed)) is None:
+            return None
+        out = new_result((*x.shape[:-1], rows), x.dtype, queue)
+        choice[0].run(queue, packed, choice[1], profile, plans.PackedOperands(flat, weight, bias, out, parts))
+        return out
     p = gemm.matmul_of(flat, weight, False, True, bias, parts.epilogue, False)
     algorithm, config = (None, None) if p is None else gemm.chosen(queue, p)
     if algorithm is None or algorithm.name != "gemv":
         return None
-    return lambda out: algorithm.run(queue, p, config, profile, gemm.Operands(flat, weight, out, bias, parts.residual, 1, parts))
+    out = new_result((*x.shape[:-1], weight.shape[0]), x.dtype, queue)
+    algorithm.run(queue, p, config, profile, gemm.Operands(flat, weight, out, bias, parts.residual, 1, parts))
+    return out
 
 
 def _block_shapes(attended: int, width: int, inner: int, rows: int) -> tuple[tuple[int, int], ...]:
@@ -209,17 +199,8 @@ def _decode_block_sample(tokens: int, next_rows: int = 0, kind: str = "Q4_0") ->
     return S(*given, kind=kind, inner=inner, next_rows=next_rows, activations="float")
 
 
-def _decode_block_ref(inside, x, out_weight, norm_weight, gate, up, down, next_norm=None, next_weight=None, next_bias=0.0, *, kind, inner,
-                      next_rows=0, activations="auto"):  # fmt: skip
-    """Compute :func:`decode_block` with its default norms and activation, for the samples."""
-    shapes = _block_shapes(inside.shape[-1], x.shape[-1], inner, next_rows)
-    packed = zip((out_weight, gate, up, down, next_weight), shapes, strict=True)
-    weights = [weight_values(w, kind, shape).astype(x.dtype) for w, shape in packed if w is not None]
-    return chain.chain_arrays(inside, x, weights, (norm_weight, next_norm), (1e-5, 1e-5), lambda a: a / (1 + np.exp(-a)), next_bias)
-
-
 @op(
-    vjp=None, ref=_decode_block_ref, tol=24,
+    vjp=None, ref="numpy", tol=24,
     samples=[
         _decode_block_sample(1), _decode_block_sample(2, 48), _decode_block_sample(1, 32, "Q8_0"), _decode_block_sample(1, 16, "Q4_K"),
         _decode_block_sample(9, 16),
@@ -288,25 +269,8 @@ def _decode_layers_sample(tokens: int, kind: str, biased: bool = False, normed: 
              activations="float")  # fmt: skip
 
 
-def _decode_layers_ref(x, lengths, frequencies, layers, *, kind, inner, heads, count, window=0, activations="auto"):
-    """Compute :func:`decode_layers` with its default norms and activation, for the samples."""
-    each = len(layers) // count
-    for i in range(0, len(layers), each):
-        norm, projection, *own = layers[i : i + each]
-        bias = own.pop(0) if each % 2 == 0 else 0.0
-        out, mlp_norm, gate, up, down, keys, values, *norms = own
-        shapes = _block_shapes(heads * keys.shape[3], x.shape[-1], inner, (heads + 2 * keys.shape[1]) * keys.shape[3])
-        packed = zip((out, gate, up, down, projection), shapes, strict=True)
-        *weights, first = (weight_values(w, kind, shape).astype(x.dtype) for w, shape in packed)
-        z = x / np.sqrt((x * x).mean(-1, keepdims=True) + 1e-5) * norm @ first.T + bias
-        query_norm, key_norm = norms or (None, None)
-        inside = cached_arrays(z, None, None, keys, values, lengths, None, None, frequencies, query_norm, key_norm, window=window)
-        (x,) = chain.chain_arrays(inside, x, weights, (mlp_norm, None), (1e-5, 1e-5), lambda a: a / (1 + np.exp(-a)))
-    return x
-
-
 @op(
-    vjp=None, ref=_decode_layers_ref, tol=48, inputs=("x", "lengths", "frequencies", "layers"),
+    vjp=None, ref="numpy", tol=48, inputs=("x", "lengths", "frequencies", "layers"),
     samples=[_decode_layers_sample(2, "Q8_0"), _decode_layers_sample(1, "Q4_0", True, True, window=3)],
     errors=[(S((1, 1, 64), np.zeros(1, np.int32), (16,), [(64,)] * 16, kind="Q4_0", inner=64, heads=4, count=2),
              r"\[decode_layers\] x must be \(batch, 1, width\), and layers must have 9 to 12 tensors for each layer; given=8")],

@@ -28,7 +28,6 @@ GREEDY = (1.0, 1.0, 1.0, 0.0)  # temperature, top_k, top_p, min_p; three penalti
 _IDLE = (*GREEDY, 1.0, 0.0, 0.0, 0.0)
 _JOINED_TOKENS = 2048  # of prompts that are computed together, with padding: the running sequences wait for them
 _PADDED = 32  # prompts are padded to multiples of this length, because ops are planned for each length
-_MOST_LIKELY = Sampling(temperature=0.0)
 _NO_TOKEN = f"the model failed: {message('serve', *NOT_FINITE)}"
 _ENDING = message("serve", "the server is shutting down")
 
@@ -107,6 +106,14 @@ class Metrics:
         return "".join(f"{line}\n" for first, rest in families.items() for line in (first, *rest))
 
 
+def _next_tokens(logits: Tensor, settings: Tensor | None, counts: Tensor | None) -> Tensor:
+    """Choose a token per row with the values of :meth:`TextRequest.settings`, by default the most likely; -1 for NaN or infinite logits."""
+    if settings is None:
+        return Sampling(temperature=0.0).choose(logits, logits)
+    *options, drawn = (ag.narrow(settings, 1, i, 1) for i in range(settings.shape[1]))
+    return Sampling(*options).choose(logits, drawn, counts)
+
+
 class Batcher:
     """Answers many requests at a time with one model, which must have a tokenizer.
 
@@ -140,10 +147,7 @@ class Batcher:
         def step(tokens: Tensor, settings: Tensor | None = None, penalize: bool = False) -> Tensor:
             with ag.no_grad():
                 logits = ag.reshape(model(tokens, cache), (tokens.shape[0], -1))
-                if settings is None:
-                    return _MOST_LIKELY.choose(logits, logits)
-                *options, drawn = (ag.narrow(settings, 1, i, 1) for i in range(settings.shape[1]))
-                return Sampling(*options).choose(logits, drawn, counts if penalize else None)
+                return _next_tokens(logits, settings, counts if penalize else None)
 
         self._step = compiled.compile(step) if model.replayable else step
 
@@ -238,9 +242,13 @@ class Batcher:
             ids[i, : len(request.ids)] = request.ids
         lengths += [1] * (len(ids) - len(requests))  # rows that round the number of prompts up
         cache = self._cache_for(*ids.shape)
+        rows = [*requests, *[None] * (len(ids) - len(requests))]
         with ag.no_grad():
-            logits = prompt_logits(self.model, ids, lengths, cache)
-            for row, (request, token) in enumerate(zip(requests, self._first_tokens(requests, logits), strict=True)):
+            settings, penalize = self._settings(rows)
+            known = token_counts([[] if request is None else request.ids for request in rows], self.vocabulary) if penalize else None
+            counts = None if known is None else Tensor.from_host(self.model.queue, known)
+            tokens = _next_tokens(prompt_logits(self.model, ids, lengths, cache), settings, counts).to_host()[:, 0].tolist()
+            for row, (request, token) in enumerate(zip(requests, tokens, strict=False)):
                 self.metrics.add("netcl_prompt_tokens_total", len(request.ids))
                 if token < 0:
                     self._fail([request], 500, _NO_TOKEN)
@@ -252,8 +260,8 @@ class Batcher:
                 if self.slots[slot] is request:
                     self._cache.copy_sequence(slot, cache, row)
                     self._lengths[slot] = len(request.ids)
-                    if request.sampling.penalizes:
-                        self._counts[slot : slot + 1] = self._prompt_counts(request, token)
+                    if request.sampling.penalizes and counts is not None:
+                        self._counts[slot : slot + 1] = ag.narrow(counts, 0, row, 1)
 
     def _cache_for(self, rows: int, width: int) -> KVCache:
         """Return an empty cache for prompts; the last one is used again if it has these sizes."""
@@ -263,23 +271,14 @@ class Batcher:
         self._joining[key].reset()
         return self._joining[key]
 
-    def _first_tokens(self, requests: list[TextRequest], logits: Tensor) -> list[int]:
-        """Return the first token of each request, -1 where the logits are not finite."""
-        if not any(request.sampling.temperature or request.sampling.penalizes for request in requests):
-            return _MOST_LIKELY.choose(logits, logits).to_host()[: len(requests), 0].tolist()
-        found = list[int]()
-        for i, request in enumerate(requests):
-            drawn = Tensor.from_host(logits.queue, np.array(request.settings(1)[-1:], np.float32))
-            known = self._prompt_counts(request) if request.sampling.penalizes else None
-            found.append(int(request.sampling.choose(ag.narrow(logits, 0, i, 1), drawn, known).item()))
-        return found
-
-    def _prompt_counts(self, request: TextRequest, token: int | None = None) -> Tensor:
-        """Return the counts of a prompt's tokens for penalties, with the first token of the answer if it is given."""
-        counts = token_counts([request.ids], self.vocabulary)
-        if token is not None:
-            counts[0, token] += 1
-        return Tensor.from_host(self.model.queue, counts)
+    def _settings(self, requests: Sequence[TextRequest | None]) -> tuple[Tensor | None, bool]:
+        """Return the settings of requests by row, ``None`` if all take the most likely token, and whether one of them has penalties."""
+        options = [request.sampling for request in requests if request is not None]
+        penalize = any(one.penalizes for one in options)
+        if not penalize and not any(one.temperature for one in options):
+            return None, False
+        rows = [_IDLE if request is None else request.settings(self.vocabulary) for request in requests]
+        return Tensor.from_host(self.model.queue, np.array(rows, np.float32)), penalize
 
     def _decode(self) -> None:
         queue, slots = self.model.queue, list(self.slots)
@@ -287,14 +286,10 @@ class Batcher:
             self._lengths = [0 if request is None else length for request, length in zip(slots, self._lengths, strict=True)]
             self._cache.set_lengths(self._lengths)
             self._members = slots
-        inputs: list[Any] = [Tensor.from_host(queue, np.array([[0 if request is None else request.last] for request in slots], np.int64))]
-        options = [request.sampling for request in slots if request is not None]
-        penalize = any(one.penalizes for one in options)
-        if penalize or any(one.temperature for one in options):
-            rows = [_IDLE if request is None else request.settings(self.vocabulary) for request in slots]
-            inputs += [Tensor.from_host(queue, np.array(rows, np.float32)), penalize]
+        last = Tensor.from_host(queue, np.array([[0 if request is None else request.last] for request in slots], np.int64))
+        settings, penalize = self._settings(slots)
         self._cache.reserve(1)
-        made = self._step(*inputs).to_host()[:, 0]
+        made = (self._step(last) if settings is None else self._step(last, settings, penalize)).to_host()[:, 0]
         self._lengths = [length + 1 for length in self._lengths]
         for request, token in zip(slots, made, strict=True):
             if request is not None and token < 0:

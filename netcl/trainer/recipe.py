@@ -39,8 +39,9 @@ class RecipeError(ValueError):
 
 
 _KINDS = {str: "a string", int: "a whole number", float: "a number", bool: "true or false", dict: "a table of options"}
+POSITIVE = math.ulp(0.0)
 AMP_DTYPES = ("", "float16", "bfloat16")
-_FIELD_BOUNDS: dict[str, tuple[int, float]] = {
+_FIELD_BOUNDS: dict[str, tuple[float, float]] = {
     "epochs": (1, math.inf), "batch_size": (1, math.inf), "accumulation_steps": (1, math.inf), "log_every": (1, math.inf),
     "workers": (0, math.inf), "patience": (0, math.inf), "val_split": (0, 1), "test_split": (0, 1),
     "seed": (0, math.inf), "lr": (0, math.inf), "weight_decay": (0, math.inf), "grad_clip": (0, math.inf),
@@ -51,6 +52,16 @@ _FIELD_BOUNDS: dict[str, tuple[int, float]] = {
 def doc_field(default: Any, doc: str) -> Any:
     """Return a dataclass field with a default and a help text."""
     return field(default=default, metadata={"doc": doc})
+
+
+def check_bounds(op: str, settings: Any, bounds: Mapping[str, tuple[float, float]], error: type[Exception] = ValueError) -> None:
+    """Raise unless each setting is at least the first of its bounds and below the second; :data:`POSITIVE` as the first means above 0."""
+    for name, (least, below) in bounds.items():
+        value = getattr(settings, name)
+        if not least <= value < below:
+            begin = "above 0" if least == POSITIVE else f"at least {least}"
+            end = f" and below {below}" if below < math.inf else " and finite" if isinstance(value, float) else ""
+            raise error(message(op, f"{name} must be {begin}{end}", **{name: value}))
 
 
 @dataclass(frozen=True)
@@ -88,11 +99,7 @@ class Recipe:
     seed: int = doc_field(0, "seed of weights, order and augmentation")
 
     def __post_init__(self) -> None:
-        for name, (least, below) in _FIELD_BOUNDS.items():
-            value = getattr(self, name)
-            if not least <= value < below:
-                end = f" and below {below}" if below < math.inf else " and finite" if isinstance(value, float) else ""
-                raise RecipeError(message("recipe", f"{name} must be at least {least}{end}", **{name: value}))
+        check_bounds("recipe", self, _FIELD_BOUNDS, RecipeError)
         if self.mixed_precision not in AMP_DTYPES:
             what = "mixed_precision must be float16, bfloat16 or empty"
             raise RecipeError(message("recipe", what, mixed_precision=repr(self.mixed_precision)))

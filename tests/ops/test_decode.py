@@ -36,8 +36,8 @@ def gpu(cl_device, unoptimized, monkeypatch):
         monkeypatch.setattr(launch, "on_cpu_device", lambda queue: False)
         for op, extra in TIERS.items():
             selector.register(op, lambda shapes, profile: shapes[0][0] <= 8, KernelConfig(KernelVariant.MATMUL_REGISTER_TILED, extra=extra))
-    taken, inside = [], decode._launch_of
-    monkeypatch.setattr(decode, "_launch_of", lambda *args: taken.append(inside(*args)) or taken[-1])
+    taken, inside = [], decode._in_one_launch
+    monkeypatch.setattr(decode, "_in_one_launch", lambda *args: taken.append(inside(*args)) or taken[-1])
     yield queue, taken
     if cl_device.profile.device_type == "cpu":
         for op in TIERS:

@@ -137,6 +137,11 @@ __kernel __attribute__((reqd_work_group_size(ITEMS, 1, 1))) void cached_attentio
 
 #if NEW  // queries, then new keys
   __local REAL squares[(ROWS + NEW) * 8];
+#define HEAD_FACTOR  /* the weights of row r's norm as `by`, its inverse root mean square as `sum` */ \
+  __global const N_T* by = r < ROWS ? query_norm : key_norm;                                       \
+  REAL sum = 0;                                                                                    \
+  for (int j = 0; j < 8; ++j) sum += squares[r * 8 + j];                                           \
+  sum = 1 / sqrt(sum / DEPTH + (REAL)EPS);
 #define TAKEN(r) (q + ((r) < ROWS ? QUERY_ROW(b, head % G * sharing + (min(r, rows - 1) + first) / T, (min(r, rows - 1) + first) % T) * DEPTH \
                                   : NEW_KEYS + (size_t)((r) - ROWS) * KEY_STEP))
   for (int i = l; i < (ROWS + NEW) * 8 * HEAD_NORM; i += ITEMS) {
@@ -158,10 +163,7 @@ __kernel __attribute__((reqd_work_group_size(ITEMS, 1, 1))) void cached_attentio
     const int turns = (r < ROWS ? (min(r, rows - 1) + first) % T : r - ROWS) * (ROTARY / 2);
     for (int d = 0; d < DEPTH; ++d) query[r][d] = X_LOAD(taken, d);
 #if HEAD_NORM
-    __global const N_T* by = r < ROWS ? query_norm : key_norm;
-    REAL sum = 0;
-    for (int j = 0; j < 8; ++j) sum += squares[r * 8 + j];
-    sum = 1 / sqrt(sum / DEPTH + (REAL)EPS);
+    HEAD_FACTOR
     for (int d = 0; d < DEPTH; ++d) query[r][d] *= sum * N_LOAD(by, d);
 #endif
     for (int pair = 0; pair < ROTARY / 2; ++pair) {
@@ -179,10 +181,7 @@ __kernel __attribute__((reqd_work_group_size(ITEMS, 1, 1))) void cached_attentio
     const REAL angle = turns ? place * frequencies[pair] : (REAL)0, c = cos(angle), s = sin(angle);
     REAL x = X_LOAD(TAKEN(r), one), y = X_LOAD(TAKEN(r), other);
 #if HEAD_NORM
-    __global const N_T* by = r < ROWS ? query_norm : key_norm;
-    REAL sum = 0;
-    for (int j = 0; j < 8; ++j) sum += squares[r * 8 + j];
-    sum = 1 / sqrt(sum / DEPTH + (REAL)EPS);
+    HEAD_FACTOR
     x *= sum * N_LOAD(by, one), y *= sum * N_LOAD(by, other);
 #endif
     query[r][one] = x * c - y * s, query[r][other] = x * s + y * c;

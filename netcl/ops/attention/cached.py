@@ -37,8 +37,8 @@ def round_positions(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return np.rint(x * inverse).astype(np.int8), (most / 127).astype(np.float32)
 
 
-def _turn_heads(q, groups, size, lengths, frequencies, query_norm, key_norm, eps):
-    """Normalize the query and key heads of a projection by RMS norms, then rotate them by position. ``None``: skip that operation."""
+def _split_projection(q, groups, size, lengths, frequencies, query_norm, key_norm, eps):
+    """Split a projection into heads of queries, keys and values. Normalize queries and keys by RMS norms, and rotate them by position."""
     heads = np.moveaxis(q.reshape(*q.shape[:2], -1, size), 2, 1).astype(np.float64)
     for weight, part in ((query_norm, np.s_[:, : -2 * groups]), (key_norm, np.s_[:, -2 * groups : -groups])):
         if weight is not None:
@@ -46,19 +46,14 @@ def _turn_heads(q, groups, size, lengths, frequencies, query_norm, key_norm, eps
     if frequencies is not None:
         turned, places = np.s_[:, :-groups, :, : 2 * len(frequencies)], np.asarray(lengths)[:, None] + np.arange(q.shape[1])
         heads[turned] = rope_arrays(heads[turned], places, frequencies, 0.0, 0, False, False)
-    return np.moveaxis(heads, 1, 2).reshape(q.shape)
+    return np.split(heads, [heads.shape[1] - 2 * groups, heads.shape[1] - groups], axis=1)
 
 
 def cached_arrays(q, k, v, keys, values, lengths, key_scales=None, value_scales=None, frequencies=None, query_norm=None, key_norm=None,
                 scale=None, window=0, softcap=0.0, eps=1e-6):  # fmt: skip
     """Compute the attention position by position, without writing to the cache."""
-    if k is None:
-        groups, _, size = keys.shape[1:]
-        q = _turn_heads(q, groups, size, lengths, frequencies, query_norm, key_norm, eps)
-        parts = np.moveaxis(q.reshape(*q.shape[:2], -1, size), 2, 1)
-        q, k, v = parts[:, : -2 * groups], parts[:, -2 * groups : -groups], parts[:, -groups:]
-        out = cached_arrays(q, k, v, keys, values, lengths, key_scales, value_scales, scale=scale, window=window, softcap=softcap)
-        return np.moveaxis(out, 1, 2).reshape(*out.shape[::2], -1)
+    if packed := k is None:
+        q, k, v = _split_projection(q, keys.shape[1], keys.shape[3], lengths, frequencies, query_norm, key_norm, eps)
     if key_scales is not None:
         coded = (keys, key_scales), (values, value_scales), round_positions(k), round_positions(v)
         keys, values, k, v = (codes.astype(np.float64) * scales for codes, scales in coded)
@@ -75,20 +70,20 @@ def cached_arrays(q, k, v, keys, values, lengths, key_scales=None, value_scales=
                 scores = softcap * np.tanh(scores / softcap) if softcap else scores
                 shares = np.exp(scores - scores.max())
                 out[b, h, t] = shares @ both[1][g, first : seen + t + 1] / shares.sum()
-    return out
+    return _joined_heads(out) if packed else out
+
+
+def _joined_heads(out: np.ndarray) -> np.ndarray:
+    return np.moveaxis(out, 1, 2).reshape(len(out), out.shape[2], -1)
 
 
 def _cached_cpu(q: Any, k: Any, v: Any, keys: Any, values: Any, lengths: Any, *more: Any, eps: float, **options: Any) -> Any:
     """Compute the attention with NumPy and write the new keys and values into the cache."""
     scales = more[:2]
     _check_room(lengths, q.shape[-2], keys.shape[2])
-    if k is None:
-        q = _turn_heads(q, keys.shape[1], keys.shape[3], lengths, *more[2:], eps)  # type: ignore[call-arg]
-    wide = [None if x is None else np.asarray(x, np.float64) for x in (q, k, v, keys, values)]
-    result = cached_arrays(*wide, lengths, *scales, **options)  # type: ignore[call-arg]
-    if k is None:
-        parts = np.moveaxis(q.reshape(*q.shape[:2], -1, keys.shape[3]), 2, 1)
-        k, v = parts[:, -2 * keys.shape[1] : -keys.shape[1]], parts[:, -keys.shape[1] :]
+    if packed := k is None:
+        q, k, v = _split_projection(q, keys.shape[1], keys.shape[3], lengths, *more[2:], eps)  # type: ignore[call-arg]
+    result = cached_arrays(*(np.asarray(x, np.float64) for x in (q, k, v, keys, values)), lengths, *scales, **options)  # type: ignore[call-arg]
     for b, seen in enumerate(lengths):
         for cache, fresh, scale in zip((keys, values), (k, v), scales, strict=True):
             place = (b, slice(None), slice(seen, seen + fresh.shape[2]))
@@ -96,10 +91,10 @@ def _cached_cpu(q: Any, k: Any, v: Any, keys: Any, values: Any, lengths: Any, *m
                 cache[place] = fresh[b]
             else:
                 cache[place], scale[place] = round_positions(fresh[b])
-    return result
+    return _joined_heads(result) if packed else result
 
 
-def _check_packed(q: Tensor, keys: Tensor, values: Tensor, lengths: Tensor) -> None:
+def _check_packed(q: Tensor, keys: Tensor, values: Tensor) -> None:
     fits = q.ndim == 3 and keys.ndim == 4 and keys.shape == values.shape and keys.shape[0] == q.shape[0] and min(keys.shape[1:]) > 0
     if fits:
         heads, rest = divmod(q.shape[2], keys.shape[3])
@@ -110,7 +105,6 @@ def _check_packed(q: Tensor, keys: Tensor, values: Tensor, lengths: Tensor) -> N
             "with heads a multiple of groups and new from 1 to positions"
         )
         raise ShapeError(message("cached_attention", what, q=q.shape, keys=keys.shape, values=values.shape))
-    _check_lengths(q, lengths)
 
 
 def _check_tables(k: Any, keys: Tensor, frequencies: Any, norms: list[Any]) -> None:
@@ -124,19 +118,13 @@ def _check_tables(k: Any, keys: Tensor, frequencies: Any, norms: list[Any]) -> N
         raise ShapeError(message("cached_attention", what, "apply rms_norm and rope first", **seen))
 
 
-def _check_lengths(q: Tensor, lengths: Tensor) -> None:
-    if lengths.shape != q.shape[:1] or lengths.dtype not in ("int32", "int64"):
-        what = "lengths must be one integer (int32 or int64) per sequence"
-        raise ShapeError(message("cached_attention", what, lengths=lengths.shape, dtype=lengths.dtype, batch=q.shape[0]))
-
-
 def _check_room(lengths: np.ndarray, new: int, positions: int) -> None:
     if max(lengths, default=0) + new > positions:
         what, remedy = f"the {new} new positions must fit into the {positions} positions of the cache", "use a larger cache"
         raise ShapeError(message("cached_attention", what, remedy, lengths=lengths.tolist()))
 
 
-def _check_cache(q: Tensor, k: Tensor, v: Tensor, keys: Tensor, values: Tensor, lengths: Tensor) -> None:
+def _check_cache(q: Tensor, k: Tensor, v: Tensor, keys: Tensor, values: Tensor) -> None:
     shapes: dict[str, Any] = {name: t.shape for name, t in (("q", q), ("k", k), ("v", v), ("keys", keys), ("values", values))}
     if any(len(shape) != 4 for shape in shapes.values()) or q.shape[1] % max(1, k.shape[1]):
         what = "q, k, v, keys and values must be (batch, heads, positions, size), and the number of heads of k must divide that of q"
@@ -150,7 +138,6 @@ def _check_cache(q: Tensor, k: Tensor, v: Tensor, keys: Tensor, values: Tensor, 
             "size), with new from 1 to positions (v and values may have another size)"
         )
         raise ShapeError(message("cached_attention", what, **shapes))
-    _check_lengths(q, lengths)
 
 
 def _check_scales(keys: Tensor, values: Tensor, scales: tuple[Tensor | None, Tensor | None]) -> None:
@@ -242,9 +229,12 @@ def cached_attention(
         if t is not None and not (t.dtype == "int8" and name in ("keys", "values")):
             launch.check_dtype("cached_attention", t, (q.dtype,) if q.dtype in launch.FLOATS else launch.FLOATS, name)
     if k is None or v is None:
-        _check_packed(q, keys, values, lengths)
+        _check_packed(q, keys, values)
     else:
-        _check_cache(q, k, v, keys, values, lengths)
+        _check_cache(q, k, v, keys, values)
+    if lengths.shape != q.shape[:1] or lengths.dtype not in ("int32", "int64"):
+        what = "lengths must be one integer (int32 or int64) per sequence"
+        raise ShapeError(message("cached_attention", what, lengths=lengths.shape, dtype=lengths.dtype, batch=q.shape[0]))
     _check_scales(keys, values, (scales[0], scales[1]))
     _check_tables(k, keys, frequencies, [query_norm, key_norm])
     if not isinstance(given, Tensor):

@@ -14,6 +14,8 @@
 //   MOST_RUNS  runs of 32 columns of the widest product      HELD  quads of a normed row that a work-item holds      EPS NEXT_EPS  of the norms
 // From codes.cl: LOW HIGH MIN SCALES WORDS RECORD; from ptx.cl: LOCAL_AT COPY_16 COPIES_COMMIT COPIES_WAIT BARRIER_INIT BARRIERS_BEGIN COPY_BULK MMA_FRESH MMA_FLOAT16; from the
 // launch: SPLIT KINDS as in mma.cl, X_T X_QUAD X_LOAD X_STORE, NORM_T NORM_QUAD, BIAS_T BIAS_LOAD; epilogue() is generated.
+#undef PLUS  // no kind is plain here
+#define PLUS(sum, scale, c) fma(scale, c, sum)
 #define ITEMS (WARPS * 32)
 #define HELD_RUNS 4  // that a warp loads before it multiplies
 #define PIECE (EACH / PER_RECORD * RECORD)
@@ -261,20 +263,7 @@ void strips_chain(LAYER_POINTERS ATTENTION_POINTERS __global const X_T* x, __glo
                 if (PER_RUN == 2) MMA_FRESH(total[1], ones, b.z, b.w);
                 else MMA_FLOAT16(total[0], ones, b.z, b.w);
               }
-              uint a[2][4];
-              weights_of(a[0], &runs[u], 0, t);
-              weights_of(a[1], &runs[u], 1, t);
-              float c[4];
-              MMA_FRESH(c, a[0], b.x, b.y);
-              if (PER_RUN == 1) MMA_FLOAT16(c, a[1], b.z, b.w);
-              UNROLL for (int part_of = 0; part_of < PER_RUN; ++part_of) {
-                if (part_of) MMA_FRESH(c, a[1], b.z, b.w);
-                FACTORS(by, low, runs[u], hd, (from + u) * PER_RUN + part_of)
-                UNROLL for (int i = 0; i < 4; ++i) {
-                  acc[i] = fma(i < 2 ? by.x : by.y, c[i], acc[i]);
-                  if (MIN && !SUMMED) acc[i] = fma(i < 2 ? low.x : low.y, total[part_of][i], acc[i]);
-                }
-              }
+              ADD_PRODUCTS(acc, runs[u], hd, b, (from + u) * PER_RUN, part_of)
             }
           }
         }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -15,10 +15,9 @@ from netcl.core.tensor import Tensor, new_result
 from netcl.engine import launch
 from netcl.engine.strided import alignment
 from netcl.engine.waiting import late_flag, may_wait, turns, watch
-from netcl.ops.attention.cached import cached_arrays
 from netcl.ops.matmul import nvidia
 from netcl.ops.quantized import plans
-from netcl.ops.quantized.formats import Kind, dequantize, quantize
+from netcl.ops.quantized.formats import Kind, quantize
 from netcl.ops.quantized.layout import STRIP_ROWS, pack_strips, record_size
 
 _WARPS = 8
@@ -160,7 +159,8 @@ def launch_of(chain: Chain) -> Callable[[], tuple[Tensor, ...]] | None:
     if x.array is not None or not (chain.attention is None or nvidia.capable(profile)) or not _shapes_match(chain):
         return None
     plain = [t for t in (x, chain.inside, *(t for layer in chain.layers for t in layer.plain)) if t is not None]
-    if chain.inside is not None and _in_rows(chain, plain):
+    rows = chain.inside is not None and chain.tokens == 1 and not any(n % 32 for n in chain.columns)
+    if rows and {t.dtype for t in plain} == {"float32"} and alignment(*plain) == 16 and plans.chains_rows(x, _packed_row(chain)):
         return partial(_launch_rows, chain)
     if not nvidia.capable(profile) or chain.kind.plain or chain.kind.codebook or (chain.computed and not may_wait(queue)):
         return None
@@ -210,15 +210,6 @@ def _pointer_macros(chain: Chain) -> dict[str, str]:
     }
 
 
-def _attention_macros(chain: Chain, attention: Attention) -> dict[str, int | float]:
-    turned, normed = attention.frequencies, chain.layers[0].query_norm is not None
-    return {
-        "MOST_TOKENS": chain.tokens, "KEY_HEADS": chain.key_heads, "SHARING": chain.sharing, "DEPTH": chain.depth, "ROWS": chain.rows,
-        "ROTARY": 0 if turned is None else 2 * turned.size, "HEAD_NORM": int(normed),
-        "HEAD_EPS": float(attention.eps),
-    }  # fmt: skip
-
-
 def launch_chain(chain: Chain) -> tuple[Tensor, ...]:
     """Launch a chain for which :func:`launch_of` returned this function, or further layers of it."""
     x, queue, profile, items, attention = chain.x, chain.x.queue, profile_of(chain.x.queue), 32 * _WARPS, chain.attention
@@ -237,7 +228,11 @@ def launch_chain(chain: Chain) -> tuple[Tensor, ...]:
     made, more = tokens * (attended + 2 * width + inner + chain.next), tuple[float, ...]()
     own: tuple[Tensor, ...] = (x if chain.inside is None else chain.inside, found[-1])
     if attention is not None:
-        macros |= _attention_macros(chain, attention)
+        macros |= {
+            "MOST_TOKENS": tokens, "KEY_HEADS": chain.key_heads, "SHARING": chain.sharing, "DEPTH": chain.depth, "ROWS": chain.rows,
+            "ROTARY": 0 if attention.frequencies is None else 2 * attention.frequencies.size,
+            "HEAD_NORM": int(chain.layers[0].query_norm is not None), "HEAD_EPS": float(attention.eps),
+        }  # fmt: skip
         operands["P"] = attention.lengths.dtype
         blocks = tokens * chain.key_heads * chain.sharing // chain.rows
         made += blocks * max(1, profile.max_compute_units // blocks) * chain.rows * (chain.depth + 4)
@@ -255,12 +250,9 @@ def launch_chain(chain: Chain) -> tuple[Tensor, ...]:
     return tuple(found)
 
 
-def _in_rows(chain: Chain, given: Sequence[Tensor]) -> bool:
-    whole = chain.tokens == 1 and not any(n % 32 for n in chain.columns) and {t.dtype for t in given} == {"float32"}
-    return whole and alignment(*given) == 16 and plans.chains_rows(chain.x, _packed_row(chain, *chain.columns[:2]))
-
-
-def _packed_row(chain: Chain, columns: int, rows: int) -> plans.Packed:
+def _packed_row(chain: Chain) -> plans.Packed:
+    """Return the first product of a chain of one token."""
+    columns, rows, _ = chain.columns
     return plans.Packed(chain.kind, rows, columns, 1, "float32", chain.activations)
 
 
@@ -272,7 +264,7 @@ def _launch_rows(chain: Chain) -> tuple[Tensor, ...]:
     optional = (y if t is None else t for t in (after.projection, after.norm, after.bias, z))  # y stands in for what is missing
     following, next_norm, bias, last = optional
     operands = plans.PackedOperands(x, own.packed[0], bias, y)
-    epilogue, p = chain.parts.epilogue.source("float", 4, False), _packed_row(chain, attended, width)
+    epilogue, p = chain.parts.epilogue.source("float", 4, False), _packed_row(chain)
     kernel, record = plans.row_chain(p, operands, epilogue, z is not None)
     scratch = Tensor.empty(((attended + 2 * width + inner) // 32 * record + 2 * 4 * width // 32,), "int8", queue=queue)
     pointers = (own.out, own.gate, own.up, own.down, following, chain.inside, x, own.mlp_norm, next_norm, bias, h, y, last, scratch)
@@ -281,54 +273,35 @@ def _launch_rows(chain: Chain) -> tuple[Tensor, ...]:
     return (y,) if z is None else (y, z)
 
 
-def chain_arrays(
-    inside: np.ndarray, x: np.ndarray, weights: Sequence[np.ndarray], norms: Sequence[np.ndarray | None], eps: Sequence[float],
-    activation: Callable[[np.ndarray], np.ndarray], bias: np.ndarray | float = 0.0,
-) -> tuple[np.ndarray, ...]:  # fmt: skip
-    """Compute a chain with NumPy. ``weights``: unpacked, of out, gate, up, down and, if there is one, next. ``norms``, ``eps``: of both."""
-
-    def normed(a: np.ndarray, which: int) -> np.ndarray:
-        return a / np.sqrt((a * a).mean(-1, keepdims=True) + eps[which]) * norms[which]
-
-    out, gate, up, down, *following = weights
-    h = x + inside @ out.T
-    y = h + (activation(normed(h, 0) @ gate.T) * (normed(h, 0) @ up.T)) @ down.T
-    return (y, *(normed(y, 1) @ w.T + bias for w in following))
-
-
 def _chain_right(queue: Any, chain: Chain, bulk: bool) -> bool:
-    """Whether a small chain of the same kind agrees with NumPy's result. In bulk, its rows are whole pieces."""
+    """Whether a small chain of the same kind agrees with the ops on the NumPy backend. In bulk, its rows are whole pieces."""
     rng, (attended, width, inner, rows), tokens = np.random.default_rng(0), (1024, 1024, 1024, 1536) if bulk else (512, 256, 768, 1024), 2
     shapes = ((width, attended), (inner, width), (inner, width), (width, inner), (rows, width))
-    blocks = [quantize(rng.normal(0, shape[1] ** -0.5, shape).astype(np.float32), chain.kind) for shape in shapes]
-    weights = [dequantize(block, chain.kind, shape).astype(np.float64) for block, shape in zip(blocks, shapes, strict=True)]
-    x, norm, inside = (rng.standard_normal(shape, np.float32) for shape in ((tokens, width), (width,), (tokens, attended)))
-    cache, lengths = rng.standard_normal((2, tokens, 4, 600, 64), np.float32), np.array([0, 550], np.int32)
-    packed = (pack_strips(block, chain.kind, shape) for block, shape in zip(blocks, shapes, strict=True))
-    out, gate, up, down, following, weight, keys, values = (Tensor.from_host(queue, a) for a in (*packed, norm, *cache))
+    matrices = (rng.normal(0, shape[1] ** -0.5, shape).astype(np.float32) for shape in shapes)
+    out, gate, up, down, following = (pack_strips(quantize(a, chain.kind), chain.kind, a.shape) for a in matrices)
+    drawn: list[tuple[int, ...]] = [(tokens, 1, width), (tokens, 1, attended), (width,), (tokens, 4, 600, 64), (tokens, 4, 600, 64)]
+    x, inside, norm, keys, values = (rng.standard_normal(shape, np.float32) for shape in drawn)
+    put, own, lengths = partial(Tensor.from_host, queue), [norm, following, out, norm, gate, up, down], np.array([0, 550], np.int32)
+    first, after, *products = map(put, own)
+    mlp = DecoderLayer(None, None, None, *products)
+    layer = mlp._replace(norm=first, projection=after, keys=put(keys), values=put(values))
     epilogue = chain.parts.epilogue._replace(dtype="float32", activation="relu")
-    parts = chain.parts._replace(epilogue=epilogue, gate=gate, norm_weight=weight)
-    layer = DecoderLayer(weight, following, None, out, weight, gate, up, down, keys, values)
-    layers: tuple[DecoderLayer, ...] = (layer, layer._replace(keys=values, values=keys))
-    eps = (parts.eps, parts.eps)
-    compute = partial(chain_arrays, norms=(norm, norm), eps=eps, activation=lambda a: np.maximum(a, 0))
-    given, attention, z = None, None, x / np.sqrt((x * x).mean(-1, keepdims=True) + parts.eps) * norm @ weights[-1].T
-    exact: tuple[np.ndarray, ...] = (z,)
+    parts = chain.parts._replace(epilogue=epilogue, gate=layer.gate, norm_weight=first)
+    small = Chain(chain.kind, put(x), (layer, layer._replace(keys=layer.values, values=layer.keys)), parts, inner, rows, parts.eps, "float",
+                  attention=Attention(put(lengths), None, 0.125, 0, 0.0), bulk=bulk)  # fmt: skip
+    options = {"kind": chain.kind.name, "activations": "float", "eps": parts.eps}
+    more = {**options, "inner": inner, "activation": "relu"}
     if not chain.computed:
-        layers = (DecoderLayer(weight, following),)
+        small = small._replace(layers=(DecoderLayer(first, after),), attention=None)
+        exact = launch.numpy_reference("decode_linear", x, following, *[None] * 4, norm, norm="rms", rows=rows, **options)
     elif chain.attention is None:
-        given = Tensor.from_host(queue, inside)
-        layers = (DecoderLayer(out=out, mlp_norm=weight, gate=gate, up=up, down=down), DecoderLayer(weight, following))
-        exact = compute(inside, x, weights)
+        small = small._replace(layers=(mlp, DecoderLayer(first, after)), attention=None, inside=put(inside))
+        given = (inside, x, *own[2:], norm, following)
+        exact = launch.numpy_reference("decode_block", *given, next_rows=rows, next_eps=parts.eps, **more)
     else:
-        attention = Attention(Tensor.from_host(queue, lengths), None, 0.125, 0, 0.0)
-        y = x.astype(np.float64)
-        for own in (cache, cache[::-1]):
-            attended_to = cached_arrays(z[:, None], None, None, own[0], own[1], lengths, scale=0.125)[:, 0]
-            y, z = compute(attended_to, y, weights)
-        exact = (y,)
+        layers = [*own, keys, values, *own, values, keys]
+        exact = launch.numpy_reference("decode_layers", x, lengths, None, layers, heads=attended // 64, count=2, **more)
     late_flag(queue).fill_(0)
-    small = Chain(chain.kind, Tensor.from_host(queue, x), layers, parts, inner, rows, parts.eps, "float", given, attention, bulk)
-    found = launch_chain(small)
-    near = [np.abs(a.to_host() - b).max() <= 2**-16 * np.abs(b).max() for a, b in zip(found, exact, strict=True)]
+    pairs = zip(launch_chain(small), exact if isinstance(exact, tuple) else (exact,), strict=True)
+    near = [np.abs(a.to_host() - b).max() <= 2**-16 * np.abs(b).max() for a, b in pairs]
     return not late_flag(queue).item() and all(near)

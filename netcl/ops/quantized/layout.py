@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from netcl.core.errors import ShapeError, message
-from netcl.ops.quantized.formats import BLOCK_TYPES, Kind, Parts, join_blocks, kind_of, pack_bits, packed_shape, split_blocks, unpack_bits
+from netcl.ops.quantized.formats import Kind, Parts, join_blocks, kind_of, pack_bits, packed_shape, split_blocks, unpack_bits
 
 STRIP_ROWS = 16
 _PIECE_WEIGHTS = 1 << 22  # weights that are reordered at a time, in whole strips
@@ -37,12 +37,7 @@ def _record_fields(kind: Kind) -> Iterator[tuple[str, int, int]]:
 
 def record_size(kind: Kind) -> tuple[int, int]:
     """Return the columns and bytes of a record."""
-    return _RECORD_SIZES[kind.name]
-
-
-_RECORD_SIZES = {
-    kind.name: (max(32, kind.block), sum(size for _, size, _ in _record_fields(kind)) * STRIP_ROWS) for kind in BLOCK_TYPES.values()
-}
+    return max(32, kind.block), sum(size for _, size, _ in _record_fields(kind)) * STRIP_ROWS
 
 
 def device_bytes(kind: Kind, shape: tuple[int, int], op: str = "quantized_linear") -> int:

@@ -238,6 +238,24 @@ static inline float joined_sum(__local const float* sums, const int m, const int
   }
 #endif
 
+// Adds the products of a run (held_) with activations four_ to sums; group: of its record, its first. `total` has the sums of activations.
+#define PLUS(sum, scale, c) PLAIN ? sum + c : fma(scale, c, sum)
+#define ADD_PRODUCTS(sums, held_, head_, four_, group, part)                                                               \
+  uint a[2][4];                                                                                                            \
+  weights_of(a[0], &held_, 0, t);                                                                                          \
+  weights_of(a[1], &held_, 1, t);                                                                                          \
+  float c[4];                                                                                                              \
+  MMA_FRESH(c, a[0], four_.x, four_.y);                                                                                    \
+  if (PER_RUN == 1) MMA_FLOAT16(c, a[1], four_.z, four_.w);                                                                \
+  UNROLL for (int part = 0; part < PER_RUN; ++part) {                                                                      \
+    if (part) MMA_FRESH(c, a[1], four_.z, four_.w);                                                                        \
+    FACTORS(by, low, held_, head_, group + part)                                                                           \
+    UNROLL for (int i = 0; i < 4; ++i) {                                                                                   \
+      sums[i] = PLUS(sums[i], i < 2 ? by.x : by.y, c[i]);                                                                  \
+      if (MIN && !SUMMED) sums[i] = fma(i < 2 ? low.x : low.y, total[part][i], sums[i]);                                   \
+    }                                                                                                                      \
+  }
+
 #define PARTIAL(warp, i) sums[(warp) * 128 + (i) * 32 + lane]  // of a strip that another warp begins
 #define STORE_STRIP                                                                        \
   UNROLL for (int k = 0; k < 4; ++k) {                                                     \
@@ -361,22 +379,7 @@ void strips_mma(__global const uchar* w, __global const X_T* x, EXTRA_POINTERS A
                   if (PER_RUN == 2) MMA_FRESH(total[1], ones, b.z, b.w);
                   else MMA_FLOAT16(total[0], ones, b.z, b.w);
                 }
-                UNROLL for (int m = 0; m < MT; ++m) {
-                  uint a[2][4];
-                  weights_of(a[0], &h[u][m], 0, t);
-                  weights_of(a[1], &h[u][m], 1, t);
-                  float c[4];
-                  MMA_FRESH(c, a[0], b.x, b.y);
-                  if (PER_RUN == 1) MMA_FLOAT16(c, a[1], b.z, b.w);
-                  UNROLL for (int part = 0; part < PER_RUN; ++part) {
-                    if (part) MMA_FRESH(c, a[1], b.z, b.w);
-                    FACTORS(by, low, h[u][m], hd[m], (from + u) * PER_RUN + part)
-                    UNROLL for (int i = 0; i < 4; ++i) {
-                      acc[m][s][i] = PLAIN ? acc[m][s][i] + c[i] : fma(i < 2 ? by.x : by.y, c[i], acc[m][s][i]);
-                      if (MIN && !SUMMED) acc[m][s][i] = fma(i < 2 ? low.x : low.y, total[part][i], acc[m][s][i]);
-                    }
-                  }
-                }
+                UNROLL for (int m = 0; m < MT; ++m) { ADD_PRODUCTS(acc[m][s], h[u][m], hd[m], b, (from + u) * PER_RUN, part) }
               }
         }
         UNROLL for (int m = 0; m < MT; ++m) p[m] += step;

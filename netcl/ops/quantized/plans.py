@@ -177,7 +177,13 @@ def _strips(queue: Any, p: Packed, config: KernelConfig, profile: Any, t: Packed
         assembly = _assembly(t.x, p, dots) if cpu else 0
     if assembly == 2 and _in_tiles(p) and (dots or p.kind.plain):
         return _registers(p, t)
-    x, scales, sums = _rounded_activations(queue, p, t) if dots else (t.x, t.out, t.out)
+    x, scales, sums = t.x, t.out, t.out
+    if dots:  # x as int8, a scale for every 32 columns and the sum of every 16 columns
+        runs = p.tokens * p.columns // 32
+        made = [Tensor.empty((n,), dtype, queue=queue) for n, dtype in ((32 * runs, "int8"), (runs, "float32"), (2 * runs, "int32"))]
+        kernel = _compiled(queue, p, "round_activations", "runs.cl strips.cl", t, 4, 0)
+        kernel(queue, p.tokens * -(-p.columns // 256), 1, t.x, *made, p.columns)
+        x, scales, sums = made
     wanted = max(1, profile.max_compute_units * 1024 // (4 * strips))  # enough work-items to hide memory latency
     slices = config.extra.get("SLICES") or next((n for n in (64, 32, 16) if n <= min(wanted, p.columns // 32)), 8)
     lanes, slices = (16 if tokens == 1 or assembly == 1 else profile.lanes, 1) if cpu else (4, slices)
@@ -204,14 +210,6 @@ def row_chain(p: Packed, t: PackedOperands, text: str, followed: bool) -> tuple[
     more |= {"NB": 1, "DOTS": int(dots), **_fetching(t.x)}
     kernel = _compiled(queue, p, "strips_chain", "runs.cl row_chain.cl", t, 16, _assembly(t.x, p, dots), text, **more)
     return kernel, 64 if dots else 128
-
-
-def _activation_records(p: Packed, t: PackedOperands, tokens: int) -> Tensor:
-    """Return x in the records of neon.cl, each of ``tokens`` tokens and 32 columns."""
-    count = -(-p.tokens // tokens) * (p.columns // 32)
-    records = Tensor.empty((count * _record_bytes(p.kind, tokens),), "int8", queue=t.x.queue)
-    _neon_kernel(p, "make_records", t, tokens)(t.x.queue, count, 1, t.x, records, p.columns, p.tokens)
-    return records
 
 
 def _record_bytes(kind: Kind, tokens: int = 1) -> int:
@@ -246,22 +244,15 @@ def chains_rows(x: Tensor, p: Packed) -> bool:
 
 
 def _registers(p: Packed, t: PackedOperands) -> None:
-    """Launch a product in tiles of registers of NEON."""
+    """Launch a product in tiles of registers of NEON, after its activations were converted to records of 32 columns."""
     tokens, numbers, biased = 1 if p.tokens == 1 else 8, (p.rows, p.columns), int(t.bias is not None)
-    records, items = _activation_records(p, t, tokens), -(-p.rows // 32)
+    count, items = -(-p.tokens // tokens) * (p.columns // 32), -(-p.rows // 32)
+    records = Tensor.empty((count * _record_bytes(p.kind, tokens),), "int8", queue=t.x.queue)
+    _neon_kernel(p, "make_records", t, tokens)(t.x.queue, count, 1, t.x, records, p.columns, p.tokens)
     if tokens == 1:
         return _neon_kernel(p, "strips_rows", t, 1)(t.x.queue, items, 1, t.weight, records, *t.end, *numbers, biased)
     size, kernel = (-(-p.tokens // _TILED_TOKENS), items), _neon_kernel(p, "strips_tiles", t, 8)
     return kernel(t.x.queue, size, (1, 1), t.weight, records, *t.end, *numbers, p.tokens, biased)
-
-
-def _rounded_activations(queue: Any, p: Packed, t: PackedOperands) -> tuple[Tensor, Tensor, Tensor]:
-    """Return x rounded to int8, a scale for every 32 columns and the sum of every 16 columns."""
-    runs = p.tokens * p.columns // 32
-    made = [Tensor.empty((n,), dtype, queue=queue) for n, dtype in ((32 * runs, "int8"), (runs, "float32"), (2 * runs, "int32"))]
-    kernel = _compiled(queue, p, "round_activations", "runs.cl strips.cl", t, 4, 0)
-    kernel(queue, p.tokens * -(-p.columns // 256), 1, t.x, *made, p.columns)
-    return made[0], made[1], made[2]
 
 
 def round_activations(x: np.ndarray) -> np.ndarray:
