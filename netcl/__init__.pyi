@@ -37,7 +37,7 @@ from netcl.core.kernel_selector import (
 )
 from netcl.io import load as load, save as save
 from netcl.nn.quantized import quantize_model as quantize
-from netcl.autograd.ops import (
+from netcl.autograd.op_functions import (
     abs as abs, absolute as absolute, acos as acos, acosh as acosh, adaptive_avg_pool1d as adaptive_avg_pool1d,
     adaptive_avg_pool2d as adaptive_avg_pool2d, adaptive_max_pool2d as adaptive_max_pool2d, add as add, addbmm as addbmm,
     addcdiv as addcdiv, addcmul as addcmul, addmm as addmm, addmv as addmv, addr as addr, affine as affine,

@@ -18,7 +18,7 @@ from operator import attrgetter
 from typing import Any, NamedTuple
 
 from netcl import ops
-from netcl.autograd.ops import LASTING  # type: ignore[attr-defined]
+from netcl.autograd.ops import LASTING
 from netcl.autograd.tape import (
     RELEASED,
     Node,

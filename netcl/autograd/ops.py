@@ -1,4 +1,4 @@
-"""Functions that run an op and record it if gradients need it. Most are generated from the table of ops; typed in ``ops.pyi``."""
+"""Functions that run an op and record it if gradients need it. Most are generated from the table of ops; typed in ``op_functions.pyi``."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from netcl import ops
 from netcl.amp.autocast import autocast, autocast_block, cast_arguments, get_autocast_dtype
 from netcl.autograd.tape import (
     Edge,
-    Like,
     Node,
     anomaly_mode,
     differentiable_ops,
@@ -31,7 +30,7 @@ from netcl.core.writes import clock
 from netcl.engine import pointwise, registry
 from netcl.engine.expression import compose
 from netcl.engine.map_kernel import factor_of
-from netcl.engine.operands import common_dtype
+from netcl.engine.operands import Like, common_dtype, operands
 from netcl.engine.registry import Choice, Composite, Op, Pointwise, Reduction
 from netcl.ops import update, views
 from netcl.ops.movement import LAYOUTS
@@ -289,10 +288,10 @@ def _composite(row: Composite) -> Callable[..., Any]:
 # ---- pointwise
 
 
-def _pointwise(row: Pointwise | Choice) -> Callable[[Any, Sequence[Any], Mapping[str, Any]], None]:
+def _pointwise(row: Pointwise | Choice) -> Callable[[Any, Sequence[Any], dict[str, Any]], None]:
     names = (*row.inputs, *row.params)
 
-    def note(out: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    def note(out: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
         chosen: Any = row
         values: Sequence[Any] = args
         params: Mapping[str, Any] = row.params
@@ -304,7 +303,7 @@ def _pointwise(row: Pointwise | Choice) -> Callable[[Any, Sequence[Any], Mapping
                 params = {name: value for name, value in params.items() if name in chosen.params}
         keeps, keeps_out = _kept_inputs(chosen)
         if not all([isinstance(x, Tensor) for x in values]):
-            values = pointwise.operands(row.name, values)
+            values = operands(row.name, values)
         inputs: list[Any] = []
         edges: list[Edge] = []
         likes: list[Like | None] = []
@@ -354,12 +353,12 @@ def _as_output(node: Node, out: Tensor | None, index: int = 0) -> Tensor | None:
 # ---- functions
 
 
-def _structured(row: Op | Reduction) -> Callable[[Any, Sequence[Any], Mapping[str, Any]], None]:
+def _structured(row: Op | Reduction) -> Callable[[Any, Sequence[Any], dict[str, Any]], None]:
     binder = row.bind if isinstance(row, Reduction) else _binder(row)
     kept = row.saved()
     keeps, reads_outputs = [name in kept for name in row.inputs], bool(kept & {"out", *registry.OUTPUTS})
 
-    def note(out: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    def note(out: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
         inputs, keywords = binder(*args, **kwargs)
         outputs = out if isinstance(out, tuple) else (out,)
         if not outputs or outputs[0] is inputs[0]:  # for instance, a cast to its own dtype returns its input
@@ -384,8 +383,9 @@ def _structured(row: Op | Reduction) -> Callable[[Any, Sequence[Any], Mapping[st
                 if parts and parts[0] is outputs[0]:
                     return
                 learning = learning or recording(parts)
-                for into, more in zip((edges, likes), edges_to(parts), strict=True):
-                    into.extend(more)
+                more_edges, more_likes = edges_to(parts)
+                edges += more_edges
+                likes += more_likes
                 saved.append(None if x is None else _kept_input(x, wanted, outputs[0]))
         if learning:
             read = [o.detach() if "out" in kept or f"out{i}" in kept else None for i, o in enumerate(outputs)] if reads_outputs else None

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from netcl.core.tensor import Tensor
-from netcl.autograd.ops import *
+from netcl.autograd.op_functions import *
 
 def adaptive_avg_pool3d(input: Tensor, output_size: Any) -> Tensor: ...
 def adaptive_max_pool1d(input: Tensor, output_size: Any, return_indices: bool = False) -> Any: ...
