@@ -17,8 +17,8 @@ from netcl.autograd.compiler import CompiledFunction, CompiledGraph, TracingCont
 from netcl.autograd.function import Function, checkpoint, move
 from netcl.autograd.gradcheck import GradientError, gradcheck, gradgradcheck
 from netcl.autograd.kernel import Kernel, kernel
-from netcl.autograd.ops import LASTING as LASTING
 from netcl.autograd.ops import apply_op
+from netcl.autograd.tape import LASTING as LASTING
 from netcl.autograd.tape import (
     Node,
     Tape,

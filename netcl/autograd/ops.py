@@ -9,12 +9,15 @@ from typing import Any
 
 from netcl import ops
 from netcl.amp.autocast import autocast, autocast_block, cast_arguments, get_autocast_dtype
+from netcl.autograd.backward_pass import run_backward
 from netcl.autograd.tape import (
+    LASTING,
     Edge,
     Node,
     anomaly_mode,
     differentiable_ops,
     edges_to,
+    enable_grad,
     grad_mode,
     intact,
     like,
@@ -22,6 +25,7 @@ from netcl.autograd.tape import (
     make_saved,
     modes,
     recording,
+    set_detect_anomaly,
 )
 from netcl.core.dtype import DTYPES
 from netcl.core.errors import AutogradError, DtypeError, message
@@ -35,7 +39,6 @@ from netcl.engine.registry import Choice, Composite, Op, Pointwise, Reduction
 from netcl.ops import update, views
 from netcl.ops.movement import LAYOUTS
 
-LASTING = frozenset(ops.names())  # a program may remove an op that it has registered
 _twins: dict[str, tuple[Any, Callable[..., Any]]] = {}
 #: torch's names of parameters and the names here. ``input`` and ``other`` stand for the first two inputs.
 TORCHS_WORDS = (
@@ -357,6 +360,7 @@ def _structured(row: Op | Reduction) -> Callable[[Any, Sequence[Any], dict[str, 
     binder = row.bind if isinstance(row, Reduction) else _binder(row)
     kept = row.saved()
     keeps, reads_outputs = [name in kept for name in row.inputs], bool(kept & {"out", *registry.OUTPUTS})
+    rule = _structured_rule if row.formula is None else _formula_rule
 
     def note(out: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
         inputs, keywords = binder(*args, **kwargs)
@@ -389,7 +393,7 @@ def _structured(row: Op | Reduction) -> Callable[[Any, Sequence[Any], dict[str, 
                 saved.append(None if x is None else _kept_input(x, wanted, outputs[0]))
         if learning:
             read = [o.detach() if "out" in kept or f"out{i}" in kept else None for i, o in enumerate(outputs)] if reads_outputs else None
-            Node(row.name, _structured_rule, edges, likes, make_saved((row, saved, keywords, read))).attach(outputs)
+            Node(row.name, rule, edges, likes, make_saved((row, saved, keywords, read))).attach(outputs)
 
     return note
 
@@ -449,6 +453,27 @@ def _structured_rule(node: Node, F: Any, grads: Sequence[Any]) -> list[Any]:
         else:
             flat.append(gradient)
     return flat
+
+
+def _formula_rule(node: Node, F: Any, grads: Sequence[Any]) -> list[Any]:
+    """Return the gradients by the ``vjp`` of the row, or else by differentiating its ``formula``."""
+    row, inputs, options, _ = node.saved
+    if row.vjp is not None and (back := _structured_rule(node, F, grads))[0] is not NotImplemented:
+        return back
+    if clock.last > node.order:
+        (inputs,) = intact(node, inputs)
+    recorded, F = grad_mode.get(), differentiable_ops()
+    with autocast(enabled=False), set_detect_anomaly(False), enable_grad():
+        fresh = [
+            x if edge is None else F.reshape(x, x.shape) if recorded else x.detach().requires_grad_()
+            for x, edge in zip(inputs, node.edges, strict=True)
+        ]
+        made = row.formula(F, *fresh, **options)
+    outputs = made if isinstance(made, tuple) else (made,)
+    pairs = [(out, g) for out, g in zip(outputs, grads, strict=True) if g is not None and out.requires_grad]
+    wanted = [x for x, edge in zip(fresh, node.edges, strict=True) if edge is not None]
+    found = iter(run_backward([out for out, _ in pairs], [g for _, g in pairs], wanted=wanted, create_graph=recorded))
+    return [None if edge is None else next(found) for edge in node.edges]
 
 
 def find_twin(name: str) -> Callable[..., Any] | None:
