@@ -197,9 +197,9 @@ def column_stack(tensors: Sequence[Operand]) -> Tensor:
     """Tensors joined as numpy.column_stack does."""
 def contrastive(input: Operand, other: Operand, target: Operand, *, margin: float = 1.0, reduction: str = 'mean', size_average: Any = None, reduce: Any = None) -> Tensor:
     """``t d^2 + (1 - t) max(0, margin - d)^2`` for the distance d of pairs that belong together (t = 1) or not (t = 0)."""
-def conv1d(input: Operand, weight: Operand, bias: Operand | None = None, *, stride: int = 1, padding: int | str = 0, dilation: int = 1, groups: int = 1) -> Tensor:
+def conv1d(input: Operand, weight: Operand, bias: Operand | None = None, stride: int = 1, padding: int | str = 0, dilation: int = 1, groups: int = 1) -> Tensor:
     """Convolve signals ``(batch, channels, length)`` with weights ``(filters, channels / groups, kernel_size)``."""
-def conv2d(input: Operand, weight: Operand, bias: Operand | None = None, *, stride: Any = 1, padding: Any = 0, dilation: Any = 1, groups: int = 1, pad: Any = None) -> Tensor:
+def conv2d(input: Operand, weight: Operand, bias: Operand | None = None, stride: Any = 1, padding: Any = 0, dilation: Any = 1, groups: int = 1, pad: Any = None) -> Tensor:
     """Convolution of images ``(batch, channels, height, width)`` with weights ``(filters, channels / groups, height, width)``.
 
     ``y[n, f, i, j] = bias[f] + sum over c, r, s of w[f, c, r, s] * x[n, c, i * stride + r * dilation - padding, ...]``; ``c`` runs over the
@@ -215,9 +215,9 @@ def conv2d_weight_grad(dy: Operand, x: Operand, *, kernel: Any, stride: Any = 1,
 
     Sums have a fixed order: two runs with the same kernel agree bit for bit.
     """
-def conv_transpose1d(input: Operand, weight: Operand, bias: Operand | None = None, *, stride: int = 1, padding: int = 0, output_padding: int = 0, groups: int = 1, dilation: int = 1) -> Tensor:
+def conv_transpose1d(input: Operand, weight: Operand, bias: Operand | None = None, stride: int = 1, padding: int = 0, output_padding: int = 0, groups: int = 1, dilation: int = 1) -> Tensor:
     """The transpose of :func:`conv1d`; ``w`` is ``(channels, filters / groups, kernel_size)``."""
-def conv_transpose2d(input: Operand, weight: Operand, bias: Operand | None = None, *, stride: Any = 1, padding: Any = 0, output_padding: Any = 0, groups: int = 1, dilation: Any = 1) -> Tensor:
+def conv_transpose2d(input: Operand, weight: Operand, bias: Operand | None = None, stride: Any = 1, padding: Any = 0, output_padding: Any = 0, groups: int = 1, dilation: Any = 1) -> Tensor:
     """Transposed convolution: maps the output shape of :func:`conv2d` back to its input shape.
 
     ``x`` is ``(batch, channels, height, width)``, ``w`` is ``(channels, filters / groups, height, width)``. The result's height is
@@ -790,7 +790,7 @@ def rsub(input: Operand, other: Operand, *, alpha: float | None = 1) -> Tensor:
 def sample_images(input: Operand, grid: Operand, *, linear: bool = True, border: bool = False, align: bool = False) -> Tensor:
     """Sample images for :func:`grid_sample`: bilinear if ``linear``, else nearest. Outside points read the edge if ``border``, else 0."""
 def sample_images_grid_grad(dy: Operand, x: Operand, grid: Operand, *, linear: bool = True, border: bool = False, align: bool = False) -> Tensor:
-    """The gradient of :func:`sample_images` with respect to its grid; zero unless ``linear``. Second derivatives do not use this op."""
+    """The gradient of :func:`sample_images` with respect to its grid; zero unless ``linear``."""
 def sample_images_input_grad(dy: Operand, grid: Operand, *, size: Sequence[int], linear: bool = True, border: bool = False, align: bool = False) -> Tensor:
     """The gradient of :func:`sample_images` with respect to images of height and width ``size``.
 

@@ -202,10 +202,6 @@ def _batch_norm_train_vjp(F, g, out1, out2, x, weight, needs):
     return d_x, d_weight if needs[1] else None, d_bias if needs[2] else None, None, None
 
 
-def _grad_formula(F: Any, upstream: Any, x: Any, weight: Any, mean: Any, rstd: Any) -> Any:
-    return all_gradients(upstream, x, weight, mean, rstd, batch_view(x.shape), rows=partial(OpRows, F))
-
-
 def _batch_norm_inference_vjp(F, g, x, mean, var, weight, bias, eps, fuse_relu, needs):
     if fuse_relu:  # the result is recomputed rather than kept
         g = F.where(F.le(F.batch_norm_inference(x, mean, var, weight, bias, eps=eps), 0), F.mul(g, 0), g)
@@ -286,7 +282,9 @@ def batch_norm_train(
     return _train_cl(x, weight, bias, running, momentum, eps)
 
 
-@op(vjp=None, formula=_grad_formula, ref="numpy", samples=_BATCH_GRAD_SAMPLES, tol=8,
+@op(vjp=None, ref="numpy", samples=_BATCH_GRAD_SAMPLES, tol=8,
+    formula=lambda F, g, x, weight, mean, rstd:
+        all_gradients(g, x, weight, mean, rstd, batch_view(x.shape), rows=partial(OpRows, F)),
     deferred=_deferred_grad, defer_if=lambda upstream, *rest: lazy_graph.waiting_node(upstream) is not None)  # fmt: skip
 def batch_norm_grad(upstream: Tensor, x: Tensor, weight: Tensor | None, mean: Tensor, rstd: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients of :func:`batch_norm_train`: input, weight, bias."""

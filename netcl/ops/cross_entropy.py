@@ -171,7 +171,8 @@ def _forward_vjp(F, g, out1, out2, logits, target, weight, reduction, ignore_ind
 
 def _targets_by_ops(F: Any, logits: Any, target: Any, weight: Any, ignored: int, smoothing: float) -> tuple[Any, Any, Any]:
     """Return the targets with weights and smoothing in the shape of the logits, the weight of each row, and which rows are ignored."""
-    axis, (classes, by_class) = _class_axis(logits.shape), (logits.shape[_class_axis(logits.shape)], _by_class(logits.shape))
+    axis = _class_axis(logits.shape)
+    classes, by_class = logits.shape[axis], along(logits.ndim, axis, -1, 1)
     w = 1.0 if weight is None else F.reshape(weight, by_class)
     even, sharp = smoothing / classes, 1 - smoothing
     if target.shape == logits.shape:
@@ -215,10 +216,6 @@ def _grad_by_ops(
 
 def _kept_axis(shape: tuple[int, ...]) -> tuple[int, ...]:
     return along(len(shape), _class_axis(shape), 1, shape)
-
-
-def _by_class(shape: tuple[int, ...]) -> tuple[int, ...]:
-    return along(len(shape), _class_axis(shape), -1, 1)
 
 
 _L = {"dtypes": (None, "int64", None)}

@@ -36,11 +36,6 @@ def _scores(q: np.ndarray, k: np.ndarray, mask: Any, kind: int, part: slice, cau
     return scores
 
 
-def _mask_shape(place: Mask, sizes: HeadSizes) -> tuple[int, ...]:
-    batch, heads, n, m = place.shape
-    return (batch, *((1, 1) if heads == 1 else (sizes.kv_heads, sizes.sharing)), n, m)
-
-
 def attention_cpu(q: Any, k: Any, v: Any, mask: Any, sizes: HeadSizes, place: Mask, causal: bool, scale: float) -> tuple[np.ndarray, ...]:
     """Return the result and the log-sum-exp of each row of scores, computed a block of queries at a time."""
     out, logarithms = np.zeros((*q.shape[:-1], sizes.depth_v), q.dtype), np.empty(q.shape[:-1], q.dtype)
@@ -57,9 +52,11 @@ def attention_cpu(q: Any, k: Any, v: Any, mask: Any, sizes: HeadSizes, place: Ma
 
 
 def _views(q: Any, k: Any, v: Any, mask: Any, sizes: HeadSizes, place: Mask) -> tuple[Any, ...]:
+    batch, heads, *rest = place.shape
+    masked_heads = (1, 1) if heads == 1 else (sizes.kv_heads, sizes.sharing)
     return (q.reshape(grouped(sizes, sizes.n, sizes.depth, True)), k.reshape(grouped(sizes, sizes.m, sizes.depth, False)),
             v.reshape(grouped(sizes, sizes.m, sizes.depth_v, False)),
-            None if mask is None else mask.reshape(_mask_shape(place, sizes)))  # fmt: skip
+            None if mask is None else mask.reshape(batch, *masked_heads, *rest))  # fmt: skip
 
 
 def attention_grad_cpu(
