@@ -63,7 +63,7 @@ def test_two_edits_make_an_op_that_users_see_everywhere(tmp_path):
         done = subprocess.run([sys.executable, *command], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
         assert done.returncode == 0 and not done.stdout, done.stdout + done.stderr
     stub = (tmp_path / "netcl/autograd/op_functions.pyi").read_text(encoding="utf-8")
-    assert "def softshrink_test(input: Operand, lambd: float = 0.5" in stub
+    assert "def softshrink_test(input: _Operand, lambd: float = 0.5" in stub
     assert (tmp_path / "netcl/core/method_names.py").read_text(encoding="utf-8").count(" softshrink_test_ ") == 1
 
 

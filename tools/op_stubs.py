@@ -1,7 +1,8 @@
 """Writes what is derived from the rows of the op table: names of methods of ``Tensor``, and types for editors and type checkers.
 
-``netcl/autograd/op_functions.pyi`` has the ops, ``netcl/core/tensor_methods.pyi`` the methods, ``netcl/__init__.pyi`` the names at the
-root, ``netcl/nn/__init__.pyi`` the layers, whose constructors also take a place, and ``netcl/nn/functional_names.pyi`` the functions.
+``netcl/autograd/op_functions.pyi`` and ``random_functions.pyi`` have the ops, ``netcl/core/tensor_methods.pyi`` the methods,
+``netcl/__init__.pyi`` the names at the root, ``netcl/nn/__init__.pyi`` the layers, whose constructors also take a place, and
+``netcl/nn/functional_names.pyi`` the functions.
 ``python tools/op_stubs.py`` rewrites all; ``--check`` changes nothing and fails if one is out of date.
 """
 
@@ -39,7 +40,7 @@ import numpy as np
 from netcl.core.tensor import Tensor
 from netcl.ops.sort import Ordered
 
-Operand = Tensor | np.ndarray | np.generic | float
+_Operand = Tensor | np.ndarray | np.generic | float
 '''
 
 #: torch writes these in place by giving the tensor another shape; tensors of netcl keep theirs.
@@ -50,18 +51,18 @@ def _annotation(row: Any, parameter: inspect.Parameter, own: str) -> str:
     if own in ("out", *EXTRAS):
         return {"out": "Tensor | None", "alpha": "float | None", "rounding_mode": "str | None"}.get(own, "Any")
     if isinstance(row, Pointwise | Choice):
-        return "Operand" if own in row.inputs else _of_default(parameter.default)
+        return "_Operand" if own in row.inputs else _of_default(parameter.default)
     if parameter.annotation is not parameter.empty:
         text = parameter.annotation if isinstance(parameter.annotation, str) else getattr(parameter.annotation, "__name__", "Any")
         text = text.replace("SizesArgument", "int | Sequence[int]")
-        text = text.replace("Tensor", "Operand") if own in row.inputs else text  # arrays are converted
+        text = text.replace("Tensor", "_Operand") if own in row.inputs else text  # arrays are converted
         return text if _known(text) else "Any"
-    return "Operand" if own in row.inputs else _of_default(parameter.default)
+    return "_Operand" if own in row.inputs else _of_default(parameter.default)
 
 
 def _known(text: str) -> bool:
     names = {w for w in "".join(c if c.isalnum() or c == "_" else " " for c in text).split() if not w.isdigit()}
-    return names <= {"Tensor", "None", "int", "float", "str", "bool", "tuple", "list", "dict", "Sequence", "Any", "Operand", "Ordered"}
+    return names <= {"Tensor", "None", "int", "float", "str", "bool", "tuple", "list", "dict", "Sequence", "Any", "_Operand", "Ordered"}
 
 
 def _of_default(value: Any) -> str:
@@ -125,11 +126,18 @@ def _stub(name: str, row: Any) -> str:
 
 
 def stubs() -> str:
-    """The signatures of all ops."""
+    """The signatures of the ops, except those whose names at the root take more arguments: files that import all names need one of each."""
     same = {name: op for name, op in sorted(ALIASES.items()) if _parameters(name, REGISTRY[op]) == _parameters(op, REGISTRY[op])}
-    names = sorted({*REGISTRY, *ALIASES} - {*same})
+    names = sorted({*REGISTRY, *ALIASES} - {*same, *creation.CREATION_FUNCTIONS})
     made = [_stub(name, REGISTRY[ALIASES.get(name, name)]) for name in names]
     return "\n".join([HEAD, *made, *(f"{name} = {op}" for name, op in same.items())]) + "\n"
+
+
+def random_stubs() -> str:
+    """The signatures of the other ops."""
+    head = HEAD.replace("The differentiable functions of ops", "Ops that draw random numbers")
+    names = sorted(REGISTRY.keys() & creation.CREATION_FUNCTIONS)
+    return "\n".join([head, *(_stub(name, REGISTRY[name]) for name in names)]) + "\n"
 
 
 def method_names() -> str:
@@ -161,7 +169,7 @@ import numpy as np
 from netcl.core.tensor import Tensor
 from netcl.ops.sort import Ordered
 
-Operand = Tensor | np.ndarray | np.generic | _float
+_Operand = Tensor | np.ndarray | np.generic | _float
 
 class TensorMethods:
     data: Tensor
@@ -202,11 +210,8 @@ def _names_in(path: str, of_class: str = "") -> set[str]:
 
 def tensor_methods() -> str:
     """The methods of ``Tensor`` that its class does not define itself."""
-    defined = _names_in("netcl/core/tensor.py", "Tensor")
-    out = [METHODS_HEAD]
-    add = lambda name, parameters, result="Tensor", *above: out.extend(  # noqa: E731
-        [*(f"    {line}" for line in above), f"    def {name}({parameters}) -> {result}: ..."] if name not in defined else []
-    )
+    made: dict[str, str] = {}
+    add = lambda name, parameters, result="Tensor": made.setdefault(name, f"({parameters}) -> {result}: ...")  # noqa: E731
     of_op = lambda op: _builtin(", ".join(["self", *_parameters(op, REGISTRY[ALIASES.get(op, op)])[1:]]))  # noqa: E731
     small = {**methods._SHORT_METHODS, **methods._PROPERTIES}
     for op in METHODS:
@@ -218,17 +223,33 @@ def tensor_methods() -> str:
         add(f"{name}_", "self, *args: Any, generator: Any = None, **kwargs: Any")
     add("view", of_op("reshape"))
     for name in [*methods.OPERATORS, *(f"r{name}" for name in methods.REFLECTED), *(f"i{name}" for name in methods.IN_PLACE_OPERATORS)]:
-        add(f"__{name}__", "self, other: Any")
-        out[-1] += "  # type: ignore[override]" if name in ("eq", "ne") else ""
+        if name not in ("eq", "ne"):
+            add(f"__{name}__", "self, other: Any")
     for name in ("__neg__", "__abs__", "__invert__", *methods.MOVES):
         add(name, "self" if name[0] == "_" else "self, *args: Any, **kwargs: Any")
     for name in ("zeros", "ones", "full", "empty", "tensor"):
         add(f"new_{name}", "self, *args: Any, dtype: Any = None, device: Any = None, requires_grad: _bool = False, **kwargs: Any")
     for name, function in methods._SHORT_METHODS.items():
         add(name, _plain_signature(function), RETURNS.get(name, "Tensor"))
+    defined = _names_in("netcl/core/tensor.py", "Tensor")
+    lines = _grouped({name: signature for name, signature in made.items() if name not in defined})
+    lines += [f"def __{name}__(self, other: Any) -> Tensor: ...  # type: ignore[override]" for name in ("eq", "ne")]
     for name in methods._PROPERTIES:
-        add(name, "self", RETURNS.get(name, "Tensor"), "@property")
-    return "\n".join(out) + "\n"
+        if name not in defined:
+            lines += ["@property", f"def {name}(self) -> {RETURNS.get(name, 'Tensor')}: ..."]
+    return METHODS_HEAD + textwrap.indent("\n".join(lines), "    ") + "\n"
+
+
+def _grouped(signatures: dict[str, str]) -> list[str]:
+    """Declare functions by their names: one function per signature, from which the others are assigned."""
+    alike: dict[str, list[str]] = {}
+    for name, text in signatures.items():
+        alike.setdefault(text, []).append(name)
+    lines = []
+    for text, (first, *others) in alike.items():
+        lines.append(f"def {first}{text}")
+        lines += [f"{line.replace(' ', ' = ')} = {first}" for line in textwrap.wrap(" ".join(others), 100)]
+    return lines
 
 
 def root_names() -> str:
@@ -243,16 +264,17 @@ def root_names() -> str:
         if module != "netcl.ops.matmul":
             imported.setdefault(module, []).append(f"{there} as {name}")
     imported["netcl.core.device"].append("DeviceHandle as _DeviceHandle")
-    functions = [name for name in sorted(netcl.autograd.LASTING) if name not in placed and name not in creation.CREATION_FUNCTIONS]
-    imported["netcl.autograd.op_functions"] = [f"{name} as {name}" for name in functions]
-    lines += [*_imports(imported), "", "__version__: str"]
+    lines += ["from netcl.autograd.op_functions import *", *_imports(imported), "", "__version__: str"]
     lines += [f"{name}: Any" for name, (module, _) in placed.items() if module == "netcl.ops.matmul"]
     lines += [f"{name}: {'None' if value is None else '_float'}" for name, value in netcl._NUMBERS.items()]
-    lines += [_builtin(f"def {name}({_creation(function)}) -> {CREATED.get(name, 'Tensor')}: ...")
-              for name, function in creation.CREATION_FUNCTIONS.items()]  # fmt: skip
+    created = {
+        name: _builtin(f"({_creation(function)}) -> {CREATED.get(name, 'Tensor')}: ...")
+        for name, function in creation.CREATION_FUNCTIONS.items()
+    }
+    lines += _grouped(created)
     in_place_names = [f"{name}_" for name in (*IN_PLACE, *methods.FILLS, "fill", "zero", "detach")]
-    lines += [f"def {name}(input: Tensor, *args: Any, **kwargs: Any) -> {RETURNS.get(name, 'Tensor')}: ..."
-              for name in (*netcl._METHODS, *in_place_names) if name not in functions]  # fmt: skip
+    methods_of_torch = [name for name in (*netcl._METHODS, *in_place_names) if name in placed or name not in netcl.autograd.LASTING]
+    lines += _grouped({n: f"(input: Tensor, *args: Any, **kwargs: Any) -> {RETURNS.get(n, 'Tensor')}: ..." for n in methods_of_torch})
     lines += [f"{name}: dtype" for name in netcl._DTYPES]
     return "\n".join(lines) + "\n"
 
@@ -318,7 +340,7 @@ def layers() -> str:
     for number, (init, alike) in enumerate((init, alike) for init, alike in made.items() if len(alike) > 1):
         same = "\n".join(f"class {layer.replace('(', f'(_Like{number}, ')}: ..." for layer in alike)
         classes.append(f"class _Like{number}(Module):\n    {init}\n{same}")
-    return "\n".join([*lines, *_imports(imported), "", "\n\n".join(classes), ""])
+    return "\n".join([*lines, *_imports(imported), "", *classes, ""])
 
 
 def _imports(names: dict[str, list[str]]) -> list[str]:
@@ -345,7 +367,8 @@ def functional_names() -> str:
     written = _names_in("netcl/nn/functional.py")
     lines = ['"""Names of netcl.nn.functional, for type checkers. Generated by tools/op_stubs.py."""', ""]
     lines += ["from collections.abc import Sequence", "from typing import Any", "", "from netcl.core.tensor import Tensor"]
-    lines += ["from netcl.autograd.op_functions import *", ""]
+    lines += ["from netcl.autograd.op_functions import *", "from netcl.autograd.op_functions import _Operand"]
+    lines += ["from netcl.autograd.random_functions import *", ""]
     known = lambda name: "  # type: ignore[no-redef]" if name in REGISTRY or name in ALIASES else ""  # noqa: E731
     for name in sorted(n for n in dir(functional) if n[0] != "_" and n not in written):
         op = functional.RENAMED.get(name, name)
@@ -366,6 +389,7 @@ TARGETS = {
     "netcl/nn/__init__.pyi": layers,
     "netcl/nn/functional_names.pyi": functional_names,
     "netcl/autograd/op_functions.pyi": stubs,
+    "netcl/autograd/random_functions.pyi": random_stubs,
     "netcl/core/method_names.py": method_names,
     "netcl/core/tensor_methods.pyi": tensor_methods,
     "netcl/__init__.pyi": root_names,

@@ -96,6 +96,7 @@ def find(name: str) -> _Function | None:
 
 if TYPE_CHECKING:
     from netcl.autograd.op_functions import *  # noqa: F403
+    from netcl.autograd.random_functions import *  # noqa: F403
 else:
     __getattr__ = _partial(_twins.module_attribute, globals())
 

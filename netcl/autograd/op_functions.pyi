@@ -8,69 +8,69 @@ import numpy as np
 from netcl.core.tensor import Tensor
 from netcl.ops.sort import Ordered
 
-Operand = Tensor | np.ndarray | np.generic | float
+_Operand = Tensor | np.ndarray | np.generic | float
 
-def abs(input: Operand, *, out: Tensor | None = None) -> Tensor:
+def abs(input: _Operand, *, out: Tensor | None = None) -> Tensor:
     """The absolute value."""
-def acos(input: Operand, *, out: Tensor | None = None) -> Tensor:
+def acos(input: _Operand, *, out: Tensor | None = None) -> Tensor:
     """Inverse cosine."""
-def acosh(input: Operand, *, out: Tensor | None = None) -> Tensor:
+def acosh(input: _Operand, *, out: Tensor | None = None) -> Tensor:
     """Inverse hyperbolic cosine."""
-def adaptive_avg_pool1d(input: Operand, output_size: int) -> Tensor:
+def adaptive_avg_pool1d(input: _Operand, output_size: int) -> Tensor:
     """Means over windows chosen so that each signal of the result has ``output_size`` values."""
-def adaptive_avg_pool2d(input: Operand, output_size: Any) -> Tensor:
+def adaptive_avg_pool2d(input: _Operand, output_size: Any) -> Tensor:
     """Means over windows chosen so that the result has ``output_size`` pixels (a number, or height and width; ``None`` keeps an axis)."""
-def adaptive_max_pool2d(input: Operand, output_size: Any, return_indices: bool = False) -> Any:
+def adaptive_max_pool2d(input: _Operand, output_size: Any, return_indices: bool = False) -> Any:
     """Maxima over windows chosen so that the result has ``output_size`` pixels (a number, or height and width; ``None`` keeps an axis)."""
-def add(input: Operand, other: Operand, *, out: Tensor | None = None, alpha: float | None = None) -> Tensor:
+def add(input: _Operand, other: _Operand, *, out: Tensor | None = None, alpha: float | None = None) -> Tensor:
     """Sum of two tensors."""
-def addbmm(input: Operand, a: Operand, b: Operand, *, beta: float = 1, alpha: float | None = 1) -> Tensor:
+def addbmm(input: _Operand, a: _Operand, b: _Operand, *, beta: float = 1, alpha: float | None = 1) -> Tensor:
     """beta * x + alpha * (sum(a @ b, 0))."""
-def addcdiv(input: Operand, tensor1: Operand, c: Operand, value: float = 1, *, out: Tensor | None = None) -> Tensor:
+def addcdiv(input: _Operand, tensor1: _Operand, c: _Operand, value: float = 1, *, out: Tensor | None = None) -> Tensor:
     """a + value * b / c."""
-def addcmul(input: Operand, tensor1: Operand, c: Operand, value: float = 1, *, out: Tensor | None = None) -> Tensor:
+def addcmul(input: _Operand, tensor1: _Operand, c: _Operand, value: float = 1, *, out: Tensor | None = None) -> Tensor:
     """a + value * b * c; of integers, value must be one."""
-def addmm(input: Operand, a: Operand, b: Operand, *, beta: float = 1, alpha: float | None = 1) -> Tensor:
+def addmm(input: _Operand, a: _Operand, b: _Operand, *, beta: float = 1, alpha: float | None = 1) -> Tensor:
     """beta * x + alpha * (a @ b)."""
-def addmv(input: Operand, a: Operand, b: Operand, *, beta: float = 1, alpha: float | None = 1) -> Tensor:
+def addmv(input: _Operand, a: _Operand, b: _Operand, *, beta: float = 1, alpha: float | None = 1) -> Tensor:
     """beta * x + alpha * (a @ b)."""
-def addr(input: Operand, a: Operand, b: Operand, *, beta: float = 1, alpha: float | None = 1) -> Tensor:
+def addr(input: _Operand, a: _Operand, b: _Operand, *, beta: float = 1, alpha: float | None = 1) -> Tensor:
     """beta * x + alpha * (outer(a, b))."""
-def affine(input: Operand, weight: Operand, bias: Operand | None = None) -> Tensor:
+def affine(input: _Operand, weight: _Operand, bias: _Operand | None = None) -> Tensor:
     """Compute ``x w' + bias``: ``linear`` without an activation. A float32 ``bias`` leaves the dtype of 16-bit ``x`` and ``w``."""
-def affine_activated(input: Operand, weight: Operand, bias: Operand | None = None, *, activation: str) -> Tensor:
+def affine_activated(input: _Operand, weight: _Operand, bias: _Operand | None = None, *, activation: str) -> Tensor:
     """``linear`` with an activation, as one op; the result is kept for backward."""
-def affine_grid(theta: Operand, size: Sequence[int], align_corners: bool = False) -> Tensor:
+def affine_grid(theta: _Operand, size: Sequence[int], align_corners: bool = False) -> Tensor:
     """Return the grid with which :func:`grid_sample` applies affine maps ``theta`` ``(batch, 2, 3)`` to images (or volumes) of ``size``."""
-def all(input: Operand, dim: Any = None, keepdim: bool = False, *, out: Tensor | None = None, axis: Any = ..., keepdims: bool = ...) -> Tensor:
+def all(input: _Operand, dim: Any = None, keepdim: bool = False, *, out: Tensor | None = None, axis: Any = ..., keepdims: bool = ...) -> Tensor:
     """Whether no element is zero; of uint8, as uint8."""
-def amax(input: Operand, dim: Any = None, keepdim: bool = False, *, out: Tensor | None = None, axis: Any = ..., keepdims: bool = ...) -> Tensor:
+def amax(input: _Operand, dim: Any = None, keepdim: bool = False, *, out: Tensor | None = None, axis: Any = ..., keepdims: bool = ...) -> Tensor:
     """Largest element; NaN wins. The gradient of ties is shared."""
-def amin(input: Operand, dim: Any = None, keepdim: bool = False, *, out: Tensor | None = None, axis: Any = ..., keepdims: bool = ...) -> Tensor:
+def amin(input: _Operand, dim: Any = None, keepdim: bool = False, *, out: Tensor | None = None, axis: Any = ..., keepdims: bool = ...) -> Tensor:
     """Smallest element; NaN wins. The gradient of ties is shared."""
-def aminmax(input: Operand, *, dim: Any = None, keepdim: bool = False, axis: Any = ..., keepdims: bool = ...) -> Any:
+def aminmax(input: _Operand, *, dim: Any = None, keepdim: bool = False, axis: Any = ..., keepdims: bool = ...) -> Any:
     """Least and largest value, (min, max)."""
-def any(input: Operand, dim: Any = None, keepdim: bool = False, *, out: Tensor | None = None, axis: Any = ..., keepdims: bool = ...) -> Tensor:
+def any(input: _Operand, dim: Any = None, keepdim: bool = False, *, out: Tensor | None = None, axis: Any = ..., keepdims: bool = ...) -> Tensor:
     """Whether some element is not zero; of uint8, as uint8."""
-def argmax(input: Operand, dim: int | None = None, keepdim: bool = False, *, axis: int | None = ..., keepdims: bool = ...) -> Tensor:
+def argmax(input: _Operand, dim: int | None = None, keepdim: bool = False, *, axis: int | None = ..., keepdims: bool = ...) -> Tensor:
     """Position of the largest element as int64, the first of equals; NaN is larger than all. Without an axis: in the flattened tensor."""
-def argmin(input: Operand, dim: int | None = None, keepdim: bool = False, *, axis: int | None = ..., keepdims: bool = ...) -> Tensor:
+def argmin(input: _Operand, dim: int | None = None, keepdim: bool = False, *, axis: int | None = ..., keepdims: bool = ...) -> Tensor:
     """Position of the smallest element as int64, the first of equals; NaN is smaller than all. Without an axis: in the flattened tensor."""
-def argsort(input: Operand, dim: int = -1, descending: bool = False, *, stable: Any = None, axis: int = ...) -> Tensor:
+def argsort(input: _Operand, dim: int = -1, descending: bool = False, *, stable: Any = None, axis: int = ...) -> Tensor:
     """The int64 indices that sort along an axis; equal values keep their order, NaN counts as the largest value."""
-def as_strided(input: Operand, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None) -> Tensor:
+def as_strided(input: _Operand, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None) -> Tensor:
     """A view of a contiguous tensor, given by size, stride and offset in elements; by default it begins at the first element of x."""
-def as_strided_scatter(input: Operand, src: Operand, size: Sequence[int], stride: Sequence[int], storage_offset: int = 0) -> Tensor:
+def as_strided_scatter(input: _Operand, src: _Operand, size: Sequence[int], stride: Sequence[int], storage_offset: int = 0) -> Tensor:
     """Return ``x`` with ``src`` at the elements that :func:`as_strided` reads."""
-def asin(input: Operand, *, out: Tensor | None = None) -> Tensor:
+def asin(input: _Operand, *, out: Tensor | None = None) -> Tensor:
     """Inverse sine."""
-def asinh(input: Operand, *, out: Tensor | None = None) -> Tensor:
+def asinh(input: _Operand, *, out: Tensor | None = None) -> Tensor:
     """Inverse hyperbolic sine."""
-def atan(input: Operand, *, out: Tensor | None = None) -> Tensor:
+def atan(input: _Operand, *, out: Tensor | None = None) -> Tensor:
     """Inverse tangent."""
-def atan2(input: Operand, other: Operand, *, out: Tensor | None = None) -> Tensor:
+def atan2(input: _Operand, other: _Operand, *, out: Tensor | None = None) -> Tensor:
     """Angle of the point (b, a)."""
-def atanh(input: Operand, *, out: Tensor | None = None) -> Tensor:
+def atanh(input: _Operand, *, out: Tensor | None = None) -> Tensor:
     """Inverse hyperbolic tangent."""
 def atleast_1d(input: Any, *more: Any) -> Any:
     """x with 1 or more axes; several tensors give a tuple."""
@@ -78,71 +78,69 @@ def atleast_2d(input: Any, *more: Any) -> Any:
     """x with 2 or more axes; several tensors give a tuple."""
 def atleast_3d(input: Any, *more: Any) -> Any:
     """x with 3 or more axes; several tensors give a tuple."""
-def attention(query: Operand, key: Operand, value: Operand, mask: Operand | None = None, *, causal: bool = False, scale: float | None = None) -> tuple[Tensor, Tensor]:
+def attention(query: _Operand, key: _Operand, value: _Operand, mask: _Operand | None = None, *, causal: bool = False, scale: float | None = None) -> tuple[Tensor, Tensor]:
     """Compute ``softmax(q k' scale + mask) v`` and the log-sum-exp of each row of scores, in tiles."""
-def attention_grad(upstream: Operand, query: Operand, key: Operand, value: Operand, mask: Operand | None, result: Operand, logarithms: Operand, through: Operand | None = None, *, causal: bool = False, scale: float | None = None, mask_grad: bool = False) -> tuple[Tensor, ...]:
+def attention_grad(upstream: _Operand, query: _Operand, key: _Operand, value: _Operand, mask: _Operand | None, result: _Operand, logarithms: _Operand, through: _Operand | None = None, *, causal: bool = False, scale: float | None = None, mask_grad: bool = False) -> tuple[Tensor, ...]:
     """Compute the gradients of q, k and v. ``logarithms`` is the log-sum-exp of :func:`attention`, ``through`` the gradient of that.
 
     ``mask_grad``: also return the gradient of the scores, which is that of an added mask. Only CPU kernels and NumPy compute it.
     """
-def avg_pool1d(input: Operand, kernel_size: int, stride: int | None = None, padding: int = 0, ceil_mode: bool = False, count_include_pad: bool = True) -> Tensor:
+def avg_pool1d(input: _Operand, kernel_size: int, stride: int | None = None, padding: int = 0, ceil_mode: bool = False, count_include_pad: bool = True) -> Tensor:
     """The mean of each window of signals ``(batch, channels, length)``."""
-def avg_pool2d(input: Operand, kernel_size: Any, stride: Any = None, padding: Any = 0, ceil_mode: bool = False, count_include_pad: bool = True) -> Tensor:
+def avg_pool2d(input: _Operand, kernel_size: Any, stride: Any = None, padding: Any = 0, ceil_mode: bool = False, count_include_pad: bool = True) -> Tensor:
     """Mean of each window of images ``(batch, channels, height, width)``.
 
     ``count_include_pad=False`` divides only by the pixels that lie in the image.
     """
-def baddbmm(input: Operand, a: Operand, b: Operand, *, beta: float = 1, alpha: float | None = 1) -> Tensor:
+def baddbmm(input: _Operand, a: _Operand, b: _Operand, *, beta: float = 1, alpha: float | None = 1) -> Tensor:
     """beta * x + alpha * (a @ b)."""
-def batch_norm(input: Operand, running_mean: Operand | None = None, running_var: Operand | None = None, weight: Operand | None = None, bias: Operand | None = None, *, training: bool = False, momentum: float = 0.1, eps: float = 1e-05, fuse_relu: bool = False) -> Tensor:
+def batch_norm(input: _Operand, running_mean: _Operand | None = None, running_var: _Operand | None = None, weight: _Operand | None = None, bias: _Operand | None = None, *, training: bool = False, momentum: float = 0.1, eps: float = 1e-05, fuse_relu: bool = False) -> Tensor:
     """Normalize each channel of ``(N, C, ...)`` by its running statistics; in training or without them, by the statistics of the batch.
 
     Training updates ``running_mean`` and ``running_var`` in place, if given: ``running = (1 - momentum) * running + momentum * batch``. For
     this update, the batch's variance is divided by n - 1. ``fuse_relu=True`` applies a ReLU to the result.
     """
-def batch_norm_grad(upstream: Operand, x: Operand, weight: Operand | None, mean: Operand, rstd: Operand) -> tuple[Tensor, Tensor, Tensor]:
+def batch_norm_grad(upstream: _Operand, x: _Operand, weight: _Operand | None, mean: _Operand, rstd: _Operand) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients of :func:`batch_norm_train`: input, weight, bias."""
-def batch_norm_inference(input: Operand, mean: Operand, var: Operand, weight: Operand | None = None, bias: Operand | None = None, *, eps: float = 1e-05, fuse_relu: bool = False) -> Tensor:
+def batch_norm_inference(input: _Operand, mean: _Operand, var: _Operand, weight: _Operand | None = None, bias: _Operand | None = None, *, eps: float = 1e-05, fuse_relu: bool = False) -> Tensor:
     """Normalize by given statistics; ``fuse_relu=True`` also applies a ReLU."""
-def batch_norm_train(input: Operand, weight: Operand | None = None, bias: Operand | None = None, running_mean: Operand | None = None, running_var: Operand | None = None, *, momentum: float = 0.1, eps: float = 1e-05) -> tuple[Tensor, Tensor, Tensor]:
+def batch_norm_train(input: _Operand, weight: _Operand | None = None, bias: _Operand | None = None, running_mean: _Operand | None = None, running_var: _Operand | None = None, *, momentum: float = 0.1, eps: float = 1e-05) -> tuple[Tensor, Tensor, Tensor]:
     """Normalize by the batch's own statistics; returns the result, the means and one over the standard deviations.
 
     Running statistics are updated in place, if given. For this update, the batch's variance is divided by n - 1 instead of n.
     """
-def bce(input: Operand, target: Operand, weight: Operand | None = None, *, reduction: str = 'mean', size_average: Any = None, reduce: Any = None) -> Tensor:
+def bce(input: _Operand, target: _Operand, weight: _Operand | None = None, *, reduction: str = 'mean', size_average: Any = None, reduce: Any = None) -> Tensor:
     """Binary cross-entropy of probabilities; logarithms are clamped to at least -100, as in torch."""
-def bce_elements(input: Operand, other: Operand, *, out: Tensor | None = None) -> Tensor:
+def bce_elements(input: _Operand, other: _Operand, *, out: Tensor | None = None) -> Tensor:
     """Binary cross-entropy of each element."""
-def bce_with_logits(input: Operand, target: Operand, weight: Operand | None = None, pos_weight: Operand | None = None, *, reduction: str = 'mean', size_average: Any = None, reduce: Any = None) -> Tensor:
+def bce_with_logits(input: _Operand, target: _Operand, weight: _Operand | None = None, pos_weight: _Operand | None = None, *, reduction: str = 'mean', size_average: Any = None, reduce: Any = None) -> Tensor:
     """Sigmoid and binary cross-entropy in one, without overflow; ``pos_weight`` multiplies the term of the positives."""
-def bernoulli(input: Operand) -> Tensor:
-    """Draw 1 with probability ``p[i]``, else 0, in the dtype and shape of ``p``; NaN where ``p[i]`` is not from 0 to 1."""
-def bias_add(input: Operand, bias: Operand, dim: int = 1, *, out: Tensor | None = None, axis: int = ...) -> Tensor:
+def bias_add(input: _Operand, bias: _Operand, dim: int = 1, *, out: Tensor | None = None, axis: int = ...) -> Tensor:
     """Add one value per channel, or one value for all, to x; ``axis`` is the channel axis."""
-def bincount(input: Operand, weights: Any = None, minlength: int = 0) -> Tensor:
+def bincount(input: _Operand, weights: Any = None, minlength: int = 0) -> Tensor:
     """Count how often each of 0, 1, ... occurs in a vector of integers, or sum the ``weights`` of its occurrences. Waits for the device.
 
     Sums are float64, those of float32 weights float32.
     """
-def bitwise_and(input: Operand, other: Operand, *, out: Tensor | None = None) -> Tensor:
+def bitwise_and(input: _Operand, other: _Operand, *, out: Tensor | None = None) -> Tensor:
     """Bitwise AND of a and b."""
-def bitwise_left_shift(input: Operand, other: Operand, *, out: Tensor | None = None) -> Tensor:
+def bitwise_left_shift(input: _Operand, other: _Operand, *, out: Tensor | None = None) -> Tensor:
     """a shifted left by b bits; 0 where b is negative or not below the number of bits."""
-def bitwise_not(input: Operand, *, out: Tensor | None = None) -> Tensor:
+def bitwise_not(input: _Operand, *, out: Tensor | None = None) -> Tensor:
     """Invert every bit; truth values are negated."""
-def bitwise_or(input: Operand, other: Operand, *, out: Tensor | None = None) -> Tensor:
+def bitwise_or(input: _Operand, other: _Operand, *, out: Tensor | None = None) -> Tensor:
     """Bitwise OR of a and b."""
-def bitwise_right_shift(input: Operand, other: Operand, *, out: Tensor | None = None) -> Tensor:
+def bitwise_right_shift(input: _Operand, other: _Operand, *, out: Tensor | None = None) -> Tensor:
     """a shifted right by b bits, filled with the sign."""
-def bitwise_xor(input: Operand, other: Operand, *, out: Tensor | None = None) -> Tensor:
+def bitwise_xor(input: _Operand, other: _Operand, *, out: Tensor | None = None) -> Tensor:
     """Bitwise XOR of a and b."""
-def bmm(input: Operand, mat2: Operand) -> Tensor:
+def bmm(input: _Operand, mat2: _Operand) -> Tensor:
     """Multiply two batches of matrices pairwise."""
-def bound(tensors: Sequence[Operand], *, dim: int, order: Sequence[int], axis: int = ...) -> Tensor:
+def bound(tensors: Sequence[_Operand], *, dim: int, order: Sequence[int], axis: int = ...) -> Tensor:
     """Stack tensors along an axis: the inverse of :func:`unbind` with the same ``order``."""
-def bucketize(input: Operand, boundaries: Operand) -> Tensor:
+def bucketize(input: _Operand, boundaries: _Operand) -> Tensor:
     """For each element, the index of the interval between boundaries that contains it. Computed on the host."""
-def cached_attention(query: Operand, key: Operand | None, value: Operand | None, keys: Operand, values: Operand, lengths: Operand, key_scales: Operand | None = None, value_scales: Operand | None = None, frequencies: Operand | None = None, query_norm: Operand | None = None, key_norm: Operand | None = None, *, scale: float | None = None, window: int = 0, softcap: float = 0.0, eps: float = 1e-06) -> Tensor:
+def cached_attention(query: _Operand, key: _Operand | None, value: _Operand | None, keys: _Operand, values: _Operand, lengths: _Operand, key_scales: _Operand | None = None, value_scales: _Operand | None = None, frequencies: _Operand | None = None, query_norm: _Operand | None = None, key_norm: _Operand | None = None, *, scale: float | None = None, window: int = 0, softcap: float = 0.0, eps: float = 1e-06) -> Tensor:
     """Write the keys and values of new positions to a cache, and return the causal attention of these positions over the cache.
 
     - **q**: queries ``(batch, heads, new, size)``. **k**, **v**: keys and values of the same positions; they may have fewer heads.
@@ -161,103 +159,103 @@ def cached_attention(query: Operand, key: Operand | None, value: Operand | None,
 
     There is no gradient: use :func:`scaled_dot_product_attention` to train.
     """
-def cast(input: Operand, dtype: Any, *, out: Tensor | None = None) -> Tensor:
+def cast(input: _Operand, dtype: Any, *, out: Tensor | None = None) -> Tensor:
     """Convert x to a dtype; returns x if it has that dtype and ``out`` is not given. Floats are truncated to integers; nonzero is true."""
-def cat(tensors: Sequence[Operand], dim: int = 0, *, axis: int = ...) -> Tensor:
+def cat(tensors: Sequence[_Operand], dim: int = 0, *, axis: int = ...) -> Tensor:
     """Concatenate tensors along an axis; different dtypes are promoted as in arithmetic."""
-def cdist(input: Operand, other: Operand, p: float = 2.0) -> Tensor:
+def cdist(input: _Operand, other: _Operand, p: float = 2.0) -> Tensor:
     """The p-norm of the difference of every row of a and every row of b."""
-def ceil(input: Operand, *, out: Tensor | None = None) -> Tensor:
+def ceil(input: _Operand, *, out: Tensor | None = None) -> Tensor:
     """Smallest integer not below x."""
-def cholesky(A: Operand, upper: bool = False) -> Tensor:
+def cholesky(A: _Operand, upper: bool = False) -> Tensor:
     """L with ``L L^T = A``; ``linalg.cholesky``."""
-def cholesky_solve(B: Operand, L: Operand, upper: bool = False) -> Tensor:
+def cholesky_solve(B: _Operand, L: _Operand, upper: bool = False) -> Tensor:
     """X with ``L L^T X = B``, from the Cholesky factor."""
-def chunk(input: Operand, chunks: int, dim: int = 0, *, axis: int = ...) -> tuple[Tensor, ...]:
+def chunk(input: _Operand, chunks: int, dim: int = 0, *, axis: int = ...) -> tuple[Tensor, ...]:
     """Split an axis into at most ``chunks`` parts of equal size; the last may be shorter. An axis of size 0 gives ``chunks`` parts."""
-def clamp(input: Operand, min: Any = None, max: Any = None, *, out: Tensor | None = None) -> Tensor:
+def clamp(input: _Operand, min: Any = None, max: Any = None, *, out: Tensor | None = None) -> Tensor:
     """x clamped between min and max: numbers, tensors or None."""
-def clamp_both(input: Operand, min: float = -1, max: float = 1, *, out: Tensor | None = None) -> Tensor:
+def clamp_both(input: _Operand, min: float = -1, max: float = 1, *, out: Tensor | None = None) -> Tensor:
     """x clamped between min and max."""
-def clamp_max(input: Operand, max: float = 0, *, out: Tensor | None = None) -> Tensor:
+def clamp_max(input: _Operand, max: float = 0, *, out: Tensor | None = None) -> Tensor:
     """x, but not above max."""
-def clamp_max_tensor(input: Operand, max: Operand, *, out: Tensor | None = None) -> Tensor:
+def clamp_max_tensor(input: _Operand, max: _Operand, *, out: Tensor | None = None) -> Tensor:
     """x, but not above the elements of a tensor."""
-def clamp_min(input: Operand, min: float = 0, *, out: Tensor | None = None) -> Tensor:
+def clamp_min(input: _Operand, min: float = 0, *, out: Tensor | None = None) -> Tensor:
     """x, but not below min."""
-def clamp_min_tensor(input: Operand, min: Operand, *, out: Tensor | None = None) -> Tensor:
+def clamp_min_tensor(input: _Operand, min: _Operand, *, out: Tensor | None = None) -> Tensor:
     """x, but not below the elements of a tensor."""
-def clamp_tensors(input: Operand, min: Operand, max: Operand, *, out: Tensor | None = None) -> Tensor:
+def clamp_tensors(input: _Operand, min: _Operand, max: _Operand, *, out: Tensor | None = None) -> Tensor:
     """x clamped between the elements of two tensors."""
-def clone(input: Operand) -> Tensor:
+def clone(input: _Operand) -> Tensor:
     """Return a copy with memory of its own; gradients flow through it."""
-def col2im(cols: Operand, *, size: Any, kernel: Any, stride: Any = 1, padding: Any = 0, dilation: Any = 1) -> Tensor:
+def col2im(cols: _Operand, *, size: Any, kernel: Any, stride: Any = 1, padding: Any = 0, dilation: Any = 1) -> Tensor:
     """Fold columns back to images of height and width ``size``; overlapping windows add up."""
-def column_stack(tensors: Sequence[Operand]) -> Tensor:
+def column_stack(tensors: Sequence[_Operand]) -> Tensor:
     """Tensors joined as numpy.column_stack does."""
-def contrastive(input: Operand, other: Operand, target: Operand, *, margin: float = 1.0, reduction: str = 'mean', size_average: Any = None, reduce: Any = None) -> Tensor:
+def contrastive(input: _Operand, other: _Operand, target: _Operand, *, margin: float = 1.0, reduction: str = 'mean', size_average: Any = None, reduce: Any = None) -> Tensor:
     """``t d^2 + (1 - t) max(0, margin - d)^2`` for the distance d of pairs that belong together (t = 1) or not (t = 0)."""
-def conv1d(input: Operand, weight: Operand, bias: Operand | None = None, stride: int = 1, padding: int | str = 0, dilation: int = 1, groups: int = 1) -> Tensor:
+def conv1d(input: _Operand, weight: _Operand, bias: _Operand | None = None, stride: int = 1, padding: int | str = 0, dilation: int = 1, groups: int = 1) -> Tensor:
     """Convolve signals ``(batch, channels, length)`` with weights ``(filters, channels / groups, kernel_size)``."""
-def conv2d(input: Operand, weight: Operand, bias: Operand | None = None, stride: Any = 1, padding: Any = 0, dilation: Any = 1, groups: int = 1, pad: Any = None) -> Tensor:
+def conv2d(input: _Operand, weight: _Operand, bias: _Operand | None = None, stride: Any = 1, padding: Any = 0, dilation: Any = 1, groups: int = 1, pad: Any = None) -> Tensor:
     """Convolution of images ``(batch, channels, height, width)`` with weights ``(filters, channels / groups, height, width)``.
 
     ``y[n, f, i, j] = bias[f] + sum over c, r, s of w[f, c, r, s] * x[n, c, i * stride + r * dilation - padding, ...]``; ``c`` runs over the
     channels of the filter's group. ``padding`` is a number, a pair (height, width), ``((top, bottom), (left, right))``, ``"same"`` or
     ``"valid"``; ``pad`` is an alias of ``padding``. One image may be given without a batch axis.
     """
-def conv2d_input_grad(dy: Operand, weight: Operand, *, size: Any, stride: Any = 1, padding: Any = 0, dilation: Any = 1, groups: int = 1) -> Tensor:
+def conv2d_input_grad(dy: _Operand, weight: _Operand, *, size: Any, stride: Any = 1, padding: Any = 0, dilation: Any = 1, groups: int = 1) -> Tensor:
     """Compute the gradient of :func:`conv2d` with respect to an input of height and width ``size``."""
-def conv2d_relu(input: Operand, weight: Operand, bias: Operand | None = None, *, stride: Any = 1, padding: Any = 0, dilation: Any = 1, groups: int = 1, pad: Any = None) -> Tensor:
+def conv2d_relu(input: _Operand, weight: _Operand, bias: _Operand | None = None, *, stride: Any = 1, padding: Any = 0, dilation: Any = 1, groups: int = 1, pad: Any = None) -> Tensor:
     """``relu(conv2d(x, w, bias, ...))`` as one op."""
-def conv2d_weight_grad(dy: Operand, x: Operand, *, kernel: Any, stride: Any = 1, padding: Any = 0, dilation: Any = 1, groups: int = 1) -> Tensor:
+def conv2d_weight_grad(dy: _Operand, x: _Operand, *, kernel: Any, stride: Any = 1, padding: Any = 0, dilation: Any = 1, groups: int = 1) -> Tensor:
     """Compute the gradient of :func:`conv2d` with respect to weights of height and width ``kernel``.
 
     Sums have a fixed order: two runs with the same kernel agree bit for bit.
     """
-def conv_transpose1d(input: Operand, weight: Operand, bias: Operand | None = None, stride: int = 1, padding: int = 0, output_padding: int = 0, groups: int = 1, dilation: int = 1) -> Tensor:
+def conv_transpose1d(input: _Operand, weight: _Operand, bias: _Operand | None = None, stride: int = 1, padding: int = 0, output_padding: int = 0, groups: int = 1, dilation: int = 1) -> Tensor:
     """The transpose of :func:`conv1d`; ``w`` is ``(channels, filters / groups, kernel_size)``."""
-def conv_transpose2d(input: Operand, weight: Operand, bias: Operand | None = None, stride: Any = 1, padding: Any = 0, output_padding: Any = 0, groups: int = 1, dilation: Any = 1) -> Tensor:
+def conv_transpose2d(input: _Operand, weight: _Operand, bias: _Operand | None = None, stride: Any = 1, padding: Any = 0, output_padding: Any = 0, groups: int = 1, dilation: Any = 1) -> Tensor:
     """Transposed convolution: maps the output shape of :func:`conv2d` back to its input shape.
 
     ``x`` is ``(batch, channels, height, width)``, ``w`` is ``(channels, filters / groups, height, width)``. The result's height is
     ``(height - 1) * stride - 2 * padding + dilation * (kernel - 1) + output_padding + 1``.
     """
-def copysign(input: Operand, other: Operand, *, out: Tensor | None = None) -> Tensor:
+def copysign(input: _Operand, other: _Operand, *, out: Tensor | None = None) -> Tensor:
     """|a| with the sign of b."""
-def cos(input: Operand, *, out: Tensor | None = None) -> Tensor:
+def cos(input: _Operand, *, out: Tensor | None = None) -> Tensor:
     """Cosine."""
-def cosh(input: Operand, *, out: Tensor | None = None) -> Tensor:
+def cosh(input: _Operand, *, out: Tensor | None = None) -> Tensor:
     """Hyperbolic cosine."""
-def cosine_similarity(input: Operand, other: Operand, *, dim: int = 1, eps: float = 1e-08, axis: int = ...) -> Tensor:
+def cosine_similarity(input: _Operand, other: _Operand, *, dim: int = 1, eps: float = 1e-08, axis: int = ...) -> Tensor:
     """``a . b / (|a| |b|)`` along an axis of the broadcast shape; lengths are clamped to at least ``eps``."""
-def count_nonzero(input: Operand, dim: Any = None, keepdim: bool = False, *, axis: Any = ..., keepdims: bool = ...) -> Tensor:
+def count_nonzero(input: _Operand, dim: Any = None, keepdim: bool = False, *, axis: Any = ..., keepdims: bool = ...) -> Tensor:
     """Count nonzero elements, as int64."""
-def cross(input: Operand, other: Operand, dim: int | None = None, *, axis: int | None = ...) -> Tensor:
+def cross(input: _Operand, other: _Operand, dim: int | None = None, *, axis: int | None = ...) -> Tensor:
     """The cross product along an axis of 3, by default the first axis of that size; ``linalg.cross`` takes the last axis."""
-def cross_entropy(input: Operand, target: Operand, weight: Operand | None = None, *, ignore_index: int = -100, label_smoothing: float = 0.0, reduction: str = 'mean', size_average: Any = None, reduce: Any = None) -> Tensor:
+def cross_entropy(input: _Operand, target: _Operand, weight: _Operand | None = None, *, ignore_index: int = -100, label_smoothing: float = 0.0, reduction: str = 'mean', size_average: Any = None, reduce: Any = None) -> Tensor:
     """Softmax and negative log-likelihood combined: ``-log(softmax(x)[target])``.
 
     ``x`` holds logits ``(N, C, ...)``. Targets of shape ``(N,)`` or ``(N, ...)`` are class numbers of any dtype; targets of the shape of
     ``x`` are probabilities. ``mean`` divides by the total weight of the labels that are not ignored, or by the rows of probabilities.
     """
-def cross_entropy_forward(logits: Operand, target: Operand, weight: Operand | None = None, *, reduction: str = 'mean', ignore_index: int = -100, label_smoothing: float = 0.0, log_probs: bool = False) -> tuple[Tensor, ...]:
+def cross_entropy_forward(logits: _Operand, target: _Operand, weight: _Operand | None = None, *, reduction: str = 'mean', ignore_index: int = -100, label_smoothing: float = 0.0, log_probs: bool = False) -> tuple[Tensor, ...]:
     """Compute the loss, the log-sum-exp of each row, and a factor: one over the divisor of the mean, or 1 for other reductions.
 
     With ``log_probs``, logits must be log-probabilities, and no log-sum-exp is computed. With ``widen``, the loss of 16-bit logits is
     float32. :func:`netcl.ops.cross_entropy` checks labels.
     """
-def cross_entropy_grad(upstream: Operand, logits: Operand, target: Operand, weight: Operand | None, logarithms: Operand, scale: Operand, *, reduction: str = 'mean', ignore_index: int = -100, label_smoothing: float = 0.0, log_probs: bool = False) -> Tensor:
+def cross_entropy_grad(upstream: _Operand, logits: _Operand, target: _Operand, weight: _Operand | None, logarithms: _Operand, scale: _Operand, *, reduction: str = 'mean', ignore_index: int = -100, label_smoothing: float = 0.0, log_probs: bool = False) -> Tensor:
     """The gradient of the logits: ``upstream * scale * (softmax * sum(target) - target)``, without the softmax term if ``log_probs``."""
-def cummax(input: Operand, dim: int = ..., *, axis: int = ...) -> Ordered:
+def cummax(input: _Operand, dim: int = ..., *, axis: int = ...) -> Ordered:
     """The largest value up to each element along an axis, and its index (of equal values the last); NaN stays."""
-def cummin(input: Operand, dim: int = ..., *, axis: int = ...) -> Ordered:
+def cummin(input: _Operand, dim: int = ..., *, axis: int = ...) -> Ordered:
     """The least value up to each element along an axis, and its index (of equal values the last); NaN stays."""
-def cumprod(input: Operand, dim: int = ..., *, dtype: Any = None, axis: int = ...) -> Tensor:
+def cumprod(input: _Operand, dim: int = ..., *, dtype: Any = None, axis: int = ...) -> Tensor:
     """The product of every element and all before it along an axis; integers give int64."""
-def cumsum(input: Operand, dim: int | None = None, reverse: bool = False, *, out: Tensor | None = None, dtype: Any = None, axis: int | None = ...) -> Tensor:
+def cumsum(input: _Operand, dim: int | None = None, reverse: bool = False, *, out: Tensor | None = None, dtype: Any = None, axis: int | None = ...) -> Tensor:
     """Running sums along an axis, or over the flattened tensor without one; ``reverse`` runs from the end."""
-def decode_block(inside: Operand, x: Operand, out_weight: Operand, norm_weight: Operand, gate: Operand, up: Operand, down: Operand, next_norm: Operand | None = None, next_weight: Operand | None = None, next_bias: Operand | None = None, *, kind: str, inner: int, next_rows: int = 0, eps: float = 1e-05, next_eps: float = 1e-05, activation: str = 'silu', activations: str = 'auto') -> tuple[Tensor, ...]:
+def decode_block(inside: _Operand, x: _Operand, out_weight: _Operand, norm_weight: _Operand, gate: _Operand, up: _Operand, down: _Operand, next_norm: _Operand | None = None, next_weight: _Operand | None = None, next_bias: _Operand | None = None, *, kind: str, inner: int, next_rows: int = 0, eps: float = 1e-05, next_eps: float = 1e-05, activation: str = 'silu', activations: str = 'auto') -> tuple[Tensor, ...]:
     """Compute the layers between two attentions of a decoder: ``(y, z)``, or ``(y,)`` without ``next_weight``. There is no gradient.
 
     With ``h = x + inside out_weight'`` and its RMS norm n, ``y = h + (activation(n gate') * (n up')) down'``. With the RMS norm m of y,
@@ -270,7 +268,7 @@ def decode_block(inside: Operand, x: Operand, out_weight: Operand, norm_weight: 
       ``kind``.
     - **norm_weight**, **eps**, **next_norm**, **next_eps**: weights and epsilons of the two RMS norms.
     """
-def decode_layers(input: Operand, lengths: Operand, frequencies: Operand | None, layers: Sequence[Operand], *, kind: str, inner: int, heads: int, count: int, scale: float | None = None, window: int = 0, eps: float = 1e-05, head_eps: float = 1e-06, activation: str = 'silu', activations: str = 'auto') -> Tensor:
+def decode_layers(input: _Operand, lengths: _Operand, frequencies: _Operand | None, layers: Sequence[_Operand], *, kind: str, inner: int, heads: int, count: int, scale: float | None = None, window: int = 0, eps: float = 1e-05, head_eps: float = 1e-06, activation: str = 'silu', activations: str = 'auto') -> Tensor:
     """Compute layers of a decoder for one new token of each sequence, ``(batch, 1, width)``. There is no gradient.
 
     A layer is ``x + attention(norm(x) projection' + bias) out'`` and then what :func:`decode_block` computes. On NVIDIA GPUs the layers of
@@ -283,7 +281,7 @@ def decode_layers(input: Operand, lengths: Operand, frequencies: Operand | None,
       **head_eps**: epsilon of the norms of queries and keys.
     - **heads**: of queries. **inner**, **activation**, **eps**: as in :func:`decode_block`; all norms have one epsilon.
     """
-def decode_linear(input: Operand, weight: Operand, bias: Operand | None = None, gate: Operand | None = None, gate_bias: Operand | None = None, residual: Operand | None = None, norm_weight: Operand | None = None, norm_bias: Operand | None = None, *, kind: str = '', rows: int = 0, activations: str = 'auto', norm: str = '', eps: float = 1e-05, activation: str = '') -> Tensor:
+def decode_linear(input: _Operand, weight: _Operand, bias: _Operand | None = None, gate: _Operand | None = None, gate_bias: _Operand | None = None, residual: _Operand | None = None, norm_weight: _Operand | None = None, norm_bias: _Operand | None = None, *, kind: str = '', rows: int = 0, activations: str = 'auto', norm: str = '', eps: float = 1e-05, activation: str = '') -> Tensor:
     """``activation(y) + residual`` for ``y = norm(x) w' + bias``; with a gate ``activation(norm(x) gate' + gate_bias) * y + residual``.
 
     Up to eight rows of x on a GPU are one launch if a kernel supports all parts; otherwise the ops run one by one. There is no gradient.
@@ -292,25 +290,25 @@ def decode_linear(input: Operand, weight: Operand, bias: Operand | None = None, 
     - **norm**: ``rms`` or ``layer`` over the last axis of x, with **norm_weight**, **norm_bias** and **eps**.
     - **activation**: ``relu``, ``silu``, ``gelu`` or ``gelu_tanh``.
     """
-def deg2rad(input: Operand) -> Tensor:
+def deg2rad(input: _Operand) -> Tensor:
     """Degrees to radians."""
-def diag(input: Operand, diagonal: int = 0) -> Tensor:
+def diag(input: _Operand, diagonal: int = 0) -> Tensor:
     """The diagonal of a matrix, or a matrix with a vector on its diagonal."""
-def diag_embed(input: Operand, offset: int = 0, dim1: int = -2, dim2: int = -1) -> Tensor:
+def diag_embed(input: _Operand, offset: int = 0, dim1: int = -2, dim2: int = -1) -> Tensor:
     """Matrices with the last axis of ``x`` on a diagonal and zeros elsewhere."""
-def diagonal(input: Operand, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Tensor:
+def diagonal(input: _Operand, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Tensor:
     """A view of the diagonal of ``dim1`` and ``dim2``, as the last axis."""
-def diff(input: Operand, n: int = 1, dim: int = -1, prepend: Any = None, append: Any = None, *, axis: int = ...) -> Tensor:
+def diff(input: _Operand, n: int = 1, dim: int = -1, prepend: Any = None, append: Any = None, *, axis: int = ...) -> Tensor:
     """Differences of neighboring elements along an axis, taken ``n`` times. ``prepend`` and ``append`` are joined to x first."""
-def digamma(input: Operand, *, out: Tensor | None = None) -> Tensor:
+def digamma(input: _Operand, *, out: Tensor | None = None) -> Tensor:
     """The derivative of lgamma; NaN at negative integers."""
-def div(input: Operand, other: Operand, *, out: Tensor | None = None, rounding_mode: str | None = None) -> Tensor:
+def div(input: _Operand, other: _Operand, *, out: Tensor | None = None, rounding_mode: str | None = None) -> Tensor:
     """True quotient; integers give float32."""
-def dot(input: Operand, other: Operand) -> Tensor:
+def dot(input: _Operand, other: _Operand) -> Tensor:
     """The inner product of two vectors."""
-def dropout(input: Operand, p: float = 0.5, training: bool = True) -> Tensor:
+def dropout(input: _Operand, p: float = 0.5, training: bool = True) -> Tensor:
     """Zero elements with probability ``p`` and scale the rest by ``1 / (1 - p)``; the identity unless ``training``."""
-def dstack(tensors: Sequence[Operand]) -> Tensor:
+def dstack(tensors: Sequence[_Operand]) -> Tensor:
     """Tensors joined as numpy.dstack does."""
 def einsum(equation: str, *operands: Any) -> Tensor:
     """Sums of products by labels: ``einsum("bij,bjk->bik", a, b)``.
@@ -318,132 +316,132 @@ def einsum(equation: str, *operands: Any) -> Tensor:
     Labels are letters. A label that is missing after ``->`` is summed, a label that occurs twice in an operand takes the diagonal, and
     ``...`` represents further axes, which broadcast. Operands are multiplied from left to right.
     """
-def elementwise_binary(input: Operand, other: Operand, expr: str, *, out: Tensor | None = None) -> Tensor:
+def elementwise_binary(input: _Operand, other: _Operand, expr: str, *, out: Tensor | None = None) -> Tensor:
     """Apply your own expression over a and b (or ``v0`` and ``v1``), broadcast together. The result has a gradient."""
-def elementwise_unary(input: Operand, expr: str, *, out: Tensor | None = None) -> Tensor:
+def elementwise_unary(input: _Operand, expr: str, *, out: Tensor | None = None) -> Tensor:
     """Apply your own expression over x (or ``v0``): ``elementwise_unary(x, "x * EXP(-x)")``. The result has a gradient."""
-def elu(input: Operand, alpha: float | None = 1.0, *, out: Tensor | None = None) -> Tensor:
+def elu(input: _Operand, alpha: float | None = 1.0, *, out: Tensor | None = None) -> Tensor:
     """Exponential below zero: x where positive, else alpha * (exp(x) - 1)."""
-def embedding(input: Operand, weight: Operand, padding_idx: int | None = None) -> Tensor:
+def embedding(input: _Operand, weight: _Operand, padding_idx: int | None = None) -> Tensor:
     """The rows of ``weight`` that ``index`` names. The row ``padding_idx`` gets no gradient."""
-def embedding_grad(input: Operand, index: Operand, count: int, padding_idx: int | None = None) -> Tensor:
+def embedding_grad(input: _Operand, index: _Operand, count: int, padding_idx: int | None = None) -> Tensor:
     """Compute the gradient of ``embedding``: the rows of ``x`` summed by index into ``count`` rows; row ``padding_idx`` stays 0."""
-def eq(input: Operand, other: Operand, *, out: Tensor | None = None) -> Tensor:
+def eq(input: _Operand, other: _Operand, *, out: Tensor | None = None) -> Tensor:
     """a == b."""
-def erf(input: Operand, *, out: Tensor | None = None) -> Tensor:
+def erf(input: _Operand, *, out: Tensor | None = None) -> Tensor:
     """The error function."""
-def erfc(input: Operand, *, out: Tensor | None = None) -> Tensor:
+def erfc(input: _Operand, *, out: Tensor | None = None) -> Tensor:
     """1 - erf(x), accurate where that difference is small."""
-def erfinv(input: Operand, *, out: Tensor | None = None) -> Tensor:
+def erfinv(input: _Operand, *, out: Tensor | None = None) -> Tensor:
     """The inverse of erf; infinite at -1 and 1."""
-def exp(input: Operand, *, out: Tensor | None = None) -> Tensor:
+def exp(input: _Operand, *, out: Tensor | None = None) -> Tensor:
     """e to the power of x."""
-def exp2(input: Operand, *, out: Tensor | None = None) -> Tensor:
+def exp2(input: _Operand, *, out: Tensor | None = None) -> Tensor:
     """2 to the power of x."""
-def expand(input: Operand, shape: int | Sequence[int] = ..., *more: int, size: int | Sequence[int] = ...) -> Tensor:
+def expand(input: _Operand, shape: int | Sequence[int] = ..., *more: int, size: int | Sequence[int] = ...) -> Tensor:
     """Repeat along axes of size one and along new leading axes; -1 keeps a size. The result is a view, read-only if elements repeat."""
-def expm1(input: Operand, *, out: Tensor | None = None) -> Tensor:
+def expm1(input: _Operand, *, out: Tensor | None = None) -> Tensor:
     """exp(x) - 1, accurate near 0."""
-def fft_from_real(input: Operand, dim: float = -1, scale: float = 1.0, *, axis: float = ...) -> Tensor:
+def fft_from_real(input: _Operand, dim: float = -1, scale: float = 1.0, *, axis: float = ...) -> Tensor:
     """Return the first half of the Fourier transform of real numbers along an axis, as pairs, times ``scale``. Computed on the host."""
-def fft_pairs(input: Operand, dims: Any = ..., forward: bool = True, scale: float = 1.0, *, axes: Any = ...) -> Tensor:
+def fft_pairs(input: _Operand, dims: Any = ..., forward: bool = True, scale: float = 1.0, *, axes: Any = ...) -> Tensor:
     """Fourier transform of (real, imaginary) pairs along axes, or the unnormalized inverse, times ``scale``. Computed on the host."""
-def fft_to_real(input: Operand, n: Any, dim: float = -1, scale: float = 1.0, *, axis: float = ...) -> Tensor:
+def fft_to_real(input: _Operand, n: Any, dim: float = -1, scale: float = 1.0, *, axis: float = ...) -> Tensor:
     """The unnormalized inverse of :func:`fft_from_real`: ``n`` real numbers along an axis, times ``scale``. Computed on the host."""
-def finite_argmax(input: Operand, dim: int | None = None, keepdim: bool = False, *, axis: int | None = ..., keepdims: bool = ...) -> Tensor:
+def finite_argmax(input: _Operand, dim: int | None = None, keepdim: bool = False, *, axis: int | None = ..., keepdims: bool = ...) -> Tensor:
     """:func:`argmax`, but -1 where the largest element is infinite or NaN."""
-def flatten(input: Operand, start_dim: int = 0, end_dim: int = -1, *, start_axis: int = ..., end_axis: int = ...) -> Tensor:
+def flatten(input: _Operand, start_dim: int = 0, end_dim: int = -1, *, start_axis: int = ..., end_axis: int = ...) -> Tensor:
     """Join the axes ``start_axis`` to ``end_axis`` into one; shares memory."""
-def flip(input: Operand, dims: int | Sequence[int] = ..., *more: int, axes: int | Sequence[int] = ...) -> Tensor:
+def flip(input: _Operand, dims: int | Sequence[int] = ..., *more: int, axes: int | Sequence[int] = ...) -> Tensor:
     """Reverse the order of the elements along the named axes."""
-def fliplr(input: Operand) -> Tensor:
+def fliplr(input: _Operand) -> Tensor:
     """The second axis reversed."""
-def flipud(input: Operand) -> Tensor:
+def flipud(input: _Operand) -> Tensor:
     """The first axis reversed."""
-def floor(input: Operand, *, out: Tensor | None = None) -> Tensor:
+def floor(input: _Operand, *, out: Tensor | None = None) -> Tensor:
     """Largest integer not above x."""
-def floor_divide(input: Operand, other: Operand, *, out: Tensor | None = None) -> Tensor:
+def floor_divide(input: _Operand, other: _Operand, *, out: Tensor | None = None) -> Tensor:
     """Quotient rounded down."""
-def fmax(input: Operand, other: Operand, *, out: Tensor | None = None) -> Tensor:
+def fmax(input: _Operand, other: _Operand, *, out: Tensor | None = None) -> Tensor:
     """The larger of two; a number wins over NaN."""
-def fmin(input: Operand, other: Operand, *, out: Tensor | None = None) -> Tensor:
+def fmin(input: _Operand, other: _Operand, *, out: Tensor | None = None) -> Tensor:
     """The smaller of two; a number wins over NaN."""
-def fmod(input: Operand, other: Operand, *, out: Tensor | None = None) -> Tensor:
+def fmod(input: _Operand, other: _Operand, *, out: Tensor | None = None) -> Tensor:
     """Remainder with the sign of the dividend, as in C."""
-def frac(input: Operand) -> Tensor:
+def frac(input: _Operand) -> Tensor:
     """x - trunc(x)."""
-def gather(input: Operand, dim: int = ..., index: Operand = ..., *, axis: int = ...) -> Tensor:
+def gather(input: _Operand, dim: int = ..., index: _Operand = ..., *, axis: int = ...) -> Tensor:
     """Read ``x`` at one index per element of the result, along an axis: ``out[i][j] = x[index[i][j]][j]`` for axis 0."""
-def ge(input: Operand, other: Operand, *, out: Tensor | None = None) -> Tensor:
+def ge(input: _Operand, other: _Operand, *, out: Tensor | None = None) -> Tensor:
     """a >= b."""
-def gelu(input: Operand, approximate: str = 'none', *, out: Tensor | None = None) -> Tensor:
+def gelu(input: _Operand, approximate: str = 'none', *, out: Tensor | None = None) -> Tensor:
     """x * P(N(0, 1) <= x); approximate="tanh" uses tanh."""
-def gelu_erf(input: Operand, *, out: Tensor | None = None) -> Tensor:
+def gelu_erf(input: _Operand, *, out: Tensor | None = None) -> Tensor:
     """GELU by the error function."""
-def gelu_tanh(input: Operand, *, out: Tensor | None = None) -> Tensor:
+def gelu_tanh(input: _Operand, *, out: Tensor | None = None) -> Tensor:
     """GELU, tanh form."""
-def ger(input: Operand, other: Operand) -> Tensor:
+def ger(input: _Operand, other: _Operand) -> Tensor:
     """Multiply every element of ``a`` by every element of ``b``: the outer product of two vectors."""
-def getitem(input: Operand, index: Any) -> Tensor:
+def getitem(input: _Operand, index: Any) -> Tensor:
     """Return ``x[index]``. Indices out of range raise ``IndexError``; device tensors of indices are checked later (:mod:`netcl.ops.index`)."""
-def global_avg_pool(input: Operand) -> Tensor:
+def global_avg_pool(input: _Operand) -> Tensor:
     """The mean of each channel; axes stay with size 1."""
-def global_max_pool(input: Operand) -> Tensor:
+def global_max_pool(input: _Operand) -> Tensor:
     """The largest value of each channel; axes stay with size 1."""
-def grid_sample(input: Operand, grid: Operand, mode: str = 'bilinear', padding_mode: str = 'zeros', align_corners: bool | None = False) -> Tensor:
+def grid_sample(input: _Operand, grid: _Operand, mode: str = 'bilinear', padding_mode: str = 'zeros', align_corners: bool | None = False) -> Tensor:
     """Sample images ``(batch, channels, height, width)`` at the points of ``grid`` ``(batch, height, width, 2)``; also volumes.
 
     A point is ``(x, y)`` with -1 and 1 at the edges of the image (``align_corners=True``: at the centers of its corner pixels). Points
     outside the image read zeros, the nearest pixels (``padding_mode="border"``) or mirror images (``padding_mode="reflection"``). ``mode``
     is ``bilinear``, ``nearest`` or, for images, ``bicubic``. Points of volumes are ``(x, y, z)``.
     """
-def group_norm(input: Operand, num_groups: int, weight: Operand | None = None, bias: Operand | None = None, eps: float = 1e-05) -> Tensor:
+def group_norm(input: _Operand, num_groups: int, weight: _Operand | None = None, bias: _Operand | None = None, eps: float = 1e-05) -> Tensor:
     """Group norm of ``(N, C, ...)``: statistics per image and group of channels, weight and bias per channel."""
-def gt(input: Operand, other: Operand, *, out: Tensor | None = None) -> Tensor:
+def gt(input: _Operand, other: _Operand, *, out: Tensor | None = None) -> Tensor:
     """a > b."""
-def hard_sigmoid(input: Operand, *, out: Tensor | None = None) -> Tensor:
+def hard_sigmoid(input: _Operand, *, out: Tensor | None = None) -> Tensor:
     """A sigmoid of three straight pieces: relu6(x + 3) / 6."""
-def hard_swish(input: Operand, *, out: Tensor | None = None) -> Tensor:
+def hard_swish(input: _Operand, *, out: Tensor | None = None) -> Tensor:
     """x * hard_sigmoid(x)."""
-def hard_tanh(input: Operand, min_val: float = -1.0, max_val: float = 1.0, *, out: Tensor | None = None) -> Tensor:
+def hard_tanh(input: _Operand, min_val: float = -1.0, max_val: float = 1.0, *, out: Tensor | None = None) -> Tensor:
     """x clamped between min_val and max_val."""
-def hard_tanh_between(input: Operand, min_val: float = -1.0, max_val: float = 1.0, *, out: Tensor | None = None) -> Tensor:
+def hard_tanh_between(input: _Operand, min_val: float = -1.0, max_val: float = 1.0, *, out: Tensor | None = None) -> Tensor:
     """hard_tanh with checked bounds."""
-def heaviside(input: Operand, other: Operand, *, out: Tensor | None = None) -> Tensor:
+def heaviside(input: _Operand, other: _Operand, *, out: Tensor | None = None) -> Tensor:
     """1 where a is positive, b where a is 0, else 0."""
-def hinge(input: Operand, target: Operand, *, margin: float = 1.0, reduction: str = 'mean', size_average: Any = None, reduce: Any = None) -> Tensor:
+def hinge(input: _Operand, target: _Operand, *, margin: float = 1.0, reduction: str = 'mean', size_average: Any = None, reduce: Any = None) -> Tensor:
     """``max(0, margin - x target)`` for targets of -1 and 1."""
-def histc(input: Operand, bins: int = 100, min: float = 0, max: float = 0) -> Tensor:
+def histc(input: _Operand, bins: int = 100, min: float = 0, max: float = 0) -> Tensor:
     """Count the elements in ``bins`` equal parts of ``[min, max]``, or of the range of x if ``min == max`` (waits for the device)."""
-def hstack(tensors: Sequence[Operand]) -> Tensor:
+def hstack(tensors: Sequence[_Operand]) -> Tensor:
     """Tensors joined as numpy.hstack does."""
-def huber(input: Operand, target: Operand, *, delta: float = 1.0, reduction: str = 'mean', size_average: Any = None, reduce: Any = None) -> Tensor:
+def huber(input: _Operand, target: _Operand, *, delta: float = 1.0, reduction: str = 'mean', size_average: Any = None, reduce: Any = None) -> Tensor:
     """``delta`` times the smooth L1 loss with ``beta = delta``."""
-def hypot(input: Operand, other: Operand, *, out: Tensor | None = None) -> Tensor:
+def hypot(input: _Operand, other: _Operand, *, out: Tensor | None = None) -> Tensor:
     """Length of the vector (a, b)."""
-def im2col(input: Operand, *, kernel: Any, stride: Any = 1, padding: Any = 0, dilation: Any = 1) -> Tensor:
+def im2col(input: _Operand, *, kernel: Any, stride: Any = 1, padding: Any = 0, dilation: Any = 1) -> Tensor:
     """Unfold the windows of images of any dtype to columns: ``(batch, channels * kernel height * kernel width, windows)``."""
-def index_add(input: Operand, dim: int = ..., index: Operand = ..., src: Operand = ..., *, alpha: float | None = None, axis: int = ...) -> Tensor:
+def index_add(input: _Operand, dim: int = ..., index: _Operand = ..., src: _Operand = ..., *, alpha: float | None = None, axis: int = ...) -> Tensor:
     """Return ``x`` with the slices of ``src`` added at ``index``, which may name a slice several times; ``x`` stays unchanged."""
-def index_copy(input: Operand, dim: Any = ..., index: Any = ..., src: Any = ..., *, source: Any = ..., value: Any = ..., axis: Any = ...) -> Tensor:
+def index_copy(input: _Operand, dim: Any = ..., index: Any = ..., src: Any = ..., *, source: Any = ..., value: Any = ..., axis: Any = ...) -> Tensor:
     """A copy of x with the slices of ``src`` at ``index`` along an axis."""
-def index_fill(input: Operand, dim: Any = ..., index: Any = ..., value: Any = ..., *, axis: Any = ...) -> Tensor:
+def index_fill(input: _Operand, dim: Any = ..., index: Any = ..., value: Any = ..., *, axis: Any = ...) -> Tensor:
     """A copy of x with ``value`` in the slices at ``index`` along an axis."""
-def index_put(input: Operand, indices: Sequence[Any], values: Any = ..., accumulate: bool = False, *, test_elements: Any = ...) -> Tensor:
+def index_put(input: _Operand, indices: Sequence[Any], values: Any = ..., accumulate: bool = False, *, test_elements: Any = ...) -> Tensor:
     """A copy of x with ``values`` at ``x[indices]``; ``accumulate`` adds them instead, once per repeated index."""
-def index_select(input: Operand, dim: int = ..., index: Operand = ..., *, axis: int = ...) -> Tensor:
+def index_select(input: _Operand, dim: int = ..., index: _Operand = ..., *, axis: int = ...) -> Tensor:
     """Select slices along an axis by ``index``, in the order of the indices."""
-def info_nce(input: Operand, other: Operand, *, temperature: float = 0.07, reduction: str = 'mean', size_average: Any = None, reduce: Any = None) -> Tensor:
+def info_nce(input: _Operand, other: _Operand, *, temperature: float = 0.07, reduction: str = 'mean', size_average: Any = None, reduce: Any = None) -> Tensor:
     """Contrastive loss: row i of ``a`` must match row i of ``b`` among all rows of ``b``, by cosine similarity / ``temperature``."""
-def inner(input: Operand, other: Operand) -> Tensor:
+def inner(input: _Operand, other: _Operand) -> Tensor:
     """Sum of products over the last axes of both."""
-def instance_norm(input: Operand, weight: Operand | None = None, bias: Operand | None = None, *, eps: float = 1e-05) -> Tensor:
+def instance_norm(input: _Operand, weight: _Operand | None = None, bias: _Operand | None = None, *, eps: float = 1e-05) -> Tensor:
     """Instance norm of ``(N, C, ...)``: statistics per image and channel."""
-def integer_columns(input: Operand, zero: Operand | None, kernel_size: Any, stride: Any = 1, padding: Any = 0, dilation: Any = 1, groups: int = 1) -> Tensor:
+def integer_columns(input: _Operand, zero: _Operand | None, kernel_size: Any, stride: Any = 1, padding: Any = 0, dilation: Any = 1, groups: int = 1) -> Tensor:
     """Windows of int8 or uint8 images, ``(n, groups, height, width, channels / groups * taps)``, padded with ``zero``. No gradient."""
-def integer_dot(input: Operand, other: Operand) -> Tensor:
+def integer_dot(input: _Operand, other: _Operand) -> Tensor:
     """``a b'`` of int8 or uint8 as int32: ``(..., M, K)`` times ``(N, K)``, or ``(g, M, K)`` times ``(n, g, N, K)``. No gradient."""
-def interpolate(input: Operand, size: Any = None, scale_factor: Any = None, mode: str = 'nearest', align_corners: bool | None = None, recompute_scale_factor: bool | None = None, antialias: bool = False) -> Tensor:
+def interpolate(input: _Operand, size: Any = None, scale_factor: Any = None, mode: str = 'nearest', align_corners: bool | None = None, recompute_scale_factor: bool | None = None, antialias: bool = False) -> Tensor:
     """Resize images ``(batch, channels, height, width)``, signals ``(batch, channels, length)`` or volumes of five axes.
 
     Give ``size`` or ``scale_factor`` (a number, or one per axis). ``mode`` is ``nearest``, ``nearest-exact``, ``area``, for signals
@@ -451,256 +449,256 @@ def interpolate(input: Operand, size: Any = None, scale_factor: Any = None, mode
     centers of the corner pixels, otherwise the outer edges are aligned. ``antialias`` widens the kernel of ``bilinear`` and ``bicubic``
     where an image shrinks.
     """
-def isclose(input: Operand, other: Operand, rtol: float = 1e-05, atol: float = 1e-08, equal_nan: bool = False) -> Tensor:
+def isclose(input: _Operand, other: _Operand, rtol: float = 1e-05, atol: float = 1e-08, equal_nan: bool = False) -> Tensor:
     """Whether |a - b| <= atol + rtol * |b|. Equal infinities are close; NaN is close to NaN only with ``equal_nan``."""
-def isfinite(input: Operand, *, out: Tensor | None = None) -> Tensor:
+def isfinite(input: _Operand, *, out: Tensor | None = None) -> Tensor:
     """Whether x is neither infinite nor NaN."""
-def isin(input: Operand, values: Operand, invert: bool = False) -> Tensor:
+def isin(input: _Operand, values: _Operand, invert: bool = False) -> Tensor:
     """Return, for every element of ``x``, whether it is among ``values`` (NaN never is); ``invert`` negates the result."""
-def isinf(input: Operand, *, out: Tensor | None = None) -> Tensor:
+def isinf(input: _Operand, *, out: Tensor | None = None) -> Tensor:
     """Whether x is infinite."""
-def isnan(input: Operand, *, out: Tensor | None = None) -> Tensor:
+def isnan(input: _Operand, *, out: Tensor | None = None) -> Tensor:
     """Whether x is NaN."""
-def isneginf(input: Operand, *, out: Tensor | None = None) -> Tensor:
+def isneginf(input: _Operand, *, out: Tensor | None = None) -> Tensor:
     """Whether x is infinite and negative."""
-def isposinf(input: Operand, *, out: Tensor | None = None) -> Tensor:
+def isposinf(input: _Operand, *, out: Tensor | None = None) -> Tensor:
     """Whether x is infinite and positive."""
-def istft_pairs(input: Operand, n_fft: int, hop_length: int | None = None, win_length: int | None = None, window: Tensor | None = None, center: bool = True, normalized: bool = False, onesided: bool = True, length: int | None = None) -> Tensor:
+def istft_pairs(input: _Operand, n_fft: int, hop_length: int | None = None, win_length: int | None = None, window: Tensor | None = None, center: bool = True, normalized: bool = False, onesided: bool = True, length: int | None = None) -> Tensor:
     """The signals whose :func:`stft_pairs` is nearest to ``x``; ``netcl.istft`` takes torch's arguments."""
-def joined(tensors: Sequence[Operand], *, dim: int, lengths: Sequence[int], axis: int = ...) -> Tensor:
+def joined(tensors: Sequence[_Operand], *, dim: int, lengths: Sequence[int], axis: int = ...) -> Tensor:
     """Concatenate checked tensors; ``lengths`` are their sizes along the axis, so that backward need not keep the tensors."""
 def keep_mask(shape: int | Sequence[int] = ..., p: float = 0.5, *, queue: Any = None, size: int | Sequence[int] = ...) -> Tensor:
     """Draw uint8 values: 0 with probability ``p``, else 1."""
-def kl_div(input: Operand, target: Operand, *, log_target: bool = False, reduction: str = 'mean', size_average: Any = None, reduce: Any = None) -> Tensor:
+def kl_div(input: _Operand, target: _Operand, *, log_target: bool = False, reduction: str = 'mean', size_average: Any = None, reduce: Any = None) -> Tensor:
     """``target (log target - x)`` for log-probabilities x; ``log_target``: the target is logarithmic too. ``batchmean`` divides by the batch size."""
-def kron(input: Operand, other: Operand) -> Tensor:
+def kron(input: _Operand, other: _Operand) -> Tensor:
     """The Kronecker product."""
-def kthvalue(input: Operand, k: int = ..., dim: int = -1, keepdim: bool = False, *, key: int = ..., axis: int = ..., keepdims: bool = ...) -> Ordered:
+def kthvalue(input: _Operand, k: int = ..., dim: int = -1, keepdim: bool = False, *, key: int = ..., axis: int = ..., keepdims: bool = ...) -> Ordered:
     """The k-th smallest value along an axis, counted from 1, and its index; NaN counts as the largest."""
-def l1(input: Operand, target: Operand, *, reduction: str = 'mean', size_average: Any = None, reduce: Any = None) -> Tensor:
+def l1(input: _Operand, target: _Operand, *, reduction: str = 'mean', size_average: Any = None, reduce: Any = None) -> Tensor:
     """The absolute difference."""
-def layer_norm(input: Operand, normalized_shape: int | Sequence[int], weight: Operand | None = None, bias: Operand | None = None, eps: float = 1e-05) -> Tensor:
+def layer_norm(input: _Operand, normalized_shape: int | Sequence[int], weight: _Operand | None = None, bias: _Operand | None = None, eps: float = 1e-05) -> Tensor:
     """Layer norm over the trailing axes: ``(x - mean) / sqrt(var + eps) * weight + bias``, statistics per row."""
-def ldexp(input: Operand, other: Operand) -> Tensor:
+def ldexp(input: _Operand, other: _Operand) -> Tensor:
     """a * 2**b."""
-def le(input: Operand, other: Operand, *, out: Tensor | None = None) -> Tensor:
+def le(input: _Operand, other: _Operand, *, out: Tensor | None = None) -> Tensor:
     """a <= b."""
-def leaky_relu(input: Operand, negative_slope: float = 0.01, *, out: Tensor | None = None) -> Tensor:
+def leaky_relu(input: _Operand, negative_slope: float = 0.01, *, out: Tensor | None = None) -> Tensor:
     """A slope for each sign: x where positive, else negative_slope * x."""
-def lerp(input: Operand, end: Operand, weight: Operand, *, out: Tensor | None = None) -> Tensor:
+def lerp(input: _Operand, end: _Operand, weight: _Operand, *, out: Tensor | None = None) -> Tensor:
     """a + weight * (b - a), exact at both ends."""
-def lgamma(input: Operand, *, out: Tensor | None = None) -> Tensor:
+def lgamma(input: _Operand, *, out: Tensor | None = None) -> Tensor:
     """log(|gamma(x)|)."""
-def linalg_cholesky(A: Operand, *, upper: bool = False) -> Tensor:
+def linalg_cholesky(A: _Operand, *, upper: bool = False) -> Tensor:
     """Return L with ``L L^T = A`` for symmetric positive definite A (its lower triangle is read); ``upper`` gives ``L^T``. On the host."""
-def linalg_cofactors(A: Operand) -> Tensor:
+def linalg_cofactors(A: _Operand) -> Tensor:
     """Return the derivative of the determinant with respect to each element, also for singular matrices. No gradient. On the host."""
-def linalg_cross(input: Operand, other: Operand, dim: int = -1, *, axis: int = ...) -> Tensor:
+def linalg_cross(input: _Operand, other: _Operand, dim: int = -1, *, axis: int = ...) -> Tensor:
     """The cross product along an axis of 3, by default the last."""
-def linalg_det(A: Operand) -> Tensor:
+def linalg_det(A: _Operand) -> Tensor:
     """The determinant of square matrices. Computed on the host."""
-def linalg_diagonal(A: Operand, *, offset: float = 0, dim1: float = -2, dim2: float = -1) -> Tensor:
+def linalg_diagonal(A: _Operand, *, offset: float = 0, dim1: float = -2, dim2: float = -1) -> Tensor:
     """The diagonals of the last two axes, or of ``dim1`` and ``dim2``, as the last axis."""
-def linalg_eigh(A: Operand, UPLO: str = 'L') -> Any:
+def linalg_eigh(A: _Operand, UPLO: str = 'L') -> Any:
     """Eigenvalues in ascending order and eigenvectors of symmetric matrices; only the triangle ``UPLO`` is read. Computed on the host."""
-def linalg_eigvalsh(A: Operand, UPLO: str = 'L') -> Tensor:
+def linalg_eigvalsh(A: _Operand, UPLO: str = 'L') -> Tensor:
     """The eigenvalues of symmetric matrices, in ascending order. Computed on the host."""
-def linalg_inv(A: Operand) -> Tensor:
+def linalg_inv(A: _Operand) -> Tensor:
     """The inverse of square matrices. Computed on the host."""
-def linalg_lstsq(A: Operand, B: Operand, rcond: float | None = None, *, driver: str | None = None) -> Any:
+def linalg_lstsq(A: _Operand, B: _Operand, rcond: float | None = None, *, driver: str | None = None) -> Any:
     """Return the X that minimizes ``|A X - B|^2`` (the shortest if several do), residuals, rank and singular values; some may be empty."""
-def linalg_matrix_norm(A: Operand, ord: Any = 'fro', dim: Sequence[int] = ..., keepdim: bool = False, *, axis: Sequence[int] = ..., keepdims: bool = ...) -> Tensor:
+def linalg_matrix_norm(A: _Operand, ord: Any = 'fro', dim: Sequence[int] = ..., keepdim: bool = False, *, axis: Sequence[int] = ..., keepdims: bool = ...) -> Tensor:
     """A norm of matrices: fro, nuc, inf, -inf, 1, -1, 2 or -2. nuc, 2 and -2 are computed on the host."""
-def linalg_matrix_rank(A: Operand, *, atol: Any = None, rtol: Any = None, hermitian: bool = False) -> Tensor:
+def linalg_matrix_rank(A: _Operand, *, atol: Any = None, rtol: Any = None, hermitian: bool = False) -> Tensor:
     """How many singular values are above ``max(atol, rtol * largest)``. Computed on the host."""
-def linalg_norm(A: Operand, ord: Any = None, dim: Any = None, keepdim: bool = False, *, axis: Any = ..., keepdims: bool = ...) -> Tensor:
+def linalg_norm(A: _Operand, ord: Any = None, dim: Any = None, keepdim: bool = False, *, axis: Any = ..., keepdims: bool = ...) -> Tensor:
     """A norm of vectors, by default the 2-norm; of matrices if ``ord`` is given and two axes are named or A has two."""
-def linalg_pinv(A: Operand, *, atol: Any = None, rtol: Any = None, hermitian: bool = False) -> Tensor:
+def linalg_pinv(A: _Operand, *, atol: Any = None, rtol: Any = None, hermitian: bool = False) -> Tensor:
     """The pseudo-inverse; singular values up to ``max(atol, rtol * largest)`` count as 0. Computed on the host."""
-def linalg_qr(A: Operand, mode: str = 'reduced') -> Any:
+def linalg_qr(A: _Operand, mode: str = 'reduced') -> Any:
     """Q with orthonormal columns and upper triangular R with ``Q R = A``; ``mode`` is reduced, complete or r. Computed on the host."""
-def linalg_slogdet(A: Operand) -> Any:
+def linalg_slogdet(A: _Operand) -> Any:
     """The sign of the determinant and the logarithm of its absolute value. Computed on the host."""
-def linalg_solve(A: Operand, B: Operand, *, left: bool = True) -> Tensor:
+def linalg_solve(A: _Operand, B: _Operand, *, left: bool = True) -> Tensor:
     """X with ``A X = B``, or ``X A = B`` if not ``left``; B may hold vectors. Computed on the host."""
-def linalg_solve_triangular(A: Operand, B: Operand, *, upper: Any, left: bool = True, unitriangular: bool = False) -> Tensor:
+def linalg_solve_triangular(A: _Operand, B: _Operand, *, upper: Any, left: bool = True, unitriangular: bool = False) -> Tensor:
     """X with ``A X = B``, or ``X A = B`` if not ``left``, for a triangular A, whose other triangle is ignored. Computed on the host."""
-def linalg_svd(A: Operand, full_matrices: bool = True) -> Any:
+def linalg_svd(A: _Operand, full_matrices: bool = True) -> Any:
     """U, S and Vh with ``U diag(S) Vh = A``; the singular values S are in descending order. Computed on the host."""
-def linalg_svdvals(A: Operand) -> Tensor:
+def linalg_svdvals(A: _Operand) -> Tensor:
     """The singular values, in descending order. Computed on the host."""
-def linalg_vecdot(input: Operand, other: Operand, dim: float = -1, *, axis: float = ...) -> Tensor:
+def linalg_vecdot(input: _Operand, other: _Operand, dim: float = -1, *, axis: float = ...) -> Tensor:
     """The inner products of vectors along an axis."""
-def linalg_vector_norm(input: Operand, ord: float = 2, dim: Any = None, keepdim: bool = False, *, axis: Any = ..., keepdims: bool = ...) -> Tensor:
+def linalg_vector_norm(input: _Operand, ord: float = 2, dim: Any = None, keepdim: bool = False, *, axis: Any = ..., keepdims: bool = ...) -> Tensor:
     """``sum(|x|**ord) ** (1/ord)`` over axes; ord may be infinite, 0 counts nonzero elements."""
-def linear(input: Operand, weight: Operand, bias: Operand | None = None, activation: str | None = None) -> Tensor:
+def linear(input: _Operand, weight: _Operand, bias: _Operand | None = None, activation: str | None = None) -> Tensor:
     """``activation(x w' + bias)`` over the last axis of ``x``; ``w`` is ``(out_features, in_features)``, as in torch.
 
     ``activation`` is ``None`` or one of ``relu``, ``tanh``, ``sigmoid``, ``silu`` and ``gelu``.
     """
-def log(input: Operand, *, out: Tensor | None = None) -> Tensor:
+def log(input: _Operand, *, out: Tensor | None = None) -> Tensor:
     """Natural logarithm."""
-def log10(input: Operand, *, out: Tensor | None = None) -> Tensor:
+def log10(input: _Operand, *, out: Tensor | None = None) -> Tensor:
     """Logarithm to base 10."""
-def log1p(input: Operand, *, out: Tensor | None = None) -> Tensor:
+def log1p(input: _Operand, *, out: Tensor | None = None) -> Tensor:
     """log(1 + x), accurate near 0."""
-def log2(input: Operand, *, out: Tensor | None = None) -> Tensor:
+def log2(input: _Operand, *, out: Tensor | None = None) -> Tensor:
     """Logarithm to base 2."""
-def log_sigmoid(input: Operand, *, out: Tensor | None = None) -> Tensor:
+def log_sigmoid(input: _Operand, *, out: Tensor | None = None) -> Tensor:
     """log(sigmoid(x)) without overflow."""
-def log_softmax(input: Operand, dim: int = -1, *, dtype: Any = None, axis: int = ...) -> Tensor:
+def log_softmax(input: _Operand, dim: int = -1, *, dtype: Any = None, axis: int = ...) -> Tensor:
     """The logarithm of :func:`softmax`: ``x - log(sum(exp(x)))``, accurate where the softmax itself is nearly 0.
 
     With ``widen``, the result for a 16-bit ``x`` is float32.
     """
-def log_softmax_grad(upstream: Operand, y: Operand, dim: int = -1, *, dtype: Any = None, axis: int = ...) -> Tensor:
+def log_softmax_grad(upstream: _Operand, y: _Operand, dim: int = -1, *, dtype: Any = None, axis: int = ...) -> Tensor:
     """The gradient of :func:`log_softmax` from its result ``y``: ``upstream - exp(y) sum(upstream)``; ``dtype``: as in softmax_grad."""
-def logaddexp(input: Operand, other: Operand, *, out: Tensor | None = None) -> Tensor:
+def logaddexp(input: _Operand, other: _Operand, *, out: Tensor | None = None) -> Tensor:
     """log(exp(a) + exp(b)) without overflow."""
-def logaddexp2(input: Operand, other: Operand, *, out: Tensor | None = None) -> Tensor:
+def logaddexp2(input: _Operand, other: _Operand, *, out: Tensor | None = None) -> Tensor:
     """log2(2**a + 2**b) without overflow."""
-def logcumsumexp(input: Operand, dim: Any = ..., *, axis: Any = ...) -> Tensor:
+def logcumsumexp(input: _Operand, dim: Any = ..., *, axis: Any = ...) -> Tensor:
     """log of the sum of exp of every element and all before it along an axis."""
-def logdet(A: Operand) -> Tensor:
+def logdet(A: _Operand) -> Tensor:
     """The logarithm of the determinant; NaN where that is negative."""
-def logical_and(input: Operand, other: Operand, *, out: Tensor | None = None) -> Tensor:
+def logical_and(input: _Operand, other: _Operand, *, out: Tensor | None = None) -> Tensor:
     """Whether both are nonzero."""
-def logical_not(input: Operand, *, out: Tensor | None = None) -> Tensor:
+def logical_not(input: _Operand, *, out: Tensor | None = None) -> Tensor:
     """Whether x is zero."""
-def logical_or(input: Operand, other: Operand, *, out: Tensor | None = None) -> Tensor:
+def logical_or(input: _Operand, other: _Operand, *, out: Tensor | None = None) -> Tensor:
     """Whether at least one is nonzero."""
-def logical_xor(input: Operand, other: Operand, *, out: Tensor | None = None) -> Tensor:
+def logical_xor(input: _Operand, other: _Operand, *, out: Tensor | None = None) -> Tensor:
     """Whether only one is nonzero."""
-def logit(input: Operand, eps: float | None = None) -> Tensor:
+def logit(input: _Operand, eps: float | None = None) -> Tensor:
     """log(x / (1 - x)); with eps, of x clamped between eps and 1 - eps."""
-def logit_values(input: Operand, *, out: Tensor | None = None) -> Tensor:
+def logit_values(input: _Operand, *, out: Tensor | None = None) -> Tensor:
     """log(x / (1 - x)); NaN outside of 0 to 1, as its gradient."""
-def logsumexp(input: Operand, dim: Any = None, keepdim: bool = False, *, out: Tensor | None = None, axis: Any = ..., keepdims: bool = ...) -> Tensor:
+def logsumexp(input: _Operand, dim: Any = None, keepdim: bool = False, *, out: Tensor | None = None, axis: Any = ..., keepdims: bool = ...) -> Tensor:
     """log(sum(exp(x))) without overflow."""
-def lt(input: Operand, other: Operand, *, out: Tensor | None = None) -> Tensor:
+def lt(input: _Operand, other: _Operand, *, out: Tensor | None = None) -> Tensor:
     """a < b."""
-def masked_fill(input: Operand, mask: Operand, value: Any) -> Tensor:
+def masked_fill(input: _Operand, mask: _Operand, value: Any) -> Tensor:
     """Return ``value`` where ``mask`` is true, else ``x``; the mask broadcasts to ``x``."""
-def masked_scale(input: Operand, mask: Operand, scale: float) -> Tensor:
+def masked_scale(input: _Operand, mask: _Operand, scale: float) -> Tensor:
     """Return ``x * scale`` where ``mask`` (uint8 or bool) is not 0, else 0: dropout and its gradient."""
-def masked_scatter(input: Operand, mask: Operand, source: Operand) -> Tensor:
+def masked_scatter(input: _Operand, mask: _Operand, source: _Operand) -> Tensor:
     """x with the first elements of source where the mask is true. Waits for the device."""
-def masked_select(input: Operand, mask: Operand) -> Tensor:
+def masked_select(input: _Operand, mask: _Operand) -> Tensor:
     """The elements where the mask is true, as a vector. Waits for the device: their number determines the shape."""
-def matmul(input: Operand, other: Operand, *, transpose_a: bool = False, transpose_b: bool = False) -> Tensor:
+def matmul(input: _Operand, other: _Operand, *, transpose_a: bool = False, transpose_b: bool = False) -> Tensor:
     """The matrix product of the last two axes; batch axes broadcast, vectors are rows on the left and columns on the right.
 
     ``transpose_a`` and ``transpose_b`` multiply by the transposed operand. float16 and bfloat16 are summed in float32, integers
     exactly (modulo their width).
     """
-def matrix_exp(A: Operand) -> Tensor:
+def matrix_exp(A: _Operand) -> Tensor:
     """The exponential of square matrices."""
-def matrix_power(A: Operand, n: int) -> Tensor:
+def matrix_power(A: _Operand, n: int) -> Tensor:
     """A square matrix to an integer power; for a negative power the matrix is inverted on the host."""
-def max(input: Operand, dim: Any = None, keepdim: bool = False, *, axis: Any = None, keepdims: bool = False, out: Tensor | None = None) -> Any:
+def max(input: _Operand, dim: Any = None, keepdim: bool = False, *, axis: Any = None, keepdims: bool = False, out: Tensor | None = None) -> Any:
     """The largest element; with ``dim``, ``(values, indices)`` along it, as in torch; with ``axis``, values only, as in NumPy.
 
     A tensor in place of ``dim`` is compared elementwise, as by ``maximum``. The gradient of ``values`` goes to the elements at
     ``indices``; that of a fold without ``dim`` is shared by all elements that are the largest.
     """
-def max_pool1d(input: Operand, kernel_size: int, stride: int | None = None, padding: int = 0, dilation: int = 1, ceil_mode: bool = False, return_indices: bool = False) -> Any:
+def max_pool1d(input: _Operand, kernel_size: int, stride: int | None = None, padding: int = 0, dilation: int = 1, ceil_mode: bool = False, return_indices: bool = False) -> Any:
     """The largest value of each window of signals ``(batch, channels, length)``."""
-def max_pool2d(input: Operand, kernel_size: Any, stride: Any = None, padding: Any = 0, dilation: Any = 1, ceil_mode: bool = False, return_indices: bool = False) -> Any:
+def max_pool2d(input: _Operand, kernel_size: Any, stride: Any = None, padding: Any = 0, dilation: Any = 1, ceil_mode: bool = False, return_indices: bool = False) -> Any:
     """Maximum of each window of images ``(batch, channels, height, width)``; padding is ignored.
 
     ``stride`` is the kernel size if not given. ``return_indices=True`` also returns each maximum's position in its plane.
     """
-def maximum(input: Operand, other: Operand, *, out: Tensor | None = None) -> Tensor:
+def maximum(input: _Operand, other: _Operand, *, out: Tensor | None = None) -> Tensor:
     """The larger of two; NaN wins. The gradient of a tie is shared."""
-def mean(input: Operand, dim: Any = None, keepdim: bool = False, *, out: Any = None, dtype: Any = None, axis: Any = ..., keepdims: bool = ...) -> Tensor:
+def mean(input: _Operand, dim: Any = None, keepdim: bool = False, *, out: Any = None, dtype: Any = None, axis: Any = ..., keepdims: bool = ...) -> Tensor:
     """Mean over axes."""
-def median(input: Operand, dim: int | None = None, keepdim: bool = False, *, axis: int | None = ..., keepdims: bool = ...) -> Any:
+def median(input: _Operand, dim: int | None = None, keepdim: bool = False, *, axis: int | None = ..., keepdims: bool = ...) -> Any:
     """Return the median (the lower one of an even number of values); with an axis also its index, as in torch. Any NaN gives NaN."""
-def min(input: Operand, dim: Any = None, keepdim: bool = False, *, axis: Any = None, keepdims: bool = False, out: Tensor | None = None) -> Any:
+def min(input: _Operand, dim: Any = None, keepdim: bool = False, *, axis: Any = None, keepdims: bool = False, out: Tensor | None = None) -> Any:
     """The smallest element; ``dim``, ``axis`` and a second tensor as in :func:`max`."""
-def minimum(input: Operand, other: Operand, *, out: Tensor | None = None) -> Tensor:
+def minimum(input: _Operand, other: _Operand, *, out: Tensor | None = None) -> Tensor:
     """The smaller of two; NaN wins. The gradient of a tie is shared."""
-def mish(input: Operand, *, out: Tensor | None = None) -> Tensor:
+def mish(input: _Operand, *, out: Tensor | None = None) -> Tensor:
     """x * tanh(softplus(x))."""
-def mm(input: Operand, mat2: Operand, *, transpose_a: bool = False, transpose_b: bool = False) -> Tensor:
+def mm(input: _Operand, mat2: _Operand, *, transpose_a: bool = False, transpose_b: bool = False) -> Tensor:
     """The matrix product of the last two axes; batch axes broadcast, vectors are rows on the left and columns on the right.
 
     ``transpose_a`` and ``transpose_b`` multiply by the transposed operand. float16 and bfloat16 are summed in float32, integers
     exactly (modulo their width).
     """
-def mode(input: Operand, dim: int = -1, keepdim: bool = False, *, axis: int = ..., keepdims: bool = ...) -> Ordered:
+def mode(input: _Operand, dim: int = -1, keepdim: bool = False, *, axis: int = ..., keepdims: bool = ...) -> Ordered:
     """The most frequent value along an axis (of several the smallest) and its last index. Computed on the host."""
-def mode_indices(input: Operand, dim: float = -1, *, axis: float = ...) -> Any:
+def mode_indices(input: _Operand, dim: float = -1, *, axis: float = ...) -> Any:
     """Return the last index of the most frequent value (of several, the smallest) along an axis. Computed on the host."""
-def moveaxis(input: Operand, source: int | Sequence[int], destination: int | Sequence[int]) -> Tensor:
+def moveaxis(input: _Operand, source: int | Sequence[int], destination: int | Sequence[int]) -> Tensor:
     """Return a view with the axes ``source`` moved to the positions ``destination``; the other axes keep their order."""
-def mse(input: Operand, target: Operand, *, reduction: str = 'mean', size_average: Any = None, reduce: Any = None) -> Tensor:
+def mse(input: _Operand, target: _Operand, *, reduction: str = 'mean', size_average: Any = None, reduce: Any = None) -> Tensor:
     """The squared difference."""
-def msort(input: Operand) -> Tensor:
+def msort(input: _Operand) -> Tensor:
     """The values in order along the first axis."""
-def mul(input: Operand, other: Operand, *, out: Tensor | None = None) -> Tensor:
+def mul(input: _Operand, other: _Operand, *, out: Tensor | None = None) -> Tensor:
     """Product of two tensors."""
-def mv(input: Operand, other: Operand) -> Tensor:
+def mv(input: _Operand, other: _Operand) -> Tensor:
     """A matrix times a vector."""
-def nan_to_num(input: Operand, nan: float = 0.0, posinf: float | None = None, neginf: float | None = None) -> Tensor:
+def nan_to_num(input: _Operand, nan: float = 0.0, posinf: float | None = None, neginf: float | None = None) -> Tensor:
     """x with NaN and infinities replaced by numbers: by default 0, and the largest and least finite number."""
-def nan_to_num_values(input: Operand, nan: float = 0.0, posinf: float = 1e+30, neginf: float = -1e+30, *, out: Tensor | None = None) -> Tensor:
+def nan_to_num_values(input: _Operand, nan: float = 0.0, posinf: float = 1e+30, neginf: float = -1e+30, *, out: Tensor | None = None) -> Tensor:
     """x with numbers in place of NaN and infinities."""
-def nanmean(input: Operand, dim: Any = None, keepdim: bool = False, *, dtype: Any = None, axis: Any = ..., keepdims: bool = ...) -> Tensor:
+def nanmean(input: _Operand, dim: Any = None, keepdim: bool = False, *, dtype: Any = None, axis: Any = ..., keepdims: bool = ...) -> Tensor:
     """The mean over axes of the elements that are not NaN."""
-def nansum(input: Operand, dim: Any = None, keepdim: bool = False, *, dtype: Any = None, axis: Any = ..., keepdims: bool = ...) -> Tensor:
+def nansum(input: _Operand, dim: Any = None, keepdim: bool = False, *, dtype: Any = None, axis: Any = ..., keepdims: bool = ...) -> Tensor:
     """The sum over axes of the elements that are not NaN."""
-def narrow(input: Operand, dim: int = ..., start: int = ..., length: int = ..., *, axis: int = ...) -> Tensor:
+def narrow(input: _Operand, dim: int = ..., start: int = ..., length: int = ..., *, axis: int = ...) -> Tensor:
     """Take ``length`` elements of one axis, beginning at ``start``; a negative start counts from the end."""
-def ne(input: Operand, other: Operand, *, out: Tensor | None = None) -> Tensor:
+def ne(input: _Operand, other: _Operand, *, out: Tensor | None = None) -> Tensor:
     """a != b."""
-def neg(input: Operand, *, out: Tensor | None = None) -> Tensor:
+def neg(input: _Operand, *, out: Tensor | None = None) -> Tensor:
     """The negative."""
-def nll(input: Operand, target: Operand, weight: Operand | None = None, *, ignore_index: int = -100, reduction: str = 'mean', size_average: Any = None, reduce: Any = None) -> Tensor:
+def nll(input: _Operand, target: _Operand, weight: _Operand | None = None, *, ignore_index: int = -100, reduction: str = 'mean', size_average: Any = None, reduce: Any = None) -> Tensor:
     """Negative log-likelihood of log-probabilities ``(N, C, ...)``: ``-x[target]``."""
-def nonzero(input: Operand) -> Tensor:
+def nonzero(input: _Operand) -> Tensor:
     """Return the coordinates of nonzero elements as int64, a row per element. Waits for the device: their number determines the shape."""
-def norm(input: Operand, p: float | str = 2, dim: Any = None, keepdim: bool = False, *, out: Tensor | None = None, dtype: Any = None, axis: Any = ..., keepdims: bool = ...) -> Tensor:
+def norm(input: _Operand, p: float | str = 2, dim: Any = None, keepdim: bool = False, *, out: Tensor | None = None, dtype: Any = None, axis: Any = ..., keepdims: bool = ...) -> Tensor:
     """Compute the p-norm over axes: ``sum(|x|**p) ** (1/p)``; p may be infinite, 0 counts nonzero elements, "fro" is 2."""
-def one_hot(input: Operand, num_classes: int = -1, dtype: Any = 'int64') -> Tensor:
+def one_hot(input: _Operand, num_classes: int = -1, dtype: Any = 'int64') -> Tensor:
     """Add a last axis of size ``num_classes`` with 1 at the index and 0 elsewhere; ``num_classes=-1``: the largest index plus one."""
-def outer(input: Operand, vec2: Operand) -> Tensor:
+def outer(input: _Operand, vec2: _Operand) -> Tensor:
     """Multiply every element of ``a`` by every element of ``b``: the outer product of two vectors."""
-def pad(input: Operand, padding: Sequence[int], mode: str = 'constant', value: float = 0.0) -> Tensor:
+def pad(input: _Operand, padding: Sequence[int], mode: str = 'constant', value: float = 0.0) -> Tensor:
     """Add elements at the ends of axes or, with negative numbers in ``constant`` mode, remove them.
 
     ``padding`` is ``(before, after)`` of the last axis, then of the axis before it, and so on, as in torch. ``mode`` is
     ``constant``, ``reflect``, ``replicate`` or ``circular``.
     """
-def permute(input: Operand, dims: int | Sequence[int] = ..., *more: int, axes: int | Sequence[int] = ...) -> Tensor:
+def permute(input: _Operand, dims: int | Sequence[int] = ..., *more: int, axes: int | Sequence[int] = ...) -> Tensor:
     """Permute the axes."""
-def pixel_shuffle(input: Operand, factor: int = ..., *, upscale_factor: int = ..., downscale_factor: int = ...) -> Tensor:
+def pixel_shuffle(input: _Operand, factor: int = ..., *, upscale_factor: int = ..., downscale_factor: int = ...) -> Tensor:
     """Rearrange ``(n, c * factor^2, h, w)`` to ``(n, c, h * factor, w * factor)``: channels become neighboring pixels."""
-def pixel_unshuffle(input: Operand, factor: int = ..., *, upscale_factor: int = ..., downscale_factor: int = ...) -> Tensor:
+def pixel_unshuffle(input: _Operand, factor: int = ..., *, upscale_factor: int = ..., downscale_factor: int = ...) -> Tensor:
     """The inverse of :func:`pixel_shuffle`."""
 def polygamma(input: Any, n: Any) -> Tensor:
     """The n-th derivative of digamma, for n of 0 and 1: ``polygamma(1, x)`` as in torch, or ``polygamma(x, 1)``."""
-def pool_average(input: Operand, *, windows: Any, count_pad: bool = True) -> Tensor:
+def pool_average(input: _Operand, *, windows: Any, count_pad: bool = True) -> Tensor:
     """Return the mean of each window; ``count_pad``: whether padded pixels count in the divisor."""
-def pool_average_grad(dy: Operand, *, windows: Any, count_pad: bool = True) -> Tensor:
+def pool_average_grad(dy: _Operand, *, windows: Any, count_pad: bool = True) -> Tensor:
     """The gradient of :func:`pool_average`."""
-def pool_max(input: Operand, *, windows: Any) -> tuple[Tensor, Tensor]:
+def pool_max(input: _Operand, *, windows: Any) -> tuple[Tensor, Tensor]:
     """Return the maximum of each window and, as int32, the position of the maximum in its plane, counted row by row."""
-def pool_max_grad(dy: Operand, places: Operand, *, windows: Any) -> Tensor:
+def pool_max_grad(dy: _Operand, places: _Operand, *, windows: Any) -> Tensor:
     """Compute the gradient of :func:`pool_max` from the positions of the maxima."""
-def pow(input: Operand, exponent: Operand, *, out: Tensor | None = None) -> Tensor:
+def pow(input: _Operand, exponent: _Operand, *, out: Tensor | None = None) -> Tensor:
     """First to the power of the second."""
-def prelu(input: Operand, weight: Operand, *, out: Tensor | None = None) -> Tensor:
+def prelu(input: _Operand, weight: _Operand, *, out: Tensor | None = None) -> Tensor:
     """x where positive, else weight * x; one weight for all or one per channel (axis 1)."""
-def prelu_broadcast(input: Operand, other: Operand, *, out: Tensor | None = None) -> Tensor:
+def prelu_broadcast(input: _Operand, other: _Operand, *, out: Tensor | None = None) -> Tensor:
     """prelu with a weight that broadcasts."""
-def prod(input: Operand, dim: Any = None, keepdim: bool = False, *, out: Tensor | None = None, dtype: Any = None, axis: Any = ..., keepdims: bool = ...) -> Tensor:
+def prod(input: _Operand, dim: Any = None, keepdim: bool = False, *, out: Tensor | None = None, dtype: Any = None, axis: Any = ..., keepdims: bool = ...) -> Tensor:
     """Product over axes."""
-def qr(A: Operand, some: bool = True) -> Any:
+def qr(A: _Operand, some: bool = True) -> Any:
     """``linalg.qr``; complete unless ``some``."""
-def quantile(input: Operand, q: Any = ..., dim: int | None = None, keepdim: bool = False, *, interpolation: str = 'linear', query: Any = ..., axis: int | None = ..., keepdims: bool = ...) -> Tensor:
+def quantile(input: _Operand, q: Any = ..., dim: int | None = None, keepdim: bool = False, *, interpolation: str = 'linear', query: Any = ..., axis: int | None = ..., keepdims: bool = ...) -> Tensor:
     """The quantiles ``q`` along an axis, or of all values. ``q`` is a number or a list; a list becomes the first axis of the result."""
-def quantized_linear(input: Operand, weight: Operand, bias: Operand | None = None, *, kind: str, rows: int, activations: str = 'auto') -> Tensor:
+def quantized_linear(input: _Operand, weight: _Operand, bias: _Operand | None = None, *, kind: str, rows: int, activations: str = 'auto') -> Tensor:
     """Compute ``x w' + bias`` with packed weights: ``weight`` holds the bytes of ``rows`` x ``x.shape[-1]`` weights of a GGUF ``kind``.
 
     :class:`netcl.nn.QuantizedLinear` packs weights. ``activations`` selects the arithmetic. ``float`` leaves x unchanged and sums in
@@ -709,57 +707,51 @@ def quantized_linear(input: Operand, weight: Operand, bias: Operand | None = Non
     in float16, ``auto`` rounds one token for weights of F16 to 11 bits, with a power of two for every 32 neighbors, and sums every four
     products in float16. Otherwise ``auto`` is ``float``. Gradients with respect to x and bias are computed in floats. Weights have none.
     """
-def quantized_linear_grad(grad: Operand, weight: Operand, *, kind: str, columns: int) -> Tensor:
+def quantized_linear_grad(grad: _Operand, weight: _Operand, *, kind: str, columns: int) -> Tensor:
     """The gradient of :func:`quantized_linear` with respect to x: ``grad w``. Weights are unpacked in pieces."""
-def quantized_rows(weight: Operand, index: Operand | None = None, *, kind: str, shape: tuple[int, int], dtype: Any = 'float32', size: tuple[int, int] = ...) -> Tensor:
+def quantized_rows(weight: _Operand, index: _Operand | None = None, *, kind: str, shape: tuple[int, int], dtype: Any = 'float32', size: tuple[int, int] = ...) -> Tensor:
     """Unpack all rows of weights, or rows by ``index`` as (\\*index.shape, columns). On devices, a bad index gives NaN. No gradient."""
-def rad2deg(input: Operand) -> Tensor:
+def rad2deg(input: _Operand) -> Tensor:
     """Radians to degrees."""
-def rand(*shape: Any, dtype: Any = 'float32', queue: Any = None, size: Any = ...) -> Tensor:
-    """Values uniform in [0, 1)."""
-def randint(low: int = 0, high: int | None = None, shape: int | Sequence[int] = ..., *, dtype: Any = 'int64', queue: Any = None, size: int | Sequence[int] = ...) -> Tensor:
-    """Draw integers from ``low`` up to but not including ``high``; ``randint(n, shape=...)`` starts at 0."""
-def randn(*shape: Any, dtype: Any = 'float32', queue: Any = None, size: Any = ...) -> Tensor:
-    """Values of the standard normal distribution."""
-def ravel(input: Operand) -> Tensor:
+def ravel(input: _Operand) -> Tensor:
     """All elements along one axis; a view if x is contiguous."""
-def reciprocal(input: Operand, *, out: Tensor | None = None) -> Tensor:
+def reciprocal(input: _Operand, *, out: Tensor | None = None) -> Tensor:
     """One over x."""
-def recurrent(gx: Operand, weight: Operand, bias: Operand | None = None, h0: Operand | None = None, c0: Operand | None = None, projection: Operand | None = None, lengths: Operand | None = None, *, kind: str, reverse: bool = False) -> tuple[Tensor, ...]:
+def recurrent(gx: _Operand, weight: _Operand, bias: _Operand | None = None, h0: _Operand | None = None, c0: _Operand | None = None, projection: _Operand | None = None, lengths: _Operand | None = None, *, kind: str, reverse: bool = False) -> tuple[Tensor, ...]:
     """Run one direction of a recurrent layer; returns y ``(steps, batch, width)``, the last h, an LSTM's last c, and values for backward.
 
     ``gx`` ``(steps, batch, gates * hidden)`` is the input times ``weight_ih`` plus the biases, ``weight`` is ``weight_hh``, ``bias`` the
     bias of a GRU's recurrent half, ``projection`` an LSTM's ``weight_hr``. ``kind`` is ``tanh``, ``relu``, ``lstm`` or ``gru``. Row b has
     ``lengths[b]`` steps (int32, from 1 to all); y is 0 after them.
     """
-def recurrent_grad(g_y: Operand | None, g_h: Operand | None, g_c: Operand | None, weight: Operand, h0: Operand | None, c0: Operand | None, projection: Operand | None, lengths: Operand | None, y: Operand, saved: Operand, *, kind: str, reverse: bool = False, biased: bool = False) -> tuple[Tensor, ...]:
+def recurrent_grad(g_y: _Operand | None, g_h: _Operand | None, g_c: _Operand | None, weight: _Operand, h0: _Operand | None, c0: _Operand | None, projection: _Operand | None, lengths: _Operand | None, y: _Operand, saved: _Operand, *, kind: str, reverse: bool = False, biased: bool = False) -> tuple[Tensor, ...]:
     """Compute the gradients of :func:`recurrent` with respect to gx, weight, bias, h0, c0 and projection, where given."""
-def reflect_points(input: Operand, *, out: Tensor | None = None) -> Tensor:
+def reflect_points(input: _Operand, *, out: Tensor | None = None) -> Tensor:
     """x reflected at -1 and 1, as often as needed."""
-def relu(input: Operand, *, out: Tensor | None = None) -> Tensor:
+def relu(input: _Operand, *, out: Tensor | None = None) -> Tensor:
     """The positive part: max(x, 0)."""
-def relu6(input: Operand, *, out: Tensor | None = None) -> Tensor:
+def relu6(input: _Operand, *, out: Tensor | None = None) -> Tensor:
     """The positive part, cut at 6: min(max(x, 0), 6)."""
-def remainder(input: Operand, other: Operand, *, out: Tensor | None = None) -> Tensor:
+def remainder(input: _Operand, other: _Operand, *, out: Tensor | None = None) -> Tensor:
     """Remainder with the sign of the divisor, as in Python."""
-def reorder(input: Operand, order: Sequence[int]) -> Tensor:
+def reorder(input: _Operand, order: Sequence[int]) -> Tensor:
     """Permute the axes: the op that ``permute`` and ``transpose`` call."""
-def repeat(input: Operand, repeats: int | Sequence[int] = ..., *more: int, dims: int | Sequence[int] = ...) -> Tensor:
+def repeat(input: _Operand, repeats: int | Sequence[int] = ..., *more: int, dims: int | Sequence[int] = ...) -> Tensor:
     """Repeat the whole tensor along each axis, as ``torch.Tensor.repeat``; there may be more repeats than axes."""
-def repeat_interleave(input: Operand, repeats: Any = ..., dim: int | None = None, *, dims: Any = ..., axis: int | None = ...) -> Tensor:
+def repeat_interleave(input: _Operand, repeats: Any = ..., dim: int | None = None, *, dims: Any = ..., axis: int | None = ...) -> Tensor:
     """Every element (or slice along an axis) repeated, by one number or one for each."""
-def resample2d(input: Operand, *, size: Any, steps: Any, mode: str = 'nearest', align_corners: bool = False, back: bool = False) -> Tensor:
+def resample2d(input: _Operand, *, size: Any, steps: Any, mode: str = 'nearest', align_corners: bool = False, back: bool = False) -> Tensor:
     """Resample images to height and width ``size``, at points ``steps`` input pixels apart; the basis of :func:`interpolate`.
 
     ``back`` computes the gradient for images of ``size``; ``x`` is then the gradient of the result.
     """
-def reshape(input: Operand, shape: int | Sequence[int] = ..., *more: int, size: int | Sequence[int] = ...) -> Tensor:
+def reshape(input: _Operand, shape: int | Sequence[int] = ..., *more: int, size: int | Sequence[int] = ...) -> Tensor:
     """The same elements in another shape; shares memory. One size may be -1."""
-def rms_norm(input: Operand, normalized_shape: int | Sequence[int], weight: Operand | None = None, eps: float = 1e-06) -> Tensor:
+def rms_norm(input: _Operand, normalized_shape: int | Sequence[int], weight: _Operand | None = None, eps: float = 1e-06) -> Tensor:
     """RMS norm over the trailing axes: ``x / sqrt(mean(x^2) + eps) * weight``."""
-def roll(input: Operand, shifts: int | Sequence[int], dims: int | Sequence[int] | None = None, *, dim: int | Sequence[int] | None = ..., axis: int | Sequence[int] | None = ...) -> Tensor:
+def roll(input: _Operand, shifts: int | Sequence[int], dims: int | Sequence[int] | None = None, *, dim: int | Sequence[int] | None = ..., axis: int | Sequence[int] | None = ...) -> Tensor:
     """Shift elements along axes with wraparound; without an axis, over the flattened tensor."""
-def rope(input: Operand, positions: Operand | None = None, frequencies: Operand | None = None, *, base: float = 10000.0, offset: int = 0, interleaved: bool = False, inverse: bool = False, heads: int | None = None) -> Tensor:
+def rope(input: _Operand, positions: _Operand | None = None, frequencies: _Operand | None = None, *, base: float = 10000.0, offset: int = 0, interleaved: bool = False, inverse: bool = False, heads: int | None = None) -> Tensor:
     """Rotary position embedding of ``(..., N, D)``: pair i of the row at position p is rotated by ``p * base ** (-2 i / D)``.
 
     Pair i holds elements i and i + D / 2 or, if ``interleaved``, the neighbors 2 i and 2 i + 1. Rows are at positions
@@ -768,35 +760,35 @@ def rope(input: Operand, positions: Operand | None = None, frequencies: Operand 
     ``inverse`` rotates back, as the gradient does. ``heads`` limits the rotation to that many leading heads; x must be ``(B, H, N, D)``
     and positions ``(B, N)``.
     """
-def rot90(input: Operand, k: int = 1, dims: Sequence[int] = ..., *, key: int = ...) -> Tensor:
+def rot90(input: _Operand, k: int = 1, dims: Sequence[int] = ..., *, key: int = ...) -> Tensor:
     """x rotated k times by 90 degrees in the plane of two axes, from the first axis towards the second."""
-def round(input: Operand, *, out: Tensor | None = None) -> Tensor:
+def round(input: _Operand, *, out: Tensor | None = None) -> Tensor:
     """Nearest integer; halves go to the even one."""
-def row_norm(input: Operand, weight: Operand | None = None, bias: Operand | None = None, *, dims: int = 1, groups: int = 0, centered: bool = True, eps: float = 1e-05, axes: int = ...) -> tuple[Tensor, Tensor, Tensor]:
+def row_norm(input: _Operand, weight: _Operand | None = None, bias: _Operand | None = None, *, dims: int = 1, groups: int = 0, centered: bool = True, eps: float = 1e-05, axes: int = ...) -> tuple[Tensor, Tensor, Tensor]:
     """Normalize rows: the last ``axes`` axes, or with ``groups`` the groups of channels of ``(N, C, ...)``.
 
     Returns the result, the means and one over the standard deviations; ``centered=False`` takes the means to be 0.
     """
-def row_norm_grad(upstream: Operand, x: Operand, weight: Operand | None, mean: Operand, rstd: Operand, *, dims: int = 1, groups: int = 0, centered: bool = True, axes: int = ...) -> Tensor:
+def row_norm_grad(upstream: _Operand, x: _Operand, weight: _Operand | None, mean: _Operand, rstd: _Operand, *, dims: int = 1, groups: int = 0, centered: bool = True, axes: int = ...) -> Tensor:
     """The gradient of :func:`row_norm`'s input."""
-def row_norm_grads(upstream: Operand, x: Operand, weight: Operand | None, mean: Operand, rstd: Operand, *, dims: int = 1, groups: int = 0, centered: bool = True, axes: int = ...) -> tuple[Tensor, Tensor, Tensor]:
+def row_norm_grads(upstream: _Operand, x: _Operand, weight: _Operand | None, mean: _Operand, rstd: _Operand, *, dims: int = 1, groups: int = 0, centered: bool = True, axes: int = ...) -> tuple[Tensor, Tensor, Tensor]:
     """Compute all gradients of :func:`row_norm`: input, weight, bias."""
-def row_norm_weight_grad(upstream: Operand, x: Operand, mean: Operand, rstd: Operand, *, dims: int = 1, groups: int = 0, axes: int = ...) -> tuple[Tensor, Tensor]:
+def row_norm_weight_grad(upstream: _Operand, x: _Operand, mean: _Operand, rstd: _Operand, *, dims: int = 1, groups: int = 0, axes: int = ...) -> tuple[Tensor, Tensor]:
     """The gradients of :func:`row_norm`'s weight and bias."""
-def rsqrt(input: Operand, *, out: Tensor | None = None) -> Tensor:
+def rsqrt(input: _Operand, *, out: Tensor | None = None) -> Tensor:
     """One over the square root."""
-def rsub(input: Operand, other: Operand, *, alpha: float | None = 1) -> Tensor:
+def rsub(input: _Operand, other: _Operand, *, alpha: float | None = 1) -> Tensor:
     """b - alpha * a."""
-def sample_images(input: Operand, grid: Operand, *, linear: bool = True, border: bool = False, align: bool = False) -> Tensor:
+def sample_images(input: _Operand, grid: _Operand, *, linear: bool = True, border: bool = False, align: bool = False) -> Tensor:
     """Sample images for :func:`grid_sample`: bilinear if ``linear``, else nearest. Outside points read the edge if ``border``, else 0."""
-def sample_images_grid_grad(dy: Operand, x: Operand, grid: Operand, *, linear: bool = True, border: bool = False, align: bool = False) -> Tensor:
+def sample_images_grid_grad(dy: _Operand, x: _Operand, grid: _Operand, *, linear: bool = True, border: bool = False, align: bool = False) -> Tensor:
     """The gradient of :func:`sample_images` with respect to its grid; zero unless ``linear``."""
-def sample_images_input_grad(dy: Operand, grid: Operand, *, size: Sequence[int], linear: bool = True, border: bool = False, align: bool = False) -> Tensor:
+def sample_images_input_grad(dy: _Operand, grid: _Operand, *, size: Sequence[int], linear: bool = True, border: bool = False, align: bool = False) -> Tensor:
     """The gradient of :func:`sample_images` with respect to images of height and width ``size``.
 
     One work-item per plane adds the points in order, so that two runs agree bit for bit.
     """
-def scaled_dot_product_attention(query: Operand, key: Operand, value: Operand, mask: Operand | None = None, *, attn_mask: Any = None, causal: bool = False, is_causal: bool = False, scale: float | None = None, dropout_p: float = 0.0) -> Tensor:
+def scaled_dot_product_attention(query: _Operand, key: _Operand, value: _Operand, mask: _Operand | None = None, *, attn_mask: Any = None, causal: bool = False, is_causal: bool = False, scale: float | None = None, dropout_p: float = 0.0) -> Tensor:
     """``softmax(q k' scale + mask) v`` over the last two axes of ``(..., N, D)`` queries and ``(..., M, D)`` keys and values.
 
     ``mask`` (torch's ``attn_mask``) broadcasts to ``(..., N, M)``. A bool mask is true where a query attends to a key; a float mask is
@@ -804,137 +796,137 @@ def scaled_dot_product_attention(query: Operand, key: Operand, value: Operand, m
     and v may have fewer heads than q (grouped queries). A query with all keys masked gives 0. With ``dropout_p``, and for gradients of
     ``mask``, the matrix of probabilities is stored.
     """
-def scatter(input: Operand, dim: int = ..., index: Any = ..., src: Any = ..., *, reduce: Any = None, source: Any = ..., value: Any = ..., axis: int = ...) -> Tensor:
+def scatter(input: _Operand, dim: int = ..., index: Any = ..., src: Any = ..., *, reduce: Any = None, source: Any = ..., value: Any = ..., axis: int = ...) -> Tensor:
     """A copy of x with ``src`` (a tensor or a number) at ``index`` along an axis; for a repeated index the last value stays. ``reduce`` adds or multiplies instead, by scatter_reduce."""
-def scatter_add(input: Operand, dim: int = ..., index: Operand = ..., src: Operand = ..., *, axis: int = ...) -> Tensor:
+def scatter_add(input: _Operand, dim: int = ..., index: _Operand = ..., src: _Operand = ..., *, axis: int = ...) -> Tensor:
     """Return ``x`` with ``src`` added at ``index`` along an axis: ``out[index[i][j]][j] += src[i][j]`` for axis 0; indices may repeat."""
-def scatter_reduce(input: Operand, dim: int = ..., index: Any = ..., src: Any = ..., reduce: Any = ..., *, include_self: bool = True, source: Any = ..., value: Any = ..., axis: int = ...) -> Tensor:
+def scatter_reduce(input: _Operand, dim: int = ..., index: Any = ..., src: Any = ..., reduce: Any = ..., *, include_self: bool = True, source: Any = ..., value: Any = ..., axis: int = ...) -> Tensor:
     """A copy of x with the values of src combined into the elements at index, by sum, prod, mean, amax or amin. Without ``include_self`` x itself does not count. prod, amax and amin are computed on the host."""
-def scatter_reduced(input: Operand, dim: Any = ..., index: Operand = ..., src: Operand = ..., reduce: Any = ..., include_self: Any = ..., *, axis: Any = ...) -> Tensor:
+def scatter_reduced(input: _Operand, dim: Any = ..., index: _Operand = ..., src: _Operand = ..., reduce: Any = ..., include_self: Any = ..., *, axis: Any = ...) -> Tensor:
     """The products, largest or least values of :func:`scatter_reduce`. Computed on the host."""
-def searchsorted(sorted_sequence: Operand, values: Operand, *, out_int32: bool = False, right: bool = False, side: Any = None, sorter: Any = None) -> Tensor:
+def searchsorted(sorted_sequence: _Operand, values: _Operand, *, out_int32: bool = False, right: bool = False, side: Any = None, sorter: Any = None) -> Tensor:
     """Return where values would be inserted along the sorted last axis: before equal values, or after them if ``right``. On the host."""
-def select(input: Operand, dim: Any = ..., index: Any = ..., *, axis: Any = ...) -> Tensor:
+def select(input: _Operand, dim: Any = ..., index: Any = ..., *, axis: Any = ...) -> Tensor:
     """One slice along an axis; a view."""
-def selu(input: Operand, *, out: Tensor | None = None) -> Tensor:
+def selu(input: _Operand, *, out: Tensor | None = None) -> Tensor:
     """ELU scaled so that activations keep mean 0 and variance 1 from layer to layer."""
-def setitem(input: Operand, index: Any, value: Any) -> Tensor:
+def setitem(input: _Operand, index: Any, value: Any) -> Tensor:
     """Write ``x[index] = value`` in place. If an index names an element twice, the last value stays.
 
     Gradients flow to ``value`` and to the elements of the previous ``x`` that are not overwritten.
     """
-def sigmoid(input: Operand, *, out: Tensor | None = None) -> Tensor:
+def sigmoid(input: _Operand, *, out: Tensor | None = None) -> Tensor:
     """1 / (1 + exp(-x))."""
-def sign(input: Operand, *, out: Tensor | None = None) -> Tensor:
+def sign(input: _Operand, *, out: Tensor | None = None) -> Tensor:
     """-1, 0 or 1; NaN stays NaN."""
-def signbit(input: Operand, *, out: Tensor | None = None) -> Tensor:
+def signbit(input: _Operand, *, out: Tensor | None = None) -> Tensor:
     """Whether x is negative, or -0.0."""
-def silu(input: Operand, *, out: Tensor | None = None) -> Tensor:
+def silu(input: _Operand, *, out: Tensor | None = None) -> Tensor:
     """x * sigmoid(x), or swish."""
-def sin(input: Operand, *, out: Tensor | None = None) -> Tensor:
+def sin(input: _Operand, *, out: Tensor | None = None) -> Tensor:
     """Sine."""
-def sinc(input: Operand, *, out: Tensor | None = None) -> Tensor:
+def sinc(input: _Operand, *, out: Tensor | None = None) -> Tensor:
     """sin(pi x) / (pi x), 1 at 0."""
-def sinh(input: Operand, *, out: Tensor | None = None) -> Tensor:
+def sinh(input: _Operand, *, out: Tensor | None = None) -> Tensor:
     """Hyperbolic sine."""
-def slice(input: Operand, dim: int = 0, start: int | None = None, stop: int | None = None, step: int = 1, *, axis: int = ...) -> Tensor:
+def slice(input: _Operand, dim: int = 0, start: int | None = None, stop: int | None = None, step: int = 1, *, axis: int = ...) -> Tensor:
     """Return ``x[start:stop:step]`` along one axis; bounds beyond the ends are clipped, as in Python."""
-def smooth_l1(input: Operand, target: Operand, *, beta: float = 1.0, reduction: str = 'mean', size_average: Any = None, reduce: Any = None) -> Tensor:
+def smooth_l1(input: _Operand, target: _Operand, *, beta: float = 1.0, reduction: str = 'mean', size_average: Any = None, reduce: Any = None) -> Tensor:
     """``d^2 / (2 beta)`` where ``d = |x - target| < beta``, else ``d - beta / 2``."""
-def softmax(input: Operand, dim: int = -1, *, dtype: Any = None, axis: int = ...) -> Tensor:
+def softmax(input: _Operand, dim: int = -1, *, dtype: Any = None, axis: int = ...) -> Tensor:
     """Normalize exponentials to a sum of one along an axis: ``exp(x) / sum(exp(x))``, computed without overflow.
 
     With ``widen``, the result for a 16-bit ``x`` is float32.
     """
-def softmax_grad(upstream: Operand, y: Operand, dim: int = -1, *, dtype: Any = None, axis: int = ...) -> Tensor:
+def softmax_grad(upstream: _Operand, y: _Operand, dim: int = -1, *, dtype: Any = None, axis: int = ...) -> Tensor:
     """The gradient of :func:`softmax` from its result ``y``: ``y (upstream - sum(upstream y))``; ``dtype``: its dtype, by default y's."""
-def softplus(input: Operand, beta: float = 1.0, threshold: float = 20.0, *, out: Tensor | None = None) -> Tensor:
+def softplus(input: _Operand, beta: float = 1.0, threshold: float = 20.0, *, out: Tensor | None = None) -> Tensor:
     """A smooth ReLU: log(1 + exp(beta x)) / beta; linear where beta x is above threshold."""
-def softsign(input: Operand, *, out: Tensor | None = None) -> Tensor:
+def softsign(input: _Operand, *, out: Tensor | None = None) -> Tensor:
     """x / (1 + |x|)."""
-def sort(input: Operand, dim: int = -1, descending: bool = False, *, stable: Any = None, axis: int = ...) -> Ordered:
+def sort(input: _Operand, dim: int = -1, descending: bool = False, *, stable: Any = None, axis: int = ...) -> Ordered:
     """The values in order along an axis, and their indices. Stable; NaN counts as the largest value."""
-def split(input: Operand, sizes: int | Sequence[int] = ..., dim: int = 0, *, split_size_or_sections: int | Sequence[int] = ..., split_size: int | Sequence[int] = ..., split_sizes: int | Sequence[int] = ..., axis: int = ...) -> tuple[Tensor, ...]:
+def split(input: _Operand, sizes: int | Sequence[int] = ..., dim: int = 0, *, split_size_or_sections: int | Sequence[int] = ..., split_size: int | Sequence[int] = ..., split_sizes: int | Sequence[int] = ..., axis: int = ...) -> tuple[Tensor, ...]:
     """Split an axis into parts of ``sizes`` elements (the last may be shorter), or of the sizes in a list."""
-def sqrt(input: Operand, *, out: Tensor | None = None) -> Tensor:
+def sqrt(input: _Operand, *, out: Tensor | None = None) -> Tensor:
     """Square root."""
-def square(input: Operand, *, out: Tensor | None = None) -> Tensor:
+def square(input: _Operand, *, out: Tensor | None = None) -> Tensor:
     """The square; of bool, int64."""
-def squeeze(input: Operand, dim: int | Sequence[int] | None = None, *, axis: int | Sequence[int] | None = ...) -> Tensor:
+def squeeze(input: _Operand, dim: int | Sequence[int] | None = None, *, axis: int | Sequence[int] | None = ...) -> Tensor:
     """Drop all axes of size one, or only the named axes; a named axis of another size stays. Shares memory."""
-def stack(tensors: Sequence[Operand], dim: int = 0, *, axis: int = ...) -> Tensor:
+def stack(tensors: Sequence[_Operand], dim: int = 0, *, axis: int = ...) -> Tensor:
     """Stack tensors of one shape along a new axis."""
-def std(input: Operand, dim: Any = None, *, keepdim: bool = False, correction: float = 1, out: Tensor | None = None, unbiased: float = ..., axis: Any = ..., keepdims: bool = ...) -> Tensor:
+def std(input: _Operand, dim: Any = None, *, keepdim: bool = False, correction: float = 1, out: Tensor | None = None, unbiased: float = ..., axis: Any = ..., keepdims: bool = ...) -> Tensor:
     """Standard deviation: the square root of var."""
-def std_mean(input: Operand, dim: Any = None, *, keepdim: bool = False, correction: int = 1, unbiased: int = ..., axis: Any = ..., keepdims: bool = ...) -> tuple[Tensor, Tensor]:
+def std_mean(input: _Operand, dim: Any = None, *, keepdim: bool = False, correction: int = 1, unbiased: int = ..., axis: Any = ..., keepdims: bool = ...) -> tuple[Tensor, Tensor]:
     """std and mean over axes."""
-def stft_pairs(input: Operand, n_fft: int, hop_length: int | None = None, win_length: int | None = None, window: Tensor | None = None, center: bool = True, pad_mode: str = 'reflect', normalized: bool = False, onesided: bool = True) -> Tensor:
+def stft_pairs(input: _Operand, n_fft: int, hop_length: int | None = None, win_length: int | None = None, window: Tensor | None = None, center: bool = True, pad_mode: str = 'reflect', normalized: bool = False, onesided: bool = True) -> Tensor:
     """Fourier transforms of overlapping windows of signals, ``(..., frequencies, frames, 2)``; ``netcl.stft`` takes torch's arguments."""
-def strided_block(input: Operand, starts: Sequence[int], sizes: Sequence[int] = ..., moves: Sequence[Sequence[int]] = ..., *, split_size_or_sections: Sequence[int] = ..., split_size: Sequence[int] = ..., split_sizes: Sequence[int] = ...) -> Tensor:
+def strided_block(input: _Operand, starts: Sequence[int], sizes: Sequence[int] = ..., moves: Sequence[Sequence[int]] = ..., *, split_size_or_sections: Sequence[int] = ..., split_size: Sequence[int] = ..., split_sizes: Sequence[int] = ...) -> Tensor:
     """A view that begins at the element ``starts``. A step along its axis ``i`` is the step ``moves[i]`` in x."""
-def strided_slice(input: Operand, starts: Sequence[int], sizes: Sequence[int] = ..., steps: Sequence[int] = ..., *, split_size_or_sections: Sequence[int] = ..., split_size: Sequence[int] = ..., split_sizes: Sequence[int] = ...) -> Tensor:
+def strided_slice(input: _Operand, starts: Sequence[int], sizes: Sequence[int] = ..., steps: Sequence[int] = ..., *, split_size_or_sections: Sequence[int] = ..., split_size: Sequence[int] = ..., split_sizes: Sequence[int] = ...) -> Tensor:
     """Take ``sizes`` elements along each axis, beginning at ``starts``, ``steps`` apart (which may be negative)."""
-def strided_unslice(input: Operand, shape: Sequence[int] = ..., starts: Sequence[int] = ..., steps: Sequence[int] = ..., *, size: Sequence[int] = ...) -> Tensor:
+def strided_unslice(input: _Operand, shape: Sequence[int] = ..., starts: Sequence[int] = ..., steps: Sequence[int] = ..., *, size: Sequence[int] = ...) -> Tensor:
     """Return zeros of ``shape`` with ``x`` at the elements that ``strided_slice`` reads: the gradient of that op."""
-def sub(input: Operand, other: Operand, *, out: Tensor | None = None, alpha: float | None = None) -> Tensor:
+def sub(input: _Operand, other: _Operand, *, out: Tensor | None = None, alpha: float | None = None) -> Tensor:
     """Difference of two tensors."""
-def sum(input: Operand, dim: Any = None, keepdim: bool = False, *, out: Any = None, dtype: Any = None, axis: Any = ..., keepdims: bool = ...) -> Tensor:
+def sum(input: _Operand, dim: Any = None, keepdim: bool = False, *, out: Any = None, dtype: Any = None, axis: Any = ..., keepdims: bool = ...) -> Tensor:
     """Sum over axes; integers and bool give int64."""
-def svd(A: Operand, some: bool = True, compute_uv: bool = True) -> Any:
+def svd(A: _Operand, some: bool = True, compute_uv: bool = True) -> Any:
     """U, S and V (``linalg.svd`` returns V transposed); reduced if ``some``."""
-def take(input: Operand, index: Operand) -> Tensor:
+def take(input: _Operand, index: _Operand) -> Tensor:
     """Return elements of the flattened tensor, in the shape of ``index``; negative indices count from the end."""
-def take_along_dim(input: Operand, indices: Operand, dim: int | None = None, *, axis: int | None = ...) -> Tensor:
+def take_along_dim(input: _Operand, indices: _Operand, dim: int | None = None, *, axis: int | None = ...) -> Tensor:
     """The elements at ``indices`` along an axis, or of the flattened x without one; other axes broadcast."""
-def tan(input: Operand, *, out: Tensor | None = None) -> Tensor:
+def tan(input: _Operand, *, out: Tensor | None = None) -> Tensor:
     """Tangent."""
-def tanh(input: Operand, *, out: Tensor | None = None) -> Tensor:
+def tanh(input: _Operand, *, out: Tensor | None = None) -> Tensor:
     """Hyperbolic tangent."""
-def tensordot(input: Operand, other: Operand, dims: Any = 2) -> Tensor:
+def tensordot(input: _Operand, other: _Operand, dims: Any = 2) -> Tensor:
     """Sum of products over the last ``dims`` axes of a and the first ``dims`` of b, or over two lists of axes."""
-def tile(input: Operand, repeats: int | Sequence[int] = ..., *more: int, dims: int | Sequence[int] = ...) -> Tensor:
+def tile(input: _Operand, repeats: int | Sequence[int] = ..., *more: int, dims: int | Sequence[int] = ...) -> Tensor:
     """Repeat the whole tensor along each axis, as ``numpy.tile``; missing leading repeats are ones."""
-def top_indices(input: Operand, k: int = ..., dim: int = -1, largest: bool = True, *, key: int = ..., axis: int = ...) -> Tensor:
+def top_indices(input: _Operand, k: int = ..., dim: int = -1, largest: bool = True, *, key: int = ..., axis: int = ...) -> Tensor:
     """Return the positions of the ``k`` largest (or smallest) values along an axis, in order; int64. Of equal values the first is taken."""
-def topk(input: Operand, k: int = ..., dim: int = -1, largest: bool = True, sorted: bool = True, *, key: int = ..., axis: int = ...) -> Ordered:
+def topk(input: _Operand, k: int = ..., dim: int = -1, largest: bool = True, sorted: bool = True, *, key: int = ..., axis: int = ...) -> Ordered:
     """Return the ``k`` largest (or smallest) values along an axis and their indices, always in order; ``sorted`` is ignored."""
-def trace(input: Operand) -> Tensor:
+def trace(input: _Operand) -> Tensor:
     """The sum of the diagonal of a matrix."""
-def transpose(input: Operand, dim0: int = -2, dim1: int = -1, *, axis0: int = ..., axis1: int = ...) -> Tensor:
+def transpose(input: _Operand, dim0: int = -2, dim1: int = -1, *, axis0: int = ..., axis1: int = ...) -> Tensor:
     """Exchange two axes, by default the last two."""
-def trigamma(input: Operand, *, out: Tensor | None = None) -> Tensor:
+def trigamma(input: _Operand, *, out: Tensor | None = None) -> Tensor:
     """The derivative of digamma."""
-def tril(input: Operand, diagonal: int = 0) -> Tensor:
+def tril(input: _Operand, diagonal: int = 0) -> Tensor:
     """The matrices of the last two axes with zeros above a diagonal."""
-def triplet(anchor: Operand, positive: Operand, negative: Operand, *, margin: float = 1.0, p: float = 2.0, eps: float = 1e-06, reduction: str = 'mean', size_average: Any = None, reduce: Any = None) -> Tensor:
+def triplet(anchor: _Operand, positive: _Operand, negative: _Operand, *, margin: float = 1.0, p: float = 2.0, eps: float = 1e-06, reduction: str = 'mean', size_average: Any = None, reduce: Any = None) -> Tensor:
     """``max(0, |anchor - positive| - |anchor - negative| + margin)`` over the last axis, in the p-norm."""
-def triu(input: Operand, diagonal: int = 0) -> Tensor:
+def triu(input: _Operand, diagonal: int = 0) -> Tensor:
     """The matrices of the last two axes with zeros below a diagonal."""
-def trunc(input: Operand, *, out: Tensor | None = None) -> Tensor:
+def trunc(input: _Operand, *, out: Tensor | None = None) -> Tensor:
     """x without its fraction."""
-def unbind(input: Operand, dim: int = 0, *, order: Sequence[int] | None = None, axis: int = ...) -> tuple[Tensor, ...]:
+def unbind(input: _Operand, dim: int = 0, *, order: Sequence[int] | None = None, axis: int = ...) -> tuple[Tensor, ...]:
     """Return the slices along an axis, each with its remaining axes in ``order``: for instance q, k and v of one projection."""
-def unflatten(input: Operand, dim: int = ..., sizes: Sequence[int] = ..., *, split_size_or_sections: Sequence[int] = ..., split_size: Sequence[int] = ..., split_sizes: Sequence[int] = ..., axis: int = ...) -> Tensor:
+def unflatten(input: _Operand, dim: int = ..., sizes: Sequence[int] = ..., *, split_size_or_sections: Sequence[int] = ..., split_size: Sequence[int] = ..., split_sizes: Sequence[int] = ..., axis: int = ...) -> Tensor:
     """One axis divided into several; shares memory. One size may be -1."""
-def unfold(input: Operand, dimension: int, size: int, step: int) -> Tensor:
+def unfold(input: _Operand, dimension: int, size: int, step: int) -> Tensor:
     """Slices of ``size`` elements of an axis, ``step`` apart, on a new last axis: a view, read-only if they overlap."""
-def unique(input: Operand, sorted: bool = True, return_inverse: bool = False, return_counts: bool = False, dim: int | None = None, *, axis: int | None = ...) -> Any:
+def unique(input: _Operand, sorted: bool = True, return_inverse: bool = False, return_counts: bool = False, dim: int | None = None, *, axis: int | None = ...) -> Any:
     """Return the distinct values and, if requested, the position of every element among them and the counts.
 
     Computed on the host. With ``axis``, slices along it are compared. Values are always in order; ``sorted`` is ignored. Every NaN is
     distinct, as in torch.
     """
-def unsqueeze(input: Operand, dim: int = ..., *, axis: int = ...) -> Tensor:
+def unsqueeze(input: _Operand, dim: int = ..., *, axis: int = ...) -> Tensor:
     """Insert an axis of size one; shares memory."""
-def var(input: Operand, dim: Any = None, *, keepdim: bool = False, correction: float = 1, out: Tensor | None = None, unbiased: float = ..., axis: Any = ..., keepdims: bool = ...) -> Tensor:
+def var(input: _Operand, dim: Any = None, *, keepdim: bool = False, correction: float = 1, out: Tensor | None = None, unbiased: float = ..., axis: Any = ..., keepdims: bool = ...) -> Tensor:
     """Variance, in two passes; divided by n - correction."""
-def var_mean(input: Operand, dim: Any = None, *, keepdim: bool = False, correction: int = 1, unbiased: int = ..., axis: Any = ..., keepdims: bool = ...) -> tuple[Tensor, Tensor]:
+def var_mean(input: _Operand, dim: Any = None, *, keepdim: bool = False, correction: int = 1, unbiased: int = ..., axis: Any = ..., keepdims: bool = ...) -> tuple[Tensor, Tensor]:
     """var and mean over axes."""
-def vstack(tensors: Sequence[Operand]) -> Tensor:
+def vstack(tensors: Sequence[_Operand]) -> Tensor:
     """Tensors joined as numpy.vstack does."""
-def where(condition: Operand, input: Operand, other: Operand, *, out: Tensor | None = None) -> Tensor:
+def where(condition: _Operand, input: _Operand, other: _Operand, *, out: Tensor | None = None) -> Tensor:
     """a where the condition holds, else b."""
-def xlogy(input: Operand, other: Operand, *, out: Tensor | None = None) -> Tensor:
+def xlogy(input: _Operand, other: _Operand, *, out: Tensor | None = None) -> Tensor:
     """a * log(b), 0 where a is 0 and b is not NaN."""
 absolute = abs
 arccos = acos
