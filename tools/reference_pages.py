@@ -34,7 +34,7 @@ import docs_tables  # noqa: E402
 
 import netcl  # noqa: E402
 from netcl import ops, selftest  # noqa: E402
-from netcl.autograd.ops import signature  # type: ignore[attr-defined]  # noqa: E402
+from netcl.autograd.ops import signature  # noqa: E402
 from netcl.core import platforms  # noqa: E402
 from netcl.engine.registry import ALIASES, REGISTRY, Reduction  # noqa: E402
 

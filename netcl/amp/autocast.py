@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import warnings
 import weakref
-from collections.abc import Sequence
 from contextlib import ContextDecorator
 from contextvars import ContextVar
 from typing import Any, Literal, NamedTuple
@@ -158,8 +157,8 @@ def master_param(parameter: Tensor) -> Tensor:
 
 
 def cast_arguments(
-    policy: Literal["half", "float", "wide"], args: Sequence[Any], kwargs: Any, bias: int = -1
-) -> tuple[Sequence[Any], dict[str, Any]]:
+    policy: Literal["half", "float", "wide"], args: tuple[Any, ...], kwargs: Any, bias: int = -1
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Return an op's arguments, cast by :func:`cast_recorded` to the dtype of the block (policy ``half``) or to float32 (``float``).
 
     Policy ``wide`` casts nothing and adds ``widen=True``. ``bias``: the position of a bias that stays float32; -1: there is none.
@@ -171,7 +170,7 @@ def cast_arguments(
         return args, {**kwargs, "widen": True}
     wanted = half if policy == "half" else "float32"
     named = {name: x if name == "out" else _fitted_dtype(x, wanted, name == "bias" and bias >= 0) for name, x in kwargs.items()}
-    return [_fitted_dtype(x, wanted, i == bias) for i, x in enumerate(args)], named
+    return tuple([_fitted_dtype(x, wanted, i == bias) for i, x in enumerate(args)]), named
 
 
 def _fitted_dtype(value: Any, wanted: str, stays: bool = False) -> Any:

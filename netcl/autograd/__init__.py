@@ -17,8 +17,8 @@ from netcl.autograd.compiler import CompiledFunction, CompiledGraph, TracingCont
 from netcl.autograd.function import Function, checkpoint, move
 from netcl.autograd.gradcheck import GradientError, gradcheck, gradgradcheck
 from netcl.autograd.kernel import Kernel, kernel
-from netcl.autograd.ops import LASTING as LASTING  # type: ignore[attr-defined]
 from netcl.autograd.ops import apply_op
+from netcl.autograd.tape import LASTING as LASTING
 from netcl.autograd.tape import (
     Node,
     Tape,
@@ -95,7 +95,8 @@ def find(name: str) -> _Function | None:
 
 
 if TYPE_CHECKING:
-    from netcl.autograd.ops import *  # noqa: F403
+    from netcl.autograd.op_functions import *  # noqa: F403
+    from netcl.autograd.random_functions import *  # noqa: F403
 else:
     __getattr__ = _partial(_twins.module_attribute, globals())
 

@@ -18,8 +18,8 @@ from operator import attrgetter
 from typing import Any, NamedTuple
 
 from netcl import ops
-from netcl.autograd.ops import LASTING  # type: ignore[attr-defined]
 from netcl.autograd.tape import (
+    LASTING,
     RELEASED,
     Node,
     Saved,

@@ -1,4 +1,4 @@
-"""Functions that run an op and record it if gradients need it. Most are generated from the table of ops; typed in ``ops.pyi``."""
+"""Functions that run an op and record it if gradients need it. Most are generated from the table of ops; typed in ``op_functions.pyi``."""
 
 from __future__ import annotations
 
@@ -9,13 +9,15 @@ from typing import Any
 
 from netcl import ops
 from netcl.amp.autocast import autocast, autocast_block, cast_arguments, get_autocast_dtype
+from netcl.autograd.backward_pass import run_backward
 from netcl.autograd.tape import (
+    LASTING,
     Edge,
-    Like,
     Node,
     anomaly_mode,
     differentiable_ops,
     edges_to,
+    enable_grad,
     grad_mode,
     intact,
     like,
@@ -23,6 +25,7 @@ from netcl.autograd.tape import (
     make_saved,
     modes,
     recording,
+    set_detect_anomaly,
 )
 from netcl.core.dtype import DTYPES
 from netcl.core.errors import AutogradError, DtypeError, message
@@ -31,12 +34,11 @@ from netcl.core.writes import clock
 from netcl.engine import pointwise, registry
 from netcl.engine.expression import compose
 from netcl.engine.map_kernel import factor_of
-from netcl.engine.operands import common_dtype
+from netcl.engine.operands import Like, common_dtype, operands
 from netcl.engine.registry import Choice, Composite, Op, Pointwise, Reduction
 from netcl.ops import update, views
 from netcl.ops.movement import LAYOUTS
 
-LASTING = frozenset(ops.names())  # a program may remove an op that it has registered
 _twins: dict[str, tuple[Any, Callable[..., Any]]] = {}
 #: torch's names of parameters and the names here. ``input`` and ``other`` stand for the first two inputs.
 TORCHS_WORDS = (
@@ -289,10 +291,10 @@ def _composite(row: Composite) -> Callable[..., Any]:
 # ---- pointwise
 
 
-def _pointwise(row: Pointwise | Choice) -> Callable[[Any, Sequence[Any], Mapping[str, Any]], None]:
+def _pointwise(row: Pointwise | Choice) -> Callable[[Any, Sequence[Any], dict[str, Any]], None]:
     names = (*row.inputs, *row.params)
 
-    def note(out: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    def note(out: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
         chosen: Any = row
         values: Sequence[Any] = args
         params: Mapping[str, Any] = row.params
@@ -304,7 +306,7 @@ def _pointwise(row: Pointwise | Choice) -> Callable[[Any, Sequence[Any], Mapping
                 params = {name: value for name, value in params.items() if name in chosen.params}
         keeps, keeps_out = _kept_inputs(chosen)
         if not all([isinstance(x, Tensor) for x in values]):
-            values = pointwise.operands(row.name, values)
+            values = operands(row.name, values)
         inputs: list[Any] = []
         edges: list[Edge] = []
         likes: list[Like | None] = []
@@ -354,12 +356,13 @@ def _as_output(node: Node, out: Tensor | None, index: int = 0) -> Tensor | None:
 # ---- functions
 
 
-def _structured(row: Op | Reduction) -> Callable[[Any, Sequence[Any], Mapping[str, Any]], None]:
+def _structured(row: Op | Reduction) -> Callable[[Any, Sequence[Any], dict[str, Any]], None]:
     binder = row.bind if isinstance(row, Reduction) else _binder(row)
     kept = row.saved()
     keeps, reads_outputs = [name in kept for name in row.inputs], bool(kept & {"out", *registry.OUTPUTS})
+    rule = _structured_rule if row.formula is None else _formula_rule
 
-    def note(out: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    def note(out: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
         inputs, keywords = binder(*args, **kwargs)
         outputs = out if isinstance(out, tuple) else (out,)
         if not outputs or outputs[0] is inputs[0]:  # for instance, a cast to its own dtype returns its input
@@ -384,12 +387,13 @@ def _structured(row: Op | Reduction) -> Callable[[Any, Sequence[Any], Mapping[st
                 if parts and parts[0] is outputs[0]:
                     return
                 learning = learning or recording(parts)
-                for into, more in zip((edges, likes), edges_to(parts), strict=True):
-                    into.extend(more)
+                more_edges, more_likes = edges_to(parts)
+                edges += more_edges
+                likes += more_likes
                 saved.append(None if x is None else _kept_input(x, wanted, outputs[0]))
         if learning:
             read = [o.detach() if "out" in kept or f"out{i}" in kept else None for i, o in enumerate(outputs)] if reads_outputs else None
-            Node(row.name, _structured_rule, edges, likes, make_saved((row, saved, keywords, read))).attach(outputs)
+            Node(row.name, rule, edges, likes, make_saved((row, saved, keywords, read))).attach(outputs)
 
     return note
 
@@ -449,6 +453,27 @@ def _structured_rule(node: Node, F: Any, grads: Sequence[Any]) -> list[Any]:
         else:
             flat.append(gradient)
     return flat
+
+
+def _formula_rule(node: Node, F: Any, grads: Sequence[Any]) -> list[Any]:
+    """Return the gradients by the ``vjp`` of the row, or else by differentiating its ``formula``."""
+    row, inputs, options, _ = node.saved
+    if row.vjp is not None and (back := _structured_rule(node, F, grads))[0] is not NotImplemented:
+        return back
+    if clock.last > node.order:
+        (inputs,) = intact(node, inputs)
+    recorded, F = grad_mode.get(), differentiable_ops()
+    with autocast(enabled=False), set_detect_anomaly(False), enable_grad():
+        fresh = [
+            x if edge is None else F.reshape(x, x.shape) if recorded else x.detach().requires_grad_()
+            for x, edge in zip(inputs, node.edges, strict=True)
+        ]
+        made = row.formula(F, *fresh, **options)
+    outputs = made if isinstance(made, tuple) else (made,)
+    pairs = [(out, g) for out, g in zip(outputs, grads, strict=True) if g is not None and out.requires_grad]
+    wanted = [x for x, edge in zip(fresh, node.edges, strict=True) if edge is not None]
+    found = iter(run_backward([out for out, _ in pairs], [g for _, g in pairs], wanted=wanted, create_graph=recorded))
+    return [None if edge is None else next(found) for edge in node.edges]
 
 
 def find_twin(name: str) -> Callable[..., Any] | None:

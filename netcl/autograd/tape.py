@@ -58,6 +58,7 @@ class Saved(NamedTuple):
 
 
 make_like, make_saved = partial(tuple.__new__, Like), partial(tuple.__new__, Saved)  # half the time of calling the class
+LASTING = frozenset(ops.names())  # a program may remove an op that it has registered
 RELEASED = "backward has already released the memory of this graph"
 _FLOAT_DTYPES = frozenset(name for name, row in DTYPES.items() if row.is_float)
 

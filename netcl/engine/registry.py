@@ -253,6 +253,7 @@ class _WithFunction:
     """Base of rows whose gradient is a function ``vjp``; the names of its parameters select its arguments."""
 
     vjp: Callable[..., Any] | None
+    formula: Callable[..., Any] | None = None
     inputs: tuple[str, ...]
 
     @cached_property
@@ -261,8 +262,8 @@ class _WithFunction:
         return tuple(inspect.signature(self.vjp).parameters)[1:] if self.vjp else ()
 
     def saved(self) -> frozenset[str]:
-        """Return the names of the tensors that backward keeps: the inputs and outputs that are parameters of ``vjp``."""
-        return frozenset(self.asked) & {"out", *OUTPUTS, *self.inputs}
+        """Return the names of the tensors that backward keeps: inputs and outputs that ``vjp`` names, or all inputs for ``formula``."""
+        return frozenset(self.asked) & {"out", *OUTPUTS, *self.inputs} | frozenset(self.inputs if self.formula else ())
 
 
 @dataclass(frozen=True, eq=False)
@@ -402,11 +403,15 @@ class Op(_WithFunction, _Called):
     call, and ``needs``: per input, whether its gradient is wanted. It returns one gradient or ``None`` per tensor
     input; gradients of broadcast inputs are summed to the input's shape by the tape.
 
+    ``formula(F, ...)`` takes the arguments of ``call`` and computes the same by other ops. The tape differentiates it where there is no
+    ``vjp``, or where that returns ``NotImplemented`` for each input: second derivatives need no code of their own.
+
     ``deferred`` and ``defer_if`` are those of :func:`netcl.engine.plan.planned`. An op that is ``at_once`` has no plan: it returns a
     view, calls other ops, or its work depends on values.
     """
 
     vjp: Callable[..., Any] | None = None
+    formula: Callable[..., Any] | None = None
     deferred: Callable[..., Any] | None = None
     defer_if: Callable[..., bool] | None = None
     at_once: bool = False
@@ -535,7 +540,7 @@ def op(
     inputs: Sequence[str] = (),
     **columns: Any,
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Return a decorator that registers a function as an op. ``vjp=None`` declares that it has no gradient.
+    """Return a decorator that registers a function as an op. ``vjp=None`` without a ``formula`` declares that it has no gradient.
 
     Tensor inputs are the parameters annotated with ``Tensor`` (without any, those without a default), unless ``inputs`` names them.
     ``ref="numpy"``: the op on the NumPy backend in float64 is the reference, which is itself tested against golden data.
@@ -546,7 +551,7 @@ def op(
         tensors = tuple(inputs) or _tensor_inputs(call)
         _check_vjp(title, call, vjp, tensors)
         doc = columns.pop("doc", inspect.getdoc(call) or "")
-        differentiable = columns.pop("differentiable", vjp is not None)
+        differentiable = columns.pop("differentiable", vjp is not None or "formula" in columns)
         register(Op(title, call, _oracle(title, ref), tensors, vjp=vjp, differentiable=differentiable, doc=doc, **columns))
         return call
 

@@ -81,32 +81,6 @@ def batch_norm(input: Tensor, running_mean: Tensor | None, running_var: Tensor |
     return ag.batch_norm(input, running_mean, running_var, weight, bias, training=training, momentum=momentum, eps=eps)
 
 
-def conv1d(input: Tensor, weight: Tensor, bias: Tensor | None = None, stride: Any = 1, padding: Any = 0, dilation: Any = 1,
-           groups: int = 1) -> Tensor:  # fmt: skip
-    """Convolve signals ``(N, C, L)`` with weights ``(F, C / groups, K)``."""
-    return ag.conv1d(input, weight, bias, stride=stride, padding=padding, dilation=dilation, groups=groups)
-
-
-def conv2d(input: Tensor, weight: Tensor, bias: Tensor | None = None, stride: Any = 1, padding: Any = 0, dilation: Any = 1,
-           groups: int = 1) -> Tensor:  # fmt: skip
-    """Convolve images ``(N, C, H, W)`` with weights ``(F, C / groups, KH, KW)``."""
-    return ag.conv2d(input, weight, bias, stride=stride, padding=padding, dilation=dilation, groups=groups)
-
-
-def conv_transpose1d(input: Tensor, weight: Tensor, bias: Tensor | None = None, stride: Any = 1, padding: Any = 0, output_padding: Any = 0,
-                     groups: int = 1, dilation: Any = 1) -> Tensor:  # fmt: skip
-    """Compute the transposed convolution of signals ``(N, C, L)`` with weights ``(C, F / groups, K)``."""
-    options = {"stride": stride, "padding": padding, "output_padding": output_padding, "groups": groups, "dilation": dilation}
-    return ag.conv_transpose1d(input, weight, bias, **options)
-
-
-def conv_transpose2d(input: Tensor, weight: Tensor, bias: Tensor | None = None, stride: Any = 1, padding: Any = 0, output_padding: Any = 0,
-                     groups: int = 1, dilation: Any = 1) -> Tensor:  # fmt: skip
-    """Compute the transposed convolution of images ``(N, C, H, W)`` with weights ``(C, F / groups, KH, KW)``."""
-    options = {"stride": stride, "padding": padding, "output_padding": output_padding, "groups": groups, "dilation": dilation}
-    return ag.conv_transpose2d(input, weight, bias, **options)
-
-
 def scaled_dot_product_attention(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0,
                                  is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False) -> Tensor:  # fmt: skip
     """Return ``softmax(q k^T / sqrt(d) + mask) v``; a bool mask is True where attention is allowed. ``enable_gqa`` is always on."""

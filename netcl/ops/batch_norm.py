@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,8 +21,8 @@ from netcl.engine.modes import deferral
 from netcl.engine.plan import planned
 from netcl.engine.reduction import formula
 from netcl.engine.registry import S, composite, op
+from netcl.ops.fused_rows import OpRows
 from netcl.ops.norm import (
-    NormViews,
     all_gradients,
     batch_view,
     check_affine,
@@ -33,7 +34,6 @@ from netcl.ops.norm import (
     run_channels,
     run_join,
     run_norm_rows,
-    shaped,
     sums,
     through_statistics,
 )
@@ -202,20 +202,16 @@ def _batch_norm_train_vjp(F, g, out1, out2, x, weight, needs):
     return d_x, d_weight if needs[1] else None, d_bias if needs[2] else None, None, None
 
 
-def _batch_norm_grad_vjp(F, g, upstream, x, weight, mean, rstd):
-    seen = NormViews(F, upstream, x, weight, mean, rstd, batch_view(x.shape))
-    return shaped(F, seen.of_grads(g, True), (x.shape, x.shape, None if weight is None else weight.shape, mean.shape, rstd.shape))
-
-
 def _batch_norm_inference_vjp(F, g, x, mean, var, weight, bias, eps, fuse_relu, needs):
     if fuse_relu:  # the result is recomputed rather than kept
         g = F.where(F.le(F.batch_norm_inference(x, mean, var, weight, bias, eps=eps), 0), F.mul(g, 0), g)
-    rstd = F.rsqrt(F.add(var, eps))
-    seen = NormViews(F, g, x, weight, mean, rstd, batch_view(x.shape))
-    d_bias = F.reshape(seen.stat_sum(seen.g), mean.shape) if needs[1] or needs[4] else None
-    d_weight = F.reshape(seen.stat_sum(F.mul(seen.g, seen.xh)), mean.shape) if needs[2] or needs[3] else None
+    rstd, view = F.rsqrt(F.add(var, eps)), batch_view(x.shape)
+    g = F.reshape(g, view.shape)
+    d_bias = F.sum(g, axis=view.stat_axes) if needs[1] or needs[4] else None
+    deviation = F.sub(F.reshape(x, view.shape), F.reshape(mean, view.stats))
+    d_weight = F.mul(F.sum(F.mul(g, deviation), axis=view.stat_axes), rstd) if needs[2] or needs[3] else None
     scale = rstd if weight is None else F.mul(rstd, weight)
-    d_x = F.reshape(F.mul(seen.g, F.reshape(scale, seen.view.stats)), x.shape) if needs[0] else None
+    d_x = F.reshape(F.mul(g, F.reshape(scale, view.stats)), x.shape) if needs[0] else None
     d_mean = F.neg(F.mul(d_bias, scale)) if needs[1] else None
     d_var = F.mul(F.mul(d_weight, scale), F.mul(rstd, -0.5)) if needs[2] else None
     return d_x, d_mean, d_var, d_weight if needs[3] else None, d_bias if needs[4] else None
@@ -286,15 +282,17 @@ def batch_norm_train(
     return _train_cl(x, weight, bias, running, momentum, eps)
 
 
-@op(vjp=_batch_norm_grad_vjp, ref="numpy", samples=_BATCH_GRAD_SAMPLES, tol=8,
+@op(vjp=None, ref="numpy", samples=_BATCH_GRAD_SAMPLES, tol=8,
+    formula=lambda F, g, x, weight, mean, rstd:
+        all_gradients(g, x, weight, mean, rstd, batch_view(x.shape), rows=partial(OpRows, F)),
     deferred=_deferred_grad, defer_if=lambda upstream, *rest: lazy_graph.waiting_node(upstream) is not None)  # fmt: skip
 def batch_norm_grad(upstream: Tensor, x: Tensor, weight: Tensor | None, mean: Tensor, rstd: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients of :func:`batch_norm_train`: input, weight, bias."""
     upstream, x, weight, mean, rstd = launch.as_tensors("batch_norm_grad", upstream, x, weight, mean, rstd)
     _check_batch("batch_norm_grad", x, weight, None, mean, rstd, ("mean", "rstd"))
     if x.backend == "cpu":
-        kinds, where = (x.dtype, mean.dtype, mean.dtype), {"view": batch_view(x.shape), "shape": x.shape[1:2]}
-        return launch.run_cpu(all_gradients, upstream, x, weight, mean, rstd, dtype=kinds, **where)
+        kinds = (x.dtype, mean.dtype, mean.dtype)
+        return launch.run_cpu(all_gradients, upstream, x, weight, mean, rstd, dtype=kinds, view=batch_view(x.shape))
     if not x.size:
         none = Tensor.zeros(mean.shape, mean.dtype, queue=x.queue)
         return Tensor.empty(x.shape, x.dtype, queue=x.queue), none, Tensor.zeros(mean.shape, mean.dtype, queue=x.queue)

@@ -161,82 +161,61 @@ def _forward_cl(logits: Tensor, target: Tensor, weight: Tensor | None, p: LossPr
 # ---- ops
 
 
-def _forward_vjp(F, g, out, logits, target, weight, reduction, ignore_index, label_smoothing, log_probs, needs):
-    upstream, through, g_scale = g
-    loss, logs, scale = out
-    options = {"reduction": reduction, "ignore_index": ignore_index, "label_smoothing": label_smoothing}
-    upstream = F.mul(loss, 0) if upstream is None else upstream
-    if through is not None or any(needs[1:]):
-        logits = F.cast(logits, logs.dtype)  # the other gradients are sums of terms that 16 bits would round
-    d_logits = F.cross_entropy_grad(upstream, logits, target, weight, logs, scale, log_probs=log_probs, **options) if needs[0] else None
-    if through is None and not any(needs[1:]):
-        return d_logits, None, None
-    kept = F.reshape(logs, _kept_axis(logits.shape))
-    if needs[0] and through is not None and not log_probs:
-        d_logits = F.add(d_logits, F.mul(F.reshape(through, kept.shape), F.exp(F.sub(logits, kept))))
-    d_weight = None
-    if weight is not None and needs[2]:
-        d_weight = F.sum(
-            F.mul(_plain_targets(F, upstream, logits, target, logs, scale, options), F.sub(logits, kept)), axis=_rows_of(logits)
-        )
-        if reduction == "mean" and target.shape != logits.shape:  # the weights are in the denominator as well
-            sharp = _plain_targets(F, upstream, logits, target, logs, scale, options | {"label_smoothing": 0.0})
-            d_weight = F.add(d_weight, F.mul(F.sum(sharp, axis=_rows_of(logits)), loss))
-            if g_scale is not None:
-                one = F.add(F.mul(scale, 0), 1)
-                counts = _plain_targets(F, F.cast(one, logits.dtype), logits, target, logs, one, options | {"label_smoothing": 0.0})
-                d_weight = F.add(d_weight, F.mul(F.sum(counts, axis=_rows_of(logits)), F.mul(g_scale, F.square(scale))))
-    if not needs[1] or target.shape != logits.shape:
-        return d_logits, None, d_weight
-    return d_logits, _of_probabilities(F, F.sub(kept, logits), upstream, logits, weight, scale, options), d_weight
+def _forward_vjp(F, g, out1, out2, logits, target, weight, reduction, ignore_index, label_smoothing, log_probs, needs):
+    upstream, *others = g
+    if any(needs[1:]) or any(t is not None for t in others):
+        return (NotImplemented,) * 3
+    options = {"reduction": reduction, "ignore_index": ignore_index, "label_smoothing": label_smoothing, "log_probs": log_probs}
+    return F.cross_entropy_grad(upstream, logits, target, weight, out1, out2, **options), None, None
 
 
-def _plain_targets(F: Any, upstream: Any, logits: Any, target: Any, logs: Any, scale: Any, options: Any) -> Any:
-    """Return ``-upstream * scale * target``, with the targets smoothed but not weighted."""
-    return F.cross_entropy_grad(upstream, logits, target, None, logs, scale, log_probs=True, **options)
+def _targets_by_ops(F: Any, logits: Any, target: Any, weight: Any, ignored: int, smoothing: float) -> tuple[Any, Any, Any]:
+    """Return the targets with weights and smoothing in the shape of the logits, the weight of each row, and which rows are ignored."""
+    axis = _class_axis(logits.shape)
+    classes, by_class = logits.shape[axis], along(logits.ndim, axis, -1, 1)
+    w = 1.0 if weight is None else F.reshape(weight, by_class)
+    even, sharp = smoothing / classes, 1 - smoothing
+    if target.shape == logits.shape:
+        ones = Tensor.ones(_kept_axis(logits.shape), logits.dtype, queue=logits.queue)
+        return F.mul(F.add(F.mul(target, sharp), even), w), ones, F.eq(ones, 0.0)
+    labels = F.reshape(F.cast(target, logits.dtype), _kept_axis(logits.shape))
+    named = F.cast(F.eq(labels, F.reshape(Tensor.arange(classes, dtype=logits.dtype, queue=logits.queue), by_class)), logits.dtype)
+    skipped, one = F.eq(labels, float(ignored)), F.sum(named, axis=axis, keepdims=True)
+    seen = F.where(skipped, 0.0, F.div(one, one))  # NaN for a label that is no class
+    t = F.mul(F.mul(F.add(F.mul(named, sharp), even), w), seen)
+    return t, F.mul(F.sum(F.mul(named, w), axis=axis, keepdims=True), seen), skipped
 
 
-def _of_probabilities(F: Any, slope: Any, upstream: Any, logits: Any, weight: Any, scale: Any, options: Any) -> Any:
-    """Return the gradient of targets that are probabilities; ``slope`` is the derivative of a row's loss with respect to each target."""
-    factor = F.mul(F.reshape(upstream, _kept_axis(logits.shape)) if options["reduction"] == "none" else upstream, scale)
-    d_target = F.mul(F.mul(slope, factor), 1 - options["label_smoothing"])
-    by_class = along(len(logits.shape), _class_axis(logits.shape), -1, 1)
-    return d_target if weight is None else F.mul(d_target, F.reshape(weight, by_class))
+def _forward_by_ops(
+    F: Any, logits: Any, target: Any, weight: Any = None, *, reduction: str = "mean", ignore_index: int = -100,
+    label_smoothing: float = 0.0, log_probs: bool = False, widen: bool = False,
+) -> tuple[Any, ...]:  # fmt: skip
+    logits = F.cast(logits, sum_dtype(logits.dtype))
+    axis, shape = _class_axis(logits.shape), (*logits.shape[:1], *logits.shape[2:])[: logits.ndim - 1]
+    t, counts, _ = _targets_by_ops(F, logits, target, weight, ignore_index, label_smoothing)
+    logs = F.mul(counts, 0.0) if log_probs else F.logsumexp(logits, axis=axis, keepdims=True)
+    losses, one = F.sum(F.mul(t, F.sub(logs, logits)), axis=axis), Tensor.ones((), logits.dtype, queue=logits.queue)
+    if reduction == "mean":
+        scale = F.div(one, F.sum(counts))
+        return F.mul(F.sum(losses), scale), F.reshape(logs, shape), scale
+    return losses if reduction == "none" else F.sum(losses), F.reshape(logs, shape), one
 
 
-def _rows_of(logits: Any) -> tuple[int, ...]:
-    """Return every axis but that of the classes."""
-    return tuple(axis for axis in range(len(logits.shape)) if axis != _class_axis(logits.shape))
+def _grad_by_ops(
+    F: Any, upstream: Any, logits: Any, target: Any, weight: Any, logarithms: Any, scale: Any, *, reduction: str = "mean",
+    ignore_index: int = -100, label_smoothing: float = 0.0, log_probs: bool = False,
+) -> Any:  # fmt: skip
+    logits, kept = F.cast(logits, logarithms.dtype), _kept_axis(logits.shape)
+    t, _, skipped = _targets_by_ops(F, logits, target, weight, ignore_index, label_smoothing)
+    factor = F.where(skipped, 0.0, F.mul(F.reshape(upstream, kept if reduction == "none" else ()), scale))
+    if log_probs:
+        return F.mul(factor, F.neg(t))
+    shares = F.exp(F.sub(logits, F.reshape(logarithms, kept)))
+    return F.mul(factor, F.sub(F.mul(shares, F.sum(t, axis=_class_axis(logits.shape), keepdims=True)), t))
 
 
 def _kept_axis(shape: tuple[int, ...]) -> tuple[int, ...]:
     return along(len(shape), _class_axis(shape), 1, shape)
-
-
-def _grad_vjp(F, g, upstream, logits, target, weight, logarithms, scale, reduction, ignore_index, label_smoothing, log_probs, needs):
-    """Compute second derivatives. The gradient is linear in ``upstream``; it has a softmax term only with ``log_probs=False``."""
-    options = {"reduction": reduction, "ignore_index": ignore_index, "label_smoothing": label_smoothing}
-    logits = F.cast(logits, logarithms.dtype)
-    known = (logits, target, weight, logarithms, scale)
-    axis = _class_axis(logits.shape)
-    once = F.mul(g, F.cross_entropy_grad(F.add(F.mul(upstream, 0), 1), *known, log_probs=log_probs, **options))
-    d_upstream = F.sum(once, axis=axis) if reduction == "none" else F.reshape(F.sum(once), upstream.shape)
-    whole = F.cross_entropy_grad(upstream, *known, log_probs=log_probs, **options)
-    d_scale = F.div(F.sum(F.mul(g, whole)), scale)
-    d_logits = d_logs = None
-    slope = F.neg(g)
-    if not log_probs:
-        d_logits = F.mul(g, F.sub(whole, F.cross_entropy_grad(upstream, *known, log_probs=True, **options)))
-        d_logs = F.neg(F.sum(d_logits, axis=axis))
-        p = F.exp(F.sub(logits, F.reshape(logarithms, _kept_axis(logits.shape))))
-        slope = F.sub(F.sum(F.mul(g, p), axis=axis, keepdims=True), g)
-    d_target = d_weight = None
-    if needs[2] and target.shape == logits.shape:
-        d_target = _of_probabilities(F, slope, upstream, logits, weight, scale, options)
-    if needs[3] and weight is not None:
-        plain = _plain_targets(F, upstream, logits, target, logarithms, scale, options)
-        d_weight = F.neg(F.sum(F.mul(plain, slope), axis=_rows_of(logits)))
-    return d_upstream, d_logits, d_target, d_weight, d_logs, d_scale
 
 
 _L = {"dtypes": (None, "int64", None)}
@@ -265,7 +244,7 @@ _CROSS_ENTROPY_ERRORS = [
 ]
 
 
-@op(vjp=_forward_vjp, ref="numpy", amp="wide", tol=4, samples=_CROSS_ENTROPY_SAMPLES,
+@op(vjp=_forward_vjp, formula=_forward_by_ops, ref="numpy", amp="wide", tol=4, samples=_CROSS_ENTROPY_SAMPLES,
     errors=_CROSS_ENTROPY_ERRORS)  # fmt: skip
 def cross_entropy_forward(
     logits: Tensor, target: Tensor, weight: Tensor | None = None, *, reduction: str = "mean", ignore_index: int = -100,
@@ -295,7 +274,7 @@ def _empty(logits: Tensor, p: LossProblem, shape: tuple[int, ...]) -> tuple[Tens
     return loss, Tensor.full(shape, -math.inf, sums, **where), Tensor.full((), math.inf if p.reduction == "mean" else 1, sums, **where)
 
 
-@op(vjp=_grad_vjp, ref="numpy", amp="float", samples=_CROSS_ENTROPY_GRAD_SAMPLES, tol=4)
+@op(vjp=None, formula=_grad_by_ops, ref="numpy", amp="float", samples=_CROSS_ENTROPY_GRAD_SAMPLES, tol=4)
 def cross_entropy_grad(
     upstream: Tensor, logits: Tensor, target: Tensor, weight: Tensor | None, logarithms: Tensor, scale: Tensor, *, reduction: str = "mean",
     ignore_index: int = -100, label_smoothing: float = 0.0, log_probs: bool = False,

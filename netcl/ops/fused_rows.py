@@ -17,11 +17,12 @@ import numpy as np
 from netcl.core.dtype import DTYPES, STORED
 from netcl.core.tensor import Tensor, with_shape
 from netcl.engine import launch, lazy_graph
+from netcl.engine.expression import ThroughOps, evaluate
 from netcl.engine.map_kernel import fusable
 from netcl.engine.modes import deferral
 from netcl.engine.plan import planned
 from netcl.engine.reduction import SAME, busy, fold_innermost, formula, formula_of_arrays
-from netcl.engine.registry import REGISTRY, Op, Reduction
+from netcl.engine.registry import REGISTRY, Op, Reduction, parse
 
 
 class _Rows:
@@ -39,6 +40,21 @@ class _Rows:
         row = REGISTRY[name]
         assert isinstance(row, Reduction)
         return fold_innermost(row, x, self.axes, True, (), self.wide, self.real)
+
+
+class OpRows:
+    """An evaluator of formulas by the ops of ``F``, for second derivatives; reductions are over ``axes``."""
+
+    dtype = ""
+
+    def __init__(self, F: Any, like: Tensor, axes: tuple[int, ...]):
+        self.F, self.axes = F, axes
+
+    def of(self, text: str, dtype: str = "", numbers: dict[str, Any] | None = None, **bound: Any) -> Any:
+        return evaluate(parse(text), ThroughOps(bound | (numbers or {}), self.F))
+
+    def fold(self, name: str, x: Any) -> Any:
+        return getattr(self.F, name)(x, axis=self.axes, keepdims=True)
 
 
 class ArrayRows:
@@ -107,6 +123,11 @@ def norm_weight_terms(r, upstream, x, mean, rstd):
 def along_axis(rows: Callable[..., Any], *arrays: np.ndarray, axis: int) -> np.ndarray:
     """Evaluate the formula ``rows`` along an axis of arrays."""
     return rows(ArrayRows(arrays[-1], (axis,) if arrays[-1].ndim else ()), *arrays)
+
+
+def by_ops(rows: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the formula ``rows`` of two tensors, along an axis, as the ``formula`` of an op."""
+    return lambda F, upstream, y, axis=-1, dtype=None: rows(OpRows(F, y, (axis,) if y.ndim else ()), upstream, y)
 
 
 # ---- deferred ops

@@ -7,7 +7,8 @@ result; the gradient ops take them and can be differentiated again.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,7 +18,7 @@ from netcl.core.errors import ShapeError, message
 from netcl.core.tensor import Tensor, with_shape
 from netcl.engine import launch, rows
 from netcl.engine.registry import S, composite, op
-from netcl.ops.fused_rows import ArrayRows, norm_grad_rows, norm_rows, norm_weight_terms
+from netcl.ops.fused_rows import ArrayRows, OpRows, norm_grad_rows, norm_rows, norm_weight_terms
 
 JOINED_COLUMNS = 16  # columns that a work-group of a GPU joins; must match the kernel
 CHANNEL_STRIP = 16  # vectors of channels per work-item of a CPU if the span is 1; must match the kernels
@@ -53,6 +54,7 @@ class View(NamedTuple):
     affine: tuple[int, ...]
     stat_axes: tuple[int, ...]
     affine_axes: tuple[int, ...]
+    weights: tuple[int, ...]  # the shape of weight and bias
 
     @property
     def shared(self) -> int:
@@ -64,15 +66,15 @@ def _row_view(shape: tuple[int, ...], axes: int, groups: int) -> View:
     if groups:
         images, channels = shape[:2]
         seen = (images, groups, channels // groups, math.prod(shape[2:]))
-        return View(seen, (images, groups, 1, 1), (1, groups, channels // groups, 1), (2, 3), (0, 3))
+        return View(seen, (images, groups, 1, 1), (1, groups, channels // groups, 1), (2, 3), (0, 3), (channels,))
     lead = len(shape) - axes
     affine = (*(1,) * lead, *shape[lead:])
-    return View(shape, (*shape[:lead], *(1,) * axes), affine, tuple(range(lead, len(shape))), tuple(range(lead)))
+    return View(shape, (*shape[:lead], *(1,) * axes), affine, tuple(range(lead, len(shape))), tuple(range(lead)), shape[lead:])
 
 
 def batch_view(shape: tuple[int, ...]) -> View:
     images, channels = shape[:2]
-    return View((images, channels, math.prod(shape[2:])), (1, channels, 1), (1, channels, 1), (0, 2), (0, 2))
+    return View((images, channels, math.prod(shape[2:])), (1, channels, 1), (1, channels, 1), (0, 2), (0, 2), (channels,))
 
 
 # ---- checks
@@ -105,21 +107,22 @@ def norm_arrays(x: Any, weight: Any, bias: Any, view: View, eps: float, centered
     return y.reshape(x.shape), np.zeros_like(rstd) if mean is None else mean, rstd
 
 
-def _input_gradient(g: Any, x: Any, weight: Any, mean: Any, rstd: Any, view: View, centered: bool = True) -> np.ndarray:
+def _input_gradient(g: Any, x: Any, weight: Any, mean: Any, rstd: Any, view: View, centered: bool = True, rows: Any = ArrayRows) -> Any:
+    """Return the gradient of x. ``rows`` evaluates formulas: over arrays, or over tensors for second derivatives."""
     given = g.reshape(view.shape), x.reshape(view.shape), None if weight is None else weight.reshape(view.affine)
     stats = mean.reshape(view.stats), rstd.reshape(view.stats)
-    return norm_grad_rows(ArrayRows(x, view.stat_axes), *given, *stats, centered).reshape(x.shape)
+    return norm_grad_rows(rows(x, view.stat_axes), *given, *stats, centered).reshape(x.shape)
 
 
-def _weight_gradients(g: Any, x: Any, mean: Any, rstd: Any, view: View, shape: tuple[int, ...]) -> tuple[np.ndarray, ...]:
+def _weight_gradients(g: Any, x: Any, mean: Any, rstd: Any, view: View, rows: Any = ArrayRows) -> tuple[Any, ...]:
     given = g.reshape(view.shape), x.reshape(view.shape), mean.reshape(view.stats), rstd.reshape(view.stats)
-    return tuple(t.sum(view.affine_axes).reshape(shape) for t in norm_weight_terms(ArrayRows(x, ()), *given))
+    return tuple(t.sum(view.affine_axes).reshape(view.weights) for t in norm_weight_terms(rows(x, ()), *given))
 
 
 def all_gradients(
-    g: Any, x: Any, weight: Any, mean: Any, rstd: Any, view: View, shape: tuple[int, ...], centered: bool = True
+    g: Any, x: Any, weight: Any, mean: Any, rstd: Any, view: View, centered: bool = True, rows: Any = ArrayRows
 ) -> tuple[Any, ...]:
-    return _input_gradient(g, x, weight, mean, rstd, view, centered), *_weight_gradients(g, x, mean, rstd, view, shape)
+    return _input_gradient(g, x, weight, mean, rstd, view, centered, rows), *_weight_gradients(g, x, mean, rstd, view, rows)
 
 
 # ---- OpenCL
@@ -231,81 +234,18 @@ def sums(
     return weight_grad, bias_grad
 
 
-# ---- gradients of gradients
-
-
-class NormViews:
-    """Values that the second derivatives share, computed with the ops ``F`` in the shapes of ``view``. ``xh`` is the normalized x."""
-
-    def __init__(self, F: Any, g: Any, x: Any, weight: Any, mean: Any, rstd: Any, view: View):
-        self.F, self.view = F, view
-        self.g = F.reshape(g, view.shape)
-        self.rstd = F.reshape(rstd, view.stats)
-        self.deviation = F.sub(F.reshape(x, view.shape), F.reshape(mean, view.stats))
-        self.xh = F.mul(self.deviation, self.rstd)
-        self.weight = None if weight is None else F.reshape(weight, view.affine)
-
-    def weighted(self, t: Any) -> Any:
-        return t if self.weight is None else self.F.mul(t, self.weight)
-
-    def stat_sum(self, t: Any) -> Any:
-        return self.F.sum(t, axis=self.view.stat_axes, keepdims=True)
-
-    def stat_mean(self, t: Any) -> Any:
-        return self.F.mul(self.stat_sum(t), 1 / max(self.view.shared, 1))
-
-    def through_xh(self, d_xh: Any) -> tuple[Any, Any, Any]:
-        """Return the gradients of x, mean and rstd from ``d_xh``, the gradient of the normalized x."""
-        d_x = self.F.mul(d_xh, self.rstd)
-        return d_x, self.F.neg(self.stat_sum(d_x)), self.stat_sum(self.F.mul(d_xh, self.deviation))
-
-    def of_input_grad(self, u: Any, centered: bool) -> tuple[Any, ...]:
-        """Return the gradients of upstream, x, weight, mean and rstd from ``u``, the gradient of the input's gradient."""
-        F, xh = self.F, self.xh
-        u, gw = F.reshape(u, self.view.shape), self.weighted(self.g)
-        u_xh, gw_xh = self.stat_mean(F.mul(u, xh)), self.stat_mean(F.mul(gw, xh))
-        u_centered = F.sub(u, self.stat_mean(u)) if centered else u
-        gw_centered = F.sub(gw, self.stat_mean(gw)) if centered else gw
-        d_gw = F.mul(self.rstd, F.sub(u_centered, F.mul(xh, u_xh)))
-        d_xh = F.neg(F.mul(self.rstd, F.add(F.mul(u, gw_xh), F.mul(gw, u_xh))))
-        d_x, d_mean, d_rstd = self.through_xh(d_xh)
-        d_rstd = F.add(d_rstd, self.stat_sum(F.mul(u, F.sub(gw_centered, F.mul(xh, gw_xh)))))
-        d_weight = None if self.weight is None else F.sum(F.mul(d_gw, self.g), axis=self.view.affine_axes, keepdims=True)
-        return self.weighted(d_gw), d_x, d_weight, d_mean, d_rstd
-
-    def of_weight_grad(self, p: Any, q: Any) -> tuple[Any, ...]:
-        """Return the gradients of upstream, x, mean and rstd. ``p``: gradient of the weight gradient; ``q``: of the bias gradient."""
-        F = self.F
-        d_g = F.mul(F.reshape(p, self.view.affine), self.xh) if p is not None else F.mul(self.g, 0)
-        if q is not None:
-            d_g = F.add(d_g, F.reshape(q, self.view.affine))
-        d_xh = F.mul(F.reshape(p, self.view.affine), self.g) if p is not None else F.mul(self.g, 0)
-        return d_g, *self.through_xh(d_xh)
-
-    def of_grads(self, grads: Sequence[Any], centered: bool) -> tuple[Any, ...]:
-        """Return the gradients of upstream, x, weight, mean and rstd. ``grads``: gradients of the input, weight and bias gradients."""
-        F = self.F
-        u, p, q = grads
-        first = self.of_input_grad(F.mul(self.g, 0) if u is None else u, centered)
-        d_g, d_x, d_mean, d_rstd = self.of_weight_grad(p, q)
-        return F.add(first[0], d_g), F.add(first[1], d_x), first[2], F.add(first[3], d_mean), F.add(first[4], d_rstd)
-
-
-def shaped(F: Any, gradients: Sequence[Any], shapes: Sequence[tuple[int, ...] | None]) -> tuple[Any, ...]:
-    return tuple(None if t is None or shape is None else F.reshape(t, shape) for t, shape in zip(gradients, shapes, strict=True))
+# ---- gradients
 
 
 def through_statistics(F: Any, d_x: Any, g_mean: Any, g_rstd: Any, x: Any, mean: Any, rstd: Any, view: View, centered: bool) -> Any:
     """Return ``d_x`` plus the part that flows through the statistics; ``g_mean`` and ``g_rstd`` may be ``None``."""
-    scale = 1 / max(view.shared, 1)
+    scale, found = 1 / max(view.shared, 1), F.reshape(d_x, view.shape)
     if g_mean is not None and centered:
-        flow = F.mul(F.reshape(g_mean, view.stats), scale)
-        d_x = F.add(d_x, F.reshape(F.add(F.mul(F.reshape(x, view.shape), 0), flow), x.shape))
+        found = F.add(found, F.mul(F.reshape(g_mean, view.stats), scale))
     if g_rstd is not None:
         seen, cube = F.sub(F.reshape(x, view.shape), F.reshape(mean, view.stats)), F.mul(rstd, F.mul(rstd, rstd))
-        flow = F.mul(seen, F.mul(F.reshape(F.mul(g_rstd, cube), view.stats), -scale))
-        d_x = F.add(d_x, F.reshape(flow, x.shape))
-    return d_x
+        found = F.add(found, F.mul(seen, F.mul(F.reshape(F.mul(g_rstd, cube), view.stats), -scale)))
+    return F.reshape(found, x.shape)
 
 
 def _row_norm_vjp(F, g, out1, out2, x, weight, axes, groups, centered, needs):
@@ -325,20 +265,13 @@ def _row_norm_vjp(F, g, out1, out2, x, weight, axes, groups, centered, needs):
     return d_x, d_weight, d_bias
 
 
-def _row_norm_grads_vjp(F, g, upstream, x, weight, mean, rstd, axes, groups, centered):
-    shapes = (x.shape, x.shape, None if weight is None else weight.shape, mean.shape, rstd.shape)
-    return shaped(F, NormViews(F, upstream, x, weight, mean, rstd, _row_view(x.shape, axes, groups)).of_grads(g, centered), shapes)
+def _of_rows(gradients: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function for arrays, which gives gradients of row norms, as the ``formula`` of an op."""
 
+    def formula(F: Any, upstream: Any, x: Any, *others: Any, axes: int = 1, groups: int = 0, **options: Any) -> Any:
+        return gradients(upstream, x, *others, view=_row_view(x.shape, axes, groups), rows=partial(OpRows, F), **options)
 
-def _row_norm_grad_vjp(F, g, upstream, x, weight, mean, rstd, axes, groups, centered):
-    seen = NormViews(F, upstream, x, weight, mean, rstd, _row_view(x.shape, axes, groups))
-    shapes = (x.shape, x.shape, None if weight is None else weight.shape, mean.shape, rstd.shape)
-    return shaped(F, seen.of_input_grad(g, centered), shapes)
-
-
-def _row_norm_weight_grad_vjp(F, g, upstream, x, mean, rstd, axes, groups):
-    seen = NormViews(F, upstream, x, None, mean, rstd, _row_view(x.shape, axes, groups))
-    return shaped(F, seen.of_weight_grad(*g), (x.shape, x.shape, mean.shape, rstd.shape))
+    return formula
 
 
 # ---- ops
@@ -370,7 +303,7 @@ def row_norm(
     return y, mean, rstd
 
 
-@op(vjp=_row_norm_grad_vjp, ref="numpy", samples=_ROW_GRAD_SAMPLES, tol=4)
+@op(vjp=None, formula=_of_rows(_input_gradient), ref="numpy", samples=_ROW_GRAD_SAMPLES, tol=4)
 def row_norm_grad(
     upstream: Tensor, x: Tensor, weight: Tensor | None, mean: Tensor, rstd: Tensor, *, axes: int = 1, groups: int = 0,
     centered: bool = True,
@@ -390,7 +323,7 @@ def row_norm_grad(
     return y
 
 
-@op(vjp=_row_norm_grads_vjp, ref="numpy", samples=_ROW_GRADS_SAMPLES, tol=8)
+@op(vjp=None, formula=_of_rows(all_gradients), ref="numpy", samples=_ROW_GRADS_SAMPLES, tol=8)
 def row_norm_grads(
     upstream: Tensor, x: Tensor, weight: Tensor | None, mean: Tensor, rstd: Tensor, *, axes: int = 1, groups: int = 0,
     centered: bool = True,
@@ -401,7 +334,7 @@ def row_norm_grads(
     shape = x.shape[1:2] if groups else x.shape[x.ndim - axes :]
     if x.backend == "cpu":
         kinds, view = (x.dtype, mean.dtype, mean.dtype), _row_view(x.shape, axes, groups)
-        return launch.run_cpu(all_gradients, upstream, x, weight, mean, rstd, dtype=kinds, view=view, shape=shape, centered=centered)
+        return launch.run_cpu(all_gradients, upstream, x, weight, mean, rstd, dtype=kinds, view=view, centered=centered)
     if groups or not x.size:
         d_x = row_norm_grad(upstream, x, weight, mean, rstd, axes=axes, groups=groups, centered=centered)
         return d_x, *row_norm_weight_grad(upstream, x, mean, rstd, axes=axes, groups=groups)
@@ -417,7 +350,7 @@ def row_norm_grads(
     return y, with_shape(weight_grad, shape), with_shape(bias_grad, shape)
 
 
-@op(vjp=_row_norm_weight_grad_vjp, ref="numpy", samples=_WEIGHT_GRAD_SAMPLES, tol=8)
+@op(vjp=None, formula=_of_rows(_weight_gradients), ref="numpy", samples=_WEIGHT_GRAD_SAMPLES, tol=8)
 def row_norm_weight_grad(
     upstream: Tensor, x: Tensor, mean: Tensor, rstd: Tensor, *, axes: int = 1, groups: int = 0
 ) -> tuple[Tensor, Tensor]:
@@ -427,7 +360,7 @@ def row_norm_weight_grad(
     shape = x.shape[1:2] if groups else x.shape[x.ndim - axes :]
     if x.backend == "cpu":
         view = _row_view(x.shape, axes, groups)
-        return launch.run_cpu(_weight_gradients, upstream, x, mean, rstd, dtype=mean.dtype, view=view, shape=shape)
+        return launch.run_cpu(_weight_gradients, upstream, x, mean, rstd, dtype=mean.dtype, view=view)
     if not x.size:
         return Tensor.zeros(shape, mean.dtype, queue=x.queue), Tensor.zeros(shape, mean.dtype, queue=x.queue)
     operands = operands_of(upstream, x, x, None, None, mean)

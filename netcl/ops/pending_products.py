@@ -347,7 +347,7 @@ def pending_affine(x: Any, w: Any, bias: Any = None) -> Tensor | None:
 
 
 def pending_conv2d(
-    x: Any, w: Any, bias: Any = None, *, stride: Any = 1, padding: Any = 0, dilation: Any = 1, groups: int = 1, pad: Any = None
+    x: Any, w: Any, bias: Any = None, stride: Any = 1, padding: Any = 0, dilation: Any = 1, groups: int = 1, pad: Any = None
 ) -> Tensor | None:
     """Return a pending convolution; ``None`` if the op itself must run."""
     if not _fusable_operands(x, w, bias) or (bias is not None and bias.shape != w.shape[:1]):

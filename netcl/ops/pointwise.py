@@ -363,15 +363,12 @@ def _sum_to_channels(F: Any, g: Any, axis: int, shape: tuple[int, ...]) -> Any:
     return F.sum(g, axis=tuple(a for a in range(len(g.shape)) if a != axis % len(g.shape)))
 
 
-def _bias_add_vjp(F: Any, g: Any, bias_shape: tuple[int, ...], axis: int) -> Any:
-    return g, _sum_to_channels(F, g, axis, bias_shape)
-
-
 def _per_channel(x: np.ndarray, w: np.ndarray, axis: int) -> np.ndarray:
     return w if w.size == 1 else w.reshape(-1, *(1,) * (x.ndim - 1 - axis % x.ndim))
 
 
-@op(at_once=True, vjp=_bias_add_vjp, ref=lambda x, bias, axis=1: x + _per_channel(x, bias, axis),
+@op(at_once=True, vjp=lambda F, g, bias_shape, axis: (g, _sum_to_channels(F, g, axis, bias_shape)),
+    ref=lambda x, bias, axis=1: x + _per_channel(x, bias, axis),
     samples=[S((3, 5), (5,)), S((2, 3, 4, 5), (3,)), S((2, 7, 3), (3,), axis=-1), S((0, 3), (3,))],
     errors=[(S((3, 4), (3,)), r"\[bias_add\] bias must have one value, or one per element of axis 1")],
 )  # fmt: skip

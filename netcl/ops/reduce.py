@@ -28,10 +28,6 @@ def _folded_count(shape: tuple[int, ...], axis: Axis) -> int:
     return math.prod(shape[a] for a in axes_of("backward", axis, shape))
 
 
-def _mean_vjp(F: Any, g: Any, x_shape: tuple[int, ...], axis: Axis) -> Any:
-    return F.expand(F.div(_with_folded_axes(F, g, x_shape, axis), max(_folded_count(x_shape, axis), 1)), x_shape)
-
-
 def _prod_vjp(F: Any, g: Any, x: Any, axis: Axis) -> Any:
     """Multiply ``g`` by the products of the elements before and after each: no quotient, so that zeros are right in every derivative."""
     axes = axes_of("backward", axis, x.shape)
@@ -87,7 +83,9 @@ def reduction(name: str, combine: str, neutral: str, ref: Callable[..., Any], vj
 
 _SUM = reduction("sum", "v0 + v1", "0", np.sum, lambda F, g, x_shape, axis: F.expand(_with_folded_axes(F, g, x_shape, axis), x_shape),
                  result="sum", amp="wide", doc="Sum over axes; integers and bool give int64.")  # fmt: skip
-reduction("mean", "v0 + v1", "0", np.mean, _mean_vjp, finish="v0 / n", accepts="float", amp="wide", doc="Mean over axes.")
+reduction("mean", "v0 + v1", "0", np.mean, lambda F, g, x_shape, axis:
+          F.expand(F.div(_with_folded_axes(F, g, x_shape, axis), max(_folded_count(x_shape, axis), 1)), x_shape),
+          finish="v0 / n", accepts="float", amp="wide", doc="Mean over axes.")  # fmt: skip
 reduction("prod", "v0 * v1", "1", np.prod, _prod_vjp, result="sum", domain=(0.5, 1.5), tol=4, doc="Product over axes.")
 reduction("amax", "MAX(v0, v1)", "LOWEST", np.max, _extreme_vjp, empty=False, amp="keep",
           doc="Largest element; NaN wins. The gradient of ties is shared.")  # fmt: skip

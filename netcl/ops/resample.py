@@ -283,10 +283,15 @@ def grid_sample(
         raise ShapeError(message(name, f"grid must be (batch, {form}) with the batch of x", **shapes))
     if min(x.shape[1:]) < 1:
         raise ShapeError(message(name, "x must have at least one channel and one pixel", **shapes))
-    (batch, channels, *sizes), kind, count = x.shape, dtypes.sum_dtype(x.dtype), math.prod(grid.shape[1:-1])
+    return sampled(F, x, grid, mode, padding_mode, align)
+
+
+def sampled(F: Any, x: Tensor, grid: Tensor, mode: str, padding_mode: str, align: bool) -> Tensor:
+    """Compute :func:`grid_sample` in any number of dimensions: by its kernel, or as a weighted sum of gathered pixels."""
     if x.ndim == 4 and mode != "bicubic":
         points = F.reflect_points(grid) if padding_mode == "reflection" else grid
         return F.sample_images(x, points, linear=mode == "bilinear", border=padding_mode != "zeros", align=align)
+    (batch, channels, *sizes), kind, count = x.shape, dtypes.sum_dtype(x.dtype), math.prod(grid.shape[1:-1])
     points = F.reshape(F.cast(grid, kind), (batch, count, len(sizes)))
     points = F.reflect_points(points) if padding_mode == "reflection" else points
     index, weight = Tensor.from_host(x.queue, np.arange(batch).reshape(-1, 1, 1)), Tensor.ones((1, 1, 1), kind, queue=x.queue)

@@ -93,10 +93,11 @@ def _sample_kernel(name: str, image: Tensor, grid: Tensor) -> Any:
     return launch.kernel(image.queue, __file__, "sample_images.cl", name, operands, {"REAL": dtypes.DTYPES[image.dtype].c_compute})
 
 
-def _grid_grad(F: Any, dy: Tensor, x: Tensor, grid: Tensor, recorded: bool, linear: bool, border: bool, align: bool) -> Tensor:
-    """Return the gradient with respect to the grid: by its kernel or, if it is recorded, by ops that have a gradient."""
-    if not (linear and recorded):
-        return F.sample_images_grid_grad(dy, x, grid, linear=linear, border=border, align=align)
+def _grid_grad_by_ops(
+    F: Any, dy: Tensor, x: Tensor, grid: Tensor, *, linear: bool = True, border: bool = False, align: bool = False
+) -> Tensor:
+    if not linear:
+        return F.mul(grid, 0.0)
     (batch, channels, height, width), points = x.shape, grid.shape[1] * grid.shape[2]
     spots = []
     for axis, size in enumerate((width, height)):
@@ -120,9 +121,10 @@ def _grid_grad(F: Any, dy: Tensor, x: Tensor, grid: Tensor, recorded: bool, line
     return F.cast(F.reshape(F.stack([left, up], -1), grid.shape), grid.dtype)
 
 
-def _sample_vjp(F, g, x, grid, needs, recorded, linear, border, align):
-    dx = F.sample_images_input_grad(g, grid, size=x.shape[2:], linear=linear, border=border, align=align) if needs[0] else None
-    return dx, _grid_grad(F, g, x, grid, recorded, linear, border, align) if needs[1] else None
+def _sample_vjp(F, g, x, grid, needs, linear, border, align):
+    options = {"linear": linear, "border": border, "align": align}
+    dx = F.sample_images_input_grad(g, grid, size=x.shape[2:], **options) if needs[0] else None
+    return dx, F.sample_images_grid_grad(g, x, grid, **options) if needs[1] else None
 
 
 @op(vjp=_sample_vjp, ref="numpy", amp="float",
@@ -142,9 +144,10 @@ def sample_images(x: Tensor, grid: Tensor, *, linear: bool = True, border: bool 
     return y
 
 
-def _sample_grad_vjp(F, g, dy, grid, needs, recorded, linear, border, align):
-    back = F.sample_images(g, grid, linear=linear, border=border, align=align) if needs[0] else None
-    return back, _grid_grad(F, dy, g, grid, recorded, linear, border, align) if needs[1] else None
+def _sample_grad_vjp(F, g, dy, grid, needs, linear, border, align):
+    options = {"linear": linear, "border": border, "align": align}
+    back = F.sample_images(g, grid, **options) if needs[0] else None
+    return back, F.sample_images_grid_grad(dy, g, grid, **options) if needs[1] else None
 
 
 @op(vjp=_sample_grad_vjp, ref="numpy", amp="float",
@@ -168,13 +171,13 @@ def sample_images_input_grad(
     return dx if sums == dy.dtype else cast(dx, dy.dtype)
 
 
-@op(vjp=None, ref="numpy", amp="float", tol=100.0,
+@op(vjp=None, formula=_grid_grad_by_ops, ref="numpy", amp="float", tol=100.0,
     samples=[S((1, 2, 3, 4), (1, 2, 4, 5), (1, 3, 4, 2)),
              S((1, 2, 5, 3), (1, 2, 4, 5), (1, 5, 3, 2), border=True, low=-1.4, high=1.4)])  # fmt: skip
 def sample_images_grid_grad(
     dy: Tensor, x: Tensor, grid: Tensor, *, linear: bool = True, border: bool = False, align: bool = False
 ) -> Tensor:
-    """The gradient of :func:`sample_images` with respect to its grid; zero unless ``linear``. Second derivatives do not use this op."""
+    """The gradient of :func:`sample_images` with respect to its grid; zero unless ``linear``."""
     dy, x, grid = launch.as_tensors("sample_images_grid_grad", dy, x, grid)
     if x.backend == "cpu":
         return launch.run_cpu(_sample_grid_grad_cpu, dy, x, grid, dtype=grid.dtype, linear=linear, border=border, align=align)

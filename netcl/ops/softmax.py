@@ -10,7 +10,7 @@ from netcl.core.errors import ShapeError, message
 from netcl.core.tensor import Tensor
 from netcl.engine import launch, rows
 from netcl.engine.registry import S, op
-from netcl.ops.fused_rows import along_axis, log_softmax_grad_rows, log_softmax_rows, softmax_grad_rows, softmax_rows
+from netcl.ops.fused_rows import along_axis, by_ops, log_softmax_grad_rows, log_softmax_rows, softmax_grad_rows, softmax_rows
 
 _SOFTMAX_SAMPLES = [S((1, 1)), S((3, 5)), S((2, 257), low=-30.0, high=30.0), S((2, 3, 4), axis=1), S((4, 255), axis=0), S((0, 3)), S(()),
             S((2, 1, 33))]  # fmt: skip
@@ -43,20 +43,6 @@ def _run_softmax(op_name: str, kernel: str, axis: int, operands: dict[str, Tenso
 
 
 # ---- ops
-
-
-def _softmax_grad_vjp(F: Any, g: Any, upstream: Any, y: Any, axis: int) -> tuple[Any, Any]:
-    """Return the gradients of ``y (u - sum(u y))`` with respect to the upstream gradient u and to y."""
-    along = {"axis": axis, "keepdims": True}
-    inner = F.sub(upstream, F.sum(F.mul(upstream, y), **along))
-    return F.softmax_grad(g, y, axis=axis), F.sub(F.mul(g, inner), F.mul(upstream, F.sum(F.mul(g, y), **along)))
-
-
-def _log_softmax_grad_vjp(F: Any, g: Any, upstream: Any, y: Any, axis: int) -> tuple[Any, Any]:
-    """Return the gradients of ``u - exp(y) sum(u)`` with respect to the upstream gradient u and to y."""
-    along = {"axis": axis, "keepdims": True}
-    weighted = F.mul(g, F.exp(y))
-    return F.sub(g, F.sum(weighted, **along)), F.neg(F.mul(weighted, F.sum(upstream, **along)))
 
 
 def _softmax_forward(op_name: str, x: Any, axis: int, log: bool, widen: bool) -> Tensor:
@@ -106,13 +92,13 @@ def _grad(op_name: str, upstream: Any, y: Any, axis: int, log: bool, dtype: str 
     return _run_softmax(op_name, "softmax_grad", axis, {"X": upstream, "P": y}, log, dtype)
 
 
-@op(vjp=_softmax_grad_vjp, ref="numpy", amp="float", samples=_SOFTMAX_GRAD_SAMPLES)
+@op(vjp=None, formula=by_ops(softmax_grad_rows), ref="numpy", amp="float", samples=_SOFTMAX_GRAD_SAMPLES)
 def softmax_grad(upstream: Tensor, y: Tensor, axis: int = -1, *, dtype: str | None = None) -> Tensor:
     """The gradient of :func:`softmax` from its result ``y``: ``y (upstream - sum(upstream y))``; ``dtype``: its dtype, by default y's."""
     return _grad("softmax_grad", upstream, y, axis, False, dtype)
 
 
-@op(vjp=_log_softmax_grad_vjp, ref="numpy", amp="float", samples=_SOFTMAX_GRAD_SAMPLES)
+@op(vjp=None, formula=by_ops(log_softmax_grad_rows), ref="numpy", amp="float", samples=_SOFTMAX_GRAD_SAMPLES)
 def log_softmax_grad(upstream: Tensor, y: Tensor, axis: int = -1, *, dtype: str | None = None) -> Tensor:
     """The gradient of :func:`log_softmax` from its result ``y``: ``upstream - exp(y) sum(upstream)``; ``dtype``: as in softmax_grad."""
     return _grad("log_softmax_grad", upstream, y, axis, True, dtype)

@@ -13,7 +13,7 @@ from netcl.core.dtype import DTYPES
 from netcl.core.tensor import Tensor
 from netcl.io.onnx.imports import IMPORTS
 from netcl.io.onnx.table import OnnxNode
-from netcl.ops.resample import cubic_kernel, weighted_axis
+from netcl.ops.resample import cubic_kernel, sampled, weighted_axis
 
 # ---- Resize
 
@@ -91,59 +91,8 @@ def _shares(node: OnnxNode, n: int, scale: float, center: np.ndarray) -> tuple[n
 
 
 def _grid_sample(node: OnnxNode, x: Tensor, grid: Tensor) -> Tensor:
-    mode, align = node["mode"].removeprefix("bi"), bool(node["align_corners"])
-    if x.ndim == 4 and mode != "cubic":
-        return ag.grid_sample(x, grid, "bilinear" if mode == "linear" else mode, node["padding_mode"], align)
-    flat = ag.reshape(grid, (x.shape[0], -1, x.ndim - 2))
-    points = [
-        ag.select(flat, 2, x.ndim - 3 - i) * ((n - 1) / 2) + (n - 1) / 2
-        if align
-        else ag.select(flat, 2, x.ndim - 3 - i) * (n / 2) + (n - 1) / 2
-        for i, n in enumerate(x.shape[2:])
-    ]
-    return ag.reshape(_values_at(x, points, mode, node["padding_mode"], align), (*x.shape[:2], *grid.shape[1:-1]))
-
-
-def _values_at(x: Tensor, points: list[Tensor], mode: str, padding: str, align: bool) -> Tensor:
-    """Return the values of ``x`` at pixel coordinates (a tensor ``(batch, points)`` per axis), as ``(batch, channels, points)``."""
-    sizes, flat = x.shape[2:], ag.reshape(x, (*x.shape[:2], -1))
-    total: Any = 0.0
-    if padding != "zeros" and mode != "cubic":
-        points = [_returned(p, n, padding, align) for p, n in zip(points, sizes, strict=True)]
-    for taps in itertools.product(*(_point_taps(p, mode) for p in points)):
-        place, weight = list[Any]((0.0, 1.0))
-        for (at, share), n in zip(taps, sizes, strict=True):
-            inside = ag.clamp(_returned(at, n, padding, align), 0, n - 1)
-            share = share if padding != "zeros" else ag.where(ag.eq(inside, at), share, 0.0)
-            place, weight = place * n + inside, weight * share
-        index = ag.expand(ag.unsqueeze(ag.cast(place, "int64"), 1), (*x.shape[:2], points[0].shape[1]))
-        total = ag.gather(flat, 2, index) * ag.unsqueeze(weight, 1) + total
-    return total
-
-
-def _returned(p: Tensor, n: int, padding: str, align: bool) -> Tensor:
-    """Return coordinates ``p``, moved into an axis of ``n`` pixels by the padding mode; the mode ``zeros`` does not change them."""
-    if padding == "border":
-        return ag.clamp(p, 0, n - 1)
-    if padding == "zeros":
-        return p
-    low, span = (0.0, n - 1.0) if align else (-0.5, float(n))
-    if not span:
-        return p * 0.0
-    return ag.clamp(span - ag.abs(ag.remainder(p - low, 2 * span) - span) + low, 0, n - 1)
-
-
-def _point_taps(p: Tensor, mode: str) -> list[tuple[Tensor, Any]]:
-    """Return a pair (pixel indices, weights) for each of the neighbors that an interpolation at the points ``p`` of an axis reads."""
-    if mode == "nearest":
-        return [(ag.round(p), p * 0.0 + 1.0)]
-    base = ag.floor(p)
-    f, a = p - base, -0.75
-    if mode == "linear":
-        return [(base, 1.0 - f), (base + 1.0, f)]
-    near = [((a + 2) * t - (a + 3)) * t * t + 1.0 for t in (f, 1.0 - f)]
-    far = [((a * t - 5 * a) * t + 8 * a) * t - 4 * a for t in (f + 1.0, 2.0 - f)]
-    return [(base - 1.0, far[0]), (base, near[0]), (base + 1.0, near[1]), (base + 2.0, far[1])]
+    mode = {"linear": "bilinear", "cubic": "bicubic"}.get(node["mode"], node["mode"])
+    return sampled(ag, x, grid, mode, node["padding_mode"], bool(node["align_corners"]))
 
 
 def _roi_align(node: OnnxNode, x: Tensor, rois: Tensor, batches: Tensor) -> Tensor:

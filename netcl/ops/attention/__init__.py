@@ -29,7 +29,7 @@ from netcl.ops.attention.cached import cached_attention
 from netcl.ops.attention.dense import (
     attention_cpu,
     attention_grad_cpu,
-    attention_grad_vjp,
+    gradients_by_ops,
     mask_gradient,
     masked,
 )
@@ -461,7 +461,7 @@ def _grad_of_views(
 
 
 @op(
-    vjp=attention_grad_vjp, ref="numpy", samples=_ATTENTION_GRAD_SAMPLES, tol=8,
+    vjp=None, formula=gradients_by_ops, ref="numpy", samples=_ATTENTION_GRAD_SAMPLES, tol=8,
     deferred=_grad_of_views, defer_if=lambda *xs: views.any_pending((*xs[:4], *xs[5:6])),
 )  # fmt: skip
 def attention_grad(

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from netcl.core.tensor import Tensor
-from netcl.ops.attention.geometry import HeadSizes, Mask, attention_geometry, grouped, mask_of, score_scale
+from netcl.ops.attention.geometry import HeadSizes, Mask, attention_geometry, grouped, score_scale
 
 QUERIES = 256  # rows of scores that the NumPy backend holds at a time
 
@@ -36,11 +36,6 @@ def _scores(q: np.ndarray, k: np.ndarray, mask: Any, kind: int, part: slice, cau
     return scores
 
 
-def _mask_shape(place: Mask, sizes: HeadSizes) -> tuple[int, ...]:
-    batch, heads, n, m = place.shape
-    return (batch, *((1, 1) if heads == 1 else (sizes.kv_heads, sizes.sharing)), n, m)
-
-
 def attention_cpu(q: Any, k: Any, v: Any, mask: Any, sizes: HeadSizes, place: Mask, causal: bool, scale: float) -> tuple[np.ndarray, ...]:
     """Return the result and the log-sum-exp of each row of scores, computed a block of queries at a time."""
     out, logarithms = np.zeros((*q.shape[:-1], sizes.depth_v), q.dtype), np.empty(q.shape[:-1], q.dtype)
@@ -57,9 +52,11 @@ def attention_cpu(q: Any, k: Any, v: Any, mask: Any, sizes: HeadSizes, place: Ma
 
 
 def _views(q: Any, k: Any, v: Any, mask: Any, sizes: HeadSizes, place: Mask) -> tuple[Any, ...]:
+    batch, heads, *rest = place.shape
+    masked_heads = (1, 1) if heads == 1 else (sizes.kv_heads, sizes.sharing)
     return (q.reshape(grouped(sizes, sizes.n, sizes.depth, True)), k.reshape(grouped(sizes, sizes.m, sizes.depth, False)),
             v.reshape(grouped(sizes, sizes.m, sizes.depth_v, False)),
-            None if mask is None else mask.reshape(_mask_shape(place, sizes)))  # fmt: skip
+            None if mask is None else mask.reshape(batch, *masked_heads, *rest))  # fmt: skip
 
 
 def attention_grad_cpu(
@@ -98,55 +95,41 @@ def masked(F: Any, scores: Any, mask: Any, causal: bool) -> Any:
     return scores
 
 
-class Dense:
-    """The probabilities and the gradient of the scores of one call as whole matrices, computed with the ops ``F``."""
-
-    def __init__(
-        self, F: Any, g: Any, q: Any, k: Any, v: Any, mask: Any, out: Any, logarithms: Any, through: Any, causal: bool, scale: Any
-    ):
-        sizes = attention_geometry("attention", q, k, v)
-        self.scale = score_scale(scale, sizes.depth)
-        self.g, self.out = (F.reshape(t, grouped(sizes, sizes.n, sizes.depth_v, True)) for t in (g, out))
-        self.q = F.reshape(q, grouped(sizes, sizes.n, sizes.depth, True))
-        self.k = F.reshape(k, grouped(sizes, sizes.m, sizes.depth, False))
-        self.v = F.reshape(v, grouped(sizes, sizes.m, sizes.depth_v, False))
-        rows = (sizes.batch, *sizes.query_shape, 1)
-        logs = F.reshape(logarithms, rows)
-        place = mask_of("attention", mask, q.shape, sizes)
-        here = None if place.tensor is None else F.reshape(place.tensor, _mask_shape(place, sizes))
-        scores = masked(F, F.mul(F.matmul(self.q, self.k, transpose_b=True), self.scale), here, causal)
-        self.p = F.exp(F.sub(scores, F.where(F.eq(logs, -math.inf), math.inf, logs)))
-        delta = F.sum(F.mul(self.g, self.out), axis=-1, keepdims=True)
-        delta = delta if through is None else F.sub(delta, F.reshape(through, rows))
-        self.rest = F.sub(F.matmul(self.g, self.v, transpose_b=True), delta)
-        self.d_s = F.mul(self.p, self.rest)
+def _dense(
+    F: Any, g: Any, q: Any, k: Any, v: Any, mask: Any, out: Any, logarithms: Any, through: Any, causal: bool, scale: float
+) -> tuple[Any, ...]:
+    """Return g, q and k by groups of heads, and as whole matrices the probabilities and the gradient of the scores."""
+    sizes = attention_geometry("attention", q, k, v)
+    g, out = (F.reshape(t, grouped(sizes, sizes.n, sizes.depth_v, True)) for t in (g, out))
+    q = F.reshape(q, grouped(sizes, sizes.n, sizes.depth, True))
+    scores, rows = (*q.shape[:-1], sizes.m), (*q.shape[:-1], 1)
+    mask = None if mask is None else F.reshape(F.expand(mask, (*logarithms.shape, sizes.m)), scores)
+    k = F.reshape(k, grouped(sizes, sizes.m, sizes.depth, False))
+    v = F.reshape(v, grouped(sizes, sizes.m, sizes.depth_v, False))
+    logs = F.reshape(logarithms, rows)
+    p = masked(F, F.mul(F.matmul(q, k, transpose_b=True), scale), mask, causal)
+    p = F.exp(F.sub(p, F.where(F.eq(logs, -math.inf), math.inf, logs)))
+    delta = F.sum(F.mul(g, out), axis=-1, keepdims=True)
+    delta = delta if through is None else F.sub(delta, F.reshape(through, rows))
+    return g, q, k, p, F.mul(p, F.sub(F.matmul(g, v, transpose_b=True), delta))
 
 
 def mask_gradient(
-    F: Any, g: Any, q: Any, k: Any, v: Any, mask: Any, out: Any, logarithms: Any, through: Any, causal: bool, scale: Any
+    F: Any, g: Any, q: Any, k: Any, v: Any, mask: Any, out: Any, logarithms: Any, through: Any, causal: bool, scale: float | None
 ) -> Any:
     """Compute the gradient of an additive mask, which equals the gradient of the scores."""
-    dense = Dense(F, g, q, k, v, mask, out, logarithms, through, causal, scale)
-    return F.reshape(dense.d_s, (*q.shape[:-1], k.shape[-2]))
+    *_, d_s = _dense(F, g, q, k, v, mask, out, logarithms, through, causal, score_scale(scale, q.shape[-1]))
+    return F.reshape(d_s, (*q.shape[:-1], k.shape[-2]))
 
 
-def attention_grad_vjp(F, g, upstream, q, k, v, mask, result, logarithms, through, causal, scale):
-    """Compute the gradients of :func:`attention_grad`; the whole score matrix is stored."""
-    d = Dense(F, upstream, q, k, v, mask, result, logarithms, through, causal, scale)
-    u_q, u_k, u_v = (F.mul(like, 0) if u is None else F.reshape(u, like.shape) for u, like in zip(g[:3], (d.q, d.k, d.v), strict=True))
-    w = F.mul(F.add(F.matmul(u_q, d.k, transpose_b=True), F.matmul(d.q, u_k, transpose_b=True)), d.scale)
-    for u in g[3:]:  # with mask_grad, of the gradient of the scores
-        w = w if u is None else F.add(w, F.reshape(u, d.d_s.shape))
-    w_p = F.mul(w, d.p)
-    row = F.sum(w_p, axis=-1, keepdims=True)
-    c_s = F.mul(d.p, F.add(F.matmul(d.g, u_v, transpose_b=True), F.mul(w, d.rest)))
-    c_g = F.sub(F.add(F.matmul(d.p, u_v), F.matmul(w_p, d.v)), F.mul(row, d.out))
-    c_q = F.mul(F.add(F.matmul(d.d_s, u_k), F.matmul(c_s, d.k)), d.scale)
-    c_k = F.mul(F.add(F.matmul(d.d_s, u_q, transpose_a=True), F.matmul(c_s, d.q, transpose_a=True)), d.scale)
-    c_v = F.matmul(w_p, d.g, transpose_a=True)
-    c_k, c_v = (F.sum(t, axis=2) for t in (c_k, c_v))
-    c_logs = F.neg(F.sum(c_s, axis=-1))
-    c_mask = None if mask is None or mask.dtype == "bool" else c_s
-    found = (c_g, c_q, c_k, c_v, c_mask, F.neg(F.mul(row, d.g)), c_logs, None if through is None else row)
-    shapes = (upstream.shape, q.shape, k.shape, v.shape, (*q.shape[:-1], k.shape[-2]), result.shape, logarithms.shape, logarithms.shape)
-    return tuple(None if t is None else F.reshape(t, shape) for t, shape in zip(found, shapes, strict=True))
+def gradients_by_ops(
+    F: Any, upstream: Any, q: Any, k: Any, v: Any, mask: Any, out: Any, logarithms: Any, through: Any = None, *, causal: bool = False,
+    scale: float | None = None, mask_grad: bool = False,
+) -> tuple[Any, ...]:  # fmt: skip
+    """Compute :func:`attention_grad` by other ops; the whole score matrix is stored."""
+    scale = score_scale(scale, q.shape[-1])
+    heads, queries, keys, p, d_s = _dense(F, upstream, q, k, v, mask, out, logarithms, through, causal, scale)
+    scaled = F.mul(d_s, scale)
+    d_k, d_v = (F.sum(F.matmul(a, b, transpose_a=True), axis=2) for a, b in ((scaled, queries), (p, heads)))
+    found = (F.reshape(F.matmul(scaled, keys), q.shape), F.reshape(d_k, k.shape), F.reshape(d_v, v.shape))
+    return (*found, F.reshape(d_s, (*q.shape[:-1], k.shape[-2]))) if mask_grad else found

@@ -122,7 +122,7 @@ _CONV_ERRORS: list[Any] = [
 
 @op(vjp=_conv2d_vjp, ref="numpy", amp="half", bias_stays=True, samples=_CONV_SAMPLES, errors=_CONV_ERRORS)
 def conv2d(
-    x: Tensor, w: Tensor, bias: Tensor | None = None, *, stride: Pair = 1, padding: Padding = 0, dilation: Pair = 1, groups: int = 1,
+    x: Tensor, w: Tensor, bias: Tensor | None = None, stride: Pair = 1, padding: Padding = 0, dilation: Pair = 1, groups: int = 1,
     pad: Padding | None = None,
 ) -> Tensor:  # fmt: skip
     """Convolution of images ``(batch, channels, height, width)`` with weights ``(filters, channels / groups, height, width)``.
@@ -277,7 +277,7 @@ def _transpose_vjp(F, g, x, w, bias_dtype, needs, stride, padding, groups, dilat
         (S((1, 4, 5, 5), (4, 2, 3, 3), (3,)), r"\[conv_transpose2d\] bias must have one value for each of 2 filters; bias.shape=\(3,\)"),
     ])  # fmt: skip
 def conv_transpose2d(
-    x: Tensor, w: Tensor, bias: Tensor | None = None, *, stride: Pair = 1, padding: Padding = 0, output_padding: Pair = 0, groups: int = 1,
+    x: Tensor, w: Tensor, bias: Tensor | None = None, stride: Pair = 1, padding: Padding = 0, output_padding: Pair = 0, groups: int = 1,
     dilation: Pair = 1,
 ) -> Tensor:  # fmt: skip
     """Transposed convolution: maps the output shape of :func:`conv2d` back to its input shape.
@@ -335,7 +335,7 @@ def _for_images(stride: Any, padding: Any, dilation: Any) -> dict[str, Any]:
     ],
     errors=[(S((2, 3, 4, 5), (4, 3, 3)), r"\[conv1d\] x must have 3 dimensions \(or 2, .*; x.shape=\(2, 3, 4, 5\)")])  # fmt: skip
 def conv1d(
-    F: Any, x: Tensor, w: Tensor, bias: Tensor | None = None, *, stride: int = 1, padding: int | str = 0, dilation: int = 1, groups: int = 1
+    F: Any, x: Tensor, w: Tensor, bias: Tensor | None = None, stride: int = 1, padding: int | str = 0, dilation: int = 1, groups: int = 1
 ) -> Tensor:
     """Convolve signals ``(batch, channels, length)`` with weights ``(filters, channels / groups, kernel_size)``."""
     images = _signals(F, "conv1d", x, w)
@@ -346,7 +346,7 @@ def conv1d(
     samples=[S((2, 4, 7), (4, 3, 3), (3,), stride=2, padding=1, output_padding=1), S((1, 4, 9), (4, 2, 4), groups=2, dilation=2)],
     errors=[(S((3,), (4, 3, 3)), r"\[conv_transpose1d\] x must have 3 dimensions \(or 2, without a batch\)")])  # fmt: skip
 def conv_transpose1d(
-    F: Any, x: Tensor, w: Tensor, bias: Tensor | None = None, *, stride: int = 1, padding: int = 0, output_padding: int = 0,
+    F: Any, x: Tensor, w: Tensor, bias: Tensor | None = None, stride: int = 1, padding: int = 0, output_padding: int = 0,
     groups: int = 1, dilation: int = 1,
 ) -> Tensor:  # fmt: skip
     """The transpose of :func:`conv1d`; ``w`` is ``(channels, filters / groups, kernel_size)``."""
@@ -358,11 +358,8 @@ def conv_transpose1d(
 # ---- columns
 
 
-def _im2col_vjp(F, g, x_shape, kernel, stride, padding, dilation):
-    return F.col2im(g, size=x_shape[2:], kernel=kernel, stride=stride, padding=padding, dilation=dilation)
-
-
-@op(vjp=_im2col_vjp, ref="numpy",
+@op(vjp=lambda F, g, x_shape, kernel, stride, padding, dilation:
+        F.col2im(g, size=x_shape[2:], kernel=kernel, stride=stride, padding=padding, dilation=dilation), ref="numpy",
     samples=[
         S((2, 3, 7, 6), kernel=(3, 2), padding=1),
         S((1, 2, 9, 8), kernel=(2, 3), stride=(2, 3), dilation=(3, 1)),
@@ -384,11 +381,8 @@ def im2col(x: Tensor, *, kernel: Pair, stride: Pair = 1, padding: Padding = 0, d
     return cols
 
 
-def _col2im_vjp(F, g, kernel, stride, padding, dilation):
-    return F.im2col(g, kernel=kernel, stride=stride, padding=padding, dilation=dilation)
-
-
-@op(vjp=_col2im_vjp, ref="numpy",
+@op(vjp=lambda F, g, kernel, stride, padding, dilation:
+        F.im2col(g, kernel=kernel, stride=stride, padding=padding, dilation=dilation), ref="numpy",
     samples=[
         S((2, 18, 49), size=(7, 6), kernel=(3, 2), padding=1),
         S((1, 12, 6), size=(9, 8), kernel=(2, 3), stride=(2, 3), dilation=(3, 1)),

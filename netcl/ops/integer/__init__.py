@@ -13,7 +13,7 @@ import numpy as np
 
 from netcl.core.device import handle_of
 from netcl.core.errors import ShapeError, message
-from netcl.core.kernel_selector import KernelConfig, get_kernel_selector
+from netcl.core.kernel_selector import get_kernel_selector
 from netcl.core.tensor import Tensor
 from netcl.engine import algorithms, launch
 from netcl.engine.registry import S, op
@@ -27,10 +27,6 @@ _BYTE_TYPES = {"int8": "char", "uint8": "uchar"}
 #: Multiply-adds from which a brand of devices is faster with integers, than with an exact sum of float products (``"exact"``) and than with
 #: one float product between DequantizeLinear and QuantizeLinear (``"qdq"``), by benchmarks/integer_products.py.
 LEAST_PRODUCTS = {("nvidia", "exact"): 500_000}
-
-
-def _gains(problem: tuple[str, int], config: KernelConfig | None, profile: Any) -> bool:
-    return problem[1] >= LEAST_PRODUCTS.get((profile.brand, problem[0]), math.inf)
 
 
 def prefers_integers(a: Tensor, b: Tensor, work: int, other: str = "exact") -> bool:
@@ -96,7 +92,8 @@ def _run_tiles(queue: Any, sizes: tuple[int, ...], config: Any, profile: Any, t:
 
 algorithms.add(
     "integer", "tiles", "dot.cl", "a group for 64 x 64 sums; on CPUs, by request only, an item for 8 x 8",
-    "integer_products_h200.json: matmul 512x768 to 768", _run_tiles, when=_gains,
+    "integer_products_h200.json: matmul 512x768 to 768", _run_tiles,
+    when=lambda problem, config, profile: problem[1] >= LEAST_PRODUCTS.get((profile.brand, problem[0]), math.inf),
 )  # fmt: skip
 
 

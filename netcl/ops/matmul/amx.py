@@ -107,12 +107,9 @@ def run(queue: Any, p: Matmul, t: Operands, terms: int, units: int) -> None:
         repair(queue, (columns, rows, p.batches), 1, t.a, t.b, *t.end, odd, *numbers, t.scale)
 
 
-def _amx(queue: Any, p: Matmul, config: KernelConfig, profile: DeviceProfile, t: Operands) -> None:
-    run(queue, p, t, config.extra.get("terms") or terms_for(p) or 2, profile.max_compute_units)
-
-
 algorithms.add(
     "matmul", "amx", "amx.cl", "products of 128^3 multiply-adds and more, where NETCL_AMX=1 asks for it", "amx_intel.txt: matmul 1024",
-    _amx, device="cpu", tiers=("amx",), variants=gemm.VARIANTS, needs="the tile registers of amx_bf16", when=wants,
+    lambda queue, p, config, profile, t: run(queue, p, t, config.extra.get("terms") or terms_for(p) or 2, profile.max_compute_units),
+    device="cpu", tiers=("amx",), variants=gemm.VARIANTS, needs="the tile registers of amx_bf16", when=wants,
     probe=lambda queue, p, config: granted() and _driver_works(queue), cost=algorithms.first,
 )  # fmt: skip

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from netcl.core.capabilities import DeviceProfile
 from netcl.core.dtype import DTYPES, HALVES
 from netcl.core.kernel_selector import KernelConfig, get_matmul_precision
 from netcl.core.kernel_selector import KernelVariant as V
@@ -142,14 +141,11 @@ def _width(p: Matmul) -> int:
     return 4 if p.c in HALVES and p.n % 4 == 0 else 2 if p.c == "float32" and p.n % 2 == 0 else 1
 
 
-def _wgmma(queue: Any, p: Matmul, config: KernelConfig, profile: DeviceProfile, t: Operands) -> None:
-    run(queue, p, t, best_tile(p, profile.max_compute_units, config)[0], **config.extra.get("macros", {}))
-
-
 algorithms.add(
     "matmul", "wgmma", "wgmma.cl ptx.cl pad.cl", "products of floats that are large by the cost model",
-    "cases_h200.json: matmul 4096", _wgmma, device="gpu", tiers=(WGMMA_TIER,), variants=gemm.VARIANTS,
-    needs="NVIDIA, compute capability 9.0",
+    "cases_h200.json: matmul 4096", lambda queue, p, config, profile, t:
+        run(queue, p, t, best_tile(p, profile.max_compute_units, config)[0], **config.extra.get("macros", {})),
+    device="gpu", tiers=(WGMMA_TIER,), variants=gemm.VARIANTS, needs="NVIDIA, compute capability 9.0",
     when=lambda p, config, profile: nvidia.capable(profile, CAPABILITY, CAPABILITY) and takes(p),
     probe=lambda queue, p, config: nvidia.trusted(queue, WGMMA_TIER, p.a, run),
     cost=lambda p, profile: best_tile(p, profile.max_compute_units)[1],

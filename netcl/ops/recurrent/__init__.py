@@ -6,6 +6,7 @@ Forward keeps the values that the cells computed; ``recurrent_grad`` reads them.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -75,10 +76,6 @@ def _flags(reverse: bool, *given: Any) -> int:
     return int(reverse) + sum(2 << i for i, x in enumerate(given) if x is not None)
 
 
-def _layer_cpu(gx, weight, bias, h0, c0, projection, lengths, kind, reverse):
-    return steps.layer_forward(steps.NUMPY, gx, weight, bias, h0, c0, projection, lengths, kind, reverse)
-
-
 def _layer_vjp(F, g, out, weight, bias_shape, h0, c0, projection, lengths, recorded, kind, reverse):
     (g_y, g_h), (g_c, g_saved), y, saved = g[:2], (None, g[2]) if kind != "lstm" else g[2:], out[0], out[-1]
     known = (weight, h0, c0, projection, lengths, y, saved)
@@ -128,7 +125,7 @@ def recurrent(
     dtype, wide = gx.dtype, sum_dtype(gx.dtype)
     if gx.backend == "cpu":
         kinds, every = (*(dtype,) * (3 if kind == "lstm" else 2), wide), (gx, weight, bias, h0, c0, projection, lengths)
-        return launch.run_cpu(_layer_cpu, *every, dtype=kinds, kind=kind, reverse=reverse)
+        return launch.run_cpu(partial(steps.layer_forward, steps.NUMPY), *every, dtype=kinds, kind=kind, reverse=reverse)
     gx, weight, bias, h0, c0, projection = _wide(wide, gx, weight, bias, h0, c0, projection)
     layer = plans.Layer(kind, count, rows, hidden, width, wide, _flags(reverse, lengths, h0, bias))
     y, saved, h_n, c_n = (
