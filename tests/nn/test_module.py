@@ -53,6 +53,16 @@ def test_shared_parameters_are_listed_once_and_saved_twice(device):
     assert twin[0].weight is twin[1].weight
 
 
+def test_parameters_are_what_was_made_as_parameter(device):
+    net = Net()
+    net.fixed = nn.Parameter(ag.tensor([1.0, 2.0]), requires_grad=False)
+    net.points = ag.tensor([1.0], requires_grad=True)
+    assert names(net.named_parameters())[0] == "fixed" and "points" not in net.state_dict() and not net.fixed.requires_grad
+    assert isinstance(net.fixed, nn.Parameter) and not isinstance(net.points, nn.Parameter)
+    net.again = copy.deepcopy(net.fixed)
+    assert "again" in net.state_dict() and net.half().fixed.dtype == "float16" and net.points.dtype == "float32"
+
+
 def test_assigning_none_or_deleting_unregisters(device):
     net = Net()
     net.act = None
