@@ -195,8 +195,8 @@ class Tensor(TensorMethods):
     pending_release: Callable[[], None] | None
 
     __slots__ = (
-        "__weakref__", "_hooks", "_is_param", "_requires_grad", "_persistent", "context", "dtype", "grad", "grad_fn", "host_ref", "lease", "memory",
-        "output_nr", "pending_event", "pending_release", "place", "queue", "requires_grad", "shape", "source", "writes",
+        "__weakref__", "_hooks", "_is_param", "_requires_grad", "_persistent", "context", "dtype", "grad", "grad_fn", "host_ref", "lease",
+        "memory", "output_nr", "pending_event", "pending_release", "place", "queue", "requires_grad", "shape", "source", "writes",
     )  # fmt: skip
     __array_ufunc__ = None  # NumPy must leave `array + tensor` to the tensor
 

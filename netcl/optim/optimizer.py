@@ -126,8 +126,9 @@ class Optimizer:
 
     def check(self, group: Group) -> None:
         """Raise if an option of a group is out of range."""
-        check_number(self.op, "lr", group["lr"])
-        check_number(self.op, "weight_decay", group["weight_decay"])
+        for name in ("lr", "weight_decay"):
+            if name in group:  # optimizers of users may have neither
+                check_number(self.op, name, group[name])
 
     def _check_switches(self, switches: Mapping[str, Any]) -> None:
         """Raise on an unknown keyword and on ``differentiable=True``; torch's other switches are ignored, as they do not change results."""

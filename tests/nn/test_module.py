@@ -63,6 +63,26 @@ def test_parameters_are_what_was_made_as_parameter(device):
     assert "again" in net.state_dict() and net.half().fixed.dtype == "float16" and net.points.dtype == "float32"
 
 
+def test_attributes_are_read_and_written_as_in_torch(device):
+    net = Net()
+    assert list(net._modules) == ["first", "act", "second"] and list(net.first._parameters) == ["weight", "bias"] and not net._buffers
+    net._modules["act"] = nn.Tanh()
+    net._modules["third"] = nn.Identity()
+    del net._modules["third"]
+    assert (
+        isinstance(net.act, nn.Tanh)
+        and len(net._modules) == 3
+        and net._get_name() == "Net"
+        and net.type("float16").first.bias.dtype == "float16"
+    )
+    net.register_module("more", net.act)
+    twins = nn.Sequential(net.first, net.first)
+    assert names(twins.named_parameters(remove_duplicate=False)) == ["0.weight", "0.bias", "1.weight", "1.bias"]
+    assert names(twins.named_modules(remove_duplicate=False)) == ["", "0", "1"] and names(twins.named_modules(set(), "p")) == ["p", "p.0"]
+    with pytest.raises(RuntimeError, match="must have exactly the parameters"):
+        net.load_state_dict({"first.weight": np.zeros((3, 2))})
+
+
 def test_assigning_none_or_deleting_unregisters(device):
     net = Net()
     net.act = None
@@ -249,6 +269,21 @@ def test_forward_hooks_see_and_replace(device):
     post.remove()
     net(np.ones((1, 2), np.float32))
     assert len(seen) == 1 and net._module_hooks == {}
+
+
+def test_hooks_with_keywords_run_in_the_order_asked(device):
+    class Scale(nn.Module):
+        def forward(self, x, by=1.0):
+            return x * by
+
+    layer, x = Scale(), ag.tensor([1.0, 2.0], requires_grad=True)
+    layer.register_forward_pre_hook(lambda module, args, kwargs: (args, {"by": kwargs["by"] + 1}), with_kwargs=True)
+    layer.register_forward_hook(lambda module, args, kwargs, out: out + kwargs["by"], with_kwargs=True)
+    layer.register_forward_hook(lambda module, args, out: out * 10, prepend=True)
+    layer.register_full_backward_pre_hook(lambda module, grads: (grads[0] * 3,))
+    y = layer(x, by=2.0)
+    y.sum().backward()
+    assert y.tolist() == [33.0, 63.0] and x.grad.tolist() == [90.0, 90.0]
 
 
 def test_backward_hooks_see_and_replace(device):
