@@ -204,6 +204,9 @@ def bitwise_right_shift(input: Operand, other: Operand, *, out: Tensor | None = 
 def bitwise_xor(input: Operand, other: Operand, *, out: Tensor | None = None) -> Tensor:
     """Bitwise XOR of a and b."""
 
+def block_diag(input: Operand, other: Operand, *more: Any) -> Tensor:
+    """A matrix with the given matrices along its diagonal, else zeros."""
+
 def bmm(input: Operand, mat2: Operand) -> Tensor:
     """Multiply two batches of matrices pairwise."""
 
@@ -245,6 +248,9 @@ def cdist(input: Operand, other: Operand, p: float = 2.0) -> Tensor:
 def ceil(input: Operand, *, out: Tensor | None = None) -> Tensor:
     """Smallest integer not below x."""
 
+def chain_matmul(input: Operand, other: Operand, *more: Any) -> Tensor:
+    """The product of matrices, from the left."""
+
 def cholesky(A: Operand, upper: bool = False) -> Tensor:
     """L with ``L L^T = A``; ``linalg.cholesky``."""
 
@@ -283,6 +289,9 @@ def col2im(cols: Operand, *, size: Any, kernel: Any, stride: Any = 1, padding: A
 
 def column_stack(tensors: Sequence[Operand]) -> Tensor:
     """Tensors joined as numpy.column_stack does."""
+
+def combinations(input: Operand, r: int = 2, with_replacement: bool = False) -> Tensor:
+    """Every choice of ``r`` elements of a vector, a row each."""
 
 def contrastive(input: Operand, other: Operand, target: Operand, *, margin: float = 1.0, reduction: str = 'mean', size_average: Any = None, reduce: Any = None) -> Tensor:
     """``t d^2 + (1 - t) max(0, margin - d)^2`` for the distance d of pairs that belong together (t = 1) or not (t = 0)."""
@@ -323,6 +332,9 @@ def conv_transpose2d(input: Operand, weight: Operand, bias: Operand | None = Non
 def copysign(input: Operand, other: Operand, *, out: Tensor | None = None) -> Tensor:
     """|a| with the sign of b."""
 
+def corrcoef(input: Operand) -> Tensor:
+    """The correlation matrix of variables (rows) over observations (columns)."""
+
 def cos(input: Operand, *, out: Tensor | None = None) -> Tensor:
     """Cosine."""
 
@@ -334,6 +346,9 @@ def cosine_similarity(input: Operand, other: Operand, *, dim: int = 1, eps: floa
 
 def count_nonzero(input: Operand, dim: Any = None, keepdim: bool = False, *, axis: Any = ..., keepdims: bool = ...) -> Tensor:
     """Count nonzero elements, as int64."""
+
+def cov(input: Operand, *, correction: int = 1, unbiased: int = ...) -> Tensor:
+    """The covariance matrix of variables (rows) over observations (columns)."""
 
 def cross(input: Operand, other: Operand, dim: int | None = None, *, axis: int | None = ...) -> Tensor:
     """The cross product along an axis of 3, by default the first axis of that size; ``linalg.cross`` takes the last axis."""
@@ -366,6 +381,9 @@ def cumprod(input: Operand, dim: int = ..., *, dtype: Any = None, axis: int = ..
 
 def cumsum(input: Operand, dim: int | None = None, reverse: bool = False, *, out: Tensor | None = None, dtype: Any = None, axis: int | None = ...) -> Tensor:
     """Running sums along an axis, or over the flattened tensor without one; ``reverse`` runs from the end."""
+
+def cumulative_trapezoid(y: Operand, x: Any = None, *, dx: float = 1.0, dim: float = -1, elements: Any = ..., axis: float = ...) -> Tensor:
+    """The integrals from the start of an axis to each point, by the trapezoidal rule."""
 
 def decode_block(inside: Operand, x: Operand, out_weight: Operand, norm_weight: Operand, gate: Operand, up: Operand, down: Operand, next_norm: Operand | None = None, next_weight: Operand | None = None, next_bias: Operand | None = None, *, kind: str, inner: int, next_rows: int = 0, eps: float = 1e-05, next_eps: float = 1e-05, activation: str = 'silu', activations: str = 'auto') -> tuple[Tensor, ...]:
     """Compute the layers between two attentions of a decoder: ``(y, z)``, or ``(y,)`` without ``next_weight``. There is no gradient.
@@ -414,14 +432,23 @@ def diag(input: Operand, diagonal: int = 0) -> Tensor:
 def diag_embed(input: Operand, offset: int = 0, dim1: int = -2, dim2: int = -1) -> Tensor:
     """Matrices with the last axis of ``x`` on a diagonal and zeros elsewhere."""
 
+def diagflat(input: Operand, offset: float = 0) -> Tensor:
+    """A matrix with the elements of x on a diagonal."""
+
 def diagonal(input: Operand, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Tensor:
     """A view of the diagonal of ``dim1`` and ``dim2``, as the last axis."""
+
+def diagonal_scatter(input: Operand, src: Operand, offset: float = 0, dim1: float = 0, dim2: float = 1) -> Tensor:
+    """A copy of x with ``src`` in place of a diagonal."""
 
 def diff(input: Operand, n: int = 1, dim: int = -1, prepend: Any = None, append: Any = None, *, axis: int = ...) -> Tensor:
     """Differences of neighboring elements along an axis, taken ``n`` times. ``prepend`` and ``append`` are joined to x first."""
 
 def digamma(input: Operand, *, out: Tensor | None = None) -> Tensor:
     """The derivative of lgamma; NaN at negative integers."""
+
+def dist(input: Operand, other: Operand, p: float = 2.0) -> Tensor:
+    """The p-norm of a - b."""
 
 def div(input: Operand, other: Operand, *, out: Tensor | None = None, rounding_mode: str | None = None) -> Tensor:
     """True quotient; integers give float32."""
@@ -431,6 +458,9 @@ def dot(input: Operand, other: Operand) -> Tensor:
 
 def dropout(input: Operand, p: float = 0.5, training: bool = True) -> Tensor:
     """Zero elements with probability ``p`` and scale the rest by ``1 / (1 - p)``; the identity unless ``training``."""
+
+def dsplit(input: Operand, indices_or_sections: Any) -> Any:
+    """Equal parts of axis 2, or parts before the given indices."""
 
 def dstack(tensors: Sequence[Operand]) -> Tensor:
     """Tensors joined as numpy.dstack does."""
@@ -504,6 +534,9 @@ def fliplr(input: Operand) -> Tensor:
 
 def flipud(input: Operand) -> Tensor:
     """The first axis reversed."""
+
+def float_power(input: Operand, exponent: Any) -> Tensor:
+    """x to a power, computed in float64."""
 
 def floor(input: Operand, *, out: Tensor | None = None) -> Tensor:
     """Largest integer not above x."""
@@ -584,6 +617,9 @@ def hinge(input: Operand, target: Operand, *, margin: float = 1.0, reduction: st
 
 def histc(input: Operand, bins: int = 100, min: float = 0, max: float = 0) -> Tensor:
     """Count the elements in ``bins`` equal parts of ``[min, max]``, or of the range of x if ``min == max`` (waits for the device)."""
+
+def hsplit(input: Operand, indices_or_sections: Any) -> Any:
+    """Equal parts of axis 1, or parts before the given indices."""
 
 def hstack(tensors: Sequence[Operand]) -> Tensor:
     """Tensors joined as numpy.hstack does."""
@@ -921,6 +957,9 @@ def nan_to_num_values(input: Operand, nan: float = 0.0, posinf: float = 1e+30, n
 def nanmean(input: Operand, dim: Any = None, keepdim: bool = False, *, dtype: Any = None, axis: Any = ..., keepdims: bool = ...) -> Tensor:
     """The mean over axes of the elements that are not NaN."""
 
+def nanmedian(input: Operand, dim: int | None = None, keepdim: bool = False, *, axis: int | None = ..., keepdims: bool = ...) -> Any:
+    """The median of the values that are not NaN, as ``median`` gives it."""
+
 def nansum(input: Operand, dim: Any = None, keepdim: bool = False, *, dtype: Any = None, axis: Any = ..., keepdims: bool = ...) -> Tensor:
     """The sum over axes of the elements that are not NaN."""
 
@@ -936,7 +975,7 @@ def neg(input: Operand, *, out: Tensor | None = None) -> Tensor:
 def nll(input: Operand, target: Operand, weight: Operand | None = None, *, ignore_index: int = -100, reduction: str = 'mean', size_average: Any = None, reduce: Any = None) -> Tensor:
     """Negative log-likelihood of log-probabilities ``(N, C, ...)``: ``-x[target]``."""
 
-def nonzero(input: Operand) -> Tensor:
+def nonzero(input: Operand, *, as_tuple: Any = None) -> Tensor:
     """Return the coordinates of nonzero elements as int64, a row per element. Waits for the device: their number determines the shape."""
 
 def norm(input: Operand, p: float | str = 2, dim: Any = None, keepdim: bool = False, *, out: Tensor | None = None, dtype: Any = None, axis: Any = ..., keepdims: bool = ...) -> Tensor:
@@ -1054,6 +1093,9 @@ def relu6(input: Operand, *, out: Tensor | None = None) -> Tensor:
 def remainder(input: Operand, other: Operand, *, out: Tensor | None = None) -> Tensor:
     """Remainder with the sign of the divisor, as in Python."""
 
+def renorm(input: Operand, p: Any, dim: Any = ..., maxnorm: Any = ..., *, axis: Any = ...) -> Tensor:
+    """x with the p-norm of each slice of an axis scaled down to ``maxnorm``."""
+
 def reorder(input: Operand, order: Sequence[int]) -> Tensor:
     """Permute the axes: the op that ``permute`` and ``transpose`` call."""
 
@@ -1091,7 +1133,7 @@ def rope(input: Operand, positions: Operand | None = None, frequencies: Operand 
 def rot90(input: Operand, k: int = 1, dims: Sequence[int] = ..., *, key: int = ...) -> Tensor:
     """x rotated k times by 90 degrees in the plane of two axes, from the first axis towards the second."""
 
-def round(input: Operand, *, out: Tensor | None = None) -> Tensor:
+def round(input: Operand, *, out: Tensor | None = None, decimals: Any = None) -> Tensor:
     """Nearest integer; halves go to the even one."""
 
 def row_norm(input: Operand, weight: Operand | None = None, bias: Operand | None = None, *, dims: int = 1, groups: int = 0, centered: bool = True, eps: float = 1e-05, axes: int = ...) -> tuple[Tensor, Tensor, Tensor]:
@@ -1154,6 +1196,9 @@ def searchsorted(sorted_sequence: Operand, values: Operand, *, out_int32: bool =
 def select(input: Operand, dim: Any = ..., index: Any = ..., *, axis: Any = ...) -> Tensor:
     """One slice along an axis; a view."""
 
+def select_scatter(input: Operand, src: Operand, dim: Any = ..., index: Any = ..., *, axis: Any = ...) -> Tensor:
+    """A copy of x with ``src`` in place of the slice ``index`` of an axis."""
+
 def selu(input: Operand, *, out: Tensor | None = None) -> Tensor:
     """ELU scaled so that activations keep mean 0 and variance 1 from layer to layer."""
 
@@ -1186,6 +1231,9 @@ def sinh(input: Operand, *, out: Tensor | None = None) -> Tensor:
 
 def slice(input: Operand, dim: int = 0, start: int | None = None, stop: int | None = None, step: int = 1, *, axis: int = ...) -> Tensor:
     """Return ``x[start:stop:step]`` along one axis; bounds beyond the ends are clipped, as in Python."""
+
+def slice_scatter(input: Operand, src: Operand, dim: float = 0, start: Any = None, end: Any = None, step: float = 1, *, axis: float = ...) -> Tensor:
+    """A copy of x with ``src`` in place of slices of an axis."""
 
 def smooth_l1(input: Operand, target: Operand, *, beta: float = 1.0, reduction: str = 'mean', size_average: Any = None, reduce: Any = None) -> Tensor:
     """``d^2 / (2 beta)`` where ``d = |x - target| < beta``, else ``d - beta / 2``."""
@@ -1262,6 +1310,9 @@ def tan(input: Operand, *, out: Tensor | None = None) -> Tensor:
 def tanh(input: Operand, *, out: Tensor | None = None) -> Tensor:
     """Hyperbolic tangent."""
 
+def tensor_split(input: Operand, indices_or_sections: Any, dim: int = 0, *, axis: int = ...) -> Any:
+    """An axis split into parts whose sizes differ by at most one, or before the given indices."""
+
 def tensordot(input: Operand, other: Operand, dims: Any = 2) -> Tensor:
     """Sum of products over the last ``dims`` axes of a and the first ``dims`` of b, or over two lists of axes."""
 
@@ -1279,6 +1330,9 @@ def trace(input: Operand) -> Tensor:
 
 def transpose(input: Operand, dim0: int = -2, dim1: int = -1, *, axis0: int = ..., axis1: int = ...) -> Tensor:
     """Exchange two axes, by default the last two."""
+
+def trapezoid(y: Operand, x: Any = None, *, dx: float = 1.0, dim: float = -1, elements: Any = ..., axis: float = ...) -> Tensor:
+    """The integral along an axis by the trapezoidal rule, over points ``x`` or steps ``dx``."""
 
 def trigamma(input: Operand, *, out: Tensor | None = None) -> Tensor:
     """The derivative of digamma."""
@@ -1314,11 +1368,17 @@ def unique(input: Operand, sorted: bool = True, return_inverse: bool = False, re
 def unsqueeze(input: Operand, dim: int = ..., *, axis: int = ...) -> Tensor:
     """Insert an axis of size one; shares memory."""
 
+def vander(input: Operand, N: Any = None, increasing: bool = False) -> Tensor:
+    """The powers of the elements of a vector, a row each; ``N`` columns."""
+
 def var(input: Operand, dim: Any = None, *, keepdim: bool = False, correction: float = 1, out: Tensor | None = None, unbiased: float = ..., axis: Any = ..., keepdims: bool = ...) -> Tensor:
     """Variance, in two passes; divided by n - correction."""
 
 def var_mean(input: Operand, dim: Any = None, *, keepdim: bool = False, correction: int = 1, unbiased: int = ..., axis: Any = ..., keepdims: bool = ...) -> tuple[Tensor, Tensor]:
     """var and mean over axes."""
+
+def vsplit(input: Operand, indices_or_sections: Any) -> Any:
+    """Equal parts of axis 0, or parts before the given indices."""
 
 def vstack(tensors: Sequence[Operand]) -> Tensor:
     """Tensors joined as numpy.vstack does."""
@@ -1375,6 +1435,7 @@ subtract = sub
 swapaxes = transpose
 swapdims = transpose
 swish = silu
+trapz = trapezoid
 triplet_margin_loss = triplet
 true_divide = div
 vdot = dot

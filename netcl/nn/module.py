@@ -512,6 +512,16 @@ class Module(metaclass=_Constructed):
 
     # ---- torch's own names
 
+    def get_parameter(self, target: str) -> Tensor:
+        """Return the parameter with a dotted name."""
+        path, _, name = target.rpartition(".")
+        return self.get_submodule(path)._parameters[name]
+
+    def get_buffer(self, target: str) -> Tensor:
+        """Return the buffer with a dotted name."""
+        path, _, name = target.rpartition(".")
+        return self.get_submodule(path)._buffers[name]
+
     def _get_name(self) -> str:
         return type(self).__name__
 
