@@ -29,6 +29,8 @@ TORCH_SWITCHES = frozenset({"foreach", "fused", "capturable", "differentiable", 
 #: Keys a group may have besides an optimizer's options; any other that resembles an option raises as misspelled.
 EXTRA_OPTIONS = frozenset({"params", "name", "initial_lr"})
 
+required = object()  # torch's mark of an option without a default
+
 _COUNT = update.Rule("count", ("steps",), (), {"more": "steps + 1 - factor"}, {"steps": "more"})
 
 

@@ -8,11 +8,13 @@ import json
 import numpy as np
 import pytest
 
+import netcl
 import netcl.autograd as ag
 from netcl import nn
 from netcl.core.device import manager
 from netcl.core.errors import DtypeError, ShapeError
 from netcl.core.tensor import Tensor
+from netcl.nn.utils import prune
 from netcl.ops import random
 
 
@@ -446,3 +448,31 @@ def test_entries_without_a_module_keep_their_places():
     layers.insert(0, None)
     assert [layer is None for layer in layers] == [True, True, False, False, True] and layers.pop(0) is None
     assert list(nn.ModuleDict({"a": None, "b": nn.ReLU()})) == ["a", "b"]
+
+
+# ---- pruning
+
+
+def test_pruning_keeps_the_original_and_a_mask(device):
+    with netcl.device(device):
+        layer = nn.Linear(4, 2)
+        layer.weight.data.copy_(ag.tensor([[1.0, -4.0, 2.0, 3.0], [-0.5, 6.0, 0.1, -5.0]]))
+        prune.l1_unstructured(layer, "weight", amount=3)
+        assert layer.weight.tolist() == [[0.0, -4.0, 2.0, 3.0], [0.0, 6.0, 0.0, -5.0]] and prune.is_pruned(layer)
+        layer(netcl.ones(1, 4)).sum().backward()
+        assert layer.weight_orig.grad.tolist() == layer.weight_mask.tolist() and sorted(layer.state_dict()) == [
+            "bias",
+            "weight_mask",
+            "weight_orig",
+        ]
+        prune.ln_structured(layer, "weight", amount=1, n=2, dim=0)
+        assert layer.weight.tolist() == [[0.0] * 4, [0.0, 6.0, 0.0, -5.0]]
+        prune.remove(layer, "weight")
+        assert isinstance(layer.weight, nn.Parameter) and not prune.is_pruned(layer) and layer.weight.abs().sum().item() == 11
+        pair = nn.Sequential(nn.Linear(2, 1, bias=False), nn.Linear(2, 1, bias=False))
+        pair[0].weight.data.copy_(ag.tensor([[1.0, 2.0]]))
+        pair[1].weight.data.copy_(ag.tensor([[0.5, 3.0]]))
+        prune.global_unstructured([(m, "weight") for m in pair], prune.L1Unstructured, amount=0.5)
+        assert [m.weight.tolist() for m in pair] == [[[0.0, 2.0]], [[0.0, 3.0]]]
+        with pytest.raises(ValueError, match="amount must be an integer from 0 to 2, or a float from 0 to 1"):
+            prune.random_unstructured(nn.Linear(2, 1), "weight", amount=1.5)
