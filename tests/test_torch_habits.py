@@ -138,3 +138,17 @@ def test_an_optimizer_of_the_user_keeps_and_restores_its_state():
         one.grad = netcl.ones(2)
         by.step()
     assert p.tolist() == q.tolist() and other.state[q]["step"] == 2 and np.allclose(p.tolist(), [0.75, 1.75])
+
+
+# ---- shapes
+
+
+def test_pools_take_one_sample_and_repetitions_collapse():
+    x = netcl.arange(32.0).reshape(2, 4, 4)
+    y, places = nn.functional.max_pool2d(x, 2, return_indices=True)
+    assert y.shape == places.shape == (2, 2, 2) and y[0].tolist() == [[5.0, 7.0], [13.0, 15.0]]
+    assert nn.AdaptiveAvgPool2d(1)(x).flatten().tolist() == [7.5, 23.5] and nn.AvgPool1d(2)(x[0]).shape == (4, 2)
+    values, places, counts = netcl.unique_consecutive(netcl.tensor([1, 1, 2, 2, 1]), return_inverse=True, return_counts=True)
+    assert (values.tolist(), places.tolist(), counts.tolist()) == ([1, 2, 1], [0, 0, 1, 1, 2], [2, 2, 1])
+    rows = netcl.tensor([[1, 2], [1, 2], [3, 2]])
+    assert netcl.unique_consecutive(rows, axis=0).tolist() == [[1, 2], [3, 2]] and netcl.unique_consecutive(rows[:0]).tolist() == []
