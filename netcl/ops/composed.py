@@ -496,7 +496,7 @@ def unique_consecutive(x: Tensor, return_inverse: bool = False, return_counts: b
     x = _checked_tensor("unique_consecutive", x)
     values = x.to_host()
     along = values.reshape(-1) if axis is None else np.moveaxis(values, _at("unique_consecutive", axis, x.ndim), 0)
-    differs = (along[1:] != along[:-1]).reshape(max(len(along) - 1, 0), -1).any(1)
+    differs = (along[1:] != along[:-1]).reshape(max(len(along) - 1, 0), math.prod(along.shape[1:])).any(1)
     starts = np.flatnonzero(np.concatenate([np.ones(min(len(along), 1), bool), differs]))
     inverse = np.searchsorted(starts, np.arange(len(along)), side="right") - 1
     found = along[starts] if axis is None else np.moveaxis(along[starts], 0, axis)

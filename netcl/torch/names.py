@@ -40,8 +40,10 @@ _BASES = {
     "_ConvNd": nn.Conv2d.__base__, "_WeightedLoss": nn.CrossEntropyLoss.__base__,
 }  # fmt: skip
 _OFF: dict[str, Any] = dict.fromkeys(("is_available", "is_built", "is_initialized"), lambda: False)
+_DISTRIBUTIONS = """bernoulli beta categorical dirichlet distribution exponential gamma geometric gumbel independent kl laplace log_normal
+    multivariate_normal normal one_hot_categorical poisson studentT transformed_distribution transforms uniform"""
 _WITH_PARTS = {  # modules whose names are those of the module above
-    "distributions": ("netcl.distributions", "bernoulli categorical distribution independent kl normal uniform"),
+    "distributions": ("netcl.distributions", _DISTRIBUTIONS),
     "optim": ("netcl.optim", "adadelta adagrad adam adamax adamw asgd lbfgs nadam radam rmsprop rprop sgd"),
 }
 _ATTENTION_KERNELS = {f"enable_{kind}_sdp": lambda enabled: None for kind in ("flash", "math", "mem_efficient", "cudnn")}
