@@ -57,7 +57,7 @@ _NUMBERS = {"pi": math.pi, "e": math.e, "inf": math.inf, "nan": math.nan, "newax
 #: Dtypes under torch's names; not kept as globals, which would hide Python's own ``bool``, ``float`` and ``int`` here.
 _DTYPES = """bool uint8 int8 int16 short uint16 int32 int uint32 int64 long uint64 float16 half bfloat16 float32 float float64
     double""".split()
-_PACKAGES = """accelerator amp autograd data distributed distributions fft io linalg models nn onnx ops optim profiling testing
+_PACKAGES = """accelerator amp autograd data distributed distributions fft func io linalg models nn onnx ops optim profiling testing
     trainer utils vision""".split()
 
 # They import when they are first called.

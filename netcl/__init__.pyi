@@ -6,8 +6,8 @@ from typing import Any
 from netcl.autograd.op_functions import *
 from netcl import (
     accelerator as accelerator, amp as amp, autograd as autograd, data as data, distributed as distributed, distributions as distributions,
-    fft as fft, io as io, linalg as linalg, models as models, nn as nn, onnx as onnx, ops as ops, optim as optim, profiling as profiling,
-    testing as testing, trainer as trainer, utils as utils, vision as vision,
+    fft as fft, func as func, io as io, linalg as linalg, models as models, nn as nn, onnx as onnx, ops as ops, optim as optim,
+    profiling as profiling, testing as testing, trainer as trainer, utils as utils, vision as vision,
 )
 from netcl.ops.random import Generator as Generator, manual_seed as manual_seed
 from netcl.core.kernels.primitives import KernelSpec as KernelSpec
@@ -100,14 +100,14 @@ detach = positive = t = abs_ = absolute_ = acos_ = acosh_ = add_ = addbmm_ = add
 arccos_ = arccosh_ = arcsin_ = arcsinh_ = arctan_ = arctan2_ = arctanh_ = asin_ = asinh_ = atan_ = atan2_ = atanh_ = adjoint
 baddbmm_ = bernoulli_ = bitwise_and_ = bitwise_left_shift_ = bitwise_not_ = bitwise_or_ = bitwise_right_shift_ = adjoint
 bitwise_xor_ = ceil_ = clamp_ = clamp_max_ = clamp_min_ = clip_ = copysign_ = cos_ = cosh_ = cumprod_ = cumsum_ = deg2rad_ = adjoint
-digamma_ = div_ = divide_ = eq_ = erf_ = erfc_ = erfinv_ = exp_ = exp2_ = expm1_ = fix_ = floor_ = floor_divide_ = fmod_ = frac_ = adjoint
-ge_ = greater_ = greater_equal_ = gt_ = heaviside_ = hypot_ = index_add_ = index_copy_ = index_fill_ = index_put_ = adjoint
-ldexp_ = le_ = lerp_ = less_ = less_equal_ = lgamma_ = log_ = log10_ = log1p_ = log2_ = logical_and_ = logical_not_ = adjoint
-logical_or_ = logical_xor_ = logit_ = lt_ = masked_fill_ = masked_scatter_ = mul_ = multiply_ = nan_to_num_ = ne_ = neg_ = adjoint
-negative_ = not_equal_ = polygamma_ = pow_ = rad2deg_ = reciprocal_ = relu_ = remainder_ = round_ = rsqrt_ = scatter_ = adjoint
-scatter_add_ = scatter_reduce_ = sgn_ = sigmoid_ = sign_ = sin_ = sinc_ = sinh_ = sqrt_ = square_ = sub_ = subtract_ = tan_ = adjoint
-tanh_ = tril_ = triu_ = true_divide_ = trunc_ = xlogy_ = uniform_ = normal_ = copy_ = random_ = exponential_ = log_normal_ = adjoint
-fill_ = zero_ = detach_ = adjoint
+digamma_ = div_ = divide_ = eq_ = erf_ = erfc_ = erfinv_ = exp_ = exp2_ = expm1_ = fix_ = float_power_ = floor_ = adjoint
+floor_divide_ = fmod_ = frac_ = ge_ = greater_ = greater_equal_ = gt_ = heaviside_ = hypot_ = index_add_ = index_copy_ = adjoint
+index_fill_ = index_put_ = ldexp_ = le_ = lerp_ = less_ = less_equal_ = lgamma_ = log_ = log10_ = log1p_ = log2_ = adjoint
+logical_and_ = logical_not_ = logical_or_ = logical_xor_ = logit_ = lt_ = masked_fill_ = masked_scatter_ = mul_ = adjoint
+multiply_ = nan_to_num_ = ne_ = neg_ = negative_ = not_equal_ = polygamma_ = pow_ = rad2deg_ = reciprocal_ = relu_ = adjoint
+remainder_ = renorm_ = round_ = rsqrt_ = scatter_ = scatter_add_ = scatter_reduce_ = sgn_ = sigmoid_ = sign_ = sin_ = adjoint
+sinc_ = sinh_ = sqrt_ = square_ = sub_ = subtract_ = tan_ = tanh_ = tril_ = triu_ = true_divide_ = trunc_ = xlogy_ = uniform_ = adjoint
+normal_ = copy_ = random_ = exponential_ = log_normal_ = fill_ = zero_ = detach_ = adjoint
 def allclose(input: Tensor, *args: Any, **kwargs: Any) -> _bool: ...
 equal = is_floating_point = is_nonzero = is_same_size = is_signed = is_conj = is_neg = is_inference = is_distributed = allclose
 def get_device(input: Tensor, *args: Any, **kwargs: Any) -> _int: ...

@@ -273,9 +273,12 @@ def finfo(dtype: Any = dtypes.FLOAT32) -> Any:
     row = dtypes.lookup(dtype, "finfo")
     if not row.is_float:
         raise DtypeError(message("finfo", "dtype must be a floating-point type", "use netcl.iinfo", dtype=row.name))
-    if row.name != "bfloat16":
-        return np.finfo(row.host)
-    return SimpleNamespace(max=largest(row.name), min=-largest(row.name), eps=2.0**-7, tiny=2.0**-126, smallest_normal=2.0**-126, bits=16)
+    own = np.finfo(row.host)  # its numbers are NumPy scalars: float16's largest times 2 would be inf
+    eps, tiny = (2.0**-7, 2.0**-126) if row.name == "bfloat16" else (float(own.eps), float(own.tiny))
+    most, digits = largest(row.name), 10.0 ** -(2 if row.name == "bfloat16" else own.precision)
+    return SimpleNamespace(
+        max=most, min=-most, eps=eps, tiny=tiny, smallest_normal=tiny, bits=row.itemsize * 8, resolution=digits, dtype=row.name
+    )
 
 
 def set_default_dtype(d: Any) -> None:

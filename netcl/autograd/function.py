@@ -27,10 +27,24 @@ class Context:
     def __init__(self) -> None:
         self.saved_tensors: tuple[Any, ...] = ()
         self.needs_input_grad: tuple[bool, ...] = ()
+        self._integral: tuple[Any, ...] = ()
+        self._makes_zeros = True
 
     def save_for_backward(self, *tensors: Any) -> None:
         """Keep tensors for backward, which reads them as ``saved_tensors``."""
         self.saved_tensors = tensors
+
+    def mark_non_differentiable(self, *outputs: Tensor) -> None:
+        """Exclude results of ``forward``, such as indices, from the gradient."""
+        self._integral = outputs
+
+    def set_materialize_grads(self, value: bool) -> None:
+        """Set whether ``backward`` gets zeros (the default) or ``None`` for results without a gradient."""
+        self._makes_zeros = value
+
+    def mark_dirty(self, *tensors: Tensor) -> None:
+        """Raise: ``forward`` must not modify its arguments."""
+        raise NotImplementedError(message("Function", "forward must not modify its arguments in place", "return a new tensor"))
 
 
 class Function:
@@ -52,9 +66,12 @@ class Function:
     [12.0]
     """
 
+    #: ``setup_context(ctx, inputs, output)``, if defined, saves tensors for backward; ``forward`` then has no ``ctx``.
+    setup_context: Callable[..., None] | None = None
+
     @staticmethod
-    def forward(ctx: Context, *args: Any, **kwargs: Any) -> Any:
-        """Compute the result; ops in here are not recorded."""
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        """Compute the result of ``forward(ctx, ...)``; ops in here are not recorded."""
         raise NotImplementedError(message("Function", "forward must be defined by the subclass"))
 
     @staticmethod
@@ -68,18 +85,24 @@ class Function:
         ctx = Context()
         ctx.needs_input_grad = tuple(isinstance(x, Tensor) and x.requires_grad for x in args)
         with no_grad():
-            out = cls.forward(ctx, *args, **kwargs)
+            out = cls.forward(*args, **kwargs) if cls.setup_context is not None else cls.forward(ctx, *args, **kwargs)
+            if cls.setup_context is not None:
+                cls.setup_context(ctx, args, out)
         if not recording(args):
             return out
         results = [r.detach() if any(r is x for x in args) else r for r in (out if isinstance(out, tuple) else (out,))]
         Node(cls.__name__, _function_rule(cls), *edges_to(args), ctx).attach(results)
+        for r in results:
+            if any(r is x for x in ctx._integral):
+                r._requires_grad = False
         return tuple(results) if isinstance(out, tuple) else results[0]
 
 
 def _function_rule(cls: type[Function]) -> Callable[..., Sequence[Any]]:
     def rule(node: Node, F: Any, grads: Sequence[Any]) -> Sequence[Any]:
         queue, given = next(g for g in grads if g is not None).queue, zip(grads, node.outputs, strict=True)
-        zeros = [Tensor.zeros(like.shape, like.dtype, queue=queue) if g is None else g for g, like in given]
+        makes = node.saved._makes_zeros
+        zeros = [Tensor.zeros(like.shape, like.dtype, queue=queue) if g is None and makes else g for g, like in given]
         node.saved.saved_tensors = intact(node, *node.saved.saved_tensors)
         back = cls.backward(node.saved, *zeros)
         back = back if isinstance(back, tuple) else (back,)

@@ -134,6 +134,8 @@ def bitwise_right_shift(input: _Operand, other: _Operand, *, out: Tensor | None 
     """a shifted right by b bits, filled with the sign."""
 def bitwise_xor(input: _Operand, other: _Operand, *, out: Tensor | None = None) -> Tensor:
     """Bitwise XOR of a and b."""
+def block_diag(input: _Operand, other: _Operand, *more: Any) -> Tensor:
+    """A matrix with the given matrices along its diagonal, else zeros."""
 def bmm(input: _Operand, mat2: _Operand) -> Tensor:
     """Multiply two batches of matrices pairwise."""
 def bound(tensors: Sequence[_Operand], *, dim: int, order: Sequence[int], axis: int = ...) -> Tensor:
@@ -167,6 +169,8 @@ def cdist(input: _Operand, other: _Operand, p: float = 2.0) -> Tensor:
     """The p-norm of the difference of every row of a and every row of b."""
 def ceil(input: _Operand, *, out: Tensor | None = None) -> Tensor:
     """Smallest integer not below x."""
+def chain_matmul(input: _Operand, other: _Operand, *more: Any) -> Tensor:
+    """The product of matrices, from the left."""
 def cholesky(A: _Operand, upper: bool = False) -> Tensor:
     """L with ``L L^T = A``; ``linalg.cholesky``."""
 def cholesky_solve(B: _Operand, L: _Operand, upper: bool = False) -> Tensor:
@@ -193,6 +197,8 @@ def col2im(cols: _Operand, *, size: Any, kernel: Any, stride: Any = 1, padding: 
     """Fold columns back to images of height and width ``size``; overlapping windows add up."""
 def column_stack(tensors: Sequence[_Operand]) -> Tensor:
     """Tensors joined as numpy.column_stack does."""
+def combinations(input: _Operand, r: int = 2, with_replacement: bool = False) -> Tensor:
+    """Every choice of ``r`` elements of a vector, a row each."""
 def contrastive(input: _Operand, other: _Operand, target: _Operand, *, margin: float = 1.0, reduction: str = 'mean', size_average: Any = None, reduce: Any = None) -> Tensor:
     """``t d^2 + (1 - t) max(0, margin - d)^2`` for the distance d of pairs that belong together (t = 1) or not (t = 0)."""
 def conv1d(input: _Operand, weight: _Operand, bias: _Operand | None = None, stride: int = 1, padding: int | str = 0, dilation: int = 1, groups: int = 1) -> Tensor:
@@ -223,6 +229,8 @@ def conv_transpose2d(input: _Operand, weight: _Operand, bias: _Operand | None = 
     """
 def copysign(input: _Operand, other: _Operand, *, out: Tensor | None = None) -> Tensor:
     """|a| with the sign of b."""
+def corrcoef(input: _Operand) -> Tensor:
+    """The correlation matrix of variables (rows) over observations (columns)."""
 def cos(input: _Operand, *, out: Tensor | None = None) -> Tensor:
     """Cosine."""
 def cosh(input: _Operand, *, out: Tensor | None = None) -> Tensor:
@@ -231,6 +239,8 @@ def cosine_similarity(input: _Operand, other: _Operand, *, dim: int = 1, eps: fl
     """``a . b / (|a| |b|)`` along an axis of the broadcast shape; lengths are clamped to at least ``eps``."""
 def count_nonzero(input: _Operand, dim: Any = None, keepdim: bool = False, *, axis: Any = ..., keepdims: bool = ...) -> Tensor:
     """Count nonzero elements, as int64."""
+def cov(input: _Operand, *, correction: int = 1, unbiased: int = ...) -> Tensor:
+    """The covariance matrix of variables (rows) over observations (columns)."""
 def cross(input: _Operand, other: _Operand, dim: int | None = None, *, axis: int | None = ...) -> Tensor:
     """The cross product along an axis of 3, by default the first axis of that size; ``linalg.cross`` takes the last axis."""
 def cross_entropy(input: _Operand, target: _Operand, weight: _Operand | None = None, *, ignore_index: int = -100, label_smoothing: float = 0.0, reduction: str = 'mean', size_average: Any = None, reduce: Any = None) -> Tensor:
@@ -255,6 +265,8 @@ def cumprod(input: _Operand, dim: int = ..., *, dtype: Any = None, axis: int = .
     """The product of every element and all before it along an axis; integers give int64."""
 def cumsum(input: _Operand, dim: int | None = None, reverse: bool = False, *, out: Tensor | None = None, dtype: Any = None, axis: int | None = ...) -> Tensor:
     """Running sums along an axis, or over the flattened tensor without one; ``reverse`` runs from the end."""
+def cumulative_trapezoid(y: _Operand, x: Any = None, *, dx: float = 1.0, dim: float = -1, elements: Any = ..., axis: float = ...) -> Tensor:
+    """The integrals from the start of an axis to each point, by the trapezoidal rule."""
 def decode_block(inside: _Operand, x: _Operand, out_weight: _Operand, norm_weight: _Operand, gate: _Operand, up: _Operand, down: _Operand, next_norm: _Operand | None = None, next_weight: _Operand | None = None, next_bias: _Operand | None = None, *, kind: str, inner: int, next_rows: int = 0, eps: float = 1e-05, next_eps: float = 1e-05, activation: str = 'silu', activations: str = 'auto') -> tuple[Tensor, ...]:
     """Compute the layers between two attentions of a decoder: ``(y, z)``, or ``(y,)`` without ``next_weight``. There is no gradient.
 
@@ -296,18 +308,26 @@ def diag(input: _Operand, diagonal: int = 0) -> Tensor:
     """The diagonal of a matrix, or a matrix with a vector on its diagonal."""
 def diag_embed(input: _Operand, offset: int = 0, dim1: int = -2, dim2: int = -1) -> Tensor:
     """Matrices with the last axis of ``x`` on a diagonal and zeros elsewhere."""
+def diagflat(input: _Operand, offset: float = 0) -> Tensor:
+    """A matrix with the elements of x on a diagonal."""
 def diagonal(input: _Operand, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Tensor:
     """A view of the diagonal of ``dim1`` and ``dim2``, as the last axis."""
+def diagonal_scatter(input: _Operand, src: _Operand, offset: float = 0, dim1: float = 0, dim2: float = 1) -> Tensor:
+    """A copy of x with ``src`` in place of a diagonal."""
 def diff(input: _Operand, n: int = 1, dim: int = -1, prepend: Any = None, append: Any = None, *, axis: int = ...) -> Tensor:
     """Differences of neighboring elements along an axis, taken ``n`` times. ``prepend`` and ``append`` are joined to x first."""
 def digamma(input: _Operand, *, out: Tensor | None = None) -> Tensor:
     """The derivative of lgamma; NaN at negative integers."""
+def dist(input: _Operand, other: _Operand, p: float = 2.0) -> Tensor:
+    """The p-norm of a - b."""
 def div(input: _Operand, other: _Operand, *, out: Tensor | None = None, rounding_mode: str | None = None) -> Tensor:
     """True quotient; integers give float32."""
 def dot(input: _Operand, other: _Operand) -> Tensor:
     """The inner product of two vectors."""
 def dropout(input: _Operand, p: float = 0.5, training: bool = True) -> Tensor:
     """Zero elements with probability ``p`` and scale the rest by ``1 / (1 - p)``; the identity unless ``training``."""
+def dsplit(input: _Operand, indices_or_sections: Any) -> Any:
+    """Equal parts of axis 2, or parts before the given indices."""
 def dstack(tensors: Sequence[_Operand]) -> Tensor:
     """Tensors joined as numpy.dstack does."""
 def einsum(equation: str, *operands: Any) -> Tensor:
@@ -358,6 +378,8 @@ def fliplr(input: _Operand) -> Tensor:
     """The second axis reversed."""
 def flipud(input: _Operand) -> Tensor:
     """The first axis reversed."""
+def float_power(input: _Operand, exponent: Any) -> Tensor:
+    """x to a power, computed in float64."""
 def floor(input: _Operand, *, out: Tensor | None = None) -> Tensor:
     """Largest integer not above x."""
 def floor_divide(input: _Operand, other: _Operand, *, out: Tensor | None = None) -> Tensor:
@@ -413,6 +435,8 @@ def hinge(input: _Operand, target: _Operand, *, margin: float = 1.0, reduction: 
     """``max(0, margin - x target)`` for targets of -1 and 1."""
 def histc(input: _Operand, bins: int = 100, min: float = 0, max: float = 0) -> Tensor:
     """Count the elements in ``bins`` equal parts of ``[min, max]``, or of the range of x if ``min == max`` (waits for the device)."""
+def hsplit(input: _Operand, indices_or_sections: Any) -> Any:
+    """Equal parts of axis 1, or parts before the given indices."""
 def hstack(tensors: Sequence[_Operand]) -> Tensor:
     """Tensors joined as numpy.hstack does."""
 def huber(input: _Operand, target: _Operand, *, delta: float = 1.0, reduction: str = 'mean', size_average: Any = None, reduce: Any = None) -> Tensor:
@@ -646,6 +670,8 @@ def nan_to_num_values(input: _Operand, nan: float = 0.0, posinf: float = 1e+30, 
     """x with numbers in place of NaN and infinities."""
 def nanmean(input: _Operand, dim: Any = None, keepdim: bool = False, *, dtype: Any = None, axis: Any = ..., keepdims: bool = ...) -> Tensor:
     """The mean over axes of the elements that are not NaN."""
+def nanmedian(input: _Operand, dim: int | None = None, keepdim: bool = False, *, axis: int | None = ..., keepdims: bool = ...) -> Any:
+    """The median of the values that are not NaN, as ``median`` gives it."""
 def nansum(input: _Operand, dim: Any = None, keepdim: bool = False, *, dtype: Any = None, axis: Any = ..., keepdims: bool = ...) -> Tensor:
     """The sum over axes of the elements that are not NaN."""
 def narrow(input: _Operand, dim: int = ..., start: int = ..., length: int = ..., *, axis: int = ...) -> Tensor:
@@ -656,7 +682,7 @@ def neg(input: _Operand, *, out: Tensor | None = None) -> Tensor:
     """The negative."""
 def nll(input: _Operand, target: _Operand, weight: _Operand | None = None, *, ignore_index: int = -100, reduction: str = 'mean', size_average: Any = None, reduce: Any = None) -> Tensor:
     """Negative log-likelihood of log-probabilities ``(N, C, ...)``: ``-x[target]``."""
-def nonzero(input: _Operand) -> Tensor:
+def nonzero(input: _Operand, *, as_tuple: Any = None) -> Tensor:
     """Return the coordinates of nonzero elements as int64, a row per element. Waits for the device: their number determines the shape."""
 def norm(input: _Operand, p: float | str = 2, dim: Any = None, keepdim: bool = False, *, out: Tensor | None = None, dtype: Any = None, axis: Any = ..., keepdims: bool = ...) -> Tensor:
     """Compute the p-norm over axes: ``sum(|x|**p) ** (1/p)``; p may be infinite, 0 counts nonzero elements, "fro" is 2."""
@@ -734,6 +760,8 @@ def relu6(input: _Operand, *, out: Tensor | None = None) -> Tensor:
     """The positive part, cut at 6: min(max(x, 0), 6)."""
 def remainder(input: _Operand, other: _Operand, *, out: Tensor | None = None) -> Tensor:
     """Remainder with the sign of the divisor, as in Python."""
+def renorm(input: _Operand, p: Any, dim: Any = ..., maxnorm: Any = ..., *, axis: Any = ...) -> Tensor:
+    """x with the p-norm of each slice of an axis scaled down to ``maxnorm``."""
 def reorder(input: _Operand, order: Sequence[int]) -> Tensor:
     """Permute the axes: the op that ``permute`` and ``transpose`` call."""
 def repeat(input: _Operand, repeats: int | Sequence[int] = ..., *more: int, dims: int | Sequence[int] = ...) -> Tensor:
@@ -762,7 +790,7 @@ def rope(input: _Operand, positions: _Operand | None = None, frequencies: _Opera
     """
 def rot90(input: _Operand, k: int = 1, dims: Sequence[int] = ..., *, key: int = ...) -> Tensor:
     """x rotated k times by 90 degrees in the plane of two axes, from the first axis towards the second."""
-def round(input: _Operand, *, out: Tensor | None = None) -> Tensor:
+def round(input: _Operand, *, out: Tensor | None = None, decimals: Any = None) -> Tensor:
     """Nearest integer; halves go to the even one."""
 def row_norm(input: _Operand, weight: _Operand | None = None, bias: _Operand | None = None, *, dims: int = 1, groups: int = 0, centered: bool = True, eps: float = 1e-05, axes: int = ...) -> tuple[Tensor, Tensor, Tensor]:
     """Normalize rows: the last ``axes`` axes, or with ``groups`` the groups of channels of ``(N, C, ...)``.
@@ -808,6 +836,8 @@ def searchsorted(sorted_sequence: _Operand, values: _Operand, *, out_int32: bool
     """Return where values would be inserted along the sorted last axis: before equal values, or after them if ``right``. On the host."""
 def select(input: _Operand, dim: Any = ..., index: Any = ..., *, axis: Any = ...) -> Tensor:
     """One slice along an axis; a view."""
+def select_scatter(input: _Operand, src: _Operand, dim: Any = ..., index: Any = ..., *, axis: Any = ...) -> Tensor:
+    """A copy of x with ``src`` in place of the slice ``index`` of an axis."""
 def selu(input: _Operand, *, out: Tensor | None = None) -> Tensor:
     """ELU scaled so that activations keep mean 0 and variance 1 from layer to layer."""
 def setitem(input: _Operand, index: Any, value: Any) -> Tensor:
@@ -831,6 +861,8 @@ def sinh(input: _Operand, *, out: Tensor | None = None) -> Tensor:
     """Hyperbolic sine."""
 def slice(input: _Operand, dim: int = 0, start: int | None = None, stop: int | None = None, step: int = 1, *, axis: int = ...) -> Tensor:
     """Return ``x[start:stop:step]`` along one axis; bounds beyond the ends are clipped, as in Python."""
+def slice_scatter(input: _Operand, src: _Operand, dim: float = 0, start: Any = None, end: Any = None, step: float = 1, *, axis: float = ...) -> Tensor:
+    """A copy of x with ``src`` in place of slices of an axis."""
 def smooth_l1(input: _Operand, target: _Operand, *, beta: float = 1.0, reduction: str = 'mean', size_average: Any = None, reduce: Any = None) -> Tensor:
     """``d^2 / (2 beta)`` where ``d = |x - target| < beta``, else ``d - beta / 2``."""
 def softmax(input: _Operand, dim: int = -1, *, dtype: Any = None, axis: int = ...) -> Tensor:
@@ -882,6 +914,8 @@ def tan(input: _Operand, *, out: Tensor | None = None) -> Tensor:
     """Tangent."""
 def tanh(input: _Operand, *, out: Tensor | None = None) -> Tensor:
     """Hyperbolic tangent."""
+def tensor_split(input: _Operand, indices_or_sections: Any, dim: int = 0, *, axis: int = ...) -> Any:
+    """An axis split into parts whose sizes differ by at most one, or before the given indices."""
 def tensordot(input: _Operand, other: _Operand, dims: Any = 2) -> Tensor:
     """Sum of products over the last ``dims`` axes of a and the first ``dims`` of b, or over two lists of axes."""
 def tile(input: _Operand, repeats: int | Sequence[int] = ..., *more: int, dims: int | Sequence[int] = ...) -> Tensor:
@@ -894,6 +928,8 @@ def trace(input: _Operand) -> Tensor:
     """The sum of the diagonal of a matrix."""
 def transpose(input: _Operand, dim0: int = -2, dim1: int = -1, *, axis0: int = ..., axis1: int = ...) -> Tensor:
     """Exchange two axes, by default the last two."""
+def trapezoid(y: _Operand, x: Any = None, *, dx: float = 1.0, dim: float = -1, elements: Any = ..., axis: float = ...) -> Tensor:
+    """The integral along an axis by the trapezoidal rule, over points ``x`` or steps ``dx``."""
 def trigamma(input: _Operand, *, out: Tensor | None = None) -> Tensor:
     """The derivative of digamma."""
 def tril(input: _Operand, diagonal: int = 0) -> Tensor:
@@ -916,12 +952,21 @@ def unique(input: _Operand, sorted: bool = True, return_inverse: bool = False, r
     Computed on the host. With ``axis``, slices along it are compared. Values are always in order; ``sorted`` is ignored. Every NaN is
     distinct, as in torch.
     """
+def unique_consecutive(input: _Operand, return_inverse: bool = False, return_counts: bool = False, dim: int | None = None, *, axis: int | None = ...) -> Any:
+    """Return x without repetitions of the element before and, if requested, the place of every element and the counts.
+
+    Computed on the host. With ``axis``, slices along it are compared, else the elements of the flattened x.
+    """
 def unsqueeze(input: _Operand, dim: int = ..., *, axis: int = ...) -> Tensor:
     """Insert an axis of size one; shares memory."""
+def vander(input: _Operand, N: Any = None, increasing: bool = False) -> Tensor:
+    """The powers of the elements of a vector, a row each; ``N`` columns."""
 def var(input: _Operand, dim: Any = None, *, keepdim: bool = False, correction: float = 1, out: Tensor | None = None, unbiased: float = ..., axis: Any = ..., keepdims: bool = ...) -> Tensor:
     """Variance, in two passes; divided by n - correction."""
 def var_mean(input: _Operand, dim: Any = None, *, keepdim: bool = False, correction: int = 1, unbiased: int = ..., axis: Any = ..., keepdims: bool = ...) -> tuple[Tensor, Tensor]:
     """var and mean over axes."""
+def vsplit(input: _Operand, indices_or_sections: Any) -> Any:
+    """Equal parts of axis 0, or parts before the given indices."""
 def vstack(tensors: Sequence[_Operand]) -> Tensor:
     """Tensors joined as numpy.vstack does."""
 def where(condition: _Operand, input: _Operand, other: _Operand, *, out: Tensor | None = None) -> Tensor:
@@ -974,6 +1019,7 @@ subtract = sub
 swapaxes = transpose
 swapdims = transpose
 swish = silu
+trapz = trapezoid
 triplet_margin_loss = triplet
 true_divide = div
 vdot = dot

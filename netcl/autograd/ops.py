@@ -165,6 +165,22 @@ EXTRAS: dict[str, tuple[Sequence[str], Callable[..., Any]]] = {
 }
 
 
+def _round_decimals(call: Callable[..., Any], x: Any, *, decimals: int | None, **kwargs: Any) -> Any:
+    if not decimals or not DTYPES[x.dtype].is_float:
+        return call(x, **kwargs)
+    scale = 10.0 ** abs(decimals)
+    made = call(x * scale if decimals > 0 else x / scale)
+    return twin("div" if decimals > 0 else "mul")(made, scale, **kwargs)
+
+
+def _nonzero_tuple(call: Callable[..., Any], x: Any, *, as_tuple: bool | None, **kwargs: Any) -> Any:
+    places = call(x, **kwargs)
+    return tuple(places.unbind(1)) if as_tuple else places
+
+
+EXTRAS |= {"decimals": (("round",), _round_decimals), "as_tuple": (("nonzero",), _nonzero_tuple)}
+
+
 def put(name: str, function: Callable[..., Any]) -> None:
     """Make ``function`` the differentiable function of an op, instead of the generated one."""
     _twins[name] = (registry.lookup_op(name), function)

@@ -39,6 +39,11 @@ class dtype(str):
     def __ne__(self, other: object) -> bool:
         return self is not other and not dtype.__eq__(self, other)
 
+    is_floating_point = property(lambda self: DTYPES[self].is_float, doc="Whether it is a floating-point dtype.")
+    is_signed = property(lambda self: DTYPES[self].host.kind in "if", doc="Whether it has negative numbers.")
+    is_complex = False
+    itemsize = property(lambda self: DTYPES[self].itemsize, doc="The bytes of an element.")
+
 
 @dataclass(frozen=True, eq=False)
 class DType:

@@ -35,7 +35,7 @@ def check_probability(op: str, name: str, value: Any) -> None:
         raise ValueError(message(op, f"{name} must be a number from 0 to 1", **{name: repr(value)}))
 
 
-class ShapeError(ValueError):
+class ShapeError(ValueError, RuntimeError):
     """Raised when shapes, axes or sizes do not fit together."""
 
 
@@ -47,7 +47,7 @@ class DeviceError(RuntimeError):
     """Raised when a device does not exist, tensors are on different devices, a device lacks a feature, or a driver call fails."""
 
 
-class OutOfMemoryError(MemoryError):
+class OutOfMemoryError(MemoryError, RuntimeError):
     """Raised when device memory is exhausted, or one allocation exceeds the device's limit."""
 
 

@@ -5,18 +5,19 @@ _NAMES = """
     abs_ absolute_ acos_ acosh_ add_ addbmm_ addcdiv_ addcmul_ addmm_ addmv_ addr_ all amax amin aminmax any arccos_ arccosh_ arcsin_
     arcsinh_ arctan_ arctan2_ arctanh_ argmax argmin argsort argwhere as_strided as_strided_scatter asin_ asinh_ atan_ atan2_ atanh_
     baddbmm_ bernoulli_ bincount bitwise_and_ bitwise_left_shift_ bitwise_not_ bitwise_or_ bitwise_right_shift_ bitwise_xor_ bmm
-    broadcast_to ceil_ cholesky cholesky_solve chunk clamp_ clamp_max_ clamp_min_ clip_ clone copysign_ cos_ cosh_ count_nonzero cross
-    cummax cummin cumprod_ cumsum_ deg2rad_ det diag diag_embed diagonal diff digamma_ div_ divide_ dot eq_ erf_ erfc_ erfinv_ exp_
-    exp2_ expand expm1_ fix_ flatten flip fliplr flipud floor_ floor_divide_ fmax fmin fmod_ frac_ gather ge_ ger greater_
-    greater_equal_ gt_ heaviside_ histc hypot_ index_add_ index_copy_ index_fill_ index_put_ index_select inner inverse isclose isfinite
-    isinf isnan isneginf isposinf kron kthvalue ldexp_ le_ lerp_ less_ less_equal_ lgamma_ log_ log10_ log1p_ log2_ log_softmax
-    logaddexp logaddexp2 logcumsumexp logdet logical_and_ logical_not_ logical_or_ logical_xor_ logit_ logsumexp lt_ masked_fill_
-    masked_scatter_ masked_select matmul matrix_exp matrix_power max maximum mean median min minimum mm mode moveaxis movedim msort mul_
-    multiply_ mv nan_to_num_ nanmean nansum narrow ne_ neg_ negative_ nonzero norm not_equal_ outer permute pinverse polygamma_ pow_
-    prelu prod qr quantile rad2deg_ ravel reciprocal_ relu_ remainder_ repeat repeat_interleave reshape roll rot90 round_ rsqrt_
-    scatter_ scatter_add_ scatter_reduce_ select sgn_ sigmoid_ sign_ signbit sin_ sinc_ sinh_ slogdet softmax sort split
-    split_with_sizes sqrt_ square_ squeeze std sub_ subtract_ sum svd swapaxes swapdims take take_along_dim tan_ tanh_ tile topk trace
-    transpose tril_ triu_ true_divide_ trunc_ unbind unflatten unfold unique unsqueeze var vdot where xlogy_
+    broadcast_to ceil_ cholesky cholesky_solve chunk clamp_ clamp_max_ clamp_min_ clip_ clone copysign_ corrcoef cos_ cosh_
+    count_nonzero cov cross cummax cummin cumprod_ cumsum_ deg2rad_ det diag diag_embed diagflat diagonal diagonal_scatter diff digamma_
+    dist div_ divide_ dot dsplit eq_ erf_ erfc_ erfinv_ exp_ exp2_ expand expm1_ fix_ flatten flip fliplr flipud float_power_ floor_
+    floor_divide_ fmax fmin fmod_ frac_ gather ge_ ger greater_ greater_equal_ gt_ heaviside_ histc hsplit hypot_ index_add_ index_copy_
+    index_fill_ index_put_ index_select inner inverse isclose isfinite isinf isnan isneginf isposinf kron kthvalue ldexp_ le_ lerp_
+    less_ less_equal_ lgamma_ log_ log10_ log1p_ log2_ log_softmax logaddexp logaddexp2 logcumsumexp logdet logical_and_ logical_not_
+    logical_or_ logical_xor_ logit_ logsumexp lt_ masked_fill_ masked_scatter_ masked_select matmul matrix_exp matrix_power max maximum
+    mean median min minimum mm mode moveaxis movedim msort mul_ multiply_ mv nan_to_num_ nanmean nanmedian nansum narrow ne_ neg_
+    negative_ nonzero norm not_equal_ outer permute pinverse polygamma_ pow_ prelu prod qr quantile rad2deg_ ravel reciprocal_ relu_
+    remainder_ renorm_ repeat repeat_interleave reshape roll rot90 round_ rsqrt_ scatter_ scatter_add_ scatter_reduce_ select
+    select_scatter sgn_ sigmoid_ sign_ signbit sin_ sinc_ sinh_ slice_scatter slogdet softmax sort split split_with_sizes sqrt_ square_
+    squeeze std sub_ subtract_ sum svd swapaxes swapdims take take_along_dim tan_ tanh_ tensor_split tile topk trace transpose tril_
+    triu_ true_divide_ trunc_ unbind unflatten unfold unique unique_consecutive unsqueeze var vdot vsplit where xlogy_
 """.split()
 METHODS = [name.rstrip("_") for name in _NAMES]
 IN_PLACE = [name[:-1] for name in _NAMES if name[-1] == "_"]

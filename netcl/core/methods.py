@@ -216,6 +216,30 @@ def _detached(self: Any) -> Any:
     return self
 
 
+def _fill_diagonal(self: Any, fill_value: float, wrap: bool = False) -> Any:
+    """Write a number to the diagonal in place; a tensor with more than 2 dimensions has equal ones."""
+    if self.ndim < 2 or (self.ndim > 2 and len(set(self.shape)) > 1) or (wrap and self.shape[0] > self.shape[1] + 1):
+        what = "x must have 2 dimensions, or more that are equal, and wrap is not supported for tall matrices"
+        raise ShapeError(message("fill_diagonal_", what, wrap=wrap, **{"x.shape": self.shape}))
+    if self.ndim == 2:
+        self.diagonal().fill_(fill_value)
+    else:
+        self[(list(range(self.shape[0])),) * self.ndim] = fill_value
+    return self
+
+
+def _shapes_itself(op: str) -> Callable[..., Any]:
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if self.requires_grad or self.place is not None:
+            what = "cannot change the shape in place of a tensor that requires grad, is a view or has views"
+            raise ShapeError(message(f"{op}_", what, f"write x = x.{op}(...)", shape=self.shape))
+        self.data = getattr(self.clone(), op)(*args, **kwargs).clone()
+        return self
+
+    method.__doc__ = f"Give the tensor the shape and values of ``{op}`` in place; returns the tensor."
+    return method
+
+
 def _is_float(self: Any) -> bool:
     """Whether the dtype is a floating-point type."""
     return dtypes.DTYPES[self.dtype].is_float
@@ -224,7 +248,8 @@ def _is_float(self: Any) -> bool:
 _SHORT_METHODS: dict[str, Callable[..., Any]] = {
     "__format__": _format, "_repr_html_": notebook.tensor_html,
     "type": _type, "t": _t, "stride": _stride, "equal": _equal, "allclose": _allclose, "detach_": _detached,
-    "is_floating_point": _is_float,
+    "is_floating_point": _is_float, "fill_diagonal_": _fill_diagonal,
+    **{f"{op}_": _shapes_itself(op) for op in ("squeeze", "unsqueeze", "t", "transpose")},
     "where": lambda self, condition, other: hooks.call("where", condition, self, other),
     "contiguous": lambda self, memory_format=None: self if self.place is None else hooks.call("contiguous", self),
     "cuda": lambda self, device=None, non_blocking=False: self.to("gpu" if device is None else device),

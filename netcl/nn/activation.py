@@ -13,7 +13,7 @@ from netcl.core.errors import ShapeError, message
 from netcl.core.tensor import Tensor
 from netcl.nn.layer_class import function_layer, layer_class
 from netcl.nn.module import Module
-from netcl.nn.parameter import full
+from netcl.nn.parameter import Parameter, full
 
 #: The names that ``activation=`` of models and layers accepts.
 ACTIVATIONS: dict[str, type[Module]] = {}
@@ -72,7 +72,7 @@ class PReLU(Activation):
 
     def __init__(self, num_parameters: int = 1, init: float = 0.25):
         super().__init__()
-        self.weight = full((num_parameters,), init).requires_grad_()
+        self.weight = Parameter(full((num_parameters,), init))
 
     def forward(self, x: Tensor) -> Tensor:
         return ag.prelu(x, self.weight)

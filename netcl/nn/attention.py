@@ -384,6 +384,7 @@ class MultiheadAttention(Module):
         super().__init__()
         _check_heads("MultiheadAttention", embed_dim, num_heads)
         self.embed_dim, self.num_heads, self.dropout, self.batch_first = embed_dim, num_heads, dropout, batch_first
+        self.head_dim = embed_dim // num_heads
         self.kdim, self.vdim = kdim or embed_dim, vdim or embed_dim
         if self.kdim == self.vdim == embed_dim:
             self.in_proj_weight = empty((3 * embed_dim, embed_dim))

@@ -15,9 +15,13 @@ _handle_numbers = itertools.count()
 class RemovableHandle:
     """The handle of a registered hook; ``remove()``, or leaving a ``with`` block, removes the hook."""
 
-    def __init__(self, hooks: dict[str, dict[int, Callable[..., Any]]], kind: str, hook: Callable[..., Any]):
+    def __init__(self, hooks: dict[str, dict[int, Callable[..., Any]]], kind: str, hook: Callable[..., Any], first: bool = False):
         self._hooks, self._kind, self._number = hooks, kind, next(_handle_numbers)
-        hooks.setdefault(kind, {})[self._number] = hook
+        group, own = hooks.setdefault(kind, {}), {self._number: hook}
+        later = dict(group) if first else {}
+        for number in later:
+            del group[number]
+        group |= own | later
 
     def remove(self) -> None:
         """Remove the hook; a second call does nothing."""
@@ -33,19 +37,35 @@ class RemovableHandle:
         self.remove()
 
 
+def with_keywords(hook: Callable[..., Any], given: bool) -> Callable[..., Any]:
+    """Return a hook of forward in the form ``hook(module, args, kwargs, *output)``; ``given``: it already has this form."""
+    return hook if given else _without_keywords(hook)
+
+
+def _without_keywords(hook: Callable[..., Any]) -> Callable[..., Any]:
+    def call(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], *output: Any) -> Any:
+        answer = hook(module, args, *output)
+        if output or answer is None:
+            return answer
+        return answer if isinstance(answer, tuple) else (answer,), kwargs
+
+    return call
+
+
 def call(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Call the forward of a module with its hooks; returns the output, which a hook may have replaced."""
     hooks = {kind: list(group.values()) for kind, group in module._module_hooks.items()}
     for hook in hooks.get("forward_pre", ()):
-        answer = hook(module, args)
+        answer = hook(module, args, kwargs)
         if answer is not None:
-            args = answer if isinstance(answer, tuple) else (answer,)
-    watch = _Passage(module, hooks["backward"]) if "backward" in hooks and ag.is_grad_enabled() else None
+            args, kwargs = answer
+    watched = hooks.keys() & {"backward", "backward_pre"} and ag.is_grad_enabled()
+    watch = _Passage(module, hooks.get("backward", []), hooks.get("backward_pre", [])) if watched else None
     if watch is not None:
         args = watch.enter(args)
     out = module.forward(*args, **kwargs)
     for hook in hooks.get("forward", ()):
-        answer = hook(module, args, out)
+        answer = hook(module, args, kwargs, out)
         out = out if answer is None else answer
     return out if watch is None else watch.leave(out)
 
@@ -53,8 +73,8 @@ def call(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 class _Passage:
     """One call of a module with backward hooks. Hooks run when input gradients are known, or output gradients if inputs have none."""
 
-    def __init__(self, module: Any, hooks: list[Callable[..., Any]]):
-        self.module, self.hooks = module, hooks
+    def __init__(self, module: Any, hooks: list[Callable[..., Any]], before: list[Callable[..., Any]]):
+        self.module, self.hooks, self.before = module, hooks, before
         self.arguments: list[bool] = []
         self.outgoing: tuple[Any, ...] = ()
 
@@ -69,6 +89,10 @@ class _Passage:
         return outputs if isinstance(out, tuple) else outputs[0]
 
     def outputs_known(self, grads: tuple[Any, ...]) -> tuple[Any, ...]:
+        for hook in self.before:
+            answer = hook(self.module, grads)
+            if answer is not None:
+                grads = answer if isinstance(answer, tuple) else (answer,)
         self.outgoing = grads
         if not any(self.arguments):
             self.run((None,) * len(self.arguments))

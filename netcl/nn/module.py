@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 from abc import ABCMeta
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -38,6 +38,10 @@ def _holds_numbers(value: object) -> bool:
 def _is_setting(value: Any) -> bool:
     """Whether a value is a number, a string, ``None``, a function or a type, or a tuple of such values."""
     return all(map(_is_setting, value)) if type(value) is tuple else isinstance(value, _SETTINGS)
+
+
+class StateDictError(ValueError, RuntimeError):
+    """Raised when the names of a state dict do not match those of a module."""
 
 
 class IncompatibleKeys(NamedTuple):
@@ -259,14 +263,14 @@ class Module(metaclass=_Constructed):
         """Yield the modules directly inside."""
         return (module for _, module in self.named_children())
 
-    def named_modules(self, prefix: str = "", _seen: set[int] | None = None) -> Iterator[tuple[str, Module]]:
+    def named_modules(self, memo: set[Any] | None = None, prefix: str = "", remove_duplicate: bool = True) -> Iterator[tuple[str, Module]]:
         """Yield this module and all modules inside it, each once, with dotted names."""
-        seen = set() if _seen is None else _seen
-        if id(self) not in seen:
-            seen.add(id(self))
+        seen = set() if memo is None else memo
+        if not remove_duplicate or self not in seen:
+            seen.add(self)
             yield prefix, self
             for name, child in self.named_children():
-                yield from child.named_modules(dotted_name(prefix, name), seen)
+                yield from child.named_modules(seen, dotted_name(prefix, name), remove_duplicate)
 
     def modules(self) -> Iterator[Module]:
         """Yield this module and all modules inside it, each once."""
@@ -288,18 +292,21 @@ class Module(metaclass=_Constructed):
             if role in wanted and (tensor := getattr(self, name)) is not None:
                 yield name, tensor
 
-    def _walk_tensors(self, *wanted: str, prefix: str = "", recurse: bool = True) -> Iterator[tuple[str, Tensor]]:
-        """Yield the tensors with the roles ``wanted`` in this module and all modules inside it, each once, with dotted names."""
+    def _walk_tensors(self, *wanted: str, prefix: str = "", recurse: bool = True, once: bool = True) -> Iterator[tuple[str, Tensor]]:
+        """Yield the tensors with the roles ``wanted`` in this module and all modules inside it, with dotted names."""
         seen: set[int] = set()
-        for path, module in self.named_modules(prefix) if recurse else [(prefix, self)]:
+        for path, module in self.named_modules(prefix=prefix, remove_duplicate=once) if recurse else [(prefix, self)]:
             for name, tensor in module._named_tensors(*wanted):
-                if id(tensor) not in seen:
+                if not once or id(tensor) not in seen:
                     seen.add(id(tensor))
                     yield dotted_name(path, name), tensor
 
-    def named_parameters(self, prefix: str = "", recurse: bool = True) -> Iterator[tuple[str, Tensor]]:
-        """Yield every parameter once, with its dotted name. A module's own parameters come before those of its submodules."""
-        return self._walk_tensors("parameter", prefix=prefix, recurse=recurse)
+    def named_parameters(self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True) -> Iterator[tuple[str, Tensor]]:
+        """Yield every parameter once, with its dotted name. A module's own parameters come before those of its submodules.
+
+        ``remove_duplicate=False`` yields shared parameters under each of their names.
+        """
+        return self._walk_tensors("parameter", prefix=prefix, recurse=recurse, once=remove_duplicate)
 
     def parameters(self, recurse: bool = True) -> NextList[Tensor]:
         """List every parameter once, in the order of :meth:`named_parameters`; the list also supports ``next``."""
@@ -347,7 +354,7 @@ class Module(metaclass=_Constructed):
         if strict and (keys.missing_keys or keys.unexpected_keys):
             what = f"the state dict must have exactly the parameters and buffers of this {type(self).__name__}"
             parts = {name: f"[{some(names)}]" for name, names in zip(("missing", "unexpected"), keys, strict=True) if names}
-            raise ValueError(message("load_state_dict", what, "pass strict=False to load the matching ones", **parts))
+            raise StateDictError(message("load_state_dict", what, "pass strict=False to load the matching ones", **parts))
         fitting = {name: value for name, value in given.items() if name in own}
         _check_state(own, fitting)
         for name, value in fitting.items():
@@ -473,19 +480,59 @@ class Module(metaclass=_Constructed):
 
     # ---- hooks
 
-    def register_forward_pre_hook(self, hook: Callable[[Any, tuple[Any, ...]], Any]) -> hooks.RemovableHandle:
-        """Register ``hook(module, args)`` to run before each forward; its result, if any, replaces the arguments. Returns a handle."""
-        return hooks.RemovableHandle(self._module_hooks, "forward_pre", hook)
+    def register_forward_pre_hook(
+        self, hook: Callable[..., Any], *, prepend: bool = False, with_kwargs: bool = False
+    ) -> hooks.RemovableHandle:
+        """Register ``hook(module, args)`` to run before each forward; its result, if any, replaces the arguments. Returns a handle.
 
-    def register_forward_hook(self, hook: Callable[[Any, tuple[Any, ...], Any], Any]) -> hooks.RemovableHandle:
-        """Register ``hook(module, args, output)`` to run after each forward; its result, if any, replaces the output. Returns a handle."""
-        return hooks.RemovableHandle(self._module_hooks, "forward", hook)
+        ``with_kwargs``: ``hook(module, args, kwargs)``, whose result is a pair of both. ``prepend``: the hook runs before earlier ones.
+        """
+        return hooks.RemovableHandle(self._module_hooks, "forward_pre", hooks.with_keywords(hook, with_kwargs), prepend)
+
+    def register_forward_hook(
+        self, hook: Callable[..., Any], *, prepend: bool = False, with_kwargs: bool = False, always_call: bool = False
+    ) -> hooks.RemovableHandle:
+        """Register ``hook(module, args, output)`` to run after each forward; its result, if any, replaces the output. Returns a handle.
+
+        ``with_kwargs``: ``hook(module, args, kwargs, output)``. ``prepend``: the hook runs before earlier ones.
+        """
+        if always_call:
+            raise NotImplementedError(message("register_forward_hook", "hooks do not run after errors", "leave always_call out"))
+        return hooks.RemovableHandle(self._module_hooks, "forward", hooks.with_keywords(hook, with_kwargs), prepend)
+
+    def register_full_backward_pre_hook(self, hook: Callable[[Any, tuple[Any, ...]], Any]) -> hooks.RemovableHandle:
+        """Register ``hook(module, grad_output)`` for backward; a result replaces ``grad_output``. Returns a handle."""
+        return hooks.RemovableHandle(self._module_hooks, "backward_pre", hook)
 
     def register_full_backward_hook(self, hook: Callable[[Any, tuple[Any, ...], tuple[Any, ...]], Any]) -> hooks.RemovableHandle:
         """Register ``hook(module, grad_input, grad_output)`` for backward; a result replaces ``grad_input``. Returns a handle."""
         return hooks.RemovableHandle(self._module_hooks, "backward", hook)
 
     register_backward_hook = register_full_backward_hook
+
+    # ---- torch's own names
+
+    def get_parameter(self, target: str) -> Tensor:
+        """Return the parameter with a dotted name."""
+        path, _, name = target.rpartition(".")
+        return self.get_submodule(path)._parameters[name]
+
+    def get_buffer(self, target: str) -> Tensor:
+        """Return the buffer with a dotted name."""
+        path, _, name = target.rpartition(".")
+        return self.get_submodule(path)._buffers[name]
+
+    def _get_name(self) -> str:
+        return type(self).__name__
+
+    def type(self: M, dst_type: Any) -> M:
+        """Convert the floats of all parameters and buffers to a dtype; returns the module."""
+        return self.to(dst_type)
+
+    register_module = add_module
+    _modules = property(lambda self: _Attributes(self, "module", "none"))
+    _parameters = property(lambda self: _Attributes(self, "parameter"))
+    _buffers = property(lambda self: _Attributes(self, "buffer", "scratch"))
 
     # ---- description
 
@@ -587,6 +634,35 @@ def may_join(*modules: Module) -> bool:
         if module._module_hooks or "forward" in vars(module):
             return False
     return True
+
+
+class _Attributes(MutableMapping[str, Any]):
+    """The attributes of a module with one of several roles, by name, as torch's ``_modules``; an assignment registers a new one."""
+
+    def __init__(self, module: Module, *roles: str):
+        self._module, self._held = module, roles
+
+    def __getitem__(self, name: str) -> Any:
+        if self._module._roles.get(name) not in self._held:
+            raise KeyError(name)
+        return vars(self._module)[name]
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        if name in self._module._roles:
+            setattr(self._module, name, value)
+        else:
+            {"module": self._module.add_module, "parameter": self._module.register_parameter}.get(
+                self._held[0], self._module.register_buffer
+            )(name, value)
+
+    def __delitem__(self, name: str) -> None:
+        delattr(self._module, name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter([name for name, role in self._module._roles.items() if role in self._held])
+
+    def __len__(self) -> int:
+        return len(list(iter(self)))
 
 
 def _check_state(own: Mapping[str, Tensor], given: Mapping[str, Any]) -> None:

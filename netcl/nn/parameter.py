@@ -131,13 +131,13 @@ class _LooksLikeParameter(type):
 
 
 class Parameter(metaclass=_LooksLikeParameter):
-    """A tensor a module learns: a leaf that requires a gradient and keeps its memory.
+    """A tensor that becomes a parameter of a module when it is assigned to an attribute. It keeps its memory.
 
-    The result is a plain :class:`~netcl.core.tensor.Tensor`. Any leaf that requires a gradient becomes a parameter of a module when it is
-    assigned to an attribute.
+    The result is a :class:`~netcl.core.tensor.Tensor` with a mark. Other tensors do not become parameters, whether or not they require a
+    gradient.
 
     - **data**: a tensor, an array or numbers. A tensor shares its memory with the parameter; slices and similar views are copied.
-    - **requires_grad**: ``False`` makes a parameter that is not learned; register it with ``register_parameter``.
+    - **requires_grad**: ``False`` makes a parameter that is not learned.
 
     >>> from netcl import nn
     >>> p = nn.Parameter([1.0, 2.0])
@@ -152,6 +152,7 @@ class Parameter(metaclass=_LooksLikeParameter):
         if requires_grad:
             _float_dtype(tensor.dtype)
         tensor._mark(requires_grad, persistent=True)
+        tensor._is_param = True
         return tensor
 
 
@@ -170,8 +171,8 @@ class Buffer:
 
 
 def is_parameter(value: Any) -> bool:
-    """Whether a value is a parameter: a leaf tensor that requires a gradient."""
-    return isinstance(value, Tensor) and value.requires_grad and value.grad_fn is None
+    """Whether a value was made by :class:`Parameter` or :func:`empty`, or is a deep copy of such a tensor."""
+    return isinstance(value, Tensor) and hasattr(value, "_is_param")
 
 
 def _spend(shape: Sequence[int], dtype: str) -> None:
@@ -185,7 +186,10 @@ def _spend(shape: Sequence[int], dtype: str) -> None:
 def empty(shape: Sequence[int], requires_grad: bool = True) -> Tensor:
     """Create an uninitialized parameter with the device and dtype of the running constructor."""
     _spend(shape, _here.dtype)
-    return Tensor.empty(tuple(shape), _here.dtype, queue=here(), requires_grad=requires_grad, persistent=True)
+    made = Tensor.empty(tuple(shape), _here.dtype, queue=here(), requires_grad=requires_grad, persistent=True)
+    if requires_grad:
+        made._is_param = True
+    return made
 
 
 def full(shape: Sequence[int], value: float, dtype: str | None = None) -> Tensor:

@@ -28,7 +28,7 @@ TORCHS_NAMES = {
     "linalg_inv": "inverse", "linalg_pinv": "pinverse", "linalg_slogdet": "slogdet", "lt": "less", "matmul": "mm", "moveaxis": "movedim",
     "mul": "multiply",
     "ne": "not_equal", "neg": "negative", "nonzero": "argwhere", "outer": "ger", "sign": "sgn", "split": "split_with_sizes",
-    "sub": "subtract", "transpose": "swapaxes swapdims", "trunc": "fix", "vstack": "row_stack",
+    "sub": "subtract", "trapezoid": "trapz", "transpose": "swapaxes swapdims", "trunc": "fix", "vstack": "row_stack",
 }  # fmt: skip
 _NOT_OPS = {"epilogue", "pending_products", "fused_rows", "images"}
 

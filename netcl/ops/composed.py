@@ -486,6 +486,25 @@ def unique(x: Tensor, sorted: bool = True, return_inverse: bool = False, return_
     return (found, *(Tensor.from_host(x.queue, part) for part in wanted)) if wanted else found
 
 
+@op(vjp=None, ref=lambda x, **how: x[np.concatenate([[True], np.diff(x) != 0])],
+    samples=[S((9,), dtypes="int64", low=0, high=2)], at_once=True)  # fmt: skip
+def unique_consecutive(x: Tensor, return_inverse: bool = False, return_counts: bool = False, axis: int | None = None) -> Any:
+    """Return x without repetitions of the element before and, if requested, the place of every element and the counts.
+
+    Computed on the host. With ``axis``, slices along it are compared, else the elements of the flattened x.
+    """
+    x = _checked_tensor("unique_consecutive", x)
+    values = x.to_host()
+    along = values.reshape(-1) if axis is None else np.moveaxis(values, _at("unique_consecutive", axis, x.ndim), 0)
+    differs = (along[1:] != along[:-1]).reshape(max(len(along) - 1, 0), math.prod(along.shape[1:])).any(1)
+    starts = np.flatnonzero(np.concatenate([np.ones(min(len(along), 1), bool), differs]))
+    inverse = np.searchsorted(starts, np.arange(len(along)), side="right") - 1
+    found = along[starts] if axis is None else np.moveaxis(along[starts], 0, axis)
+    wanted = [inverse.reshape(x.shape if axis is None else -1)] * return_inverse + [np.diff(starts, append=len(along))] * return_counts
+    first = Tensor.from_host(x.queue, np.ascontiguousarray(found), x.dtype)
+    return (first, *(Tensor.from_host(x.queue, part) for part in wanted)) if wanted else first
+
+
 # ---- reads and writes at indices
 
 

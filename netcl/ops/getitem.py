@@ -184,11 +184,15 @@ def getitem(F: Any, x: Tensor, index: Any) -> Tensor:
 # ---- writing
 
 
-def _written_value(x: Tensor, value: Any) -> Tensor:
-    """Return the value to write as a tensor that shares no memory with ``x``; raises for a tensor of another dtype."""
+def _written_value(x: Tensor, value: Any, cast: bool) -> Tensor:
+    """Return the value to write as a tensor that shares no memory with ``x``. A tensor of another dtype is cast, or raises."""
     if not isinstance(value, Tensor):
         return from_values("setitem", value, x.queue, x.dtype)
     (_, value) = launch.as_tensors("setitem", x, value)
+    if value.dtype != x.dtype and cast:
+        from netcl import ops
+
+        return ops.function("cast")(value, x.dtype)
     if value.dtype != x.dtype:
         what = "x and the value must have the same dtype"
         raise DtypeError(message("setitem", what, f'cast it: value.to("{x.dtype}")', x=x.dtype, value=value.dtype))
@@ -230,7 +234,7 @@ def setitem(x: Tensor, index: Any, value: Any) -> Tensor:
     Gradients flow to ``value`` and to the elements of the previous ``x`` that are not overwritten.
     """
     selected = selection_of(x, index)
-    given = _written_value(x, value)
+    given = _written_value(x, value, cast=not selected.arrays)
     x._changing()
     x.host_ref = None
     if not selected.arrays:

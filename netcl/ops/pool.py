@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from functools import lru_cache
+from collections.abc import Callable
+from functools import lru_cache, wraps
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -272,6 +273,22 @@ def pool_average_grad(dy: Tensor, *, windows: Windows, count_pad: bool = True) -
 # ---- images
 
 
+def _batched(ndim: int) -> Callable[[Any], Any]:
+    """Return a decorator that also lets an op over ``ndim`` dimensions take one sample without the batch dimension, as in torch."""
+
+    def decorate(function: Any) -> Any:
+        @wraps(function)
+        def call(F: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
+            if len(x.shape) != ndim - 1:
+                return function(F, x, *args, **kwargs)
+            made = function(F, F.unsqueeze(x, 0), *args, **kwargs)
+            return tuple(F.squeeze(y, 0) for y in made) if isinstance(made, tuple) else F.squeeze(made, 0)
+
+        return call
+
+    return decorate
+
+
 def _maxima(F: Any, x: Tensor, windows: Windows, return_indices: bool) -> Any:
     y, places = F.pool_max(x, windows=windows)
     return (y, F.cast(places, "int64")) if return_indices else y
@@ -281,6 +298,7 @@ def _maxima(F: Any, x: Tensor, windows: Windows, return_indices: bool) -> Any:
     samples=[
         S((1, 1, 1, 1), kernel_size=1),
         S((2, 3, 7, 9), kernel_size=2),
+        S((3, 7, 9), kernel_size=2),
         S((2, 3, 8, 7), kernel_size=3, stride=2, padding=1),
         S((1, 2, 9, 10), kernel_size=(2, 3), stride=(2, 1), padding=(0, 1), dilation=2),
         S((1, 2, 8, 9), kernel_size=3, stride=2, ceil_mode=True),
@@ -288,11 +306,12 @@ def _maxima(F: Any, x: Tensor, windows: Windows, return_indices: bool) -> Any:
         S((1, 2, 6, 7), kernel_size=3, stride=1, padding=1),
     ],
     errors=[
-        (S((2, 3, 7), kernel_size=2), r"\[max_pool2d\] x must have four dimensions: batch, channels, height, width; x.shape=\(2, 3, 7\)"),
+        (S((3, 7), kernel_size=2), r"\[max_pool2d\] x must have four dimensions: batch, channels, height, width; x.shape=\(3, 7\)"),
         (S((1, 1, 4, 4), kernel_size=2, padding=2), r"\[max_pool2d\] padding must be at most half the kernel, .*kernel_size=2, padding=2"),
         (S((1, 1, 2, 2), kernel_size=3), r"\[max_pool2d\] a window must fit the padded image .*, got an image of 2 x 2 pixels"),
         (S((1, 1, 4, 4), kernel_size=2, stride=0), r"\[max_pool2d\] stride must be at least 1; stride=0"),
     ])  # fmt: skip
+@_batched(4)
 def max_pool2d(
     F: Any, x: Tensor, kernel_size: Pair, stride: Pair | None = None, padding: Pair = 0, dilation: Pair = 1, ceil_mode: bool = False,
     return_indices: bool = False,
@@ -320,10 +339,11 @@ def max_pool2d(
         S((1, 2, 8, 10), kernel_size=3, stride=(2, 3), padding=1, ceil_mode=True),
     ],
     errors=[
-        (S((2, 3, 7), kernel_size=2), r"\[avg_pool2d\] x must have four dimensions: batch, channels, height, width; x.shape=\(2, 3, 7\)"),
+        (S((3, 7), kernel_size=2), r"\[avg_pool2d\] x must have four dimensions: batch, channels, height, width; x.shape=\(3, 7\)"),
         (S((1, 1, 4, 4), kernel_size=2, dtypes="int32", low=0, high=9), r"\[avg_pool2d\] x must have a dtype that this op accepts"),
         (S((1, 1, 4, 4), kernel_size=2, padding=2), r"\[avg_pool2d\] padding must be at most half the kernel, "),
     ])  # fmt: skip
+@_batched(4)
 def avg_pool2d(
     F: Any, x: Tensor, kernel_size: Pair, stride: Pair | None = None, padding: Pair = 0, ceil_mode: bool = False,
     count_include_pad: bool = True,
@@ -345,10 +365,11 @@ def avg_pool2d(
         S((1, 2, 6, 8), output_size=(None, 4)),
     ],
     errors=[
-        (S((2, 3, 7), output_size=1), r"\[adaptive_avg_pool2d\] x must have four dimensions: batch, channels, height, width; "),
+        (S((3, 7), output_size=1), r"\[adaptive_avg_pool2d\] x must have four dimensions: batch, channels, height, width; "),
         (S((2, 3, 7, 7), output_size=0), r"\[adaptive_avg_pool2d\] output_size must be at least 1; output_size=\(0, 0\)"),
         (S((2, 3, 7, 7), output_size=(1, 2, 3)), r"\[adaptive_avg_pool2d\] output_size must be one integer or two .*=\(1, 2, 3\)"),
     ])  # fmt: skip
+@_batched(4)
 def adaptive_avg_pool2d(F: Any, x: Tensor, output_size: Any) -> Tensor:
     """Means over windows chosen so that the result has ``output_size`` pixels (a number, or height and width; ``None`` keeps an axis)."""
     x = image("adaptive_avg_pool2d", x)
@@ -358,9 +379,10 @@ def adaptive_avg_pool2d(F: Any, x: Tensor, output_size: Any) -> Tensor:
 @composite(ref="numpy",
     samples=[S((2, 3, 7, 9), output_size=1), S((1, 2, 7, 10), output_size=(3, 4)), S((1, 2, 3, 4), output_size=(5, 4))],
     errors=[
-        (S((2, 3, 7), output_size=1), r"\[adaptive_max_pool2d\] x must have four dimensions: "),
+        (S((3, 7), output_size=1), r"\[adaptive_max_pool2d\] x must have four dimensions: "),
         (S((2, 3, 7, 7), output_size=(1,)), r"\[adaptive_max_pool2d\] output_size must be one integer or two .*=\(1,\)"),
     ])  # fmt: skip
+@_batched(4)
 def adaptive_max_pool2d(F: Any, x: Tensor, output_size: Any, return_indices: bool = False) -> Any:
     """Maxima over windows chosen so that the result has ``output_size`` pixels (a number, or height and width; ``None`` keeps an axis)."""
     x = image("adaptive_max_pool2d", x, launch.NUMBERS)
@@ -380,6 +402,7 @@ def _signal(F: Any, name: str, x: Any) -> Any:
 @composite(ref="numpy",
     samples=[S((2, 3, 9), kernel_size=2), S((1, 2, 10), kernel_size=3, stride=2, padding=1, ceil_mode=True)],
     errors=[(S((2, 3, 7, 7), kernel_size=2), r"\[max_pool1d\] x must have three dimensions: batch, channels, length")])  # fmt: skip
+@_batched(3)
 def max_pool1d(
     F: Any, x: Tensor, kernel_size: int, stride: int | None = None, padding: int = 0, dilation: int = 1, ceil_mode: bool = False,
     return_indices: bool = False,
@@ -394,6 +417,7 @@ def max_pool1d(
 @composite(ref="numpy",
     samples=[S((2, 3, 9), kernel_size=2), S((1, 2, 10), kernel_size=3, stride=2, padding=1, count_include_pad=False)],
     errors=[(S((2, 3, 7, 7), kernel_size=2), r"\[avg_pool1d\] x must have three dimensions: batch, channels, length")])  # fmt: skip
+@_batched(3)
 def avg_pool1d(
     F: Any, x: Tensor, kernel_size: int, stride: int | None = None, padding: int = 0, ceil_mode: bool = False,
     count_include_pad: bool = True,
@@ -407,7 +431,8 @@ def avg_pool1d(
 
 @composite(ref="numpy",
     samples=[S((2, 3, 9), output_size=4), S((1, 2, 5), output_size=1)],
-    errors=[(S((2, 3), output_size=1), r"\[adaptive_avg_pool1d\] x must have three dimensions: batch, channels, length")])  # fmt: skip
+    errors=[(S((3,), output_size=1), r"\[adaptive_avg_pool1d\] x must have three dimensions: batch, channels, length")])  # fmt: skip
+@_batched(3)
 def adaptive_avg_pool1d(F: Any, x: Tensor, output_size: int) -> Tensor:
     """Means over windows chosen so that each signal of the result has ``output_size`` values."""
     return to_signal(F, F.adaptive_avg_pool2d(_signal(F, "adaptive_avg_pool1d", x), for_image(output_size, 1)))

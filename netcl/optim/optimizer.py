@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import inspect
 import math
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from copy import copy
+from difflib import get_close_matches
 from functools import partial
 from typing import Any, ClassVar
 
@@ -23,8 +26,10 @@ Group = dict[str, Any]
 #: Switches of torch's implementation; they are dropped when a torch state is loaded.
 TORCH_SWITCHES = frozenset({"foreach", "fused", "capturable", "differentiable", "param_names"})
 
-#: Keys a group may have besides an optimizer's options; any other raises as a misspelled option.
+#: Keys a group may have besides an optimizer's options; any other that resembles an option raises as misspelled.
 EXTRA_OPTIONS = frozenset({"params", "name", "initial_lr"})
+
+required = object()  # torch's mark of an option without a default
 
 _COUNT = update.Rule("count", ("steps",), (), {"more": "steps + 1 - factor"}, {"steps": "more"})
 
@@ -86,7 +91,7 @@ class Optimizer:
             raise ValueError(message(self.op, "params must not be empty", "pass model.parameters()"))
         self.defaults = dict(defaults)
         self.param_groups: list[Group] = []
-        self.state: dict[Tensor, dict[str, Any]] = {}
+        self.state: dict[Tensor, dict[str, Any]] = defaultdict(dict)
         self._places: dict[int, str] = {}
         for group in given if isinstance(given[0], Mapping) else [{"params": given}]:
             self.add_param_group(group)
@@ -131,8 +136,9 @@ class Optimizer:
 
     def check(self, group: Group) -> None:
         """Raise if an option of a group is out of range."""
-        check_number(self.op, "lr", group["lr"])
-        check_number(self.op, "weight_decay", group["weight_decay"])
+        for name in ("lr", "weight_decay"):
+            if name in group:  # optimizers of users may have neither
+                check_number(self.op, name, group[name])
 
     # ---- groups
 
@@ -150,9 +156,9 @@ class Optimizer:
             raise TypeError(message(self.op, "a parameter group must be a dict with the key 'params'", has=_keys(group)))
         params = group["params"]
         made = {**self.defaults, **group, "params": [params] if isinstance(params, Tensor) else list(params)}
-        unknown = sorted(set(group) - set(self.defaults) - EXTRA_OPTIONS)
-        if unknown:
-            raise ValueError(message(self.op, f"a parameter group has no option {unknown[0]!r}", f"known are {', '.join(self.defaults)}"))
+        for name in set(group) - set(self.defaults) - EXTRA_OPTIONS:  # scripts keep values of their own, such as lr_scale
+            if get_close_matches(name, self.defaults, cutoff=0.7):
+                raise ValueError(message(self.op, f"a parameter group has no option {name!r}", f"known are {', '.join(self.defaults)}"))
         if not made["params"]:
             raise ValueError(message(self.op, "a parameter group must not be empty", group=len(self.param_groups)))
         self.check(made)
@@ -406,7 +412,7 @@ class Optimizer:
         numbers = [number for group in state_dict["param_groups"] for number in group["params"]]
         parameters = dict(zip(numbers, self._parameters(), strict=True))
         group_of = {id(p): group for group in groups for p in group["params"]}
-        state = {}
+        state: dict[Tensor, dict[str, Any]] = defaultdict(dict)
         for number, saved in state_dict["state"].items():
             number = int(number) if isinstance(number, str) and number.isdecimal() else number
             if number not in parameters:
@@ -443,6 +449,8 @@ class Optimizer:
 
     def _loaded_state(self, p: Tensor, number: int, saved: Mapping[str, Any], group: Group) -> dict[str, Any]:
         given = {name: value for name, value in saved.items() if value is not None}
+        if type(self).tensors is Optimizer.tensors:  # an optimizer of the user, with a step of its own
+            return {name: v.to(p.queue, copy=True) if isinstance(v, Tensor) else copy(v) for name, v in given.items()}
         unknown = sorted(set(given) - {*self.names, "master"} - ({"step"} if self.counts else set()))
         if unknown:
             remedy = f"known are {', '.join(self.names)}: was it saved by another optimizer?"

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import os
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from enum import Enum
 from typing import Any, Final
 
 from netcl import amp, autograd, io
 from netcl.amp.grad_scaler import GradScaler as Scaler
+from netcl.autograd.functional import leaves_of, with_leaves
+from netcl.core.errors import OutOfMemoryError
 from netcl.core.tensor import Tensor
+from netcl.nn import Sequential
 from netcl.nn.module import Module
+from netcl.ops import random
+from netcl.ops.random import Generator
 from netcl.replay.compiled import compile as compile_function
 from netcl.torch import files
 
@@ -98,6 +104,39 @@ def checkpoint(function: Callable[..., Any], *args: Any, use_reentrant: bool | N
     return autograd.checkpoint(function, *args, **options)
 
 
+def checkpoint_sequential(functions: Any, segments: int, input: Tensor, use_reentrant: bool | None = None, **options: Any) -> Tensor:
+    """``torch.utils.checkpoint.checkpoint_sequential``: layers in segments; all but the last recompute activations in backward."""
+    layers = list(functions)
+    size = len(layers) // segments
+    for start in range(0, size * (segments - 1), size):
+        input = autograd.checkpoint(Sequential(*layers[start : start + size]), input)
+    return Sequential(*layers[size * (segments - 1) :])(input)
+
+
+def manual_seed(seed: int) -> Generator:
+    """``torch.manual_seed``: seed all devices; returns a generator with the same seed."""
+    random.manual_seed(seed)
+    return Generator().manual_seed(seed)
+
+
+def where(condition: Any, *args: Any, **kwargs: Any) -> Any:
+    """``torch.where``: with a condition alone, the coordinates of its elements that are true, a tensor per dimension."""
+    return autograd.where(condition, *args, **kwargs) if args or kwargs else tuple(autograd.nonzero(condition).unbind(1))
+
+
+@contextmanager
+def record_function(name: str, args: Any = None) -> Iterator[None]:
+    """``torch.profiler.record_function``: a label, which netcl's profiler does not read."""
+    yield
+
+
+def _repeated(count: int) -> Callable[[Any], tuple[Any, ...]]:
+    return lambda x: tuple(x) if isinstance(x, Iterable) else (x,) * count
+
+
+TUPLES: dict[str, Any] = {f"_{name}": _repeated(n) for n, name in enumerate(("single", "pair", "triple", "quadruple"), 1)}
+
+
 def export_onnx(model: Any, args: Any = (), f: Any = None, *, input_names: Any = None, output_names: Any = None, **options: Any) -> None:
     """``torch.onnx.export``: shapes are those of ``args``; options other than names are ignored."""
     samples = args if isinstance(args, tuple) else (args,)
@@ -121,25 +160,10 @@ def _as_it_is(function: Any = None, *unused: Any, **options: Any) -> Any:
     return _as_it_is if function is None or isinstance(function, bool) else function
 
 
-def _leaves(tree: Any) -> list[Any]:
-    parts = tree.values() if isinstance(tree, dict) else tree
-    return [leaf for part in parts for leaf in _leaves(part)] if isinstance(tree, dict | list | tuple) else [tree]
-
-
-def _with_leaves(tree: Any, leaves: Iterator[Any]) -> Any:
-    """Return ``tree`` with other leaves, in the order of :func:`_leaves`."""
-    if isinstance(tree, dict):
-        return type(tree)((key, _with_leaves(part, leaves)) for key, part in tree.items())
-    if isinstance(tree, list | tuple):
-        parts = [_with_leaves(part, leaves) for part in tree]
-        return type(tree)(*parts) if hasattr(tree, "_fields") else type(tree)(parts)
-    return next(leaves)
-
-
 #: ``torch.utils._pytree``, which published models use; the specification of a tree is the tree.
 PYTREE: dict[str, Any] = {
-    "tree_flatten": lambda tree: (_leaves(tree), tree), "tree_unflatten": lambda leaves, spec: _with_leaves(spec, iter(leaves)),
-    "tree_leaves": _leaves, "tree_map": lambda f, tree, *rest: _with_leaves(tree, map(f, _leaves(tree), *map(_leaves, rest))),
+    "tree_flatten": lambda tree: (leaves_of(tree), tree), "tree_unflatten": lambda leaves, spec: with_leaves(spec, iter(leaves)),
+    "tree_leaves": leaves_of, "tree_map": lambda f, tree, *rest: with_leaves(tree, map(f, leaves_of(tree), *map(leaves_of, rest))),
 }  # fmt: skip
 FLAT: dict[str, Any] = {
     "_flatten_dense_tensors": lambda tensors: autograd.cat([x.reshape(-1) for x in tensors]),
@@ -150,7 +174,7 @@ FLAT: dict[str, Any] = {
 ATTENTION: dict[str, Any] = {"SDPBackend": SDPBackend, "sdpa_kernel": _any_kernel}
 #: ``torch.jit`` and ``torch.compiler``: code stays Python. ``trace``, ``save`` and ``load`` are missing.
 JIT: dict[str, Any] = {
-    **dict.fromkeys(("script", "ignore", "unused", "export", "script_method", "interface"), _as_it_is), "Final": Final,
+    **dict.fromkeys(("script", "ignore", "unused", "export", "script_method", "interface", "trace"), _as_it_is), "Final": Final,
     **dict.fromkeys(("is_scripting", "is_tracing"), lambda: False), "ScriptModule": Module, "annotate": lambda kind, value: value,
 }  # fmt: skip
 COMPILER: dict[str, Any] = {"compile": compile, "disable": _as_it_is, **dict.fromkeys(("is_compiling", "is_exporting"), lambda: False)}
@@ -163,6 +187,7 @@ ROOT: dict[str, Any] = {
     **TENSORS, "Size": tuple, "autocast": autocast, "save": files.save, "load": files.load, "compile": compile,
     **{name: name for name in ("complex64", "complex128")},  # which every function refuses
     "strided": "strided", "contiguous_format": "contiguous_format", "channels_last": "channels_last", "preserve_format": "preserve_format",
+    "manual_seed": manual_seed, "where": where, "OutOfMemoryError": OutOfMemoryError, "get_num_threads": os.cpu_count,
     "set_num_threads": lambda number: None,  # NumPy and the OpenCL runtime have their own settings
     "is_autocast_enabled": lambda device_type="cuda": amp.is_autocast_enabled(),
     "get_autocast_dtype": lambda device_type="cuda": amp.get_autocast_dtype() or ("bfloat16" if device_type == "cpu" else "float16"),

@@ -11,7 +11,7 @@ from netcl.accelerator import is_available, synchronize
 from netcl.core import device as core
 from netcl.core import memory
 from netcl.core.device import DeviceHandle, manager
-from netcl.core.errors import DeviceError, message
+from netcl.core.errors import DeviceError, OutOfMemoryError, message
 from netcl.core.tensor import Tensor
 from netcl.ops import random
 from netcl.ops.random import manual_seed
@@ -174,6 +174,7 @@ CUDA: dict[str, Any] = {
     "is_available": is_available, "device_count": device_count, "current_device": lambda: _current[0], "set_device": _set_device,
     "get_device_name": lambda device=None: _handle(device).device_name, "get_device_properties": _properties,
     "synchronize": synchronize, "manual_seed": manual_seed, "manual_seed_all": manual_seed, "is_bf16_supported": is_available,
+    "OutOfMemoryError": OutOfMemoryError,
     "memory_summary": lambda device=None, abbreviated=False: memory.memory_summary(), "device": device,
 }  # fmt: skip
 ACCELERATOR: dict[str, Any] = {

@@ -14,9 +14,10 @@ from urllib.parse import urlparse
 
 import netcl.autograd as ag
 from netcl import nn
+from netcl.core.tensor import Tensor
 from netcl.nn import init
 from netcl.optim import schedule
-from netcl.torch import adapters, devices, files, parallel
+from netcl.torch import adapters, averaging, devices, files, parallel
 from netcl.torch.tensorboard import SummaryWriter
 from netcl.vision import models
 
@@ -29,17 +30,20 @@ class MissingNameError(AttributeError):
         self.full_name = full_name
 
 
-_SAME = ("distributions", "fft", "linalg", "nn.functional", "nn.parameter", "nn.utils", "nn.utils.parametrizations",
-         "nn.utils.parametrize", "nn.utils.rnn", "optim", "optim.optimizer")  # fmt: skip
+_SAME = """autograd.functional distributions fft func linalg nn.functional nn.parameter nn.utils nn.utils.parametrizations
+    nn.utils.parametrize nn.utils.prune nn.utils.rnn optim optim.optimizer optim.swa_utils""".split()
 _LAYERS = """activation adaptive batchnorm channelshuffle container conv distance dropout flatten fold instancenorm linear loss module
     normalization padding pixelshuffle pooling rnn sparse transformer upsampling utils""".split()
 _DATA, _TRANSFORMS, _FUNCTIONAL = ("netcl.utils.data",), ("netcl.vision.transforms",), ("netcl.vision.functional",)
 _BASES = {
     "NonDynamicallyQuantizableLinear": nn.Linear, "_BatchNorm": nn.BatchNorm1d.__base__, "_InstanceNorm": nn.InstanceNorm1d.__base__,
+    "_ConvNd": nn.Conv2d.__base__, "_WeightedLoss": nn.CrossEntropyLoss.__base__,
 }  # fmt: skip
 _OFF: dict[str, Any] = dict.fromkeys(("is_available", "is_built", "is_initialized"), lambda: False)
+_DISTRIBUTIONS = """bernoulli beta categorical dirichlet distribution exponential gamma geometric gumbel independent kl laplace log_normal
+    multivariate_normal normal one_hot_categorical poisson studentT transformed_distribution transforms uniform"""
 _WITH_PARTS = {  # modules whose names are those of the module above
-    "distributions": ("netcl.distributions", "bernoulli categorical distribution independent kl normal uniform"),
+    "distributions": ("netcl.distributions", _DISTRIBUTIONS),
     "optim": ("netcl.optim", "adadelta adagrad adam adamax adamw asgd lbfgs nadam radam rmsprop rprop sgd"),
 }
 _ATTENTION_KERNELS = {f"enable_{kind}_sdp": lambda enabled: None for kind in ("flash", "math", "mem_efficient", "cudnn")}
@@ -84,6 +88,7 @@ TABLE: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
     "torch.nn.attention": ((), adapters.ATTENTION),
     "torch.nn.modules": (("netcl.nn",), parallel.NN),
     **{f"torch.nn.modules.{name}": (("netcl.nn",), {**parallel.NN, **_BASES}) for name in _LAYERS},
+    "torch.nn.modules.utils": ((), adapters.TUPLES),
     "torch.nn.parallel": ((), parallel.PARALLEL),
     "torch.nn.parallel.distributed": ((), parallel.PARALLEL),
     "torch.nn.init": (
@@ -93,14 +98,18 @@ TABLE: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
     ),
     "torch.onnx": ((), {"export": adapters.export_onnx}),
     "torch.optim.lr_scheduler": (("netcl.optim.schedule",), {"_LRScheduler": schedule.LRScheduler}),
-    "torch.random": (("netcl",), {}),
+    "torch.optim.swa_utils": ((), averaging.NAMES),
+    "torch.overrides": ((), {"is_tensor_like": lambda x: isinstance(x, Tensor)}),
+    "torch.profiler": ((), {"record_function": adapters.record_function}),
+    "torch.autograd.profiler": ((), {"record_function": adapters.record_function}),
+    "torch.random": (("netcl",), {"manual_seed": adapters.manual_seed}),
     "torch.serialization": ((), files.SERIALIZATION),
     "torch.special": (("netcl",), {"expit": ag.sigmoid, "gammaln": ag.lgamma, "psi": ag.digamma}),
     "torch.testing": (("netcl.testing",), {}),
     "torch._utils": ((), adapters.FLAT),
     "torch.utils": ((), {}),
     "torch.utils._pytree": ((), adapters.PYTREE),
-    "torch.utils.checkpoint": ((), {"checkpoint": adapters.checkpoint}),
+    "torch.utils.checkpoint": ((), {"checkpoint": adapters.checkpoint, "checkpoint_sequential": adapters.checkpoint_sequential}),
     "torch.utils.data": (_DATA, {}),
     **{f"torch.utils.data.{part}": (_DATA, {}) for part in ("dataloader", "dataset", "distributed", "sampler")},
     **{f"torch.utils.tensorboard{part}": ((), {"SummaryWriter": SummaryWriter}) for part in ("", ".writer")},

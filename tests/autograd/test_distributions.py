@@ -138,3 +138,76 @@ def test_invalid_values_are_accepted_without_validation(device):
     with netcl.device(device):
         assert math.isnan(D.Normal(0.0, -1.0, validate_args=False).entropy().item())
         assert math.isnan(D.Normal(netcl.tensor(0.0), netcl.tensor(-1.0)).entropy().item())
+
+
+#: Distribution, values, and log_prob as torch 2.13 computes it.
+V = (0.2, 0.5, 0.9)
+FAMILIES = {
+    "LogNormal": (lambda: D.LogNormal(0.1, 0.5), V, (-4.46071, -0.79081, -0.20478)),
+    "Laplace": (lambda: D.Laplace(0.1, 0.7), V, (-0.47933, -0.9079, -1.47933)),
+    "Gumbel": (lambda: D.Gumbel(0.0, 2.0), V, (-1.69798, -1.72195, -1.78078)),
+    "Beta": (lambda: D.Beta(2.0, 3.0), V, (0.42918, 0.40547, -2.22562)),
+    "Gamma": (lambda: D.Gamma(2.0, 3.0), V, (-0.01221, 0.00408, -0.60814)),
+    "Exponential": (lambda: D.Exponential(2.0), V, (0.29315, -0.30685, -1.10685)),
+    "StudentT": (lambda: D.StudentT(3.0), V, (-1.02738, -1.16097, -1.47892)),
+    "Chi2": (lambda: D.Chi2(3.0), V, (-1.82366, -1.51551, -1.42162)),
+    "Dirichlet": (lambda: D.Dirichlet(netcl.tensor([1.0, 2.0, 3.0])), (0.2, 0.3, 0.5), 1.50408),
+    "Poisson": (lambda: D.Poisson(3.0), (0.0, 2.0, 5.0), (-3.0, -1.49592, -2.29443)),
+    "Geometric": (lambda: D.Geometric(0.3), (0.0, 2.0), (-1.20397, -1.91732)),
+    "MultivariateNormal": (lambda: D.MultivariateNormal(netcl.zeros(2), scale_tril=TRIL()), ((0.1, 0.2), (1.0, -1.0)), (-2.53884, -3.31227)),
+    "OneHotCategorical": (lambda: D.OneHotCategorical(logits=netcl.tensor([0.0, 1.0, 2.0])), (0.0, 0.0, 1.0), -0.40761),
+    "tanh": (lambda: D.TransformedDistribution(D.Normal(0.0, 1.0), [D.TanhTransform(cache_size=1)]), V, (-0.89867, -0.78213, -0.34192)),
+    "affine": (lambda: D.TransformedDistribution(D.Normal(0.0, 1.0), D.AffineTransform(1.0, 2.0)), V, (-1.69209, -1.64334, -1.61334)),
+    "logistic": (
+        lambda: D.TransformedDistribution(D.Uniform(0.0, 1.0), [D.SigmoidTransform().inv, D.AffineTransform(0.5, 1.5)]),
+        V, (-1.80174, -1.79176, -1.80948),
+    ),
+    "mixture": (
+        lambda: D.MixtureSameFamily(D.Categorical(netcl.tensor([0.3, 0.7])), D.Normal(netcl.tensor([0.0, 1.0]), netcl.tensor([1.0, 0.5]))),
+        V, (-1.29974, -0.81108, -0.46635),
+    ),
+}  # fmt: skip
+
+
+def TRIL():
+    return netcl.tensor([[1.0, 0.0], [0.5, 2.0]])
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_family(device, name):
+    make, values, wanted = FAMILIES[name]
+    with netcl.device(device):
+        near(make().log_prob(netcl.tensor(values)), wanted, 1e-4)
+        netcl.manual_seed(1)
+        drawn, made = make().sample((4000,)), make()
+        assert drawn.shape == (4000, *made.batch_shape, *made.event_shape) and not drawn.requires_grad
+        try:
+            mean, spread = made.mean.to_host(), made.stddev.to_host()
+        except NotImplementedError:
+            return
+        assert (np.abs(drawn.to_host().mean(0) - mean) <= 5 * spread / math.sqrt(4000)).all()
+        assert np.allclose(drawn.to_host().std(0), spread, rtol=0.25 if name != "StudentT" else 1)
+
+
+def test_divergences_and_entropies_of_families(device):
+    def t(*values):
+        return netcl.tensor(list(values) if len(values) > 1 else values[0])
+
+    with netcl.device(device):
+        near(D.kl_divergence(D.Laplace(t(0.0), t(1.0)), D.Laplace(t(1.0), t(2.0))), 0.37709, 1e-4)
+        near(D.kl_divergence(D.Beta(t(2.0), t(1.0)), D.Beta(t(1.0), t(2.0))), 1.0, 1e-4)
+        covariance = TRIL() @ TRIL().mT
+        other = D.MultivariateNormal(netcl.ones(2), covariance)
+        near(D.kl_divergence(D.MultivariateNormal(netcl.zeros(2), netcl.eye(2)), other), 0.88065, 1e-4)
+        near(other.entropy(), 3.53102, 1e-4)
+        near(other.variance, [1.0, 4.25])
+        near(D.kl_divergence(D.Dirichlet(t(1.0, 2.0)), D.Dirichlet(t(2.0, 2.0))), 0.40139, 1e-4)
+        near(D.kl_divergence(D.Gamma(t(1.0), t(2.0)), D.Gamma(t(2.0), t(2.0))), 0.57722, 1e-4)
+        near(D.Gamma(t(2.0), t(3.0)).entropy(), 0.4786, 1e-4)
+        near(D.Beta(t(2.0), t(3.0)).entropy(), -0.23491, 1e-4)
+        near(D.Dirichlet(t(1.0, 2.0, 3.0)).entropy(), -1.24434, 1e-4)
+        near(D.Normal(0.0, 1.0).icdf(t(0.2, 0.5, 0.9)), [-0.84162, 0.0, 1.28155], 1e-4)
+        with pytest.raises(NotImplementedError, match="draws of this distribution have no gradient; use sample"):
+            D.Gamma(1.0, 1.0).rsample()
+        with pytest.raises(ValueError, match="exactly one of covariance_matrix, precision_matrix and scale_tril"):
+            D.MultivariateNormal(netcl.zeros(2))

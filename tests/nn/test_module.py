@@ -8,11 +8,13 @@ import json
 import numpy as np
 import pytest
 
+import netcl
 import netcl.autograd as ag
 from netcl import nn
 from netcl.core.device import manager
 from netcl.core.errors import DtypeError, ShapeError
 from netcl.core.tensor import Tensor
+from netcl.nn.utils import prune
 from netcl.ops import random
 
 
@@ -51,6 +53,36 @@ def test_shared_parameters_are_listed_once_and_saved_twice(device):
     assert copy.deepcopy(net)[0].weight is not net[0].weight
     twin = copy.deepcopy(net)
     assert twin[0].weight is twin[1].weight
+
+
+def test_parameters_are_what_was_made_as_parameter(device):
+    net = Net()
+    net.fixed = nn.Parameter(ag.tensor([1.0, 2.0]), requires_grad=False)
+    net.points = ag.tensor([1.0], requires_grad=True)
+    assert names(net.named_parameters())[0] == "fixed" and "points" not in net.state_dict() and not net.fixed.requires_grad
+    assert isinstance(net.fixed, nn.Parameter) and not isinstance(net.points, nn.Parameter)
+    net.again = copy.deepcopy(net.fixed)
+    assert "again" in net.state_dict() and net.half().fixed.dtype == "float16" and net.points.dtype == "float32"
+
+
+def test_attributes_are_read_and_written_as_in_torch(device):
+    net = Net()
+    assert list(net._modules) == ["first", "act", "second"] and list(net.first._parameters) == ["weight", "bias"] and not net._buffers
+    net._modules["act"] = nn.Tanh()
+    net._modules["third"] = nn.Identity()
+    del net._modules["third"]
+    assert (
+        isinstance(net.act, nn.Tanh)
+        and len(net._modules) == 3
+        and net._get_name() == "Net"
+        and net.type("float16").first.bias.dtype == "float16"
+    )
+    net.register_module("more", net.act)
+    twins = nn.Sequential(net.first, net.first)
+    assert names(twins.named_parameters(remove_duplicate=False)) == ["0.weight", "0.bias", "1.weight", "1.bias"]
+    assert names(twins.named_modules(remove_duplicate=False)) == ["", "0", "1"] and names(twins.named_modules(set(), "p")) == ["p", "p.0"]
+    with pytest.raises(RuntimeError, match="must have exactly the parameters"):
+        net.load_state_dict({"first.weight": np.zeros((3, 2))})
 
 
 def test_assigning_none_or_deleting_unregisters(device):
@@ -241,6 +273,21 @@ def test_forward_hooks_see_and_replace(device):
     assert len(seen) == 1 and net._module_hooks == {}
 
 
+def test_hooks_with_keywords_run_in_the_order_asked(device):
+    class Scale(nn.Module):
+        def forward(self, x, by=1.0):
+            return x * by
+
+    layer, x = Scale(), ag.tensor([1.0, 2.0], requires_grad=True)
+    layer.register_forward_pre_hook(lambda module, args, kwargs: (args, {"by": kwargs["by"] + 1}), with_kwargs=True)
+    layer.register_forward_hook(lambda module, args, kwargs, out: out + kwargs["by"], with_kwargs=True)
+    layer.register_forward_hook(lambda module, args, out: out * 10, prepend=True)
+    layer.register_full_backward_pre_hook(lambda module, grads: (grads[0] * 3,))
+    y = layer(x, by=2.0)
+    y.sum().backward()
+    assert y.tolist() == [33.0, 63.0] and x.grad.tolist() == [90.0, 90.0]
+
+
 def test_backward_hooks_see_and_replace(device):
     layer, seen = nn.Linear(2, 1), []
 
@@ -401,3 +448,31 @@ def test_entries_without_a_module_keep_their_places():
     layers.insert(0, None)
     assert [layer is None for layer in layers] == [True, True, False, False, True] and layers.pop(0) is None
     assert list(nn.ModuleDict({"a": None, "b": nn.ReLU()})) == ["a", "b"]
+
+
+# ---- pruning
+
+
+def test_pruning_keeps_the_original_and_a_mask(device):
+    with netcl.device(device):
+        layer = nn.Linear(4, 2)
+        layer.weight.data.copy_(ag.tensor([[1.0, -4.0, 2.0, 3.0], [-0.5, 6.0, 0.1, -5.0]]))
+        prune.l1_unstructured(layer, "weight", amount=3)
+        assert layer.weight.tolist() == [[0.0, -4.0, 2.0, 3.0], [0.0, 6.0, 0.0, -5.0]] and prune.is_pruned(layer)
+        layer(netcl.ones(1, 4)).sum().backward()
+        assert layer.weight_orig.grad.tolist() == layer.weight_mask.tolist() and sorted(layer.state_dict()) == [
+            "bias",
+            "weight_mask",
+            "weight_orig",
+        ]
+        prune.ln_structured(layer, "weight", amount=1, n=2, dim=0)
+        assert layer.weight.tolist() == [[0.0] * 4, [0.0, 6.0, 0.0, -5.0]]
+        prune.remove(layer, "weight")
+        assert isinstance(layer.weight, nn.Parameter) and not prune.is_pruned(layer) and layer.weight.abs().sum().item() == 11
+        pair = nn.Sequential(nn.Linear(2, 1, bias=False), nn.Linear(2, 1, bias=False))
+        pair[0].weight.data.copy_(ag.tensor([[1.0, 2.0]]))
+        pair[1].weight.data.copy_(ag.tensor([[0.5, 3.0]]))
+        prune.global_unstructured([(m, "weight") for m in pair], prune.L1Unstructured, amount=0.5)
+        assert [m.weight.tolist() for m in pair] == [[[0.0, 2.0]], [[0.0, 3.0]]]
+        with pytest.raises(ValueError, match="amount must be an integer from 0 to 2, or a float from 0 to 1"):
+            prune.random_unstructured(nn.Linear(2, 1), "weight", amount=1.5)

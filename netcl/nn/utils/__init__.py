@@ -11,6 +11,7 @@ from netcl.core.hooks import hooks
 from netcl.core.tensor import Tensor
 from netcl.nn.utils import parametrizations as parametrizations
 from netcl.nn.utils import parametrize as parametrize
+from netcl.nn.utils import prune as prune
 from netcl.nn.utils import rnn as rnn
 from netcl.nn.utils.parametrize import remove_spectral_norm as remove_spectral_norm
 from netcl.nn.utils.parametrize import remove_weight_norm as remove_weight_norm

@@ -1,13 +1,4 @@
-"""Probability distributions under torch's names. Parameters that are Python numbers are checked; tensors, and values of ``log_prob``, are
-checked with ``validate_args=True``, which reads them back from the device.
-
->>> import netcl
->>> from netcl.distributions import Categorical
->>> policy = Categorical(logits=netcl.tensor([0.0, 2.0]))
->>> action = policy.sample()
->>> policy.log_prob(action).shape, policy.probs.tolist()[1] > 0.8
-((), True)
-"""
+"""The base class of distributions, and those of most models: normal, uniform, Bernoulli, categorical."""
 
 from __future__ import annotations
 
@@ -21,8 +12,6 @@ from netcl import autograd as ag
 from netcl.autograd import creation
 from netcl.core.errors import ShapeError, message
 from netcl.core.tensor import Tensor
-
-__all__ = ["Bernoulli", "Categorical", "Distribution", "Independent", "Normal", "Uniform", "kl_divergence"]
 
 TensorOrNumber = Tensor | float
 
@@ -79,6 +68,10 @@ class Distribution:
 
     stddev = property(lambda self: self.variance.sqrt(), doc="The standard deviation.")
 
+    def perplexity(self) -> Tensor:
+        """Return the exponential of the entropy."""
+        return self.entropy().exp()
+
     def __repr__(self) -> str:
         return f"{type(self).__name__}(batch_shape={self.batch_shape}, event_shape={self.event_shape})"
 
@@ -105,11 +98,15 @@ class Normal(Distribution):
     def entropy(self) -> Tensor:
         return self.scale.log() + 0.5 * (1 + math.log(2 * math.pi))
 
+    def icdf(self, value: Any) -> Tensor:
+        """Return the value up to which the probability is ``value``."""
+        return self.loc + self.scale * (value * 2 - 1).erfinv() * math.sqrt(2)
+
     def cdf(self, value: Any) -> Tensor:
         """Return the probability of values up to ``value``."""
         return (((value - self.loc) / (self.scale * math.sqrt(2))).erf() + 1) * 0.5
 
-    mean = property(lambda self: self.loc)
+    mean = mode = property(lambda self: self.loc)
     variance = property(lambda self: self.scale.square())
 
 
@@ -138,11 +135,15 @@ class Uniform(Distribution):
     def entropy(self) -> Tensor:
         return (self.high - self.low).log()
 
+    def cdf(self, value: Any) -> Tensor:
+        """Return the probability of values up to ``value``."""
+        return ((value - self.low) / (self.high - self.low)).clamp(0, 1)
+
     mean = property(lambda self: (self.low + self.high) * 0.5)
     variance = property(lambda self: (self.high - self.low).square() / 12)
 
 
-def _pick_one(name: str, probs: Any, logits: Any) -> tuple[str, Any]:
+def pick_one(name: str, probs: Any, logits: Any) -> tuple[str, Any]:
     if (probs is None) == (logits is None):
         given = [word for word, value in (("probs", probs), ("logits", logits)) if value is not None]
         raise ValueError(message(name, "exactly one of probs and logits must be given", given=given))
@@ -157,7 +158,7 @@ class Bernoulli(Distribution):
     limits: ClassVar = {"probs": ("from 0 to 1", lambda a: (a >= 0) & (a <= 1)), "value": ("0 or 1", lambda a: (a == 0) | (a == 1))}
 
     def __init__(self, probs: TensorOrNumber | None = None, logits: TensorOrNumber | None = None, validate_args: bool | None = None):
-        name, given = _pick_one("Bernoulli", probs, logits)
+        name, given = pick_one("Bernoulli", probs, logits)
         super().__init__(validate_args, **{name: given})
         if name == "logits":
             self.probs = self.logits.sigmoid()
@@ -179,6 +180,7 @@ class Bernoulli(Distribution):
         return ag.binary_cross_entropy_with_logits(self.logits, self.probs, reduction="none")
 
     mean = property(lambda self: self.probs)
+    mode = property(lambda self: ag.where(self.probs == 0.5, math.nan, (self.probs > 0.5).to(self.probs.dtype)))
     variance = property(lambda self: self.probs * (1 - self.probs))
 
 
@@ -190,7 +192,7 @@ class Categorical(Distribution):
     limits: ClassVar = {"probs": ("at least 0", lambda a: a >= 0)}
 
     def __init__(self, probs: Any = None, logits: Any = None, validate_args: bool | None = None):
-        name, given = _pick_one(type(self).__name__, probs, logits)
+        name, given = pick_one(type(self).__name__, probs, logits)
         if not getattr(given, "shape", ()):
             raise ShapeError(message(type(self).__name__, f"{name} must be a tensor with at least 1 dimension", given=repr(given)))
         super().__init__(validate_args, **{name: given})
@@ -251,18 +253,3 @@ class Independent(Distribution):
 
     mean = property(lambda self: self.base_dist.mean)
     variance = property(lambda self: self.base_dist.variance)
-
-
-def kl_divergence(p: Distribution, q: Distribution) -> Tensor:
-    """Return the Kullback-Leibler divergence of two normal, categorical or Bernoulli distributions, or ``Independent`` forms of these."""
-    if isinstance(p, Normal) and isinstance(q, Normal):
-        ratio = (p.scale / q.scale).square()
-        return (ratio + ((p.loc - q.loc) / q.scale).square() - 1 - ratio.log()) * 0.5
-    if isinstance(p, Categorical) and isinstance(q, Categorical):
-        return (p.probs * (p.logits - q.logits)).sum(-1)
-    if isinstance(p, Bernoulli) and isinstance(q, Bernoulli):
-        return p.probs * (p.logits - q.logits) + ag.softplus(q.logits) - ag.softplus(p.logits)
-    if isinstance(p, Independent) and isinstance(q, Independent) and p.event_shape == q.event_shape:
-        return p._summed(kl_divergence(p.base_dist, q.base_dist))
-    what = "p and q must both be Normal, Categorical or Bernoulli, or Independent with equal event shapes"
-    raise NotImplementedError(message("kl_divergence", what, p=type(p).__name__, q=type(q).__name__))

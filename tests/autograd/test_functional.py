@@ -1,0 +1,91 @@
+"""Derivatives of functions: netcl.autograd.functional and netcl.func."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import netcl
+from netcl import func, nn
+from netcl.autograd import functional
+from netcl.core.errors import ShapeError
+
+
+@pytest.fixture(autouse=True)
+def on_device(device):
+    with netcl.device(device):
+        yield
+
+
+def cubes(x):
+    return (x**3).sum() + x[0] * x[1]
+
+
+POINT = [1.0, 2.0, 3.0]
+SECOND = np.diag([6.0, 12.0, 18.0]) + np.array([[0, 1, 0], [1, 0, 0], [0, 0, 0]])
+ONES = np.ones(3, np.float32)
+
+
+def test_products_with_jacobians_and_hessians():
+    x, v = netcl.tensor(POINT), netcl.ones(3)
+    assert np.allclose(functional.hessian(cubes, x), SECOND) and np.allclose(functional.jacobian(lambda t: t**2, x), np.diag([2, 4, 6]))
+    made = functional.jacobian(lambda a, b: (a * b, a.sum()), (x, x))
+    assert np.allclose(made[0][1], np.diag(POINT)) and np.allclose(made[1][0], 1) and not made[1][1].to_host().any()
+    assert np.allclose(functional.jvp(lambda t: t**2, x, v)[1], [2, 4, 6]) and np.allclose(
+        functional.vjp(lambda t: t**2, x, v)[1], [2, 4, 6]
+    )
+    for product in (functional.hvp, functional.vhp):
+        value, made = product(cubes, x, v)
+        assert value.item() == 38 and np.allclose(made, SECOND @ ONES) and not made.requires_grad
+    with pytest.raises(ShapeError, match=r"\[hvp\] the function must return one value; shape=\(3,\)"):
+        functional.hvp(lambda t: t**2, x, v)
+
+
+def test_transforms_nest():
+    x = netcl.tensor(POINT)
+    assert np.allclose(func.grad(cubes)(x), [5, 13, 27]) and not func.grad(cubes)(x).requires_grad
+    assert np.allclose(func.hessian(cubes)(x), SECOND) and np.allclose(func.jacfwd(func.jacrev(cubes))(x), SECOND)
+    assert np.allclose(func.grad(lambda t: func.grad(cubes)(t).sum())(x), SECOND @ ONES)
+    made, (value, extra) = func.grad_and_value(lambda a, b: ((a * b).sum(), b), argnums=(0, 1), has_aux=True)(x, x * 2)
+    assert np.allclose(made[0], [2, 4, 6]) and np.allclose(made[1], POINT) and value.item() == 28 and extra.shape == (3,)
+    out, pull = func.vjp(lambda a, b: {"y": a * b}, x, x)
+    assert np.allclose(out["y"], [1, 4, 9]) and np.allclose(pull({"y": netcl.ones(3)})[1], POINT)
+    assert np.allclose(func.jvp(netcl.square, (x,), (netcl.ones(3),))[1], [2, 4, 6])
+
+
+def test_gradients_reach_parameters_that_a_function_reads():
+    w = nn.Parameter([2.0])
+    slope = func.grad(lambda x: (w * x * x).sum())(netcl.tensor([3.0]))
+    slope.backward()
+    assert (slope.tolist(), w.grad.tolist()) == ([12.0], [6.0])
+
+
+def test_functions_are_mapped_over_dimensions():
+    a = netcl.arange(6.0).reshape(2, 3)
+    assert func.vmap(netcl.dot)(a, a).tolist() == [5.0, 50.0]
+    assert func.vmap(netcl.dot, in_dims=(1, None))(a, netcl.ones(2)).tolist() == [3.0, 5.0, 7.0]
+    assert func.vmap(lambda x: {"y": x * 2}, out_dims=1)(a)["y"].shape == (3, 2)
+    assert func.vmap(lambda d, s: d["k"] * s, in_dims=({"k": 0}, None))({"k": a}, 2.0).tolist() == (a * 2).tolist()
+    with pytest.raises(ShapeError, match=r"\[vmap\] the mapped dimensions must have one common size; sizes=\[2, 3\]"):
+        func.vmap(netcl.add)(a, netcl.ones(3))
+
+
+def test_modules_are_called_with_other_parameters():
+    layer = nn.Linear(2, 1)
+    x, given = netcl.ones(3, 2), {"weight": netcl.full((1, 2), 2.0), "bias": netcl.ones(1)}
+    before = layer.weight
+    assert func.functional_call(layer, given, x).tolist() == [[5.0]] * 3 and layer.weight is before
+
+    def loss(parameters, one):
+        return func.functional_call(layer, parameters, (one[None],)).square().sum()
+
+    each = func.vmap(func.grad(loss), in_dims=(None, 0))(given, x)
+    assert np.allclose(each["weight"], np.full((3, 1, 2), 10.0)) and each["bias"].shape == (3, 1)
+    twins = nn.Sequential(layer, nn.Linear(1, 2), layer)
+    twins[1].weight.data.fill_(1.0)
+    twins[1].bias.data.fill_(0.0)
+    assert func.functional_call(twins, {f"0.{name}": value for name, value in given.items()}, x)[0].tolist() == [21.0]
+    parameters, buffers = func.stack_module_state([layer, nn.Linear(2, 1)])
+    assert parameters["weight"].shape == (2, 1, 2) and parameters["weight"].requires_grad and buffers == {}
+    with pytest.raises(ValueError, match=r"must have a parameter or buffer 'wieght'; has=\['weight', 'bias'\]|\[weight, bias\]"):
+        func.functional_call(layer, {"wieght": x}, x)
