@@ -38,10 +38,10 @@ _PARSED: dict[str, tuple[ast.expr, frozenset[str]]] = {}  # trees and names by e
 
 def parse(text: str, op: str = "expression") -> ast.expr:
     """Parse an expression to a syntax tree; raises a ``ValueError`` that names ``op`` if it is not in the language."""
-    return _parsed(text, op)[0]
+    return _parsed_with_names(text, op)[0]
 
 
-def _parsed(text: str, op: str = "expression") -> tuple[ast.expr, frozenset[str]]:
+def _parsed_with_names(text: str, op: str = "expression") -> tuple[ast.expr, frozenset[str]]:
     """Return the syntax tree of an expression and the names in it."""
     if text not in _PARSED:
         try:
@@ -76,7 +76,7 @@ def _check_call(node: ast.Call, text: str, op: str) -> None:
 
 def names_read_by(text: str, let: Mapping[str, str] | None = None) -> frozenset[str]:
     """Return every name that an expression reads, directly or through its shared sub-expressions."""
-    found, shared = _parsed(text)[1], let or {}
+    found, shared = _parsed_with_names(text)[1], let or {}
     return found.union(*(names_read_by(shared[name], shared) for name in found & shared.keys()))
 
 
