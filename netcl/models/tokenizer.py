@@ -207,8 +207,8 @@ def gguf_tokenizer(metadata: Mapping[str, Any]) -> Tokenizer:
         raise refusal("tokenizer", f"ids of special tokens must be from 0 to {len(tokens) - 1}", ids=ids)
     special = {f"{name}_token": tokens[i] for name, i in ids.items() if i is not None}
     begins = kind == "llama" or (kind == "gpt2" and own.get("tokenizer.ggml.pre") in _WHOLE_WORDS)  # unless the metadata has a key
-    wanted = {"bos": own.get("tokenizer.ggml.add_bos_token", begins), "eos": own.get("tokenizer.ggml.add_eos_token", kind == "t5")}
-    begin, end = ([special[f"{name}_token"]] if added and f"{name}_token" in special else [] for name, added in wanted.items())
+    surrounds = {"bos": own.get("tokenizer.ggml.add_bos_token", begins), "eos": own.get("tokenizer.ggml.add_eos_token", kind == "t5")}
+    begin, end = ([special[f"{name}_token"]] if added and f"{name}_token" in special else [] for name, added in surrounds.items())
     if begin or end:
         used = [(token, backend.token_to_id(token)) for token in dict.fromkeys([*begin, *end])]
         backend.post_processor = library.processors.TemplateProcessing(single=[*begin, "$A", *end], special_tokens=used)
@@ -268,16 +268,11 @@ def _sentencepiece(tokens: list[str], types: np.ndarray, own: Mapping[str, Any])
     library, scores = tokenizers_library(), _piece_scores(own, len(tokens))
     vocabulary = {token: i for i, token in enumerate(tokens)}
     normal = {tokens[i] for i in np.flatnonzero((types == NORMAL) | (types == USER_DEFINED))}
-    merges: list[tuple[float, int, int, tuple[str, str]]] = []
-    for i in np.flatnonzero(types == NORMAL):
-        token = tokens[i]
-        for at in range(1, len(token)):
-            left, right = token[:at], token[at:]
-            if left in normal and right in normal:
-                merges.append((-scores[i], vocabulary[left], vocabulary[right], (left, right)))
-    merges.sort(key=lambda merge: merge[:3])
+    parts = ((i, tokens[i][:at], tokens[i][at:]) for i in np.flatnonzero(types == NORMAL) for at in range(1, len(tokens[i])))
+    found = ((-scores[i], vocabulary[a], vocabulary[b], (a, b)) for i, a, b in parts if a in normal and b in normal)
+    merges = [pair for *_, pair in sorted(found)]
     unknown = next((tokens[i] for i in np.flatnonzero(types == UNKNOWN_TOKEN)), None)
-    model = library.models.BPE(vocabulary, [merge[3] for merge in merges], unk_token=unknown, fuse_unk=True, byte_fallback=True)
+    model = library.models.BPE(vocabulary, merges, unk_token=unknown, fuse_unk=True, byte_fallback=True)
     return _surround(library.Tokenizer(model), own)
 
 

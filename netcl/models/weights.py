@@ -101,10 +101,7 @@ def pull(source: WeightSource, origin: Origin, config: ModelConfig, shape: tuple
             array = array.astype(np.float32) + np.float32(1)
         else:
             array = _rows_taken(array, op, origin, config, source)
-    squeezed = tuple(n for n in shape if n != 1)
-    if array.shape != shape and tuple(n for n in array.shape if n != 1) == squeezed:
-        array = array.reshape(shape)  # GGUF drops axes of length 1
-    if array.shape != shape:
+    if [n for n in array.shape if n != 1] != [n for n in shape if n != 1]:  # GGUF drops axes of length 1
         what = "a tensor must have the shape that the configuration gives it"
         raise refusal("models", what, file=source.path, tensor=origin.name, shape=array.shape, expected=shape)
     return np.ascontiguousarray(array).reshape(shape)

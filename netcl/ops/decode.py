@@ -26,7 +26,7 @@ from netcl.ops.norm import row_norm
 from netcl.ops.pointwise import cast
 from netcl.ops.quantized import chain, packed_problem, packed_weight, plans, quantized_linear
 from netcl.ops.quantized.formats import kind_of
-from netcl.ops.quantized.layout import STRIP_ROWS, device_bytes
+from netcl.ops.quantized.layout import STRIP_ROWS
 
 DECODED_ROWS = 8  # most rows of x that one launch takes
 #: Rows of activations by the names of :func:`decode_linear`.
@@ -185,10 +185,9 @@ def _block_shapes(attended: int, width: int, inner: int, rows: int) -> tuple[tup
 
 
 def _check_weights(op: str, x: Tensor, weights: Sequence[Tensor | None], shapes: Sequence[tuple[int, int]], packs: dict[str, str]) -> None:
-    row = kind_of(packs["kind"], op)
-    for i, (weight, shape) in enumerate(zip(weights, shapes, strict=True)):
-        if weight is not None and (i == 0 or weight.dtype != "uint8" or weight.size != device_bytes(row, shape, op)):
-            packed_problem(op, x, weight, packs["kind"], shape, packs["activations"])  # raises, or checks what all weights share
+    for weight, shape in zip(weights, shapes, strict=True):
+        if weight is not None:
+            packed_problem(op, x, weight, packs["kind"], shape, packs["activations"])
 
 
 def _decode_block_sample(tokens: int, next_rows: int = 0, kind: str = "Q4_0") -> Sample:

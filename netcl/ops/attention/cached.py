@@ -64,12 +64,11 @@ def cached_arrays(q, k, v, keys, values, lengths, key_scales=None, value_scales=
         both = [np.concatenate([old[b, :, :seen], fresh[b]], 1) for old, fresh in ((keys, k), (values, v))]
         for t in range(new):
             first = max(0, seen + t + 1 - window) if window else 0
-            for h in range(heads):
-                g = h // (heads // groups)
-                scores = both[0][g, first : seen + t + 1] @ q[b, h, t] * score_scale(scale, depth)
-                scores = softcap * np.tanh(scores / softcap) if softcap else scores
-                shares = np.exp(scores - scores.max())
-                out[b, h, t] = shares @ both[1][g, first : seen + t + 1] / shares.sum()
+            near_keys, near_values = (part[:, first : seen + t + 1] for part in both)
+            scores = q[b, :, t].reshape(groups, -1, depth) @ near_keys.swapaxes(1, 2) * score_scale(scale, depth)
+            scores = softcap * np.tanh(scores / softcap) if softcap else scores
+            shares = np.exp(scores - scores.max(-1, keepdims=True))
+            out[b, :, t] = (shares @ near_values / shares.sum(-1, keepdims=True)).reshape(heads, -1)
     return _joined_heads(out) if packed else out
 
 
