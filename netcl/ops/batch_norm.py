@@ -28,11 +28,11 @@ from netcl.ops.norm import (
     check_affine,
     defines_of,
     empty_pair,
+    join_moments,
     norm_arrays,
     operands_of,
     parts_of,
     run_channels,
-    run_join,
     run_norm_rows,
     sums,
     through_statistics,
@@ -149,7 +149,7 @@ def _statistics(
     parts = empty_pair((sizes.parts, sizes.channels), x, mean.dtype)
     split = (sizes.chunk, sizes.parts)
     run_channels("moment_parts", operands, defines, x.queue, sizes, sizes.parts * sizes.channels, x, *parts, *split)
-    run_join("join_moments", operands, defines, x.queue, sizes.channels, *parts, mean, rstd, *update, *split, *sizes[:3])
+    join_moments(operands, defines, x.queue, sizes.channels, *parts, mean, rstd, *update, *split, *sizes[:3])
     return mean, rstd
 
 

@@ -247,5 +247,5 @@ def setitem(x: Tensor, index: Any, value: Any) -> Tensor:
     places = ops.function("getitem")(positions, index)
     whole = Tensor.empty(places.shape, x.dtype, queue=x.queue)
     copy_block(places.shape, given, 0, _broadcast(given, places.shape), whole, 0, dense(places.shape))
-    put_flat("setitem", x, places, whole)
+    put_flat(x, places, whole)
     return x

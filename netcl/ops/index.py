@@ -575,14 +575,14 @@ def one_hot(index: Tensor, num_classes: int = -1, dtype: str = "int64") -> Tenso
 # ---- writing
 
 
-def put_flat(name: str, x: Tensor, index: Tensor, values: Tensor) -> None:
+def put_flat(x: Tensor, index: Tensor, values: Tensor) -> None:
     """Write ``x.flat[index] = values`` in place; of several values for one element the last is written."""
     if x.array is not None:
         x.array.reshape(-1)[index.array.reshape(-1)] = values.array.reshape(-1)  # type: ignore[union-attr]
         return
     if not index.size:
         return
-    queue, count, keys = x.queue, index.size, _scatter_keys(name, index, x.size, index.size, 1, x.size)
+    queue, count, keys = x.queue, index.size, _scatter_keys("setitem", index, x.size, index.size, 1, x.size)
     ordered, order = sort_keys(keys, 1, count)
     kernel = _index_kernel(queue, "put_sorted", "int64", T=ELEMENTS[dtypes.DTYPES[x.dtype].itemsize], KEY=_key_type(keys))
     kernel(queue, count, launch.LOCAL_1D, x, ordered, order, values, count, x.size)

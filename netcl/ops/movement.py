@@ -388,18 +388,6 @@ def flip(F: Any, x: Tensor, axes: SizesArgument, *more: int) -> Tensor:
 # ---- joining and splitting
 
 
-def _check_joinable(name: str, xs: Sequence[Any], axis: int) -> tuple[list[Tensor], int]:
-    if not xs:
-        raise ShapeError(message(name, "at least one tensor must be given"))
-    tensors = launch.as_tensors(name, *xs)
-    shapes = [t.shape for t in tensors]
-    at = launch.check_axis(name, axis, len(shapes[0]))
-    rest = {tuple(n for i, n in enumerate(shape) if i != at) for shape in shapes}
-    if len(rest) > 1 or len({len(shape) for shape in shapes}) > 1 or not shapes[0]:
-        raise ShapeError(message(name, "shapes must not be (), and must be equal except along the axis", shapes=shapes, axis=axis))
-    return tensors, at
-
-
 @composite(
     ref=lambda xs, axis=0: np.concatenate(xs, axis),
     inputs=("xs",),
@@ -416,7 +404,14 @@ def cat(F: Any, xs: Sequence[Tensor], axis: int = 0) -> Tensor:
     >>> ops.cat([Tensor.zeros((2, 3)), Tensor.ones((1, 3))]).shape
     (3, 3)
     """
-    tensors, at = _check_joinable("cat", xs, axis)
+    if not xs:
+        raise ShapeError(message("cat", "at least one tensor must be given"))
+    tensors = launch.as_tensors("cat", *xs)
+    shapes = [t.shape for t in tensors]
+    at = launch.check_axis("cat", axis, len(shapes[0]))
+    rest = {tuple(n for i, n in enumerate(shape) if i != at) for shape in shapes}
+    if len(rest) > 1 or len({len(shape) for shape in shapes}) > 1 or not shapes[0]:
+        raise ShapeError(message("cat", "shapes must not be (), and must be equal except along the axis", shapes=shapes, axis=axis))
     if any(t.dtype != tensors[0].dtype for t in tensors):
         common = reduce(dtypes.promote, (dtypes.DTYPES[t.dtype] for t in tensors))
         tensors = [F.cast(t, common.name) for t in tensors]
@@ -467,21 +462,22 @@ def stack(F: Any, xs: Sequence[Tensor], axis: int = 0) -> Tensor:
     return F.cat([F.unsqueeze(t, at) for t in tensors], at)
 
 
-def _split_lengths(name: str, x_shape: tuple[int, ...], sizes: SizesArgument, axis: int) -> tuple[list[int], int]:
-    at = launch.check_axis(name, axis, len(x_shape))
+def _split_lengths(x_shape: tuple[int, ...], sizes: SizesArgument, axis: int) -> tuple[list[int], int]:
+    at = launch.check_axis("split", axis, len(x_shape))
     n = x_shape[at] if x_shape else 0
     if not isinstance(sizes, (int, np.integer)):
         lengths = [int(size) for size in sizes]
         if sum(lengths) != n or min(lengths, default=0) < 0:
-            raise ShapeError(message(name, f"sizes must be at least 0 and add up to the length of the axis, {n}", sizes=lengths, axis=axis))
+            what = f"sizes must be at least 0 and add up to the length of the axis, {n}"
+            raise ShapeError(message("split", what, sizes=lengths, axis=axis))
         return lengths, at
     if sizes <= 0 or not x_shape:
-        raise ShapeError(message(name, "size must be at least 1, and x must have a dimension", size=sizes, **{"x.shape": x_shape}))
+        raise ShapeError(message("split", "size must be at least 1, and x must have a dimension", size=sizes, **{"x.shape": x_shape}))
     return [min(int(sizes), n - start) for start in range(0, n, int(sizes))] or [0], at
 
 
 def _split_vjp(F, g, x_shape, sizes, axis):
-    lengths, at = _split_lengths("split", x_shape, sizes, axis)
+    lengths, at = _split_lengths(x_shape, sizes, axis)
     g = g if isinstance(g, tuple) else (g,)
     known = next(part for part in g if part is not None)
     shapes = [along(len(x_shape), at, n, x_shape) for n in lengths]
@@ -511,7 +507,7 @@ def _split_layout(shape: Ints, strides: Ints, sizes: SizesArgument, axis: int = 
 
 @lru_cache(4096)
 def _split_parts(shape: Ints, strides: Ints, sizes: SizesArgument, axis: int) -> ViewPlaces:
-    lengths, at = _split_lengths("split", shape, sizes, axis)
+    lengths, at = _split_lengths(shape, sizes, axis)
     starts = [start * strides[at] for start in accumulate(lengths[:-1], initial=0)]
     return tuple((start, along(len(shape), at, length, shape)) for start, length in zip(starts, lengths, strict=True)), strides
 

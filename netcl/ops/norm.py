@@ -209,8 +209,8 @@ def join_sums(operands: dict[str, str], like: Tensor, firsts: Tensor, seconds: T
     return joined
 
 
-def run_join(kernel: str, operands: dict[str, str], defines: dict[str, int], queue: Any, channels: int, *args: Any) -> None:
-    found = rows.row_kernel(queue, __file__, _FILES, kernel, operands, rows.Spread(launch.LOCAL_1D, 1, 1, 1), defines)
+def join_moments(operands: dict[str, str], defines: dict[str, int], queue: Any, channels: int, *args: Any) -> None:
+    found = rows.row_kernel(queue, __file__, _FILES, "join_moments", operands, rows.Spread(launch.LOCAL_1D, 1, 1, 1), defines)
     found(queue, channels, launch.LOCAL_1D, *args)
 
 

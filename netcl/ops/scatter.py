@@ -120,7 +120,13 @@ def _scatter_reduce(F: Any, x: Tensor, axis: int, index: Any, src: Any, reduce: 
     if reduce not in ("sum", "mean", *_REDUCED):
         what = "reduce must be sum, prod, mean, amax or amin"
         raise ValueError(message("scatter_reduce", what, reduce=repr(reduce)))
-    _check_places("scatter_reduce", x, axis, index, src)
+    fits = x.ndim == index.ndim == src.ndim and all(
+        m <= k and (m <= n or i == axis) for i, (n, m, k) in enumerate(zip(x.shape, index.shape, src.shape, strict=True))
+    )
+    if not fits or x.dtype != src.dtype:
+        what = "index must fit into src and, except along the axis, into x, all of the same ndim; x and src must have the same dtype"
+        shapes = {"x.shape": x.shape, "index.shape": index.shape, "src.shape": src.shape}
+        raise ShapeError(message("scatter_reduce", what, **shapes, dtypes=(x.dtype, src.dtype)))
     if reduce in _REDUCED:
         return F.scatter_reduced(x, axis, index, src, reduce, include_self)
     made = F.scatter_add(x if include_self else F.scatter(x, axis, index, 0), axis, index, src)
@@ -130,16 +136,6 @@ def _scatter_reduce(F: Any, x: Tensor, axis: int, index: Any, src: Any, reduce: 
     own = Tensor.full(x.shape, int(include_self), x.dtype, queue=x.queue)
     count = F.clamp_min(F.scatter_add(own, axis, index, ones), 1)
     return F.div(made, count) if dtypes.DTYPES[x.dtype].is_float else F.floor_divide(made, count)
-
-
-def _check_places(name: str, x: Tensor, axis: int, index: Tensor, src: Tensor) -> None:
-    fits = x.ndim == index.ndim == src.ndim and all(
-        m <= k and (m <= n or i == axis) for i, (n, m, k) in enumerate(zip(x.shape, index.shape, src.shape, strict=True))
-    )
-    if not fits or x.dtype != src.dtype:
-        what = "index must fit into src and, except along the axis, into x, all of the same ndim; x and src must have the same dtype"
-        shapes = {"x.shape": x.shape, "index.shape": index.shape, "src.shape": src.shape}
-        raise ShapeError(message(name, what, **shapes, dtypes=(x.dtype, src.dtype)))
 
 
 _SRC = np.arange(8, dtype=np.float32).reshape(2, 4) / 4 - 1

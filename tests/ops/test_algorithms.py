@@ -44,7 +44,9 @@ def test_samples_run_the_algorithm_they_belong_to(cl_device):
     sizes.append(geometry("conv2d", (2, 8, 9, 8), (8, 1, 3, 3), 1, 1, 1, 8))
     for algorithm in algorithms.ALGORITHMS["conv2d"]:
         for config in algorithm.samples:
-            convolutions = [plans.Convolution(kind, g, "float32") for kind in plans.KINDS for g in sizes]
+            convolutions = [
+                plans.Convolution(kind, g, "float32") for kind in (plans.FORWARD, plans.INPUT_GRAD, plans.WEIGHT_GRAD) for g in sizes
+            ]
             assert algorithm in [
                 plans.convolution_algorithm(cl_device.queue, conv, config, cl_device.profile)[0] for conv in convolutions
             ], algorithm.name

@@ -15,7 +15,7 @@ from netcl.ops.epilogue import Epilogue, apply_epilogue
 CONFIG = KernelConfig(KernelVariant.CONV2D_WINOGRAD, extra={"tier": "simt", "winograd_channels": 1})
 
 
-@pytest.mark.parametrize("points", [winograd.tile_points(), [Fraction(n) for n in (0, 1, -1, 2, 3)]])
+@pytest.mark.parametrize("points", [winograd.TILE_POINTS, [Fraction(n) for n in (0, 1, -1, 2, 3)]])
 def test_matrices_make_a_convolution_exactly(points):
     outputs, weights, inputs = winograd.matrices(points)
     for out in range(winograd.OUT):

@@ -26,13 +26,7 @@ from netcl.engine.registry import S, composite, op
 from netcl.engine.strided import alignment, take_block
 from netcl.ops import views
 from netcl.ops.attention.cached import cached_attention
-from netcl.ops.attention.dense import (
-    attention_cpu,
-    attention_grad_cpu,
-    gradients_by_ops,
-    mask_gradient,
-    masked,
-)
+from netcl.ops.attention.dense import attention_cpu, attention_grad_cpu, gradients_by_ops, mask_gradient, masked
 from netcl.ops.attention.geometry import (
     NO_MASK,
     HeadBlock,

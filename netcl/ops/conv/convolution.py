@@ -14,7 +14,7 @@ from netcl.ops.epilogue import Epilogue
 GROUPS_PER_UNIT = 4  # work-groups per compute unit that keep a device busy and balance the load of cores
 FEW_RESULTS = 64 * 64  # of a tile of most kernels
 THIN = 2  # filters of a group up to which tiles are mostly empty
-FORWARD, INPUT_GRAD, WEIGHT_GRAD = KINDS = "conv2d", "conv2d_input_grad", "conv2d_weight_grad"
+FORWARD, INPUT_GRAD, WEIGHT_GRAD = "conv2d", "conv2d_input_grad", "conv2d_weight_grad"
 
 
 def tier_config(variant: KernelVariant, tier: str, **extra: Any) -> KernelConfig:

@@ -26,17 +26,7 @@ from netcl.core.tensor import Tensor
 from netcl.engine import algorithms, launch
 from netcl.engine.algorithms import Algorithm
 from netcl.ops.conv import arrays, columns, direct, ending, fold, mma, narrow, split, winograd_cpu, winograd_grads  # noqa: F401, add their algorithms
-from netcl.ops.conv.convolution import (
-    FORWARD,
-    GROUPS_PER_UNIT,
-    INPUT_GRAD,
-    KINDS,
-    THIN,
-    WEIGHT_GRAD,
-    Convolution,
-    ConvOperands,
-    tier_config,
-)
+from netcl.ops.conv.convolution import FORWARD, GROUPS_PER_UNIT, INPUT_GRAD, THIN, WEIGHT_GRAD, Convolution, ConvOperands, tier_config
 from netcl.ops.conv.ending import CPU_FILES, widened
 from netcl.ops.conv.geometry import Geometry, geometry
 from netcl.ops.matmul import cpu
@@ -430,4 +420,6 @@ def _tuned_convolution(problem: Problem) -> algorithms.Case:
 
 
 _CONV_DEFAULTS = {"stride": (1, 1), "pad": (0, 0), "dilation": (1, 1), "groups": 1}
-algorithms.FAMILIES.update({op: algorithms.Family(op, "conv2d", _CONV_DEFAULTS, 7, 5, _tuned_convolution) for op in KINDS})
+algorithms.FAMILIES.update(
+    {op: algorithms.Family(op, "conv2d", _CONV_DEFAULTS, 7, 5, _tuned_convolution) for op in (FORWARD, INPUT_GRAD, WEIGHT_GRAD)}
+)

@@ -7,7 +7,6 @@ gradient is a convolution with mirrored weights, the weight gradient is ``G' ((A
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Sequence
 from fractions import Fraction
@@ -26,6 +25,7 @@ OUT, TAPS = 4, 3  # outputs of a tile along an axis, and of the kernel
 TILE = OUT + TAPS - 1
 TILE_PRODUCTS = TILE**2  # products of a tile
 POINTS = (Fraction(11, 16), Fraction(11, 8))  # each with its negative, beside 0 and infinity; 1 and 2 would lose a digit
+TILE_POINTS = [Fraction(0), *(sign * p for p in POINTS for sign in (1, -1))]  # the finite points of a tile, in the order of its rows
 # In multiply-adds of a large product on a GPU: moving a value to or from memory, a term of a direct convolution, and two more launches.
 VALUE_COST, DIRECT_COST, LAUNCHES_COST = 28, 1.25, 2e8
 LEAST_TERMS = 32  # channels, or tiles of a weight gradient: with fewer, a plain sum is more exact than the transforms
@@ -60,15 +60,10 @@ def _polynomial(roots: Sequence[Fraction]) -> list[Fraction]:
     return found
 
 
-def tile_points(points: Sequence[Fraction] = POINTS) -> list[Fraction]:
-    """Return the finite points of a tile, in the order of its rows."""
-    return [Fraction(0), *itertools.chain.from_iterable((p, -p) for p in points)]
-
-
 def constants() -> dict[str, str]:
     """Return the macros of ``transforms.cl``: powers of the interpolation points, and ``SCALES``, TILE x TILE weight factors."""
     p, q = POINTS
-    weights = matrices(tile_points())[1]
+    weights = matrices(TILE_POINTS)[1]
     scales = [*(row[0] for row in weights[:-1]), Fraction(1)]
     named = {f"{letter}{n}": point**n for letter, point in (("P", p), ("Q", q)) for n in (1, 2, 3)}
     named |= {"PQ_SUM": p**2 + q**2, "PQ_PRODUCT": p**2 * q**2}
