@@ -450,6 +450,26 @@ def test_a_method_that_is_set_in_an_optimizer_is_called(cl_device, name):
     both_ways(run)
 
 
+def test_a_plateau_is_counted_by_every_call(cl_device):
+    def run(way):
+        weight, told = Tensor.ones((3,), requires_grad=True), []
+        optimizer = optim.SGD([weight], lr=0.5)
+        schedule = optim.lr_scheduler.ReduceLROnPlateau(optimizer, factor=0.5, patience=1)
+
+        @way
+        def step(x):
+            (weight * x).sum().backward()
+            optimizer.step()
+            schedule.step(1.0)
+
+        for _ in range(RECORDED + 4):
+            step(Tensor.ones((3,)))
+            told += [weight.detach().clone(), schedule.last_epoch, optimizer.param_groups[0]["lr"]]
+        return told
+
+    both_ways(run)
+
+
 def test_a_schedule_that_ends_in_a_replay_leaves_counters_and_parameters_together(cl_device):
     def run(way):
         weight, told = Tensor.ones((3,), requires_grad=True), []
