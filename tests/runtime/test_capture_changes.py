@@ -470,6 +470,28 @@ def test_a_plateau_is_counted_by_every_call(cl_device):
     both_ways(run)
 
 
+@pytest.mark.parametrize("forget", [lambda state: state.clear(), lambda state: next(iter(state.values())).clear()], ids=["all", "one"])
+def test_state_that_two_recordings_create_is_not_created_by_replays(cl_device, forget):
+    def run(way):
+        weight, told = Tensor.ones((3,), requires_grad=True), []
+        optimizer = optim.Adam([weight], lr=0.1)
+
+        @way
+        def step(x):
+            optimizer.zero_grad()
+            (weight * weight * x).sum().backward()
+            optimizer.step()
+
+        for i in range(2 * RECORDED + 4):
+            if 0 < i <= RECORDED:
+                forget(optimizer.state)
+            step(Tensor.full((3,), 1.0 + i))
+            told += [weight.detach().clone()]
+        return told
+
+    both_ways(run)
+
+
 def test_a_schedule_that_ends_in_a_replay_leaves_counters_and_parameters_together(cl_device):
     def run(way):
         weight, told = Tensor.ones((3,), requires_grad=True), []
