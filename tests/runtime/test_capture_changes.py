@@ -21,7 +21,7 @@ from netcl.core.kernel_selector import KernelConfig, KernelVariant, get_kernel_s
 from netcl.core.tensor import Tensor
 from netcl.engine import plan
 from netcl.runtime.capture import capture_graph
-from netcl.trainer import Trainer
+from netcl.trainer import Trainer, metrics
 from tests.conftest import eager_fusion
 from tests.runtime.test_capture import RECORDED, both_ways
 
@@ -488,6 +488,22 @@ def test_state_that_two_recordings_create_is_not_created_by_replays(cl_device, f
             step(Tensor.full((3,), 1.0 + i))
             told += [weight.detach().clone()]
         return told
+
+    both_ways(run)
+
+
+def test_a_metric_counts_every_call(cl_device):
+    def run(way):
+        score = metrics.R2()
+
+        @way
+        def step(x, y):
+            score.update(x, y)
+            return x - y
+
+        for i in range(RECORDED + 3):
+            step(Tensor.from_host([1.0, 2.0, 4.0 + i]), Tensor.from_host([1.0, 3.0, 2.0]))
+        return [score.compute(), score.samples]
 
     both_ways(run)
 
