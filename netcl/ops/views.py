@@ -594,11 +594,11 @@ def check_write(t: Tensor) -> None:
 def repeats(sizes: tuple[int, ...], strides: tuple[int, ...]) -> bool:
     """Whether a strided block may contain an element twice.
 
-    >>> repeats((2, 3), (3, 1)), repeats((2, 3), (1, 1)), repeats((2, 3), (0, 1))
-    (False, True, True)
+    >>> repeats((2, 3), (3, 1)), repeats((2, 3), (1, 1)), repeats((2, 3), (0, 1)), repeats((2, 0), (0, 1))
+    (False, True, True, False)
     """
     reach = 0
-    for step, n in sorted((abs(step), n) for n, step in zip(sizes, strides, strict=True) if n > 1):
+    for step, n in sorted((abs(step), n) for n, step in zip(sizes, strides, strict=True) if n > 1 and 0 not in sizes):
         if step <= reach:
             return True
         reach += (n - 1) * step

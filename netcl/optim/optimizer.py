@@ -23,6 +23,8 @@ from netcl.core.tensor import Tensor, duplicate
 from netcl.ops import update
 
 Group = dict[str, Any]
+#: A fact that never holds: a recording in which state is created is not replayed, because a replay would create it again.
+_ALWAYS_ANOTHER = object
 #: Switches of torch's implementation; they are dropped when a torch state is loaded.
 TORCH_SWITCHES = frozenset({"foreach", "fused", "capturable", "differentiable", "param_names"})
 
@@ -260,7 +262,7 @@ class Optimizer:
         """Return the dependencies of a recorded step: rules, parameters, their state, frozen parameters with a gradient."""
         groups = [(self.rule(g), self.tensors(g), g["master_weights"], *map(id, g["params"])) for g in self.param_groups]
         left = [p.grad is not None for group in self.param_groups for p in group["params"] if not p.requires_grad]
-        return self.state is state, *map(id, state.values()), *groups, *left
+        return self.state is state, *map(id, state.values()), *map(len, state.values()), *groups, *left
 
     def _factor(
         self, live: Sequence[tuple[Group, list[Tensor]]], max_norm: float | None, grad_scale: Tensor | None
@@ -350,6 +352,7 @@ class Optimizer:
             counter = Tensor.full((), steps, "float32", queue=own[0].queue, persistent=True)
         for state in states:
             state["step"] = counter
+        recording.requires(_ALWAYS_ANOTHER)
         return counter
 
     def remembered(self, group: Group, own: list[Tensor], states: list[dict[str, Any]], name: str) -> list[Tensor]:
@@ -357,6 +360,7 @@ class Optimizer:
         found: list[Any] = [state.get(name) for state in states]
         for i in [i for i, (p, t) in enumerate(zip(own, found, strict=True)) if t is None or t.queue is not p.queue]:
             p, old = own[i], found[i]
+            recording.requires(_ALWAYS_ANOTHER)
             if old is None:
                 kind, start = self.state_dtype(name, p), self.initial(name, group)
                 found[i] = states[i][name] = Tensor.full(self.state_shape(name, p), start, kind, queue=p.queue, persistent=True)
@@ -366,6 +370,7 @@ class Optimizer:
 
     def _master(self, p: Tensor, state: dict[str, Any]) -> Tensor:
         if "master" not in state:
+            recording.requires(_ALWAYS_ANOTHER)
             state["master"] = Tensor.empty(p.shape, "float32", queue=p.queue, persistent=True)
             update.copy([state["master"]], [p])
         elif state["master"].queue is not p.queue:

@@ -619,6 +619,9 @@ class ReduceLROnPlateau(Described):
     def step(self, metrics: Any) -> None:
         """Count an epoch with its metric, a number or a tensor with one element, and reduce the rates on a plateau."""
         value = float(metrics)
+        recording.again(lambda: self._advance(value))
+
+    def _advance(self, value: float) -> None:
         self.last_epoch += 1
         better = self._is_better(value)
         self.num_bad_epochs = 0 if better else self.num_bad_epochs + 1

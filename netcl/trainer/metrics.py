@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from netcl import ops
+from netcl.core import recording
 from netcl.core.errors import ShapeError, message
 from netcl.core.tensor import Tensor
 
@@ -40,6 +41,7 @@ class Metric:
 
     def update(self, outputs: Tensor, targets: Tensor) -> None:
         """Add a batch, without waiting for the device."""
+        recording.host_work("update() of a metric")
         as_scores = outputs.ndim > 1 and outputs.shape == targets.shape
         self.add(self.count(outputs, targets), targets.size // targets.shape[-1] if as_scores else targets.size)
 
@@ -70,6 +72,7 @@ class Mean(Metric):
 
     def include(self, number: Tensor, samples: int, weight: Tensor | None = None) -> None:
         """Add a 0-d tensor that is the mean over ``samples`` samples. All numbers have a ``weight``, or none has."""
+        recording.host_work("include() of a metric")
         self.add([ops.mul(number, float(samples))] if weight is None else [ops.mul(number, weight), weight], samples)
 
     def value(self, sums: Sequence[np.ndarray], samples: int) -> float:

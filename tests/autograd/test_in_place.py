@@ -193,3 +193,10 @@ def test_hooks_of_a_copy_see_its_gradient_alone(given):
     x.register_hook(lambda gradient: gradient * 10)
     (source * 3 + x).sum().backward()
     assert x.grad.tolist() == [10.0, 10.0] and leaf.grad.tolist() == [26.0, 26.0]
+
+
+def test_tensors_without_elements_are_filled(device):
+    weight = Tensor.zeros((4, 0), queue=device.queue).requires_grad_()
+    (weight * 2).fill_(1.0).sum().backward()
+    assert weight.grad is None or weight.grad.shape == (4, 0)
+    assert (weight * 2).zero_().tolist() == [[]] * 4

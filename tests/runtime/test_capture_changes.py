@@ -21,7 +21,7 @@ from netcl.core.kernel_selector import KernelConfig, KernelVariant, get_kernel_s
 from netcl.core.tensor import Tensor
 from netcl.engine import plan
 from netcl.runtime.capture import capture_graph
-from netcl.trainer import Trainer
+from netcl.trainer import Trainer, metrics
 from tests.conftest import eager_fusion
 from tests.runtime.test_capture import RECORDED, both_ways
 
@@ -446,6 +446,64 @@ def test_a_method_that_is_set_in_an_optimizer_is_called(cl_device, name):
             step(Tensor.ones((3,)))
             told += [weight.detach().clone()]
         return told
+
+    both_ways(run)
+
+
+def test_a_plateau_is_counted_by_every_call(cl_device):
+    def run(way):
+        weight, told = Tensor.ones((3,), requires_grad=True), []
+        optimizer = optim.SGD([weight], lr=0.5)
+        schedule = optim.lr_scheduler.ReduceLROnPlateau(optimizer, factor=0.5, patience=1)
+
+        @way
+        def step(x):
+            (weight * x).sum().backward()
+            optimizer.step()
+            schedule.step(1.0)
+
+        for _ in range(RECORDED + 4):
+            step(Tensor.ones((3,)))
+            told += [weight.detach().clone(), schedule.last_epoch, optimizer.param_groups[0]["lr"]]
+        return told
+
+    both_ways(run)
+
+
+@pytest.mark.parametrize("forget", [lambda state: state.clear(), lambda state: next(iter(state.values())).clear()], ids=["all", "one"])
+def test_state_that_two_recordings_create_is_not_created_by_replays(cl_device, forget):
+    def run(way):
+        weight, told = Tensor.ones((3,), requires_grad=True), []
+        optimizer = optim.Adam([weight], lr=0.1)
+
+        @way
+        def step(x):
+            optimizer.zero_grad()
+            (weight * weight * x).sum().backward()
+            optimizer.step()
+
+        for i in range(2 * RECORDED + 4):
+            if 0 < i <= RECORDED:
+                forget(optimizer.state)
+            step(Tensor.full((3,), 1.0 + i))
+            told += [weight.detach().clone()]
+        return told
+
+    both_ways(run)
+
+
+def test_a_metric_counts_every_call(cl_device):
+    def run(way):
+        score = metrics.R2()
+
+        @way
+        def step(x, y):
+            score.update(x, y)
+            return x - y
+
+        for i in range(RECORDED + 3):
+            step(Tensor.from_host([1.0, 2.0, 4.0 + i]), Tensor.from_host([1.0, 3.0, 2.0]))
+        return [score.compute(), score.samples]
 
     both_ways(run)
 
