@@ -34,9 +34,7 @@ class Dataset:
     (3, 9)
     """
 
-    def __class_getitem__(cls, kind: object) -> GenericAlias:  # Dataset[int], as in torch
-        return GenericAlias(cls, kind)
-
+    __class_getitem__: Any = classmethod(GenericAlias)  # Dataset[int], as in torch
     name: str = ""
     classes: Sequence[str] = ()
 
@@ -56,8 +54,7 @@ class IterableDataset:
     Every worker of a loader iterates over the dataset by itself; ``__iter__`` can select a part by :func:`~netcl.data.get_worker_info`.
     """
 
-    def __class_getitem__(cls, kind: object) -> GenericAlias:  # IterableDataset[int], as in torch
-        return GenericAlias(cls, kind)
+    __class_getitem__: Any = classmethod(GenericAlias)  # IterableDataset[int], as in torch
 
     def __iter__(self) -> Iterator[Any]:
         raise NotImplementedError(message(type(self).__name__, "an iterable dataset must define __iter__"))

@@ -101,18 +101,9 @@ class Fetch:
     ):  # fmt: skip
         self.dataset, self.collate_fn, self.worker_init_fn, self.drop_last = dataset, collate_fn, worker_init_fn, drop_last
         self.streams = isinstance(dataset, IterableDataset)
-        self.transforms = steps(transforms, "transforms")
-        self.augment = steps(augment, "augment")
-
-    @property
-    def draws(self) -> bool:
-        """Whether a transform or augmentation takes the generator of the batch."""
-        return any(step.wants_rng for step in (*self.transforms, *self.augment))
-
-    @property
-    def whole(self) -> bool:
-        """Whether every batch is a :class:`~netcl.data.collate.WholeBatch`; if false, the samples decide."""
-        return self.streams or self.collate_fn is not None
+        self.transforms, self.augment = steps(transforms, "transforms"), steps(augment, "augment")
+        self.draws = any(step.wants_rng for step in (*self.transforms, *self.augment))  # from the generator of the batch
+        self.whole = self.streams or collate_fn is not None  # every batch is a WholeBatch; else the samples decide
 
     def begin(self, number: int, workers: int, seed: int) -> None:
         """Set the worker's info and call ``worker_init_fn``; called once at the start of a worker."""

@@ -260,7 +260,6 @@ class Pool:
         self._pending.clear()
 
     def _of(self, task: Task) -> Any:
-        """Return the worker of a task."""
         return self._workers[task.batch % len(self._workers)]
 
     def _fill(self, coming: Iterator[Task]) -> None:
@@ -272,7 +271,6 @@ class Pool:
         raise NotImplementedError
 
     def _receive(self, task: Task) -> Any:
-        """Wait for the batch of a task and return it."""
         raise NotImplementedError
 
     def _release(self, task: Task) -> None:
