@@ -6,7 +6,7 @@ import dataclasses
 import hashlib
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,13 +28,20 @@ from netcl.ops.quantized.formats import kind_of
 from netcl.ops.random import manual_seed
 from netcl.trainer.callbacks import Callback, LRMonitor, ModelCheckpoint, NaNGuard
 from netcl.trainer.metrics import Metric
-from netcl.trainer.recipe import doc_field
+from netcl.trainer.recipe import check_bounds, doc_field
 from netcl.trainer.report import Report
 from netcl.trainer.run import restore_best
 from netcl.trainer.trainer import Trainer
 
 TUNING_METHODS = ("lora", "dora", "qlora", "full")
 TUNING_OPTIMIZERS = {"adamw": optim.AdamW, "adamw8bit": optim.AdamW8bit}
+
+
+_TUNING_BOUNDS: dict[str, tuple[float, float]] = {
+    **dict.fromkeys(("rank", "epochs", "batch_size", "accumulate"), (1, math.inf)),
+    **dict.fromkeys(("dropout", "warmup", "held_out"), (0, 1)), **dict.fromkeys(("alpha", "beta"), (math.ulp(0.0), math.inf)),
+    "length": (2, math.inf), **dict.fromkeys(("seed", "save_every", "lr", "weight_decay", "grad_clip"), (0, math.inf)),
+}  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,18 +75,7 @@ class TuningSettings:
         for name, known in choices.items():
             if getattr(self, name) not in known:
                 raise ValueError(message("finetune", f"{name} must be one of {', '.join(known)}", **{name: getattr(self, name)}))
-        counts = {name: getattr(self, name) for name in ("rank", "epochs", "batch_size", "accumulate") if getattr(self, name) < 1}
-        shares = {name: getattr(self, name) for name in ("dropout", "warmup", "held_out") if not 0 <= getattr(self, name) < 1}
-        for wrong, bounds in ((counts, "at least 1"), (shares, "at least 0 and below 1")):
-            if wrong:
-                raise ValueError(message("finetune", f"{' and '.join(wrong)} must be {bounds}", **wrong))
-        least = {"length": 2, **dict.fromkeys(("seed", "save_every", "lr", "weight_decay", "grad_clip"), 0)}
-        for name in ("alpha", "beta", *least):
-            value = getattr(self, name)
-            fits = value >= least[name] if name in least else value > 0
-            if not fits or value == math.inf:
-                bound = f"at least {least[name]}" if name in least else "above 0"
-                raise ValueError(message("finetune", f"{name} must be {bound} and finite", **{name: value}))
+        check_bounds("finetune", self, _TUNING_BOUNDS)
         return self
 
 
@@ -103,11 +99,6 @@ class TokenLosses(Module):
 def _learned_targets(targets: Tensor) -> Tensor:
     """Return the number of targets that are not ignored, as a float; a pair of answers has two."""
     return ag.cast(ag.sum(ag.ne(targets, tuning_data.IGNORED_TARGET)), "float32")
-
-
-def mean_of_learned(losses: Tensor, targets: Tensor) -> Tensor:
-    """Return the mean loss over the tokens whose target is not ignored."""
-    return ag.div(ag.sum(losses), _learned_targets(targets))
 
 
 class AnswerLosses(TokenLosses):
@@ -175,14 +166,21 @@ def finetune(path: str | os.PathLike[str], data: str | os.PathLike[str], out: st
             names = [name.strip() for name in chosen.targets.split(",") if name.strip()] or None
             models.lora(model, chosen.rank, chosen.alpha, names, chosen.dropout, chosen.method == "dora")
         learned, make_optimizer = [p for p in wrapped.parameters() if p.requires_grad], TUNING_OPTIMIZERS[chosen.optimizer]
-        groups = [
-            {"params": [p for p in learned if (p.ndim < 2) is flat], "weight_decay": 0.0 if flat else chosen.weight_decay}
-            for flat in (False, True)
-        ]  # norms and biases do not decay, as in transformers: Gemma's norms would lose their 1
+        # Norms and biases do not decay, as in transformers: Gemma's norms would lose their 1.
+        decays = {True: 0.0, False: chosen.weight_decay}
+        groups = [{"params": [p for p in learned if (p.ndim < 2) is flat], "weight_decay": decays[flat]} for flat in (False, True)]
         optimizer = make_optimizer([group for group in groups if group["params"]], lr=chosen.lr)
         steps, tokens = chosen.epochs * -(-len(train) // chosen.accumulate), float(parts[0][1].shape[-1] * chosen.batch_size)
+
+        def preference_loss(losses: Tensor, reference: Tensor) -> Tensor:
+            """Return DPO's loss, the mean of ``-log sigmoid(beta * margin)`` over pairs (Rafailov et al. 2023)."""
+            return ag.mean(ag.softplus(ag.mul(_preference_margin(losses, reference), -chosen.beta)))
+
+        def mean_of_learned(losses: Tensor, targets: Tensor) -> Tensor:
+            return ag.div(ag.sum(losses), _learned_targets(targets))
+
         trainer = Trainer(
-            wrapped, optimizer, loss_fn=_preference_loss(chosen.beta) if pairs else mean_of_learned,
+            wrapped, optimizer, loss_fn=preference_loss if pairs else mean_of_learned,
             metrics=[PreferenceAccuracy() if pairs else Perplexity()], grad_clip=chosen.grad_clip or None,
             mixed_precision=False if chosen.precision == "float32" else chosen.precision, accumulation_steps=chosen.accumulate,
             scheduler=optim.WarmupCosine(optimizer, min(round(chosen.warmup * steps), steps - 1), steps),
@@ -206,11 +204,6 @@ def _claim(file: Path, now: dict[str, Any], keeper: ModelCheckpoint, resume: boo
     if old := {name: before.get(name) for name in now if before.get(name) != now[name]}:
         what, remedy = "a resumed run must keep its settings", "pass the same settings, or overwrite the run"
         raise refusal("finetune", what, remedy, file=file, before=old, now={name: now[name] for name in old})
-
-
-def _preference_loss(beta: float) -> Callable[[Tensor, Tensor], Tensor]:
-    """Return DPO's loss function, the mean of ``-log sigmoid(beta * margin)`` over pairs (Rafailov et al. 2023)."""
-    return lambda losses, reference: ag.mean(ag.softplus(ag.mul(_preference_margin(losses, reference), -beta)))
 
 
 Blocks = tuple[np.ndarray, np.ndarray]

@@ -125,7 +125,6 @@ class _Frame:
         return [f'<text x="{x:.1f}" y="{base}" text-anchor="middle">{value:g}</text>' for x, value in places]
 
     def figure(self, title: str, x_label: str, parts: Sequence[str]) -> str:
-        """Return the chart with its axes, and ``parts`` drawn over them."""
         middle = f'<text x="{(_LEFT + _WIDTH - _RIGHT) / 2:.0f}" y="{_HEIGHT - 4}" text-anchor="middle">{html.escape(x_label)}</text>'
         drawing, label = "".join([*self.rows(), *self.columns(), middle, *parts]), html.escape(title)
         picture = f'<svg class="chart" viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{label}">{drawing}</svg>'

@@ -53,6 +53,15 @@ def doc_field(default: Any, doc: str) -> Any:
     return field(default=default, metadata={"doc": doc})
 
 
+def check_bounds(op: str, settings: Any, bounds: Mapping[str, tuple[float, float]], error: type[Exception] = ValueError) -> None:
+    """Raise unless every setting is at least its lower bound (above 0 for the smallest float) and below its upper bound."""
+    for name, (least, below) in bounds.items():
+        value = getattr(settings, name)
+        if not least <= value < below:
+            end = f" and below {below}" if below < math.inf else " and finite" if isinstance(value, float) else ""
+            raise error(message(op, f"{name} must be {'above 0' if 0 < least < 1 else f'at least {least}'}{end}", **{name: value}))
+
+
 @dataclass(frozen=True)
 class Recipe:
     """All settings of a run. Fields are the keys of a TOML or JSON file and, spelled with dashes, the options of ``netcl train``."""
@@ -88,11 +97,7 @@ class Recipe:
     seed: int = doc_field(0, "seed of weights, order and augmentation")
 
     def __post_init__(self) -> None:
-        for name, (least, below) in _FIELD_BOUNDS.items():
-            value = getattr(self, name)
-            if not least <= value < below:
-                end = f" and below {below}" if below < math.inf else " and finite" if isinstance(value, float) else ""
-                raise RecipeError(message("recipe", f"{name} must be at least {least}{end}", **{name: value}))
+        check_bounds("recipe", self, _FIELD_BOUNDS, RecipeError)
         if self.mixed_precision not in AMP_DTYPES:
             what = "mixed_precision must be float16, bfloat16 or empty"
             raise RecipeError(message("recipe", what, mixed_precision=repr(self.mixed_precision)))
@@ -119,7 +124,6 @@ class Recipe:
         return dataclasses.replace(self, **checked)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the fields as a dictionary."""
         return dataclasses.asdict(self)
 
 
@@ -160,7 +164,6 @@ class Data:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape of one input."""
         return tuple(np.shape(self.train[0][0]))
 
     @property
@@ -178,7 +181,6 @@ class Data:
 
     @property
     def metrics(self) -> list[str | Metric]:
-        """The metrics to compute besides the loss."""
         return [MAE(float(np.mean(self.reading["scale"]))), "r2"] if self.is_regression else ["accuracy"]
 
     @property

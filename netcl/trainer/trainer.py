@@ -144,7 +144,6 @@ class Trainer:
 
     @property
     def queue(self) -> Any:
-        """The queue of the model."""
         return self.model.queue
 
     @property
@@ -179,8 +178,6 @@ class Trainer:
     def learning_rates(self) -> list[float]:
         """Return the current learning rate of every parameter group."""
         return [float(group["lr"]) for group in self.optimizer.param_groups]
-
-    # ---- training
 
     def __repr__(self) -> str:
         parts = [type(self.model).__name__, type(self.optimizer).__name__, f"metrics={[metric.name for metric in self.metrics]}"]
@@ -365,8 +362,6 @@ class Trainer:
             if self._ranks is not None:
                 interrupt.wait(_OWN_SIGNAL_SECONDS)  # a signal that arrives during interpreter shutdown would print a traceback
             raise SystemExit(interrupt.status)
-
-    # ---- using
 
     def evaluate(self, data: Any, targets: Any = None, *, batch_size: int = 32) -> dict[str, Any]:
         """Return the loss and the metrics over batches or arrays (``evaluate(x, y)``), in evaluation mode; uses the averages of ``ema``."""

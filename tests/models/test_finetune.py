@@ -327,7 +327,7 @@ def test_settings_are_checked(folder, data, tmp_path):
         with pytest.raises(ValueError, match=rf"\[finetune\] {next(iter(wrong))} must be"):
             finetune(folder, data, tmp_path, TuningSettings(**wrong))
     for wrong in ({"alpha": 0.0}, {"alpha": np.nan}, {"lr": np.nan}, {"lr": -1.0}, {"grad_clip": -1.0}, {"length": -5}, {"seed": -1}):
-        with pytest.raises(ValueError, match=rf"\[finetune\] {next(iter(wrong))} must be (above 0|at least [02]) and finite"):
+        with pytest.raises(ValueError, match=rf"\[finetune\] {next(iter(wrong))} must be (above 0|at least [02])"):
             TuningSettings(**wrong).check()
     with pytest.raises(DtypeError, match=r"\[finetune\] kind must be one of F32"):  # before the training
         finetune(folder, data, tmp_path / "kind", merged="Q9")
