@@ -17,6 +17,7 @@ import numpy as np
 from netcl.core.tensor import Tensor
 from netcl.io import archive, tree
 from netcl.io.archive import META, refusal, refusing
+from netcl.io.model import load_model, save_model
 from netcl.io.packages import optional_module
 from netcl.io.torch_format import load_torch, save_torch
 from netcl.nn.parameter import queue_for
@@ -132,8 +133,6 @@ def save(value: Any, path: Any) -> None:
     elif suffix != ".netcl":
         raise refusal("save", "the suffix must name a known format", f"known: .netcl, {', '.join(_SAVERS)}", file=path)
     elif hasattr(value, "state_dict"):
-        from netcl.io.model import save_model
-
         save_model(value, path)
     else:
         state, arrays = tree.pack(value, op="save")
@@ -184,8 +183,6 @@ def _load_netcl(path: str | os.PathLike[str], device: Any, queue: Any, max_bytes
     if kind == "params":
         return _tensors(load_params(path, max_bytes=max_bytes), queue)
     if kind == "model":
-        from netcl.io.model import load_model
-
         return load_model(path, device, max_bytes=max_bytes)
     meta, arrays = archive.read(path, "load", "state", max_bytes)
     return tree.unpack(meta.get("state"), arrays, "load", lambda stored, dtype: tree.tensor_of(stored, dtype, queue))

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 import netcl.autograd as ag
-from netcl import distributed
+from netcl import amp, distributed
 from netcl.core.backend.lifecycle import Stop, finishing_first
 from netcl.core.errors import message
 from netcl.core.tensor import Tensor
@@ -544,8 +544,6 @@ def _precision_of(mixed: bool | str) -> tuple[Callable[[], AbstractContextManage
     """Return a function that makes the autocast context of forward passes, and the loss scaler (``None`` except for float16)."""
     if not mixed:
         return nullcontext, None
-    from netcl import amp
-
     dtype = "float16" if mixed is True else mixed
     amp.autocast(dtype=dtype)  # a dtype that it does not take is refused now
     return lambda: amp.autocast(dtype=dtype), amp.GradScaler() if dtype == "float16" else None

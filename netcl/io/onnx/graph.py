@@ -88,8 +88,10 @@ class OnnxGraph:
         """Return the name of a weight or constant; a constant must have the same values in both traced runs."""
         state = self._state.get(id(x)) or self._state.get(_storage_key(x))
         other = self._others.get(id(x))
-        alike = other is not None and (x.shape, x.dtype) == (other.shape, other.dtype)
-        if state is None and not (x is other or (alike and np.array_equal(tree.host_bits(x), tree.host_bits(other)))):
+        same = state is not None or x is other
+        if not same and other is not None and (x.shape, x.dtype) == (other.shape, other.dtype):
+            same = np.array_equal(tree.host_bits(x), tree.host_bits(other))
+        if not same:
             what = "a tensor that no op computes must have the same values in both traced runs"
             raise refusal(EXPORT, what, "compute it with ops, or pass dynamic_batch=False", shape=x.shape, dtype=x.dtype)
         name = self._names[id(x)] = Name(state or self.fresh("constant"), x.dtype)
