@@ -202,21 +202,18 @@ def load_data(recipe: Recipe) -> Data:
     if key == "text" and not root:
         raise RecipeError(message("recipe", "data 'text' requires a file", "pass --data text:FILE", data=repr(recipe.data)))
     try:
-        return _own_data(recipe) if colon and key != "text" else _named_data(recipe, key, root)
+        if not colon or key == "text":
+            return _named_data(recipe, key, root)
+        path = Path(place).expanduser()
+        if not path.exists():
+            raise FileNotFoundError(message(key, "the file or folder must exist", "paths are relative to the current folder", path=path))
+        plan = files.SplitPlan(recipe.target, recipe.task, recipe.val_split, recipe.test_split, recipe.seed)
+        found = FILES[key](path, plan, **recipe.data_options)
+        return Data(found.train, found.test, found.classes, found.val, found.reading)
     except RecipeError:
         raise
     except (TypeError, ValueError, LookupError, ArithmeticError, MemoryError) as fault:
         raise RecipeError(message("recipe", f"the data cannot be read: {fault}", data=recipe.data, options=recipe.data_options)) from fault
-
-
-def _own_data(recipe: Recipe) -> Data:
-    plan = files.SplitPlan(recipe.target, recipe.task, recipe.val_split, recipe.test_split, recipe.seed)
-    kind, _, place = recipe.data.partition(":")
-    path = Path(place).expanduser()
-    if not path.exists():
-        raise FileNotFoundError(message(kind, "the file or folder must exist", "paths are relative to the current folder", path=path))
-    found = FILES[kind](path, plan, **recipe.data_options)
-    return Data(found.train, found.test, found.classes, found.val, found.reading)
 
 
 def _named_data(recipe: Recipe, key: str, root: str) -> Data:
