@@ -95,10 +95,7 @@ def batch_rng() -> np.random.Generator | None:
 class Fetch:
     """Makes the batch of a task: fetches and transforms its samples, stacks them, and augments the whole batch."""
 
-    def __init__(
-        self, dataset: Any, transforms: Any = None, augment: Any = None, collate_fn: Any = None, worker_init_fn: Any = None,
-        drop_last: bool = False,
-    ):  # fmt: skip
+    def __init__(self, dataset: Any, transforms: Any, augment: Any, collate_fn: Any, worker_init_fn: Any, drop_last: bool):
         self.dataset, self.collate_fn, self.worker_init_fn, self.drop_last = dataset, collate_fn, worker_init_fn, drop_last
         self.streams = isinstance(dataset, IterableDataset)
         self.transforms, self.augment = steps(transforms, "transforms"), steps(augment, "augment")

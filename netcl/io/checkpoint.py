@@ -15,6 +15,7 @@ import numpy as np
 
 from netcl.core.device import get_active_device
 from netcl.core.errors import message
+from netcl.data.errors import check_count
 from netcl.io import archive, tree
 from netcl.io.archive import FileError, refusal, refusing
 from netcl.io.model import fitting
@@ -52,10 +53,9 @@ def save_checkpoint(
     - **keep_last**: how many checkpoints to keep in the folder, including the new one; checkpoints with lower steps are removed.
     - **run**: the id of the run the checkpoint belongs to.
     """
-    if isinstance(step, bool) or not isinstance(step, int | np.integer) or step < 0:
-        raise ValueError(message(SAVE, "step must be a whole number of at least 0", step=repr(step)))
-    if keep_last is not None and (not isinstance(keep_last, int) or keep_last < 1):
-        raise ValueError(message(SAVE, "keep_last must be a whole number of at least 1", keep_last=keep_last))
+    step = check_count(SAVE, "step", step, 0)
+    if keep_last is not None:
+        check_count(SAVE, "keep_last", keep_last)
     target = Path(path)
     if target.is_dir() or keep_last is not None or not target.suffix:
         target.mkdir(parents=True, exist_ok=True)
@@ -67,7 +67,7 @@ def save_checkpoint(
         "rng": {name: generator.bit_generator.state for name, generator in _generators(rng, SAVE).items()},
     }
     packed, arrays = tree.pack({**states, "extra": extra}, op=SAVE)
-    archive.write(target, {"kind": "checkpoint", "step": int(step), "run": str(run), "state": packed}, arrays, SAVE)
+    archive.write(target, {"kind": "checkpoint", "step": step, "run": str(run), "state": packed}, arrays, SAVE)
     if keep_last is not None:
         others = [path for path in checkpoints(target.parent) if path != target]
         for path in others[: max(0, len(others) - (keep_last - 1))]:
