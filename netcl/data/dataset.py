@@ -198,7 +198,7 @@ def random_split(dataset: Any, lengths: Sequence[float], seed: int | None = None
     (8, 2)
     """
     rng = rng_of(seed if generator is None else generator)
-    return _parts(dataset, rng.permutation(len(dataset)), lengths, "random_split")
+    return _subsets(dataset, rng.permutation(len(dataset)), lengths, "random_split")
 
 
 def split_dataset(dataset: Any, lengths: Sequence[float]) -> list[Subset]:
@@ -207,10 +207,10 @@ def split_dataset(dataset: Any, lengths: Sequence[float]) -> list[Subset]:
     >>> [part.indices.tolist() for part in split_dataset(TensorDataset(np.arange(5)), [0.4, 0.6])]
     [[0, 1], [2, 3, 4]]
     """
-    return _parts(dataset, np.arange(len(dataset)), lengths, "split_dataset")
+    return _subsets(dataset, np.arange(len(dataset)), lengths, "split_dataset")
 
 
-def _parts(dataset: Any, order: np.ndarray, lengths: Sequence[float], op: str) -> list[Subset]:
+def _subsets(dataset: Any, order: np.ndarray, lengths: Sequence[float], op: str) -> list[Subset]:
     """Cut ``order`` into parts; samples left over by rounding fractions go to the first parts, one each."""
     n = len(order)
     if not len(lengths) or any(length < 0 for length in lengths):

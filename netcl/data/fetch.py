@@ -41,16 +41,6 @@ class Step(NamedTuple):
     wants_rng: bool
     with_labels: bool
 
-    @classmethod
-    def of(cls, call: Any, parameter: str) -> Step:
-        if not callable(call):
-            raise TypeError(message("DataLoader", f"{parameter} must be a function or a list of functions", given=repr(call)))
-        try:
-            wants_rng = "rng" in inspect.signature(call).parameters
-        except (ValueError, TypeError):  # a C function without a signature
-            wants_rng = False
-        return cls(call, wants_rng, getattr(call, "with_labels", False))
-
     def __call__(self, arrays: tuple[Any, ...], rng: np.random.Generator) -> tuple[Any, ...]:
         more = {"rng": rng} if self.wants_rng else {}
         if self.with_labels:
@@ -60,8 +50,16 @@ class Step(NamedTuple):
 
 def steps(calls: Any, parameter: str) -> tuple[Step, ...]:
     """Convert ``None``, a function or a sequence of functions to a tuple of :class:`Step`; errors name ``parameter``."""
-    several = calls if isinstance(calls, Sequence) else () if calls is None else (calls,)
-    return tuple(Step.of(call, parameter) for call in several)
+    made = []
+    for call in calls if isinstance(calls, Sequence) else () if calls is None else (calls,):
+        if not callable(call):
+            raise TypeError(message("DataLoader", f"{parameter} must be a function or a list of functions", given=repr(call)))
+        try:
+            wants_rng = "rng" in inspect.signature(call).parameters
+        except (ValueError, TypeError):  # a C function without a signature
+            wants_rng = False
+        made.append(Step(call, wants_rng, getattr(call, "with_labels", False)))
+    return tuple(made)
 
 
 class WorkerInfo(NamedTuple):
