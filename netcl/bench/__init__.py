@@ -87,7 +87,6 @@ class Setting:
 
     def ours(self, run: Callable[[], Any]) -> Way:
         """Return the way that calls ``run`` and realizes the netcl tensors that it returns, so that deferred work is timed."""
-
         return Way(lambda: enqueued(run()), self.sync, lambda: [t.to_host() for t in _as_sequence(run())])
 
     def theirs(self, run: Callable[[], Any]) -> Way:

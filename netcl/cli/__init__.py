@@ -29,12 +29,12 @@ def parser(argv: Sequence[str] = ()) -> argparse.ArgumentParser:
     top = argparse.ArgumentParser(prog="netcl", description="Deep learning on any OpenCL device.")
     top.add_argument("--version", action="version", version=f"netcl {__version__}")
     commands = top.add_subparsers(dest="command", required=True, metavar="command")
-    for row in COMMANDS.values():
-        text = row.run.__doc__ or ""
-        line = commands.add_parser(row.name, help=text, description=text)
-        for declare in row.options if row.name == asked else ():
+    for name, (run, options) in COMMANDS.items():
+        text = run.__doc__ or ""
+        line = commands.add_parser(name, help=text, description=text)
+        for declare in options if name == asked else ():
             declare(line)
-        line.set_defaults(function=row.run)
+        line.set_defaults(function=run)
     return top
 
 

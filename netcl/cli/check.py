@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +17,6 @@ _ELEMENTS = {
     "char": np.int8, "uchar": np.uint8, "short": np.int16, "ushort": np.uint16, "int": np.int32, "uint": np.uint32, "long": np.int64,
     "ulong": np.uint64, "half": np.float16, "float": np.float32, "double": np.float64,
 }  # fmt: skip
-
-
 _LARGEST_BUFFER = 1 << 26  # elements of a buffer: more would take the simulator days
 
 
@@ -36,7 +33,12 @@ def check(args: argparse.Namespace) -> int:
     """Compile the kernels of a file; with Oclgrind, also run them to find out-of-bounds accesses, races and uninitialized reads."""
     from netcl.autograd import sanitizer
 
-    _check_sizes(args.global_size or [args.size], args.local_size)
+    work, group = args.global_size or [args.size], args.local_size
+    if len(work) > 3:
+        raise CommandError(message("check", "--global-size must have one to three numbers", global_size=work))
+    if group is not None and (len(group) != len(work) or any(size % part for size, part in zip(work, group, strict=True))):
+        what = "--local-size must have as many numbers as --global-size, each a divisor"
+        raise CommandError(message("check", what, global_size=work, local_size=group))
     path, handle = Path(args.file), pick_device(args.device)
     try:
         source = path.read_text(encoding="utf-8")
@@ -51,14 +53,6 @@ def check(args: argparse.Namespace) -> int:
         return 1 if bad else 0
     bad += [name for name in names if name not in bad and not _runs_clean(args, source, name)]
     return 1 if bad else 0
-
-
-def _check_sizes(work: Sequence[int], group: Sequence[int] | None) -> None:
-    if len(work) > 3:
-        raise CommandError(message("check", "--global-size must have one to three numbers", global_size=work))
-    if group is not None and (len(group) != len(work) or any(size % part for size, part in zip(work, group, strict=True))):
-        what = "--local-size must have as many numbers as --global-size, each a divisor"
-        raise CommandError(message("check", what, global_size=work, local_size=group))
 
 
 def _does_build(handle: Any, source: str, name: str) -> bool:

@@ -13,7 +13,6 @@ import sys
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 from netcl.core.device import DeviceHandle, require
@@ -29,23 +28,15 @@ Run = Callable[[argparse.Namespace], int]
 Option = Callable[[argparse.ArgumentParser], object]
 
 
-@dataclass(frozen=True)
-class Command:
-    """An entry of the table of commands: the name, the function and the options of a command."""
-
-    name: str
-    run: Run
-    options: Sequence[Option]
-
-
-COMMANDS: dict[str, Command] = {}
+#: The table of commands: the function and the options of each name.
+COMMANDS: dict[str, tuple[Run, Sequence[Option]]] = {}
 
 
 def command(name: str, *options: Option) -> Callable[[Run], Run]:
     """Register the decorated function as ``netcl <name>``; each of ``options`` is called with the parser and adds arguments to it."""
 
     def enter(run: Run) -> Run:
-        COMMANDS[name] = Command(name, run, options)
+        COMMANDS[name] = run, options
         return run
 
     return enter

@@ -13,7 +13,7 @@ import re
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib import metadata
@@ -119,7 +119,7 @@ def collect() -> Facts:
         found=tuple(found),
         hidden=hidden or ", ".join(filters),
         refused=refused,
-        illegal=tuple(_illegal()),
+        illegal=tuple(illegal_variables()),
         other_netcl=other_netcl(),
         gpus=tuple(gpus_of_the_kernel()),
     )
@@ -134,7 +134,8 @@ def other_netcl() -> str:
     return "" if found.read_text("direct_url.json") else found.version  # pip writes that file for a checkout, as this one once was
 
 
-def _illegal() -> Iterator[tuple[str, str]]:
+def illegal_variables() -> Iterator[tuple[str, str]]:
+    """Yield the name of every variable of netcl with an invalid value, and the error."""
     for name in env.VARIABLES:
         try:
             env.value(name)
@@ -151,27 +152,19 @@ def gpus_of_the_kernel(root: Path = Path("/")) -> list[str]:
     return found
 
 
-def _about_the_name(facts: Facts) -> Iterator[Finding]:
+def _about_python(facts: Facts) -> Iterator[Finding]:
     if facts.other_netcl:
         what = f"the distribution netcl {facts.other_netcl} in this environment is another project, and its files are in the same folder"
         yield Finding("other-netcl", what, "pip uninstall netcl, then install netcl-dl again")
-
-
-def _about_pyopencl(facts: Facts) -> Iterator[Finding]:
     if "does not import" in facts.import_error:
         yield Finding("pyopencl-broken", facts.import_error.partition(";")[0], "pip install --force-reinstall pyopencl")
     elif facts.import_error:
         remedy = facts.install if facts.install.startswith("pip") else f"{platforms.PIP_OPENCL}, and {facts.install}"
         yield Finding("no-pyopencl", "pyopencl is not installed in this Python environment", remedy)
-
-
-def _about_settings(facts: Facts) -> Iterator[Finding]:
-    if not facts.setting:
-        return
-    name, text = facts.setting
-    if facts.pyopencl and not facts.platform_names:
+    name, text = facts.setting or ("", "")
+    if name and facts.pyopencl and not facts.platform_names:
         yield Finding("setting-finds-nothing", f"{name}={text} is set by you and leads to no OpenCL runtime", f"unset {name}")
-    else:
+    elif name:
         yield Finding("setting", f"{name}={text} is set by you: only what it names is used, netcl added nothing")
 
 
@@ -184,9 +177,6 @@ def _about_runtimes(facts: Facts) -> Iterator[Finding]:
         elif runtime.error:
             what = f"the runtime {runtime.name} ({runtime.library}) does not load: {runtime.error}"
             yield Finding("runtime-fails", what, runtime.remedy or "reinstall it")
-
-
-def _about_registration(facts: Facts) -> Iterator[Finding]:
     registered = [r for r in facts.runtimes if not r.known and not r.error] if facts.folder else []
     for runtime in registered:
         if runtime.origin == "driver library":
@@ -197,9 +187,6 @@ def _about_registration(facts: Facts) -> Iterator[Finding]:
     if facts.unseen:
         what = f"pyopencl had asked for platforms before netcl could register: {', '.join(facts.unseen)}"
         yield Finding("imported-before", what, "import netcl and use it before pyopencl.get_platforms() is called")
-
-
-def _about_missing_runtimes(facts: Facts) -> Iterator[Finding]:
     if facts.setting or not facts.pyopencl or facts.platform_names:
         return
     if not facts.runtimes and facts.loader_folder_exists:
@@ -211,18 +198,15 @@ def _about_missing_runtimes(facts: Facts) -> Iterator[Finding]:
         yield Finding("no-runtime-loads", "OpenCL runtimes are installed and none of them loads", f"see above; or {facts.install}")
 
 
-def _about_gpus(facts: Facts) -> Iterator[Finding]:
+def _about_devices(facts: Facts) -> Iterator[Finding]:
     names = {key: name for key, name in GPU_VENDORS.values()}
     for key in facts.gpus:
         pattern, remedy = GPU_DRIVERS[key]
         if not any(re.search(pattern, runtime.library, re.I) for runtime in facts.runtimes):
             yield Finding("gpu-without-driver", f"the system has a GPU of {names[key]}, but no OpenCL library for it", remedy)
-
-
-def _about_devices(facts: Facts) -> Iterator[Finding]:
     if facts.usable or not facts.platform_names:
-        return
-    if facts.hidden:
+        pass
+    elif facts.hidden:
         yield Finding("hidden", f"devices are hidden: {facts.hidden}", "unset NETCL_PLATFORM_FILTER NETCL_VISIBLE_DEVICES")
     elif not facts.found:
         yield Finding("no-device", f"there are platforms ({', '.join(facts.platform_names)}), but none has a device", facts.install)
@@ -230,23 +214,17 @@ def _about_devices(facts: Facts) -> Iterator[Finding]:
         what = "the only OpenCL device is a simulator (Oclgrind): right for checking kernels, too slow for work, never chosen by itself"
         yield Finding("only-simulator", what, facts.install)
     else:
-        names = ", ".join(f.profile.title for f in facts.found)
-        yield Finding("only-software", f"there is no device fit for work, only: {names}", facts.install)
-
-
-def _about_variables(facts: Facts) -> Iterator[Finding]:
+        titles = ", ".join(f.profile.title for f in facts.found)
+        yield Finding("only-software", f"there is no device fit for work, only: {titles}", facts.install)
     if facts.refused:
         yield Finding("no-such-device", facts.refused, "unset NETCL_DEVICE, or name one of these")
     for name, what in facts.illegal:
         yield Finding("illegal-variable", what, f"unset {name}, or give it a legal value")
 
 
-CHECKS: list[Callable[[Facts], Iterator[Finding]]] = [check for name, check in globals().items() if name.startswith("_about_")]
-
-
 def diagnose(facts: Facts) -> list[Finding]:
     """Return all findings about the set-up: problems and notes."""
-    return [finding for check in CHECKS for finding in check(facts)]
+    return [*_about_python(facts), *_about_runtimes(facts), *_about_devices(facts)]
 
 
 def _runtime_rows(facts: Facts) -> list[list[str]]:
@@ -325,14 +303,7 @@ def fix(facts: Facts) -> bool:
     return done
 
 
-@command(
-    "doctor",
-    option(
-        "--fix",
-        action="store_true",
-        help="install a CPU runtime if there is no device: with pip, or as a system package if no password is needed",
-    ),
-)
+@command("doctor", option("--fix", action="store_true", help="install a CPU runtime if there is no device, by pip or as a system package"))
 def doctor(args: argparse.Namespace) -> int:
     """Show the OpenCL runtimes and devices of this machine, and the commands that fix problems."""
     facts = collect()

@@ -6,26 +6,23 @@ import argparse
 import sys
 
 from netcl.cli.command import command, facts, option, table
+from netcl.cli.doctor import illegal_variables
 from netcl.core import env
-from netcl.core.errors import EnvironmentVariableError
 
 
 @command("env")
 def show_environment(args: argparse.Namespace) -> int:
     """Show netcl's environment variables with their values; status 1 if one is invalid."""
-    rows, errors = [], list[str]()
+    rows = []
     for variable in env.VARIABLES.values():
         text = env.raw(variable.name)
-        try:
-            env.value(variable.name)
-        except EnvironmentVariableError as error:
-            errors.append(str(error))
         shown = variable.default or "(empty)" if text is None else f"{text or '(empty)'} (set)"
         rows.append([variable.name, shown, variable.doc])
     print(table(("variable", "value", "meaning"), rows))
-    for text in errors:
-        print(text, file=sys.stderr)
-    return 1 if errors else 0
+    illegal = list(illegal_variables())
+    for _, what in illegal:
+        print(what, file=sys.stderr)
+    return 1 if illegal else 0
 
 
 @command("cache", option("action", choices=("info", "clear"), help="show what is kept, or remove it"))

@@ -125,24 +125,10 @@ def _folder(args: argparse.Namespace) -> Path:
 @command(
     "train",
     _recipe_arguments,
-    option(
-        "--run", default=None, help="the folder of the run; by default runs/DATA-MODEL, or the run's folder that --resume is given with"
-    ),
+    option("--run", help="the folder of the run; by default runs/DATA-MODEL, or the run's folder that --resume is given with"),
     _run_in_folder,
-    option(
-        "--distributed",
-        type=whole(0),
-        default=0,
-        metavar="RANKS",
-        help="train on this many processes, through mpiexec; --device may then name several, separated by commas",
-    ),
-    option(
-        "--max-restarts",
-        type=whole(0),
-        default=0,
-        metavar="N",
-        help="restart a failed --distributed job from its last checkpoint, at most this many times",
-    ),
+    option("--distributed", type=whole(0), default=0, metavar="RANKS", help="processes, by mpiexec; --device may list several (by comma)"),
+    option("--max-restarts", type=whole(0), default=0, metavar="N", help="restarts of a failed --distributed job from its last checkpoint"),
     option("--find-lr", action="store_true", help="find a learning rate first, and train with it"),
     option("--tensorboard", action="store_true", help="also write files for TensorBoard"),
 )
@@ -180,11 +166,7 @@ def train(args: argparse.Namespace) -> int:
     return 0
 
 
-@command(
-    "report",
-    option("run", help="the folder of a run"),
-    option("--out", help="the file; report.html in the folder if none is given"),
-)
+@command("report", option("run", help="the folder of a run"), option("--out", help="the file; default: report.html in the folder"))
 @_errors_on_one_line()
 def report(args: argparse.Namespace) -> int:
     """Write the report of a run as one self-contained page: curves, confusion matrix, predictions, slowest kernels."""

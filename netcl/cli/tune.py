@@ -34,9 +34,8 @@ def _models() -> dict[str, tuple[Callable[[], Any], Callable[[int], np.ndarray]]
 
 
 def _tune_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "what", nargs="?", help=f"a model ({', '.join(_models())}), {' or '.join(f'{n} {s}' for n, s in PROBLEM_SIZES.items())}"
-    )
+    problems = " or ".join(f"{name} {sizes}" for name, sizes in PROBLEM_SIZES.items())
+    parser.add_argument("what", nargs="?", help=f"a model ({', '.join(_models())}), {problems}")
     parser.add_argument("sizes", nargs="*", type=int, help="the sizes of a matmul or conv2d")
     parser.add_argument("--batch", type=whole(1), default=8, help="samples in a batch of the model")
     parser.add_argument("--budget", type=number(0), default=45.0, help="seconds to search, after the model has run once")

@@ -134,7 +134,6 @@ class Cutout(_OnDevice, augment.Cutout):
 
 class Mixup(_OnDevice, augment.Mixup):
     def mixed(self, x: Any, partner: np.ndarray, share: np.ndarray) -> Any:
-        """Return ``x * (1 - share) + x[partner] * share``, sample by sample."""
         weight = _like(x, share.reshape(-1, *[1] * (len(x.shape) - 1)))
         return ops.lerp(x, ops.index_select(x, 0, _like(x, partner)), weight)
 

@@ -17,14 +17,9 @@ class WholeBatch(NamedTuple):
     ended: bool = False
 
 
-class Single:
-    """Returns the only sample of a list, converted by ``convert`` if given: the ``collate_fn`` of loaders without batches."""
-
-    def __init__(self, convert: Callable[[Any], Any] | None = None):
-        self.convert = convert
-
-    def __call__(self, batch: Sequence[Any]) -> Any:
-        return batch[0] if self.convert is None else self.convert(batch[0])
+def only_sample(convert: Callable[[Any], Any] | None, batch: Sequence[Any]) -> Any:
+    """Return the only sample of a list, converted by ``convert`` if given: the ``collate_fn`` of loaders without batches."""
+    return batch[0] if convert is None else convert(batch[0])
 
 
 def is_structured(sample: Any) -> bool:

@@ -6,13 +6,14 @@ import math
 import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from itertools import chain, count
 from types import GenericAlias
 from typing import Any
 
 import numpy as np
 
-from netcl.data.collate import Single, WholeBatch, map_arrays
+from netcl.data.collate import WholeBatch, map_arrays, only_sample
 from netcl.data.dataset import IterableDataset
 from netcl.data.errors import check_count, message
 from netcl.data.fetch import Fetch, Task, steps
@@ -73,9 +74,7 @@ class DataLoader:
     ([[0, 1], [2, 3], [4]], 3)
     """
 
-    def __class_getitem__(cls, kind: object) -> GenericAlias:  # DataLoader[int], as in torch
-        return GenericAlias(cls, kind)
-
+    __class_getitem__: Any = classmethod(GenericAlias)  # DataLoader[int], as in torch
     timeout: float = 10.0
 
     def __init__(
@@ -89,7 +88,7 @@ class DataLoader:
             if drop_last or batch_sampler is not None:
                 what = "batch_size=None cannot be combined with drop_last or batch_sampler"
                 raise ValueError(message("DataLoader", what, "leave them out"))
-            batch_size, collate_fn = 1, Single(collate_fn)
+            batch_size, collate_fn = 1, partial(only_sample, collate_fn)
         streams = isinstance(dataset, IterableDataset)
         if not streams and not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
             remedy = "write __len__ and __getitem__, or derive from IterableDataset"
@@ -115,7 +114,8 @@ class DataLoader:
         self._fetch = Fetch(dataset, transforms, here, collate_fn, worker_init_fn, self.drop_last)
         self._others: weakref.WeakSet[Any] = weakref.WeakSet()
         self._pool: ProcessPool | ThreadPool | None = None
-        self._epoch, self._batch, self._at_position = 0, 0, True
+        self.epoch = 0  # the current one or, after one has ended, the next
+        self._batch, self._at_position = 0, True
         self._generators = generators_of(self.batch_sampler)
         self._drawn_from: list[Any] = []  # the states of the generators when the epoch began
         self._iterations = 0
@@ -133,17 +133,12 @@ class DataLoader:
         n = len(self.dataset) / self.batch_size
         return math.floor(n) if self.drop_last else math.ceil(n)
 
-    @property
-    def epoch(self) -> int:
-        """The current epoch or, after one has ended, the next."""
-        return self._epoch
-
     def __iter__(self) -> Iterator[Any]:
         if not self._at_position:  # the last iteration was left in the middle
-            self._epoch, self._batch = self._epoch + 1, 0
+            self.epoch, self._batch = self.epoch + 1, 0
         self._at_position = False
         self._iterations += 1
-        return self._epoch_from(self._epoch, self._batch, self._iterations)
+        return self._epoch_from(self.epoch, self._batch, self._iterations)
 
     def _epoch_from(self, epoch: int, start: int, iteration: int) -> Iterator[Any]:
         if iteration == self._iterations:
@@ -154,7 +149,7 @@ class DataLoader:
                 self._batch += 1
             yield batch.value if isinstance(batch, WholeBatch) else self._delivered(batch)
         if iteration == self._iterations:
-            self._epoch, self._batch, self._at_position = epoch + 1, 0, True
+            self.epoch, self._batch, self._at_position = epoch + 1, 0, True
 
     def _delivered(self, batch: tuple[Any, ...]) -> Any:
         return batch[0] if len(batch) == 1 else batch
@@ -170,8 +165,6 @@ class DataLoader:
                     return
             else:
                 yield batch
-
-    # ---- batches
 
     def _tasks(self, epoch: int, start: int) -> Iterator[Task]:
         if self._fetch.streams:
@@ -251,8 +244,6 @@ class DataLoader:
             return ProcessPool(self._fetch, self.num_workers, ahead, most, first, self.timeout, self.seed)
         return ThreadPool(self._fetch, self.num_workers, ahead, self.timeout, self.seed)
 
-    # ---- position and end
-
     def _generator_states(self) -> list[Any]:
         return [generator.bit_generator.state for generator in self._generators]
 
@@ -263,7 +254,7 @@ class DataLoader:
         """
         if self._fetch.streams:
             raise ValueError(message("DataLoader", "an iterable dataset has no position to resume from", "save its own state"))
-        state = {"seed": self.seed, "epoch": self._epoch, "batch": self._batch, "batch_size": self.batch_size, "samples": len(self.dataset)}
+        state = {"seed": self.seed, "epoch": self.epoch, "batch": self._batch, "batch_size": self.batch_size, "samples": len(self.dataset)}
         if not self._generators:
             return state
         return {**state, "generators": self._generator_states() if self._at_position else self._drawn_from}
@@ -282,7 +273,7 @@ class DataLoader:
             what = "the batch of the state must be at most the number of batches"
             raise ValueError(message("DataLoader", what, batch=state["batch"], batches=len(self)))
         self._set_generators(state.get("generators", []))
-        self.seed, self._epoch, self._batch, self._at_position = state["seed"], state["epoch"], state["batch"], True
+        self.seed, self.epoch, self._batch, self._at_position = state["seed"], state["epoch"], state["batch"], True
 
     def _set_generators(self, states: Any) -> None:
         before = self._generator_states()

@@ -34,9 +34,7 @@ class Dataset:
     (3, 9)
     """
 
-    def __class_getitem__(cls, kind: object) -> GenericAlias:  # Dataset[int], as in torch
-        return GenericAlias(cls, kind)
-
+    __class_getitem__: Any = classmethod(GenericAlias)  # Dataset[int], as in torch
     name: str = ""
     classes: Sequence[str] = ()
 
@@ -56,8 +54,7 @@ class IterableDataset:
     Every worker of a loader iterates over the dataset by itself; ``__iter__`` can select a part by :func:`~netcl.data.get_worker_info`.
     """
 
-    def __class_getitem__(cls, kind: object) -> GenericAlias:  # IterableDataset[int], as in torch
-        return GenericAlias(cls, kind)
+    __class_getitem__: Any = classmethod(GenericAlias)  # IterableDataset[int], as in torch
 
     def __iter__(self) -> Iterator[Any]:
         raise NotImplementedError(message(type(self).__name__, "an iterable dataset must define __iter__"))
@@ -201,7 +198,7 @@ def random_split(dataset: Any, lengths: Sequence[float], seed: int | None = None
     (8, 2)
     """
     rng = rng_of(seed if generator is None else generator)
-    return _part_lengths(dataset, rng.permutation(len(dataset)), lengths, "random_split")
+    return _subsets(dataset, rng.permutation(len(dataset)), lengths, "random_split")
 
 
 def split_dataset(dataset: Any, lengths: Sequence[float]) -> list[Subset]:
@@ -210,16 +207,12 @@ def split_dataset(dataset: Any, lengths: Sequence[float]) -> list[Subset]:
     >>> [part.indices.tolist() for part in split_dataset(TensorDataset(np.arange(5)), [0.4, 0.6])]
     [[0, 1], [2, 3, 4]]
     """
-    return _part_lengths(dataset, np.arange(len(dataset)), lengths, "split_dataset")
+    return _subsets(dataset, np.arange(len(dataset)), lengths, "split_dataset")
 
 
-def _part_lengths(dataset: Any, order: np.ndarray, lengths: Sequence[float], op: str) -> list[Subset]:
-    sizes = _sizes(lengths, len(order), op)
-    return [Subset(dataset, part) for part in np.split(order, np.cumsum(sizes)[:-1])]
-
-
-def _sizes(lengths: Sequence[float], n: int, op: str) -> list[int]:
-    """Convert ``lengths`` to numbers of samples; samples left over by rounding fractions go to the first parts, one each."""
+def _subsets(dataset: Any, order: np.ndarray, lengths: Sequence[float], op: str) -> list[Subset]:
+    """Cut ``order`` into parts; samples left over by rounding fractions go to the first parts, one each."""
+    n = len(order)
     if not len(lengths) or any(length < 0 for length in lengths):
         raise ValueError(message(op, "there must be at least one length, and none may be negative", lengths=list(lengths)))
     if all(isinstance(length, int | np.integer) for length in lengths):
@@ -231,7 +224,7 @@ def _sizes(lengths: Sequence[float], n: int, op: str) -> list[int]:
         raise ValueError(message(op, "lengths must be whole numbers, or fractions that add up to 1", lengths=list(lengths)))
     if sum(sizes) != n:
         raise ValueError(message(op, "lengths must add up to the number of samples", lengths=list(lengths), samples=n))
-    return sizes
+    return [Subset(dataset, part) for part in np.split(order, np.cumsum(sizes)[:-1])]
 
 
 def _unwrapped(arrays: tuple[Any, ...]) -> Any:

@@ -41,16 +41,6 @@ class Step(NamedTuple):
     wants_rng: bool
     with_labels: bool
 
-    @classmethod
-    def of(cls, call: Any, parameter: str) -> Step:
-        if not callable(call):
-            raise TypeError(message("DataLoader", f"{parameter} must be a function or a list of functions", given=repr(call)))
-        try:
-            wants_rng = "rng" in inspect.signature(call).parameters
-        except (ValueError, TypeError):  # a C function without a signature
-            wants_rng = False
-        return cls(call, wants_rng, getattr(call, "with_labels", False))
-
     def __call__(self, arrays: tuple[Any, ...], rng: np.random.Generator) -> tuple[Any, ...]:
         more = {"rng": rng} if self.wants_rng else {}
         if self.with_labels:
@@ -60,8 +50,16 @@ class Step(NamedTuple):
 
 def steps(calls: Any, parameter: str) -> tuple[Step, ...]:
     """Convert ``None``, a function or a sequence of functions to a tuple of :class:`Step`; errors name ``parameter``."""
-    several = calls if isinstance(calls, Sequence) else () if calls is None else (calls,)
-    return tuple(Step.of(call, parameter) for call in several)
+    made = []
+    for call in calls if isinstance(calls, Sequence) else () if calls is None else (calls,):
+        if not callable(call):
+            raise TypeError(message("DataLoader", f"{parameter} must be a function or a list of functions", given=repr(call)))
+        try:
+            wants_rng = "rng" in inspect.signature(call).parameters
+        except (ValueError, TypeError):  # a C function without a signature
+            wants_rng = False
+        made.append(Step(call, wants_rng, getattr(call, "with_labels", False)))
+    return tuple(made)
 
 
 class WorkerInfo(NamedTuple):
@@ -95,24 +93,12 @@ def batch_rng() -> np.random.Generator | None:
 class Fetch:
     """Makes the batch of a task: fetches and transforms its samples, stacks them, and augments the whole batch."""
 
-    def __init__(
-        self, dataset: Any, transforms: Any = None, augment: Any = None, collate_fn: Any = None, worker_init_fn: Any = None,
-        drop_last: bool = False,
-    ):  # fmt: skip
+    def __init__(self, dataset: Any, transforms: Any, augment: Any, collate_fn: Any, worker_init_fn: Any, drop_last: bool):
         self.dataset, self.collate_fn, self.worker_init_fn, self.drop_last = dataset, collate_fn, worker_init_fn, drop_last
         self.streams = isinstance(dataset, IterableDataset)
-        self.transforms = steps(transforms, "transforms")
-        self.augment = steps(augment, "augment")
-
-    @property
-    def draws(self) -> bool:
-        """Whether a transform or augmentation takes the generator of the batch."""
-        return any(step.wants_rng for step in (*self.transforms, *self.augment))
-
-    @property
-    def whole(self) -> bool:
-        """Whether every batch is a :class:`~netcl.data.collate.WholeBatch`; if false, the samples decide."""
-        return self.streams or self.collate_fn is not None
+        self.transforms, self.augment = steps(transforms, "transforms"), steps(augment, "augment")
+        self.draws = any(step.wants_rng for step in (*self.transforms, *self.augment))  # from the generator of the batch
+        self.whole = self.streams or collate_fn is not None  # every batch is a WholeBatch; else the samples decide
 
     def begin(self, number: int, workers: int, seed: int) -> None:
         """Set the worker's info and call ``worker_init_fn``; called once at the start of a worker."""

@@ -262,9 +262,6 @@ def _idx_folder(path: Path, plan: SplitPlan) -> Samples:
 READERS: dict[str, Callable[..., Samples]] = {"csv": _csv, "npz": _npz, "idx": _idx_folder}
 
 
-# ---- further inputs
-
-
 def read_inputs(path: FilePath, reading: Mapping[str, Any]) -> np.ndarray:
     """Return the inputs of a file for a trained model; ``reading`` is from the :class:`Samples` that the model was trained on."""
     file = regular(path, "predict")

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import ast
 import gzip
+import io
 import math
 import os
 import zlib
@@ -25,11 +25,12 @@ _NO_HEADER = (ValueError, TypeError, KeyError, SyntaxError, MemoryError, Recursi
 CIFAR10_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 
 
-def regular(path: str | os.PathLike[str], op: str) -> Path:
-    """Return the path; raises for a pipe or a device, because opening those may block."""
+def regular(path: str | os.PathLike[str], op: str, refuse: Callable[..., Exception] | None = None) -> Path:
+    """Return the path; raises for a pipe or a device, because opening those may block. ``refuse`` creates the error."""
     found = Path(path)
     if found.exists() and not (found.is_file() or found.is_dir()):
-        raise refused(op, "the file must not be a pipe or a device", found, "name a regular file")
+        what, remedy = "the file must not be a pipe or a device", "name a regular file"
+        raise refuse(op, what, remedy, file=found) if refuse else refused(op, what, found, remedy)
     return found
 
 
@@ -127,21 +128,15 @@ def npy_array(data: np.ndarray, refuse: Callable[..., Exception]) -> np.ndarray:
 
 
 def _npy_header(data: np.ndarray) -> tuple[np.dtype, bool, tuple[int, ...], int]:
-    """Return the dtype, the order, the shape and the offset of the values in an NPY entry. ``literal_eval`` runs no code."""
-    head = data[:12].tobytes()
-    if head[:6] != b"\x93NUMPY" or head[6:8] not in (b"\x01\x00", b"\x02\x00"):
-        raise ValueError(f"an NPY array must begin with its magic and version 1.0 or 2.0, got {head[:8]!r}")
-    width = 2 if head[6] == 1 else 4
-    start = 8 + width + int.from_bytes(head[8 : 8 + width], "little")
-    if start > min(data.size, 1 << 16):
-        raise ValueError(f"the header must end within 65536 bytes and inside the entry of {data.size}, got {start}")
-    fields = ast.literal_eval(data[8 + width : start].tobytes().decode("latin1").strip())
-    descr, fortran, shape = fields["descr"], fields["fortran_order"], fields["shape"]
-    if not (isinstance(descr, str) and isinstance(fortran, bool) and isinstance(shape, tuple)):
-        raise ValueError(f"descr must be a string, fortran_order a bool and shape a tuple, got {fields!r:.200}")
+    """Return the dtype, the order, the shape and the offset of the values in an NPY entry. NumPy's reader runs no code."""
+    file = io.BytesIO(data[: 1 << 16].tobytes())
+    if (version := np.lib.format.read_magic(file)) not in ((1, 0), (2, 0)):
+        raise ValueError(f"an NPY array must have version 1.0 or 2.0, got {version}")
+    read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+    shape, fortran, dtype = read(file)
     if not all(type(n) is int and n >= 0 for n in shape) or len(shape) > 64:
         raise ValueError(f"the shape must be at most 64 non-negative integers, got {shape}")
-    return np.dtype(descr), fortran, shape, start
+    return dtype, fortran, shape, file.tell()
 
 
 def refused(op: str, what: str, path: Any, remedy: str = "", **values: object) -> FormatError:

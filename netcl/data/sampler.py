@@ -18,8 +18,6 @@ __all__ = [
 
 def rng_of(generator: Any) -> np.random.Generator:
     """Return a NumPy generator from a generator, an integer, or an object with ``initial_seed()``; ``None`` gives a fresh one."""
-    if isinstance(generator, np.random.Generator):
-        return generator
     return np.random.default_rng(generator.initial_seed() if hasattr(generator, "initial_seed") else generator)
 
 
@@ -32,8 +30,7 @@ def generators_of(sampler: Any) -> list[np.random.Generator]:
 class Sampler:
     """Base class of samplers, which yield sample indices. Define ``__iter__``, and ``__len__`` if their number is known."""
 
-    def __class_getitem__(cls, kind: object) -> GenericAlias:  # Sampler[int], as in torch
-        return GenericAlias(cls, kind)
+    __class_getitem__: Any = classmethod(GenericAlias)  # Sampler[int], as in torch
 
     def __iter__(self) -> Iterator[Any]:
         raise NotImplementedError(message(type(self).__name__, "a sampler must define __iter__"))

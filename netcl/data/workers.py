@@ -58,10 +58,6 @@ class _Failure(NamedTuple):
     summary: str
     trace: str
 
-    @classmethod
-    def of(cls, error: BaseException) -> _Failure:
-        return cls(f"{type(error).__name__}: {error}", "".join(traceback.format_exception(error)))
-
 
 # ---- in the worker process
 
@@ -111,8 +107,9 @@ def _answer(fetch: Fetch, ring: SharedBatchRingBuffer | None, number: int, task:
         check_batch(arrays, ring.fields, len(task.indices))
         ring.put(slot, arrays)
         return len(task.indices)
-    assert caught.error is not None
-    return _Failure.of(caught.error)
+    error = caught.error
+    assert error is not None
+    return _Failure(f"{type(error).__name__}: {error}", "".join(traceback.format_exception(error)))
 
 
 # ---- in the process that trains
@@ -260,7 +257,6 @@ class Pool:
         self._pending.clear()
 
     def _of(self, task: Task) -> Any:
-        """Return the worker of a task."""
         return self._workers[task.batch % len(self._workers)]
 
     def _fill(self, coming: Iterator[Task]) -> None:
@@ -272,7 +268,6 @@ class Pool:
         raise NotImplementedError
 
     def _receive(self, task: Task) -> Any:
-        """Wait for the batch of a task and return it."""
         raise NotImplementedError
 
     def _release(self, task: Task) -> None:

@@ -112,15 +112,12 @@ class DistributedDataParallel(Module):
             if self.broadcast_buffers:
                 broadcast_each([[buffer] for buffer in self.module.buffers()], self.world)
             if is_grad_enabled():
-                self._check_parameters()
+                known = set(map(id, self._order))
+                if new := [name for name, p in self.module.named_parameters() if p.requires_grad and id(p) not in known]:
+                    what = "parameters must not be added or unfrozen after the model was wrapped: gradients would differ between ranks"
+                    raise RuntimeError(message("DistributedDataParallel", what, "change the model first, then wrap it", new=new[:3]))
                 expect_backward(self, self._failed)
         return self.module(*args, **kwargs)
-
-    def _check_parameters(self) -> None:
-        known = set(map(id, self._order))
-        if new := [name for name, p in self.module.named_parameters() if p.requires_grad and id(p) not in known]:
-            what = "parameters must not be added or unfrozen after the model was wrapped: their gradients would differ between ranks"
-            raise RuntimeError(message("DistributedDataParallel", what, "change the model first, then wrap it", new=new[:3]))
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:

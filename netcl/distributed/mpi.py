@@ -61,8 +61,6 @@ class MPIWorld(World):
         if like is None and self.rank == 0 and 1 < self.size <= _INTRODUCED:
             sys.stderr.write(f"netcl: {', '.join(self._process(rank) for rank in range(self.size))}\n")
 
-    # ---- collectives
-
     def _native(self, flat: np.ndarray, op: str, compress: str | None) -> bool:
         """Whether MPI reduces ``flat``. False if ``deterministic``, for bools, for compressed sums, and for max and min of floats (NaN)."""
         summed = op in ("sum", "mean") and not (compress and flat.dtype == np.float32)

@@ -25,7 +25,7 @@ from typing import IO, Any, NamedTuple
 import numpy as np
 
 from netcl.core.errors import DtypeError, ShapeError, message, some
-from netcl.data.formats import limit_for, npy_array
+from netcl.data.formats import limit_for, npy_array, regular
 from netcl.io.opcodes import Refused
 
 fcntl: Any = None
@@ -184,9 +184,7 @@ def refusing(op: str, path: str | os.PathLike[str], kinds: tuple[type[BaseExcept
 
 def regular_file(path: str | os.PathLike[str], op: str) -> str | os.PathLike[str]:
     """Return the path; raises for a pipe or a device, because opening those may block."""
-    if os.path.exists(path) and not (os.path.isfile(path) or os.path.isdir(path)):
-        raise refusal(op, "the file must not be a pipe or a device", "name a regular file", file=path)
-    return path
+    return regular(path, op, refusal)
 
 
 class Entries:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack
 from itertools import count
 from pathlib import Path
@@ -15,6 +15,7 @@ import numpy as np
 
 from netcl.core.device import get_active_device
 from netcl.core.errors import message
+from netcl.data.errors import check_count
 from netcl.io import archive, tree
 from netcl.io.archive import FileError, refusal, refusing
 from netcl.io.model import fitting
@@ -52,10 +53,9 @@ def save_checkpoint(
     - **keep_last**: how many checkpoints to keep in the folder, including the new one; checkpoints with lower steps are removed.
     - **run**: the id of the run the checkpoint belongs to.
     """
-    if isinstance(step, bool) or not isinstance(step, int | np.integer) or step < 0:
-        raise ValueError(message(SAVE, "step must be a whole number of at least 0", step=repr(step)))
-    if keep_last is not None and (not isinstance(keep_last, int) or keep_last < 1):
-        raise ValueError(message(SAVE, "keep_last must be a whole number of at least 1", keep_last=keep_last))
+    step = check_count(SAVE, "step", step, 0)
+    if keep_last is not None:
+        check_count(SAVE, "keep_last", keep_last)
     target = Path(path)
     if target.is_dir() or keep_last is not None or not target.suffix:
         target.mkdir(parents=True, exist_ok=True)
@@ -67,7 +67,7 @@ def save_checkpoint(
         "rng": {name: generator.bit_generator.state for name, generator in _generators(rng, SAVE).items()},
     }
     packed, arrays = tree.pack({**states, "extra": extra}, op=SAVE)
-    archive.write(target, {"kind": "checkpoint", "step": int(step), "run": str(run), "state": packed}, arrays, SAVE)
+    archive.write(target, {"kind": "checkpoint", "step": step, "run": str(run), "state": packed}, arrays, SAVE)
     if keep_last is not None:
         others = [path for path in checkpoints(target.parent) if path != target]
         for path in others[: max(0, len(others) - (keep_last - 1))]:
@@ -84,7 +84,11 @@ def load_checkpoint(
     The file must contain the state of every given object. Checksums, names, shapes and dtypes are checked before anything is changed.
     The model is loaded last. If loading a state still raises, every object except the model gets its old state back.
     """
-    found = _checkpoint_at(Path(path))
+    found = latest(path) if Path(path).is_dir() else Path(path)
+    if found is None:
+        raise FileNotFoundError(message(LOAD, "the folder must have a checkpoint", "they are named like step-000123.netcl", folder=path))
+    if not found.exists():
+        raise FileNotFoundError(message(LOAD, "the checkpoint must exist", file=found))
     step, state, run = _read(found, max_bytes)
     parts = _given(scheduler=scheduler, scaler=scaler, loader=loader, ema=ema, optimizer=optimizer, model=model)
     generators = _generators(rng, LOAD)
@@ -106,13 +110,8 @@ def _read(found: Path, max_bytes: int | None = None) -> tuple[int, dict[str, Any
     state = tree.unpack(meta.get("state"), arrays, LOAD, tensor=_HostTensor)
     step = meta.get("step")
     if not isinstance(state, dict) or type(step) is not int or step < 0:
-        raise refusal(
-            LOAD,
-            f"{archive.META} must have a dictionary 'state' and an integer 'step' from 0 on",
-            state=type(state).__name__,
-            step=repr(step),
-            file=found,
-        )
+        what = f"{archive.META} must have a dictionary 'state' and an integer 'step' from 0 on"
+        raise refusal(LOAD, what, state=type(state).__name__, step=repr(step), file=found)
     return step, state, str(meta.get("run", ""))
 
 
@@ -147,36 +146,13 @@ def latest_whole(folder: str | os.PathLike[str]) -> Path | None:
             refused.append((path, fault))
             continue
         for other, reason in refused:
-            log.warning("%s; set aside as %s; going on from %s", reason, _set_aside(other).name, path.name)
+            names = (other.with_name(f"{other.name}.unreadable{number or ''}") for number in count())
+            aside = other.rename(next(name for name in names if not name.exists()))
+            log.warning("%s; set aside as %s; going on from %s", reason, aside.name, path.name)
         return path
     if refused:
         raise refused[0][1]
     return None
-
-
-def _set_aside(path: Path) -> Path:
-    """Rename a file to an unused ``.unreadable`` name; returns the new path."""
-    names = (path.with_name(f"{path.name}.unreadable{number or ''}") for number in count())
-    other = next(name for name in names if not name.exists())
-    path.rename(other)
-    return other
-
-
-# ---- files
-
-
-def _checkpoint_at(path: Path) -> Path:
-    if not path.is_dir():
-        if not path.exists():
-            raise FileNotFoundError(message(LOAD, "the checkpoint must exist", file=path))
-        return path
-    newest = latest(path)
-    if newest is None:
-        raise FileNotFoundError(message(LOAD, "the folder must have a checkpoint", "they are named like step-000123.netcl", folder=path))
-    return newest
-
-
-# ---- state
 
 
 class _HostTensor:
@@ -220,9 +196,6 @@ def _queues(model: Any) -> list[Any]:
     return found
 
 
-# ---- looking before changing
-
-
 def _check_fits(parts: Mapping[str, Any], generators: Mapping[str, np.random.Generator], state: Mapping[str, Any], path: Path) -> None:
     absent = [name for name in parts if name not in state]
     if absent:
@@ -241,10 +214,8 @@ def _check_model(own: Mapping[str, Any], given: Any, path: Path) -> None:
     if not isinstance(given, dict) or not all(isinstance(value, _HostTensor | np.ndarray) for value in given.values()):
         raise refusal(LOAD, "the model of the checkpoint must be a dictionary of tensors", file=path)
     fitting(own, given, path, LOAD)
-    other = [
-        f"{name} is {given[name].dtype}, the model has {own[name].dtype}" for name in own if str(own[name].dtype) != str(given[name].dtype)
-    ]
-    if other:
+    kinds = {name: (given[name].dtype, own[name].dtype) for name in own}
+    if other := [f"{name} is {mine}, the model has {its}" for name, (mine, its) in kinds.items() if str(mine) != str(its)]:
         raise refusal(LOAD, "weights must have the dtypes of the model", dtypes=f"[{'; '.join(other[:4])}]", count=len(other), file=path)
 
 
@@ -268,7 +239,9 @@ def _grouped(state: Any) -> bool:
 
 def _check_random(generators: Mapping[str, np.random.Generator], state: Mapping[str, Any], path: Path) -> None:
     streams, saved = state.get("random", []), state.get("rng", {})
-    if not isinstance(streams, list) or not isinstance(saved, dict) or any(not _is_stream(stream) for stream in streams):
+    valid = isinstance(streams, list) and isinstance(saved, dict) and all(isinstance(stream, dict) for stream in streams)
+    numbers = [stream.get(key) for stream in streams for key in ("seed", "counter")] if valid else []
+    if not valid or not all(type(number) is int and 0 <= number < 2**64 for number in numbers):
         raise refusal(LOAD, "in the checkpoint, random must be a list of random stream states, and rng a dictionary", file=path)
     for name, generator in generators.items():
         kind = saved[name].get("bit_generator") if isinstance(saved.get(name), dict) else None
@@ -280,24 +253,13 @@ def _check_random(generators: Mapping[str, np.random.Generator], state: Mapping[
             type(generator.bit_generator)().state = saved[name]
 
 
-def _is_stream(stream: Any) -> bool:
-    return isinstance(stream, dict) and all(type(stream.get(key)) is int and 0 <= stream[key] < 2**64 for key in ("seed", "counter"))
-
-
-# ---- changing
-
-
 def _restore_parts(parts: Mapping[str, Any], state: Mapping[str, Any], path: Path) -> None:
     """Load the state of each part, the model last. If a part raises, restore the old state of every part except the model."""
     with ExitStack() as undo:
         for name, part in parts.items():
             if name != "model":  # which comes last and, having been checked, only ever fails with its device
-                undo.callback(_restorer(part))
+                state_before = tree.pack(part.state_dict(), op=LOAD)
+                undo.callback(lambda part, before: part.load_state_dict(tree.unpack(*before, LOAD)), part, state_before)
             with refusing(LOAD, path, _NO_STATE):
                 part.load_state_dict(_on_device(state[name], getattr(part, "queue", None)))
         undo.pop_all()
-
-
-def _restorer(part: Any) -> Callable[[], Any]:
-    packed, arrays = tree.pack(part.state_dict(), op=LOAD)
-    return lambda: part.load_state_dict(tree.unpack(packed, arrays, LOAD))

@@ -44,13 +44,15 @@ def save_model(model: Any, path: str | os.PathLike[str], *, notes: Mapping[str, 
     config = nn.config_of(model)
     state = model.state_dict()
     arrays = {name: tree.host_bits(tensor) for name, tensor in state.items()}
+    first: dict[int, str] = {}  # names of weights; those of a shared weight map to its first
+    names = {name: first.setdefault(id(tensor), name) for name, tensor in _own_tensors(model).items()}
     meta = {
         "kind": "model",
         "type": config["type"],
         "config": tree.pack(config, op="save_model")[0],
         "dtypes": {name: tensor.dtype for name, tensor in state.items()},
         "frozen": [name for name, parameter in model.named_parameters() if not parameter.requires_grad],
-        "tied": _tied(model),
+        "tied": {name: other for name, other in names.items() if name != other},
         "training": model.training,
         "notes": dict(notes or {}),
     }
@@ -69,13 +71,6 @@ def read_notes(path: str | os.PathLike[str]) -> dict[str, Any]:
     if not isinstance(notes, dict):
         raise refusal("load_model", f"notes in {archive.META} must be a JSON object", given=type(notes).__name__, file=path)
     return notes
-
-
-def _tied(model: Any) -> dict[str, str]:
-    """Map each additional name of a shared weight to its first name."""
-    first: dict[int, str] = {}
-    names = {name: first.setdefault(id(tensor), name) for name, tensor in _own_tensors(model).items()}
-    return {name: other for name, other in names.items() if name != other}
 
 
 def _tie(model: Any, tied: Any, path: object) -> None:

@@ -163,8 +163,7 @@ _VALUE_OPCODES = (
 _STEPS: dict[str, Callable[[_Machine, Any], None]] = {
     **dict.fromkeys(_VALUE_OPCODES.split(), _Machine.push),
     "PROTO": _protocol,
-    "FRAME": lambda m, _: None,  # its length says nothing that the opcodes do not
-    "STOP": lambda m, _: None,
+    **dict.fromkeys(("FRAME", "STOP"), lambda m, _: None),  # the length of a frame says nothing that the opcodes do not
     "MARK": lambda m, _: m.push(_STACK_MARK),
     "NONE": lambda m, _: m.push(None),
     "NEWTRUE": lambda m, _: m.push(True),
@@ -173,14 +172,10 @@ _STEPS: dict[str, Callable[[_Machine, Any], None]] = {
     "EMPTY_LIST": lambda m, _: m.push([]),
     "EMPTY_TUPLE": lambda m, _: m.push(()),
     "TUPLE": lambda m, _: m.push(tuple(m.marked())),
-    "TUPLE1": lambda m, _: _pop_tuple(m, 1),
-    "TUPLE2": lambda m, _: _pop_tuple(m, 2),
-    "TUPLE3": lambda m, _: _pop_tuple(m, 3),
-    "BINPUT": _Machine.put,
-    "LONG_BINPUT": _Machine.put,
+    **{f"TUPLE{count}": lambda m, _, count=count: _pop_tuple(m, count) for count in (1, 2, 3)},  # type: ignore[misc]
+    **dict.fromkeys(("BINPUT", "LONG_BINPUT"), _Machine.put),
     "MEMOIZE": lambda m, _: m.put(len(m.memo)),
-    "BINGET": _Machine.get,
-    "LONG_BINGET": _Machine.get,
+    **dict.fromkeys(("BINGET", "LONG_BINGET"), _Machine.get),
     "APPEND": lambda m, _: m.extend([m.pop()]),
     "APPENDS": lambda m, _: m.extend(m.marked()),
     "SETITEM": lambda m, _: m.set_items([m.pop(), m.pop()][::-1]),
@@ -191,9 +186,6 @@ _STEPS: dict[str, Callable[[_Machine, Any], None]] = {
     "BUILD": lambda m, _: m.build(),
     "BINPERSID": lambda m, _: m.push(m.persistent(m.pop())),
 }
-
-
-# ---- writing
 
 
 class Writer:

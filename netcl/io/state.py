@@ -17,6 +17,7 @@ import numpy as np
 from netcl.core.tensor import Tensor
 from netcl.io import archive, tree
 from netcl.io.archive import META, refusal, refusing
+from netcl.io.model import load_model, save_model
 from netcl.io.packages import optional_module
 from netcl.io.torch_format import load_torch, save_torch
 from netcl.nn.parameter import queue_for
@@ -41,9 +42,6 @@ def host_state(value: Any, op: str) -> dict[str, np.ndarray]:
     return found
 
 
-# ---- NPZ
-
-
 def save_params(params: Any, path: str | os.PathLike[str]) -> None:
     """Write a dictionary of arrays or tensors, or a module's state, to exactly ``path`` as an NPZ file, which ``np.load`` opens."""
     arrays = host_state(params, "save_params")
@@ -59,14 +57,10 @@ def load_params(path: str | os.PathLike[str], *, max_bytes: int | None = None) -
     """Return the arrays of an NPZ or ``.netcl`` file; the checksums of a ``.netcl`` file are not verified."""
     arrays = archive.read_arrays(path, "load_params", max_bytes)
     wide = archive.parse_meta(arrays.pop(META), path, "load_params").get("dtypes", {}) if META in arrays else {}
-    if not isinstance(wide, dict) or any(
-        name not in arrays or arrays[name].dtype != np.uint16 for name, d in wide.items() if d == "bfloat16"
-    ):
+    names = [name for name, dtype in wide.items() if dtype == "bfloat16"] if isinstance(wide, dict) else [""]
+    if any(name not in arrays or arrays[name].dtype != np.uint16 for name in names):
         raise refusal("load_params", f"every bfloat16 array that {META} names must be in the file, as uint16", file=path)
     return {name: tree.from_bits(array, wide.get(name, "")) for name, array in arrays.items()}
-
-
-# ---- safetensors
 
 
 def safetensors_library() -> Any:
@@ -84,10 +78,9 @@ def refusing_safetensors(path: str | os.PathLike[str], op: str) -> AbstractConte
 def save_safetensors(params: Any, path: str | os.PathLike[str], metadata: Mapping[str, str] | None = None) -> None:
     """Write a dictionary of arrays or tensors (or a module's state) as a safetensors file, with a checksum in its metadata."""
     library = safetensors_library()
+    state = host_state(params, "save_safetensors")
     # The library takes the address of an array and ignores its strides.
-    arrays = {
-        name: np.array(array, array.dtype.newbyteorder("="), order="C") for name, array in host_state(params, "save_safetensors").items()
-    }
+    arrays = {name: np.array(array, array.dtype.newbyteorder("="), order="C") for name, array in state.items()}
     for name, array in arrays.items():
         if array.dtype.kind not in "biufcV" or (array.dtype.kind == "V" and array.dtype.name != "bfloat16"):
             raise refusal("save_safetensors", f"arrays must hold numbers, got {array.dtype}", "convert it to numbers", name=repr(name))
@@ -118,8 +111,6 @@ def _content_digest(arrays: Mapping[str, np.ndarray]) -> str:
     return hashlib.sha256(json.dumps(sums).encode()).hexdigest()
 
 
-# ---- by the name of the file
-
 _SAVERS: dict[str, Callable[[Any, Any], Any]] = {
     ".npz": save_params, ".safetensors": save_safetensors, ".pt": save_torch, ".pth": save_torch, ".bin": save_torch,
 }  # fmt: skip
@@ -142,8 +133,6 @@ def save(value: Any, path: Any) -> None:
     elif suffix != ".netcl":
         raise refusal("save", "the suffix must name a known format", f"known: .netcl, {', '.join(_SAVERS)}", file=path)
     elif hasattr(value, "state_dict"):
-        from netcl.io.model import save_model
-
         save_model(value, path)
     else:
         state, arrays = tree.pack(value, op="save")
@@ -194,8 +183,6 @@ def _load_netcl(path: str | os.PathLike[str], device: Any, queue: Any, max_bytes
     if kind == "params":
         return _tensors(load_params(path, max_bytes=max_bytes), queue)
     if kind == "model":
-        from netcl.io.model import load_model
-
         return load_model(path, device, max_bytes=max_bytes)
     meta, arrays = archive.read(path, "load", "state", max_bytes)
     return tree.unpack(meta.get("state"), arrays, "load", lambda stored, dtype: tree.tensor_of(stored, dtype, queue))

@@ -91,9 +91,8 @@ class _Reader:
         """Count ``nbytes`` toward the memory limit; raises if it is exceeded, because a small file may describe large tensors."""
         self.left -= nbytes
         if self.left < 0:
-            raise Refused(
-                f"the content must be at most {self.limit} bytes, got {self.limit - self.left}; if you trust the file, pass max_bytes="
-            )
+            found = self.limit - self.left
+            raise Refused(f"the content must be at most {self.limit} bytes, got {found}; if you trust the file, pass max_bytes=")
 
     def ordered(self, pairs: Any = ()) -> Attributes:
         self.take(_PAIR_BYTES * len(pairs))
@@ -122,7 +121,12 @@ class _Reader:
         if (math.prod(size) and last >= count) or storage.data.size % kind.itemsize:
             raise Refused(f"a tensor of size {size}, stride {stride}, offset {offset} must lie in its storage of {count} elements, {dtype}")
         self.take(math.prod(size) * kind.itemsize)
-        return self.convert(_strided_values(storage.data.view(kind), offset, size, stride, self.big_endian))
+        if not math.prod(size):
+            return self.convert(np.empty(size, kind))
+        steps = [step * kind.itemsize for step in stride]
+        values = np.lib.stride_tricks.as_strided(storage.data.view(kind)[offset:], size, steps)
+        values = np.ascontiguousarray(values).reshape(size)
+        return self.convert(values.byteswap() if self.big_endian else values)
 
 
 def _integers(values: Any) -> tuple[int, ...]:
@@ -136,14 +140,6 @@ def _device(kind: Any, index: Any = None) -> str:
     if not isinstance(kind, str) or not (index is None or type(index) is int):
         raise Refused("a torch.device must have a string and an optional integer as arguments")
     return kind if index is None else f"{kind}:{index}"
-
-
-def _strided_values(flat: np.ndarray, offset: int, size: tuple[int, ...], stride: tuple[int, ...], swapped: bool) -> np.ndarray:
-    if not math.prod(size):
-        return np.empty(size, flat.dtype)
-    steps = tuple(step * flat.itemsize for step in stride)
-    values = np.ascontiguousarray(np.lib.stride_tricks.as_strided(flat[offset:], size, steps)).reshape(size)
-    return values.byteswap() if swapped else values
 
 
 class _Zip:

@@ -17,7 +17,6 @@ from netcl.core.tensor import Tensor
 from netcl.io.archive import FileError, bad_name, refusal
 from netcl.io.packages import optional_module
 
-_TAGS = ("$array", "$tensor", "$number", "$float", "$tuple", "$pairs")
 _NATIVE = "biufc"
 
 
@@ -114,7 +113,7 @@ def unpack(value: Any, arrays: Mapping[str, np.ndarray], op: str = "load", tenso
         if not isinstance(value, dict):
             return value
         tag = next(iter(value), "")
-        return _TAKEN[tag](value, walk) if tag in _TAGS else {key: walk(item) for key, item in value.items()}
+        return _TAKEN[tag](value, walk) if tag in _TAKEN else {key: walk(item) for key, item in value.items()}
 
     def array(value: dict[str, Any], walk: Any) -> Any:
         stored, name = arrays[value[next(iter(value))]], value["dtype"]

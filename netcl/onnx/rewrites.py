@@ -350,9 +350,8 @@ def _scaled_conv(chains: _Chains, conv: OnnxNode, root: OnnxNode, scale: Any, sh
         return None
     first, out = chains.weights[conv.inputs[1]], 1 if conv.kind == "ConvTranspose" else 0
     before = chains.weights[conv.inputs[2]].astype(np.float64) if len(conv.inputs) > 2 else np.zeros(first.shape[out])
-    made = OnnxNode(
-        conv.kind, [conv.inputs[0], f"{root.outputs[0]}.weight", f"{root.outputs[0]}.bias"], root.outputs[:1], conv.given, conv.opset
-    )
+    inputs = [conv.inputs[0], f"{root.outputs[0]}.weight", f"{root.outputs[0]}.bias"]
+    made = OnnxNode(conv.kind, inputs, root.outputs[:1], conv.given, conv.opset)
     by_channel = np.reshape(scale, [-1 if axis == out and np.size(scale) > 1 else 1 for axis in range(first.ndim)])
     values = first.astype(np.float64) * by_channel * factor, before * scale + shift
     chains.weights.update({name: x.astype(first.dtype) for name, x in zip(made.inputs[1:], values, strict=True)})

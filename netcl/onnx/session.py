@@ -259,11 +259,8 @@ class InferenceSession:
     def _plan(self, tensors: Sequence[Any]) -> Graph | str:
         """Return the recording for these shapes, made at their second run, or the reason for none (empty: a later run may record)."""
         # Sequences, empty tensors, and one tensor for two inputs are not recorded.
-        if (
-            self._eager
-            or not all(isinstance(x, Tensor) and x.size for x in tensors)
-            or len({id(x.realize()) for x in tensors}) < len(tensors)
-        ):
+        recordable = not self._eager and all(isinstance(x, Tensor) and x.size for x in tensors)
+        if not recordable or len({id(x.realize()) for x in tensors}) < len(tensors):
             return ""
         leases = [x.lease for x in self.model.weights()]
         if leases != self._leases:  # a weight has other memory: recordings hold the old one, and results that depend on it

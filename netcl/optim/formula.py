@@ -56,7 +56,7 @@ class FormulaOptimizer(Optimizer):
     """
 
     formula: ClassVar[Formula]
-    #: Names of Python numbers in a parameter's state: the formula reads their values from before the step.
+    #: Names of Python numbers in a parameter's state: the formula reads their values from before the step. The device cannot skip a step.
     kept: ClassVar[tuple[str, ...]] = ()
     counts = True
     _signature: ClassVar[Signature]
@@ -103,11 +103,6 @@ class FormulaOptimizer(Optimizer):
 
     def counted_rule(self, group: Group) -> Rule:
         return self.compiled(group).counted
-
-    @property
-    def skips_on_device(self) -> bool:
-        """Whether the device can skip a step. False if the host keeps numbers of the state: a skipped step would change them, too."""
-        return not self.kept
 
     def _values(self, group: Group) -> dict[str, float]:
         """Return the numbers that the formula reads, except ``age`` and the numbers of a parameter's state (``kept``)."""
@@ -515,7 +510,7 @@ class NAdam(FormulaOptimizer):
             "share_m": "lr * next_mu / (1 - next_mu_product * next_mu)",
         },
     )
-    kept = ("mu_product",)
+    kept, skips_on_device = ("mu_product",), False  # a skipped step would change what the host keeps
 
     def starts(self, group: Group) -> tuple[float, ...]:
         return (1.0,)
@@ -530,7 +525,7 @@ class ASGD(FormulaOptimizer):
         {**_GRAD, "new_p": "p * (1 - lambd * eta) - eta * grad", "new_a": "a + (new_p - a) * mu"},
         {"next_eta": "lr / POW(1 + lambd * lr * (age + 1), alpha)", "next_mu": "1 / MAX(1, age + 1 - t0)"},
     )
-    kept = ("eta", "mu")
+    kept, skips_on_device = ("eta", "mu"), False
 
     def starts(self, group: Group) -> tuple[float, ...]:
         return group["lr"], 1.0

@@ -84,11 +84,8 @@ class LBFGS(Optimizer):
         if search not in (None, "strong_wolfe"):
             raise ValueError(message(self.op, "line_search_fn must be None or 'strong_wolfe'", line_search_fn=repr(search)))
 
-    # ---- parameters as one vector
-
     @property
     def params(self) -> list[Tensor]:
-        """All parameters of the optimizer."""
         return self.param_groups[0]["params"]
 
     def _gradient(self) -> Tensor:
@@ -176,8 +173,6 @@ class LBFGS(Optimizer):
         for y, s, ro in history:
             q = ops.add(q, ops.mul(s, shares.pop() - _inner_product(y, q) * ro))
         return q
-
-    # ---- state
 
     def _loaded_state(self, p: Tensor, number: int, saved: Mapping[str, Any], group: Group) -> dict[str, Any]:
         known = {name: value for name, value in saved.items() if value is not None and name != "al"}  # torch keeps a scratch list there

@@ -100,7 +100,6 @@ class Scheduler(Described):
         return self.optimizer.param_groups
 
     def present(self) -> list[float]:
-        """Return the current learning rates."""
         return [group["lr"] for group in self.groups]
 
     def step(self) -> None:
@@ -471,12 +470,9 @@ class OneCycleLR(Scheduler):
         start = self.phases[at - 1][0] if at else 0.0
         end, *ends = self.phases[at]
         done = (self.last_epoch - start) / (end - start)
-        return [self._at(group, ends, done) for group in self.groups]
-
-    def _at(self, group: Group, ends: Sequence[str], done: float) -> float:
-        if self.cycle_momentum:
+        for group in self.groups if self.cycle_momentum else ():
             _set_momentum(group, self._between(group[ends[2]], group[ends[3]], done))
-        return self._between(group[ends[0]], group[ends[1]], done)
+        return [self._between(group[ends[0]], group[ends[1]], done) for group in self.groups]
 
     def _between(self, start: float, end: float, done: float) -> float:
         if self.anneal_strategy == "linear":

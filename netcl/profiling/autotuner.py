@@ -253,9 +253,6 @@ def _beyond(result: np.ndarray, exact: np.ndarray, bound: float) -> str:
     return "" if error <= bound else f"wrong: off by {error:.3g}, allowed is {bound:.3g}"
 
 
-# ---- asked for by name
-
-
 def autotune_matmul(
     M: int, N: int, K: int, dtype: str = "float32", queue: Any = None, *, budget: float = BUDGET, **flags: Any
 ) -> KernelConfig:
@@ -312,9 +309,6 @@ def problems_of(function: Callable[[], Any], profile: Any) -> list[Problem]:
         selector.tuned = usual
         selector.clear_cache()
     return [problem for _, problem in sorted(found.values(), key=lambda pair: -pair[0])]
-
-
-# ---- what the selector asks
 
 
 class _Automatic:

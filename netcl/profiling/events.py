@@ -131,8 +131,6 @@ def _with_times(launch: Launch, event: Any, offset: float) -> Launch:
     return replace(launch, start=start, end=end)
 
 
-# ---- how much work a launch is
-
 _LAST_WORD = re.compile(r"\w+(?=\W*\Z)")
 _POINTED = re.compile(r"(\w+)\s*\*")
 _ITEM = {"char": 1, "uchar": 1, "half": 2, "short": 2, "ushort": 2, "long": 8, "ulong": 8, "double": 8}
@@ -168,15 +166,12 @@ def _flops(name: str, source: str, given: Mapping[str, tuple[str, Any]]) -> floa
         return 2.0 * math.prod(sizes) * (_number(given, "KW") or _number(given, "apart"))
     if name in _ATTENTION:
         depth, depth_v = (_number(given, key) or _number(given, other) for key, other in (("depth", "size"), ("depth_v", "size_v")))
-        pairs = _elements(source, given, "q") / max(depth, 1) * _keys_seen(*(_number(given, key) for key in ("n", "m", "causal")))
+        n, m, causal = (_number(given, key) for key in ("n", "m", "causal"))
+        cut = min(n, m)  # queries that do not see all keys, the first of them one
+        keys = (cut * (cut + 1) / 2 + (n - cut) * m) / n if causal and n else m
+        pairs = _elements(source, given, "q") / max(depth, 1) * keys
         return 2.0 * pairs * (_ATTENTION[name][0] * depth + _ATTENTION[name][1] * depth_v)
     return 0.0
-
-
-def _keys_seen(n: int, m: int, causal: int) -> float:
-    """Return how many of ``m`` keys a query attends to, on average over ``n`` queries."""
-    seen = min(n, m)  # queries that do not see all keys, the first of them one
-    return (seen * (seen + 1) / 2 + (n - seen) * m) / n if causal and n else m
 
 
 def _number(given: Mapping[str, tuple[str, Any]], name: str) -> int:

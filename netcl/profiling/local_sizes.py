@@ -7,7 +7,7 @@ import itertools
 import json
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -60,19 +60,28 @@ def autotune_local_size(kernel: KernelSpec | BuiltKernel, queue: Any, global_siz
     tensors = [arg for arg in args if isinstance(arg, Tensor)]
     before = [t.to_host().copy() for t in tensors]
     safe = built.kernel.clamp((256, 1, 1)[: len(sizes)])
-    start, times = time.perf_counter(), dict[LocalSizes, float]()
-    expected = _outcome(built, queue, sizes, safe, args, tensors, before)
-    for local in [safe, *(c for c in candidates(sizes, built.kernel.max_work_group) if c != safe)]:
+
+    def outcome(local: LocalSizes) -> list[np.ndarray]:
+        _restore(tensors, before)
+        built.run(queue, sizes, local, *args)
+        return [tensor.to_host().copy() for tensor in tensors]
+
+    expected = outcome(safe)
+    found = _fastest(queue, built, sizes, sizes, [safe, *candidates(sizes, built.kernel.max_work_group)], args, budget,
+                     lambda local: _same_results(outcome(local), expected))  # fmt: skip
+    _restore(tensors, before)
+    return found
+
+
+def _fastest(queue: Any, built: BuiltKernel, launched: LocalSizes, sizes: LocalSizes, tried: Sequence[LocalSizes], args: Sequence[Any],
+             budget: float, correct: Callable[[LocalSizes], bool] = lambda local: True) -> LocalSizes:  # fmt: skip
+    """Measure launches; store for ``sizes`` and return the fastest local size, or the first of ``tried`` if none is clearly faster."""
+    start, times, usual = time.perf_counter(), dict[LocalSizes, float](), tried[0]
+    for local in dict.fromkeys(tried):
         if times and time.perf_counter() - start > budget:
             break
-        if _same_results(_outcome(built, queue, sizes, local, args, tensors, before), expected):
-            times[local] = timing.measure(partial(built.run, queue, sizes, local, *args), repeat=5, warmup=1, queue=queue).best
-    _restore(tensors, before)
-    return _keep_fastest(queue, built, sizes, safe, times)
-
-
-def _keep_fastest(queue: Any, built: BuiltKernel, sizes: LocalSizes, usual: LocalSizes, times: Mapping[LocalSizes, float]) -> LocalSizes:
-    """Store and return the fastest local size, or the default if none is clearly faster."""
+        if correct(local):
+            times[local] = timing.measure(partial(built.run, queue, launched, local, *args), repeat=5, warmup=1, queue=queue).best
     best = min(times, key=lambda local: times[local]) if times else usual
     chosen = best if times and times[best] < timing.MARGIN * times.get(usual, math.inf) else usual
     tuning.store.put(profile_of(queue), _kernel_key(built, sizes), {"local": list(chosen), "seconds": times.get(chosen)})
@@ -95,26 +104,13 @@ def _tune(queue: Any, built: BuiltKernel, sizes: LocalSizes, args: Sequence[Any]
         scratch = get_persistent_pool(queue).allocate(nbytes)
     except OutOfMemoryError:
         return None  # the launch itself may fit
-    usual, *others = dict.fromkeys(built.kernel.clamp((n,)) for n in tuner.candidates(queue.device))
-    start, times = time.perf_counter(), dict[LocalSizes, float]()
-    for local in (usual, *others):
-        run = partial(built.run, queue, sizes, local, *inputs, scratch.buffer, count)
-        times[local] = timing.measure(run, repeat=5, warmup=1, queue=queue).best
-        if time.perf_counter() - start > TUNER_BUDGET:
-            break
-    return _keep_fastest(queue, built, whole, usual, times)
+    tried = [built.kernel.clamp((n,)) for n in tuner.candidates(queue.device)]
+    return _fastest(queue, built, sizes, whole, tried, [*inputs, scratch.buffer, count], TUNER_BUDGET)
 
 
 def _restore(tensors: Sequence[Tensor], before: Sequence[np.ndarray]) -> None:
     for tensor, values in zip(tensors, before, strict=True):
         tensor.from_host(values)
-
-
-def _outcome(built: BuiltKernel, queue: Any, sizes: LocalSizes, local: LocalSizes, args: Sequence[Any], tensors: Sequence[Tensor],
-             before: Sequence[np.ndarray]) -> list[np.ndarray]:  # fmt: skip
-    _restore(tensors, before)
-    built.run(queue, sizes, local, *args)
-    return [tensor.to_host().copy() for tensor in tensors]
 
 
 def _same_results(found: Sequence[np.ndarray], expected: Sequence[np.ndarray]) -> bool:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from netcl.core.device import get_active_device, require, synchronize
@@ -105,7 +107,8 @@ class profile:
 
     def save_trace(self, path: str | os.PathLike[str]) -> None:
         """Write a trace for Perfetto or chrome://tracing."""
-        trace.save_trace(path, self.events, self.spans, self.transfers)
+        found = {"traceEvents": trace.events(self.events, self.spans, self.transfers), "displayTimeUnit": "ms"}
+        Path(path).write_text(json.dumps(found), encoding="utf-8")
 
     def save_report(self, path: str | os.PathLike[str], title: str = "netcl profile") -> None:
         """Write the table as a self-contained HTML page."""

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import html
 import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from netcl.profiling.events import Launch
-from netcl.profiling.roofline import Limits, known_for
+from netcl.profiling.roofline import Limits
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,7 @@ class KernelRow:
 
 
 ReportRow = KernelRow | Mapping[str, Any]
+_USES_MATRIX_UNITS = re.compile(r"(?:^|_)(?:wg)?mma(?:_|$)")  # the limit of ordinary arithmetic is not theirs
 _BELIEVED = 1.5  # times the measured limit
 COLUMNS = ("kernel", "calls", "ms", "share", "GB/s", "GFLOP/s", "of limit")
 REPORT_STYLE = """
@@ -73,7 +75,7 @@ def _kernel_row(name: str, launches: Sequence[Launch], total: float, limits: Lim
     gbs = moved / seconds / 1e9 if seconds else None
     gflops = flops / seconds / 1e9 if seconds and flops else None
     roofline = None
-    if limits is not None and seconds and known_for(name):
+    if limits is not None and seconds and not _USES_MATRIX_UNITS.search(name):
         roofline = sum(limits.seconds(launch.bytes, launch.flops) for launch in launches) / seconds
     return KernelRow(name, len(launches), seconds, moved, flops, seconds / total, gbs, gflops, roofline)
 

@@ -6,7 +6,6 @@ a kernel is compared with the bandwidth at the largest measured size that does n
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -22,9 +21,6 @@ MOVED = 64 << 20  # bytes of a launch at least: milliseconds
 STEPS = {True: 1 << 16, False: 1 << 12}  # multiply-adds of a chain, on CPUs and elsewhere: milliseconds on both
 ROUNDS = 5
 WIDTHS = (8, 16)  # lanes of vectors to try on CPUs: which is faster depends on registers and on how the driver cuts vectors
-
-#: Kernels on matrix units: the limit of ordinary arithmetic is not theirs.
-_USES_MATRIX_UNITS = re.compile(r"(?:^|_)(?:wg)?mma(?:_|$)")
 
 _MOVING = """
 __kernel void limit_copy(__global const WIDE* restrict x, __global WIDE* restrict y, const int chunk, const int rounds) {
@@ -99,11 +95,6 @@ class Limits(NamedTuple):
         """Return the minimum time of a kernel that moves ``moved`` bytes and computes ``flops`` operations."""
         rate = next((rate for size, rate in reversed(self.bandwidths) if size <= moved), self.bandwidths[0][1])
         return max(moved / rate, flops / self.flops_per_second)
-
-
-def known_for(name: str) -> bool:
-    """Whether the measured limits apply to the kernel ``name``; they do not if it uses matrix units."""
-    return _USES_MATRIX_UNITS.search(name) is None
 
 
 def limits(queue: Any) -> Limits | None:

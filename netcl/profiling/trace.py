@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import os
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from netcl.profiling.events import Launch
@@ -40,14 +37,6 @@ def events(launches: Sequence[Launch], spans: Sequence[Span] = (), transfers: Se
         rows += [_name("process_name", _HOST, 0, "host"), *(_name("thread_name", _HOST, i, lane) for i, lane in enumerate(lanes))]
         rows += [_event(span.name, _HOST, lanes.index(span.lane), span.start, span.end, {}) for span in spans]
     return rows
-
-
-def save_trace(
-    path: str | os.PathLike[str], launches: Sequence[Launch], spans: Sequence[Span] = (), transfers: Sequence[Launch] = ()
-) -> None:
-    """Write launches, spans and transfers to a trace file (JSON)."""
-    text = json.dumps({"traceEvents": events(launches, spans, transfers), "displayTimeUnit": "ms"})
-    Path(path).write_text(text, encoding="utf-8")
 
 
 def _name(kind: str, process: int, thread: int, name: str) -> dict[str, Any]:

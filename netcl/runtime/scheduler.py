@@ -129,9 +129,7 @@ class Stream:
         self._blocks().pop().__exit__(*exc)
 
     def _blocks(self) -> list[device]:
-        if not hasattr(self._entered, "blocks"):
-            self._entered.blocks = []
-        return self._entered.blocks
+        return vars(self._entered).setdefault("blocks", [])  # of this thread
 
     def __repr__(self) -> str:
         return f"Stream(on {self.handle.device_name!r})"

@@ -7,6 +7,7 @@ class name, constructor arguments and weights; loading it requires its classes, 
 from __future__ import annotations
 
 import os
+import re
 import sys
 import tempfile
 import zipfile
@@ -127,3 +128,9 @@ SERIALIZATION: dict[str, Any] = {
 def download_url_to_file(url: str, dst: str, hash_prefix: str | None = None, progress: bool = True) -> None:
     """``torch.hub.download_url_to_file``: raises, because nothing is downloaded."""
     raise OSError(message("torch.hub", "a file must be there: netcl downloads nothing", f"download {url}", path=dst))
+
+
+HUB: dict[str, Any] = {
+    "get_dir": hub_folder, "load_state_dict_from_url": load_from_hub, "download_url_to_file": download_url_to_file,
+    "urlparse": urlparse, "HASH_REGEX": re.compile(r"-([a-f0-9]*)\."),
+}  # fmt: skip

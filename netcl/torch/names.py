@@ -5,12 +5,10 @@ from __future__ import annotations
 import difflib
 import importlib
 import importlib.util
-import re
 from functools import cache
 from importlib.machinery import ModuleSpec
 from types import ModuleType, SimpleNamespace
 from typing import Any
-from urllib.parse import urlparse
 
 import netcl.autograd as ag
 from netcl import nn
@@ -68,16 +66,7 @@ TABLE: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
     "torch.cuda.amp": (("netcl.amp",), adapters.CUDA_AMP),
     "torch.distributed": ((), parallel.DISTRIBUTED),
     "torch.fx": ((), {"wrap": adapters.JIT["ignore"]}),  # a mark for a tracer
-    "torch.hub": (
-        ("tqdm",),
-        {
-            "get_dir": files.hub_folder,
-            "load_state_dict_from_url": files.load_from_hub,
-            "download_url_to_file": files.download_url_to_file,
-            "urlparse": urlparse,
-            "HASH_REGEX": re.compile(r"-([a-f0-9]*)\."),
-        },
-    ),
+    "torch.hub": (("tqdm",), files.HUB),
     "torch.jit": ((), adapters.JIT),
     "torch.jit.annotations": (("typing",), {}),
     "torch.mps": ((), _OFF),

@@ -41,8 +41,14 @@ class _Scan(ast.NodeVisitor):
         self.beside: list[Path] = []
 
     def check(self, name: str, node: ast.AST) -> None:
-        if not _is_there(name):
-            self.found.setdefault(name, f"{self.file.name}:{getattr(node, 'lineno', 0)}")
+        """Note a dotted name of torch that netcl lacks; attributes of functions and classes are not checked."""
+        top, *parts = name.split(".")
+        owner: object = modules()[top]
+        for part in parts:
+            if isinstance(owner, TorchModule) and not hasattr(owner, part):
+                self.found.setdefault(name, f"{self.file.name}:{getattr(node, 'lineno', 0)}")
+                return
+            owner = getattr(owner, part, None)
 
     def visit_Import(self, node: ast.Import) -> None:
         for alias in node.names:
@@ -93,14 +99,3 @@ class _Scan(ast.NodeVisitor):
         caught = {n.id for handler in node.handlers for n in ast.walk(handler.type or ast.Name("Exception")) if isinstance(n, ast.Name)}
         for part in (*([] if caught & _GUARDS else node.body), *node.handlers, *node.orelse, *node.finalbody):
             self.visit(part)
-
-
-def _is_there(name: str) -> bool:
-    """Whether netcl has a dotted name of torch; attributes of functions and classes are not checked."""
-    top, *parts = name.split(".")
-    owner: object = modules()[top]
-    for part in parts:
-        if isinstance(owner, TorchModule) and not hasattr(owner, part):
-            return False
-        owner = getattr(owner, part, None)
-    return True

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import wraps
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -34,7 +33,9 @@ class SummaryWriter:
 
     def __getattr__(self, name: str) -> Any:
         value = getattr(vars(self).get("_writer"), name)
-        return _taking_tensors(value) if name.startswith("add_") else value
+        if not name.startswith("add_"):
+            return value
+        return wraps(value)(lambda *args, **options: value(*_without_tensors(args), **_without_tensors(options)))
 
     def add_graph(self, model: Any, input_to_model: Any = (), verbose: bool = False, use_strict_trace: bool = True) -> None:
         """Add the graph of a model as ONNX operators; needs the package ``onnx``."""
@@ -48,11 +49,3 @@ class SummaryWriter:
 
     def __exit__(self, *exc: object) -> None:
         self.close()
-
-
-def _taking_tensors(method: Callable[..., Any]) -> Callable[..., Any]:
-    @wraps(method)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        return method(*_without_tensors(args), **_without_tensors(kwargs))
-
-    return call

@@ -39,7 +39,6 @@ class Pictures(Dataset):
         return self.take(np.asarray(index))
 
     def take(self, indices: np.ndarray) -> tuple[Any, Any]:
-        """Return the samples at ``indices``, stacked."""
         return self.pixels[indices].astype(np.float32) / np.float32(255), self.labels[indices]
 
 

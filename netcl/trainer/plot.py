@@ -118,16 +118,13 @@ class _Frame:
             found.append(f'{grid}<text x="{_LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{value:g}</text>')
         return found
 
-    def columns(self) -> list[str]:
+    def figure(self, title: str, x_label: str, parts: Sequence[str]) -> str:
+        middle = f'<text x="{(_LEFT + _WIDTH - _RIGHT) / 2:.0f}" y="{_HEIGHT - 4}" text-anchor="middle">{html.escape(x_label)}</text>'
         base = _HEIGHT - _BOTTOM + 15
         whole = [value for value in ticks(*self.x_range) if value == round(value)]  # epochs and steps are counted
         places = [(self.at(value, self.y_range[0])[0], value) for value in whole]
-        return [f'<text x="{x:.1f}" y="{base}" text-anchor="middle">{value:g}</text>' for x, value in places]
-
-    def figure(self, title: str, x_label: str, parts: Sequence[str]) -> str:
-        """Return the chart with its axes, and ``parts`` drawn over them."""
-        middle = f'<text x="{(_LEFT + _WIDTH - _RIGHT) / 2:.0f}" y="{_HEIGHT - 4}" text-anchor="middle">{html.escape(x_label)}</text>'
-        drawing, label = "".join([*self.rows(), *self.columns(), middle, *parts]), html.escape(title)
+        columns = [f'<text x="{x:.1f}" y="{base}" text-anchor="middle">{value:g}</text>' for x, value in places]
+        drawing, label = "".join([*self.rows(), *columns, middle, *parts]), html.escape(title)
         picture = f'<svg class="chart" viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{label}">{drawing}</svg>'
         return f"<figure><figcaption>{label}</figcaption>{picture}</figure>"
 

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from netcl import distributed
+from netcl.core import platforms
 from netcl.core.device import DeviceHandle, device, handle_of
 from netcl.core.errors import message
 from netcl.core.memory import memory_stats
@@ -162,8 +163,6 @@ def run_results(trainer: Trainer, test: Mapping[str, Any], seconds: float, class
 
 def environment(handle: DeviceHandle) -> dict[str, str]:
     """Return a description of the device and software of a run."""
-    from netcl.core import platforms
-
     opencl = platforms.opencl().VERSION_TEXT if handle.backend == "cl" else "not used"
     return {
         "device": handle.profile.title, "platform": handle.platform_name, "system": f"{machine.system()} {machine.machine()}",

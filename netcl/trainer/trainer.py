@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 import netcl.autograd as ag
-from netcl import distributed
+from netcl import amp, distributed
 from netcl.core.backend.lifecycle import Stop, finishing_first
 from netcl.core.errors import message
 from netcl.core.tensor import Tensor
@@ -144,7 +144,6 @@ class Trainer:
 
     @property
     def queue(self) -> Any:
-        """The queue of the model."""
         return self.model.queue
 
     @property
@@ -179,8 +178,6 @@ class Trainer:
     def learning_rates(self) -> list[float]:
         """Return the current learning rate of every parameter group."""
         return [float(group["lr"]) for group in self.optimizer.param_groups]
-
-    # ---- training
 
     def __repr__(self) -> str:
         parts = [type(self.model).__name__, type(self.optimizer).__name__, f"metrics={[metric.name for metric in self.metrics]}"]
@@ -366,8 +363,6 @@ class Trainer:
                 interrupt.wait(_OWN_SIGNAL_SECONDS)  # a signal that arrives during interpreter shutdown would print a traceback
             raise SystemExit(interrupt.status)
 
-    # ---- using
-
     def evaluate(self, data: Any, targets: Any = None, *, batch_size: int = 32) -> dict[str, Any]:
         """Return the loss and the metrics over batches or arrays (``evaluate(x, y)``), in evaluation mode; uses the averages of ``ema``."""
         if isinstance(data, np.ndarray | Tensor):
@@ -549,8 +544,6 @@ def _precision_of(mixed: bool | str) -> tuple[Callable[[], AbstractContextManage
     """Return a function that makes the autocast context of forward passes, and the loss scaler (``None`` except for float16)."""
     if not mixed:
         return nullcontext, None
-    from netcl import amp
-
     dtype = "float16" if mixed is True else mixed
     amp.autocast(dtype=dtype)  # a dtype that it does not take is refused now
     return lambda: amp.autocast(dtype=dtype), amp.GradScaler() if dtype == "float16" else None

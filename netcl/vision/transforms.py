@@ -91,6 +91,14 @@ RandomHorizontalFlip, RandomVerticalFlip = _class_of("RandomHorizontalFlip", F.h
 RandomInvert = _class_of("RandomInvert", F.invert, 0.5)
 
 
+def _grayed(image: Any) -> Any:
+    """Convert to grayscale; the number of channels is unchanged."""
+    return F.rgb_to_grayscale(image, F.get_image_num_channels(image))
+
+
+RandomGrayscale = _class_of("RandomGrayscale", _grayed, 0.1)
+
+
 class Compose(Transform):
     """Applies transforms one after the other."""
 
@@ -152,16 +160,6 @@ class Identity(Transform):
 
 class ToPureTensor(Identity):
     """Returns the image unchanged: netcl has no tensor subclasses to convert."""
-
-
-class RandomGrayscale(Transform):
-    """Converts to grayscale with probability ``p``; the number of channels is unchanged."""
-
-    def __init__(self, p: float = 0.1):
-        self.p = p
-
-    def forward(self, image: Any) -> Any:
-        return F.rgb_to_grayscale(image, F.get_image_num_channels(image)) if rng().random() < self.p else image
 
 
 class RandomCrop(Transform):

@@ -238,7 +238,7 @@ def test_npz(tmp_path):
     lying = io.BytesIO()
     np.lib.format.write_array_header_1_0(lying, {"descr": "<f8", "fortran_order": False, "shape": (1 << 40,)})
     for content, text in ((lying.getvalue() + bytes(80), r"as its shape says; .*shape=\(1099511627776,\), dtype=float64, bytes=80"),
-                          (b"no array", "must be an NPY array; entry=x.npy, reason=ValueError: an NPY array must begin")):  # fmt: skip
+                          (b"no array", "must be an NPY array; entry=x.npy, reason=ValueError")):  # fmt: skip
         with zipfile.ZipFile(path, "w") as file:
             file.writestr("x.npy", content)
         with pytest.raises(FormatError, match=text):

@@ -72,11 +72,8 @@ class GraphReader:
             count = len(proto.sparse_initializer)
             raise refusal(IMPORT, "sparse weights are not supported", "save the model with dense weights", count=count)
         self.codes |= {entry.name: entry.data_type for entry in proto.initializer}
-        self.codes |= {
-            entry.name: entry.type.tensor_type.elem_type
-            for entry in (*proto.input, *proto.value_info, *proto.output)
-            if entry.type.HasField("tensor_type")
-        }
+        tensors = [entry for entry in (*proto.input, *proto.value_info, *proto.output) if entry.type.HasField("tensor_type")]
+        self.codes |= {entry.name: entry.type.tensor_type.elem_type for entry in tensors}
         weights = {entry.name: self.array(entry) for entry in proto.initializer}
         nodes = [node for entry in proto.node if (node := self.node(entry, opsets, outer or {}))]
         inputs = [entry.name for entry in proto.input if entry.name not in weights]
@@ -93,9 +90,8 @@ class GraphReader:
         if not local and kind not in self.tables[1] and standard is None:
             self.unknown[kind] += 1
             return None
-        made = OnnxNode(
-            kind, [*proto.input], [*proto.output], {name: self._value(entry, opsets, outer) for name, entry in given.items()}, opset
-        )
+        attributes = {name: self._value(entry, opsets, outer) for name, entry in given.items()}
+        made = OnnxNode(kind, [*proto.input], [*proto.output], attributes, opset)
         made.codes = [self.codes.get(name, 0) for name in made.inputs]
         if local:
             body = self._function(local, given, made.codes)
@@ -148,10 +144,8 @@ class GraphReader:
             raise refusal(IMPORT, what, "pass the path instead of the bytes", weight=entry.name)
         path = self.folder / location
         kind = library().helper.tensor_dtype_to_np_dtype(entry.data_type)
-        if len(place) < len(entry.external_data):
-            raise refusal(
-                IMPORT, "keys of external data must be unique", weight=entry.name, keys=[item.key for item in entry.external_data]
-            )
+        if len(place) < len(keys := [item.key for item in entry.external_data]):
+            raise refusal(IMPORT, "keys of external data must be unique", weight=entry.name, keys=keys)
         if bad_name(location) or not path.is_file() or path.resolve().parent != path.parent.resolve() or path.is_symlink():
             what = "external data must be in a regular file in the folder of the model"
             raise refusal(IMPORT, what, weight=entry.name, location=location)

@@ -86,11 +86,9 @@ def _emit(graph: OnnxGraph, run: Trace) -> None:
                 missing[f"{fault} in {call.within}" if call.within else str(fault)] += 1
                 for out in call.outputs:  # so that the remaining ops are checked as well
                     graph.bind(out, graph.constant(np.zeros(1, np.float32)))
-    names = sorted(+missing)
-    if names:
-        raise refusal(
-            EXPORT, f"the model has ops that cannot be exported: {', '.join(names)}", "write them with other ops", count=len(names)
-        )
+    if names := sorted(+missing):
+        what = f"the model has ops that cannot be exported: {', '.join(names)}"
+        raise refusal(EXPORT, what, "write them with other ops", count=len(names))
 
 
 def _proto(onnx: Any, graph: OnnxGraph, run: Trace, outputs: Sequence[str], dynamic: bool) -> Any:

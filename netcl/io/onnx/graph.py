@@ -53,8 +53,6 @@ class OnnxGraph:
         for tensor, name in zip(run.inputs, input_names, strict=True):
             self.bind(tensor, Name(name, tensor.dtype))
 
-    # ---- names
-
     def bind(self, tensor: Tensor, name: Name) -> None:
         """Set the name of a tensor of the trace."""
         self._names[id(tensor)] = self._names[_storage_key(tensor)] = name
@@ -90,7 +88,10 @@ class OnnxGraph:
         """Return the name of a weight or constant; a constant must have the same values in both traced runs."""
         state = self._state.get(id(x)) or self._state.get(_storage_key(x))
         other = self._others.get(id(x))
-        if state is None and (other is None or not _same_values(x, other)):
+        same = state is not None or x is other
+        if not same and other is not None and (x.shape, x.dtype) == (other.shape, other.dtype):
+            same = np.array_equal(tree.host_bits(x), tree.host_bits(other))
+        if not same:
             what = "a tensor that no op computes must have the same values in both traced runs"
             raise refusal(EXPORT, what, "compute it with ops, or pass dynamic_batch=False", shape=x.shape, dtype=x.dtype)
         name = self._names[id(x)] = Name(state or self.fresh("constant"), x.dtype)
@@ -105,8 +106,6 @@ class OnnxGraph:
             name = self._small[key] = Name(self.fresh("constant"), dtype)
             self._constants[name] = stored
         return self._small[key]
-
-    # ---- nodes
 
     def node(self, kind: str, inputs: Sequence[Any], dtype: str, **attributes: Any) -> Name:
         """Add a node with one result; returns the name of the result."""
@@ -152,17 +151,13 @@ class OnnxGraph:
         self.nodes.append(library().helper.make_node("Cast", [name], [made], to=ONNX_TYPES[dtype]))
         return made
 
-    # ---- sizes
-
     def sizes(self, call: Call, kept: Callable[[int], bool] = lambda axis: False) -> Name:
         """Return the name of a vector: the shape of a call's result, with 1 if ``kept(axis)``. A dynamic batch is read at run time."""
         mine, other = call.out.shape, call.other.out.shape
-        parts: list[Name] = []
+        parts, fixed = list[Name](), [1 if kept(axis) else n for axis, n in enumerate(mine)]
         for free, run in itertools.groupby(range(len(mine)), key=lambda axis: mine[axis] != other[axis] and not kept(axis)):
             axes = list(run)
-            parts += (
-                [self._rows(mine[i], other[i], call) for i in axes] if free else [self.value([1 if kept(i) else mine[i] for i in axes])]
-            )
+            parts += [self._rows(mine[i], other[i], call) for i in axes] if free else [self.value([fixed[i] for i in axes])]
         if not parts:
             return self.constant(np.zeros(0, np.int64))
         return parts[0] if len(parts) == 1 else self.node("Concat", parts, "int64", axis=0)
@@ -177,8 +172,6 @@ class OnnxGraph:
         if self._batch is None:
             self._batch = self.node("Shape", [self.run.inputs[0]], self.run.inputs[0].dtype, start=0, end=1)
         return self._batch if times == 1 else self.node("Mul", [self._batch, [times]], "int64")
-
-    # ---- the result
 
     def stored(self) -> tuple[list[Any], list[Any]]:
         """Return initializers for the used weights, and nodes for the other used constants, so that a reader can tell them apart."""
@@ -202,7 +195,3 @@ def _twin_tensors(run: Trace) -> dict[int, Tensor]:
     if run.other is not None:
         found |= {id(mine): other for mine, other in zip(run.outputs, run.other.outputs, strict=True)}
     return found
-
-
-def _same_values(a: Tensor, b: Tensor) -> bool:
-    return a is b or (a.shape == b.shape and a.dtype == b.dtype and np.array_equal(tree.host_bits(a), tree.host_bits(b)))

@@ -80,7 +80,9 @@ def _read_model(onnx: Any, model: Any, folder: Path | None, path: str | os.PathL
     opsets = {"" if entry.domain == "ai.onnx" else entry.domain: entry.version for entry in model.opset_import}
     graphs = GraphReader(model.functions, folder)
     try:
-        if _has_narrow_types(model):  # which dtypes of tensors do not show
+        codes = [entry.type.tensor_type.elem_type for entry in (*model.graph.input, *model.graph.output)]
+        codes += [entry.i for node in model.graph.node for entry in node.attribute if entry.name in ("to", "output_dtype")]
+        if any(code in NARROW for code in (*codes, *(entry.data_type for entry in _held_tensors(model)))):  # dtypes do not show them
             model = onnx.shape_inference.infer_shapes(model)
         body = graphs.graph(model.graph, opsets)
     except FileError as fault:
@@ -92,12 +94,6 @@ def _read_model(onnx: Any, model: Any, folder: Path | None, path: str | os.PathL
         remedy = f"replace them before the export; {len(operators())} operators are known"
         raise refusal(IMPORT, f"the model has operators that are not known: {names}", remedy, file=path)
     return body
-
-
-def _has_narrow_types(model: Any) -> bool:
-    values = [entry.type.tensor_type.elem_type for entry in (*model.graph.input, *model.graph.output)]
-    codes = [entry.i for node in model.graph.node for entry in node.attribute if entry.name in ("to", "output_dtype")]
-    return any(code in NARROW for code in (*values, *codes, *(entry.data_type for entry in _held_tensors(model))))
 
 
 class OnnxModel(nn.Module):

@@ -100,9 +100,6 @@ def _attention_node(node: OnnxNode, q: Tensor, k: Tensor, v: Tensor, mask: Tenso
     return ag.reshape(ag.transpose(made, 1, 2), (q.shape[0], q.shape[2], -1)) if heads else made
 
 
-# ---- random numbers
-
-
 def _uniform(node: OnnxNode, shape: Any, queue: Any = None) -> Tensor:
     """Return uniform numbers in [0, 1), from the generator of the device, or from NumPy's if the node has a seed."""
     queue = require("cpu").queue if queue is None else queue
@@ -127,9 +124,6 @@ def _multinomial(node: OnnxNode, x: Tensor) -> Tensor:
     noise = _uniform(node, (x.shape[0], node["sample_size"], x.shape[1]), x.queue)
     moved = ag.sub(ag.unsqueeze(x, 1), ag.log(ag.neg(ag.log(ag.clamp(noise, 1e-30, 1.0 - 1e-7)))))
     return ag.cast(ag.argmax(moved, -1), dtype_of(node["dtype"] or 6))
-
-
-# ---- signals
 
 
 def _sized(x: Tensor, axis: int, n: int) -> Tensor:

@@ -32,14 +32,11 @@ def cast_to(node: OnnxNode, x: Tensor, code: int) -> Any:
     if code not in NARROW:
         return ag.cast(x, dtype_of(code))
     onnx, kind, values = library(), library().helper.tensor_dtype_to_np_dtype(code), x.to_host()
-    if code == ONNX_E8M0:
+    if kind.name == "float8_e8m0fnu":
         return onnx.numpy_helper.to_float8e8m0(values.astype(np.float32), bool(node["saturate"]), node["round_mode"] or "up").astype(kind)
     saturate = node["saturate"] in (None, 1) and kind.name.startswith("float8")
     with np.errstate(all="ignore"):
         return onnx.numpy_helper.saturate_cast(values, kind) if saturate else values.astype(kind)
-
-
-ONNX_E8M0 = 24
 
 
 def _code_of(node: OnnxNode, index: int, like: Tensor | None) -> int:

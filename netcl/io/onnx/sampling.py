@@ -15,7 +15,9 @@ from netcl.io.onnx.imports import IMPORTS
 from netcl.io.onnx.table import OnnxNode
 from netcl.ops.resample import cubic_kernel, sampled, weighted_axis
 
-# ---- Resize
+#: Modes of rounding of ``Resize`` besides ``floor``.
+_RESIZE_ROUNDINGS: dict[str, Any] = {"ceil": np.ceil}
+_RESIZE_ROUNDINGS |= {"round_prefer_floor": lambda x: np.ceil(x - 0.5), "round_prefer_ceil": lambda x: np.floor(x + 0.5)}
 
 
 def coordinates(node: OnnxNode) -> tuple[str, str]:
@@ -70,12 +72,7 @@ def _centers(mode: str, n: int, outs: int, scale: float, edges: tuple[float, flo
 def _shares(node: OnnxNode, n: int, scale: float, center: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return, for each output pixel, the indices and the weights of the input pixels in its weighted sum."""
     if node["mode"] == "nearest":
-        rounding: dict[str, Any] = {
-            "round_prefer_floor": lambda x: np.ceil(x - 0.5),
-            "round_prefer_ceil": lambda x: np.floor(x + 0.5),
-            "ceil": np.ceil,
-        }
-        index = rounding.get(coordinates(node)[1], np.floor)(center)[:, None]
+        index = _RESIZE_ROUNDINGS.get(coordinates(node)[1], np.floor)(center)[:, None]
         return np.clip(index, 0, n - 1).astype(np.int64), np.ones_like(index)
     cubic, shrink = node["mode"] == "cubic", min(scale, 1.0) if node["antialias"] else 1.0
     reach = math.ceil((1 + cubic) / shrink)
@@ -85,9 +82,6 @@ def _shares(node: OnnxNode, n: int, scale: float, center: np.ndarray) -> tuple[n
     if node["exclude_outside"]:
         shares = np.where((index < 0) | (index >= n), 0, shares)
     return np.clip(index, 0, n - 1).astype(np.int64), shares / shares.sum(1, keepdims=True)
-
-
-# ---- points
 
 
 def _grid_sample(node: OnnxNode, x: Tensor, grid: Tensor) -> Tensor:

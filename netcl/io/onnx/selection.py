@@ -153,9 +153,8 @@ def _split_to_sequence(node: OnnxNode, x: Tensor, sizes: Any = None) -> TensorSe
     axis = node["axis"] % x.ndim
     lengths = 1 if sizes is None else sizes
     each = [lengths] * -(-x.shape[axis] // lengths) if isinstance(lengths, int) else lengths
-    parts = [
-        ag.narrow(x, axis, start, min(n, x.shape[axis] - start)) for n, start in zip(each, np.cumsum([0, *each]).tolist(), strict=False)
-    ]
+    starts = np.cumsum([0, *each]).tolist()
+    parts = [ag.narrow(x, axis, start, min(n, x.shape[axis] - start)) for n, start in zip(each, starts, strict=False)]
     dropped = sizes is None and not node["keepdims"]
     return TensorSequence(ag.squeeze(part, axis) if dropped else part for part in parts)
 

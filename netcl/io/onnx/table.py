@@ -193,11 +193,8 @@ class OperatorEntry:
         named = {slot.name for slot in (*self.inputs, *self.attributes.values())}
         rest = {name: value for name, value in arguments.items() if name not in named and self.fixed.get(name) is not ...}
         wanted = {**usual, **self.fixed}
-        return {
-            name: value
-            for name, value in rest.items()
-            if value != wanted[name] and not (isinstance(value, tuple | list) and {*value} == {wanted[name]})
-        }
+        other = {name: value for name, value in rest.items() if value != wanted[name]}
+        return {name: value for name, value in other.items() if not (isinstance(value, tuple | list) and {*value} == {wanted[name]})}
 
     def written(self, arguments: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
         """Return the inputs and attributes of the ONNX node for a call."""

@@ -103,9 +103,8 @@ class Trace:
             self.within = before
         if parts is not NotImplemented:  # the op's own result stands for that of its parts, so that the final comparison sees it
             parts = parts if isinstance(parts, tuple) else (parts,)
-            self.calls += [
-                Call(lookup_op("cast"), {"x": part}, {}, (result,), row.name) for part, result in zip(parts, outputs, strict=True)
-            ]
+            cast, pairs = lookup_op("cast"), zip(parts, outputs, strict=True)
+            self.calls += [Call(cast, {"x": part}, {}, (result,), row.name) for part, result in pairs]
             return out
         self.calls.append(Call(row, inputs, params, outputs, self.within))
         self.unknown[row.name] += not known
