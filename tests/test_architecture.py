@@ -116,7 +116,6 @@ NO_FLUSH = {
     "core/kernels/program.py _wait_before_more": "the launch before has flushed these queues",
     "core/kernels/probe.py answer_probes": "a process of its own",
     "core/backend/opencl.py OpenCLBackend.__init__": "wrapped by _with_netcl_errors, which flushes",
-    "core/backend/lifecycle.py _ends_within": "interruptible_finish has flushed",
     "core/device.py _computes_in_half": "buffers of its own, before the queue is used",
     "core/memory.py _map_pinned": "a new buffer",
 }
