@@ -21,7 +21,8 @@ from netcl.core import env, host_memory, platforms, recording
 from netcl.core.arena import Arena
 from netcl.core.errors import DeviceError, KernelBuildError, OutOfMemoryError, ShapeError, message
 from netcl.core.kernels import program
-from netcl.core.queue_state import free_memory, pools, queue_state
+from netcl.core.queue_state import empty_cache as empty_cache
+from netcl.core.queue_state import pools, queue_state
 
 SMALLEST_BUCKET = 1 << 10
 LARGEST_BUCKET = 256 << 20
@@ -429,14 +430,11 @@ class PersistentBufferPool(BufferPool):
                 self._evict(shelf, 1)
             self._cached += shelf.bucket
             if self._cached > self.max_cached_bytes:
-                self._keep_to_the_cap()
-
-    def _keep_to_the_cap(self) -> None:
-        self._cached = super().stats.bytes_cached
-        for shelf in list(self._shelves.values()):
-            while shelf.free and self._cached > self.max_cached_bytes:
-                self._evict(shelf, 1)
-                self._cached -= shelf.bucket
+                self._cached = super().stats.bytes_cached
+                for other in list(self._shelves.values()):
+                    while other.free and self._cached > self.max_cached_bytes:
+                        self._evict(other, 1)
+                        self._cached -= other.bucket
 
     def clear(self) -> None:
         super().clear()
@@ -603,11 +601,6 @@ def create_zero_copy_buffer(queue: Any, array: np.ndarray) -> Any:
                                  shape=array.shape, strides=array.strides))  # fmt: skip
     with program.driver_errors("create_zero_copy_buffer", f"to create a buffer over {array.shape} {array.dtype}"):
         return cl.Buffer(queue.context, cl.mem_flags.READ_WRITE | cl.mem_flags.USE_HOST_PTR, hostbuf=array)
-
-
-def empty_cache() -> None:
-    """Return free buffers of all pools to their drivers, page-locked ones included, and free memory of the C library to the system."""
-    free_memory()
 
 
 def memory_stats() -> dict[str, int | float]:

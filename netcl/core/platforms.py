@@ -223,8 +223,11 @@ def _read_icd(file: Path) -> str:
     return lines[0].strip().replace("\0", "\ufffd") if lines else ""  # a path cannot contain a NUL
 
 
-def _in_folder(folder: Path, known: bool, places: Places) -> Iterator[Runtime]:
-    """Yield the runtimes of ``folder``: a folder of .icd files, an .icd file or a library. ``known``: the loader finds them by itself."""
+def _in_folder(folder: Path, known: bool, places: Places, wheel: bool = False) -> Iterator[Runtime]:
+    """Yield the runtimes of ``folder``: a folder of .icd files, an .icd file or a library. ``known``: the loader finds them by itself.
+
+    The PoCL and Oclgrind wheels (``wheel``) put runtime and .icd file next to pyopencl's loader.
+    """
     if folder.is_dir():
         files = sorted(folder.glob("*.icd"))
     else:
@@ -232,18 +235,9 @@ def _in_folder(folder: Path, known: bool, places: Places) -> Iterator[Runtime]:
         if not files and ".so" in folder.name:
             yield Runtime(folder.name, str(folder), _linked_file(str(folder), places.library_folders), "system", str(folder), known)
     for file in files:
-        library = _read_icd(file)
-        if library:
-            yield Runtime(file.stem, library, _linked_file(library, places.library_folders), "system", str(file), known)
-
-
-def _in_wheels(places: Places) -> Iterator[Runtime]:
-    """Yield the runtimes of the PoCL and Oclgrind wheels, which put runtime and .icd file next to pyopencl's loader."""
-    folder = places.wheel_folder
-    for file in sorted(folder.glob("*.icd")) if folder else ():
-        library = _read_icd(file)
-        path = _linked_file(library, [file.parent, *places.library_folders])
-        yield Runtime(file.stem, path or library, path, "wheel", str(file), places.bundled_loader)
+        if library := _read_icd(file):
+            path = _linked_file(library, [file.parent, *places.library_folders] if wheel else places.library_folders)
+            yield Runtime(file.stem, (path or library) if wheel else library, path, "wheel" if wheel else "system", str(file), known)
 
 
 def _in_prefix(prefix: Path) -> Iterator[Runtime]:
@@ -275,7 +269,7 @@ def _named_runtimes(places: Places) -> Iterator[Runtime]:
 def gather_runtimes(places: Places) -> list[Runtime]:
     """List every runtime in ``places``, each library once; the loader's own folders come first."""
     found = [runtime for folder in places.loader_folders for runtime in _in_folder(folder, True, places)]
-    found += _in_wheels(places)
+    found += _in_folder(places.wheel_folder, places.bundled_loader, places, wheel=True) if places.wheel_folder else ()
     found += [runtime for folder in places.other_folders for runtime in _in_folder(folder, False, places)]
     found += [runtime for prefix in places.prefixes for runtime in _in_prefix(prefix)]
     found += [*_named_runtimes(places), *_loose_drivers(places)]

@@ -7,30 +7,23 @@ from collections.abc import Callable
 from typing import Any
 
 import netcl.autograd as ag
-from netcl.core.tensor import Tensor
+from netcl.core.tensor import RemovableHandle, Tensor
 
 _handle_numbers = itertools.count()
 
 
-class RemovableHandle:
-    """The handle of a registered hook; ``remove()``, or leaving a ``with`` block, removes the hook."""
+def add(hooks: dict[str, dict[int, Callable[..., Any]]], kind: str, hook: Callable[..., Any]) -> RemovableHandle:
+    """Add a hook to those of a module; the returned handle removes it."""
+    number = next(_handle_numbers)
+    hooks.setdefault(kind, {})[number] = hook
 
-    def __init__(self, hooks: dict[str, dict[int, Callable[..., Any]]], kind: str, hook: Callable[..., Any]):
-        self._hooks, self._kind, self._number = hooks, kind, next(_handle_numbers)
-        hooks.setdefault(kind, {})[self._number] = hook
-
-    def remove(self) -> None:
-        """Remove the hook; a second call does nothing."""
-        group = self._hooks.get(self._kind, {})
-        group.pop(self._number, None)
+    def remove() -> None:
+        group = hooks.get(kind, {})
+        group.pop(number, None)
         if not group:
-            self._hooks.pop(self._kind, None)
+            hooks.pop(kind, None)
 
-    def __enter__(self) -> RemovableHandle:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.remove()
+    return RemovableHandle(remove)
 
 
 def call(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
