@@ -21,8 +21,7 @@ from netcl.core import env, host_memory, platforms, recording
 from netcl.core.arena import Arena
 from netcl.core.errors import DeviceError, KernelBuildError, OutOfMemoryError, ShapeError, message
 from netcl.core.kernels import program
-from netcl.core.queue_state import empty_cache as empty_cache
-from netcl.core.queue_state import pools, queue_state
+from netcl.core.queue_state import free_memory, pools, queue_state
 
 SMALLEST_BUCKET = 1 << 10
 LARGEST_BUCKET = 256 << 20
@@ -601,6 +600,11 @@ def create_zero_copy_buffer(queue: Any, array: np.ndarray) -> Any:
                                  shape=array.shape, strides=array.strides))  # fmt: skip
     with program.driver_errors("create_zero_copy_buffer", f"to create a buffer over {array.shape} {array.dtype}"):
         return cl.Buffer(queue.context, cl.mem_flags.READ_WRITE | cl.mem_flags.USE_HOST_PTR, hostbuf=array)
+
+
+def empty_cache() -> None:
+    """Return free buffers of all pools to their drivers, page-locked ones included, and free memory of the C library to the system."""
+    free_memory()
 
 
 def memory_stats() -> dict[str, int | float]:

@@ -216,10 +216,15 @@ def _detached(self: Any) -> Any:
     return self
 
 
+def _is_float(self: Any) -> bool:
+    """Whether the dtype is a floating-point type."""
+    return dtypes.DTYPES[self.dtype].is_float
+
+
 _SHORT_METHODS: dict[str, Callable[..., Any]] = {
     "__format__": _format, "_repr_html_": notebook.tensor_html,
     "type": _type, "t": _t, "stride": _stride, "equal": _equal, "allclose": _allclose, "detach_": _detached,
-    "is_floating_point": lambda self: dtypes.DTYPES[self.dtype].is_float,
+    "is_floating_point": _is_float,
     "where": lambda self, condition, other: hooks.call("where", condition, self, other),
     "contiguous": lambda self, memory_format=None: self if self.place is None else hooks.call("contiguous", self),
     "cuda": lambda self, device=None, non_blocking=False: self.to("gpu" if device is None else device),

@@ -103,7 +103,7 @@ def queues() -> list[Any]:
         return [state.queue for context in _contexts.values() for state in context.queues]
 
 
-def empty_cache() -> None:
+def free_memory() -> None:
     """Return free buffers of all pools to their drivers, page-locked ones included, and free memory of the C library to the system."""
     for pool in list(pools):
         pool.clear()

@@ -307,13 +307,8 @@ def _vjp_kernel(
     queue = g.queue
     commands = queue if type(queue) is CommandList else None
     queue = device_queue(queue)
-    key = (
-        "vjp",
-        row,
-        wanted,
-        *[(x.dtype, x.shape) if isinstance(x, Tensor) else type(x) for x in inputs],
-        *[x.dtype for x, w in zip(values, wanted, strict=True) if w],
-    )
+    types = [(x.dtype, x.shape) if isinstance(x, Tensor) else type(x) for x in inputs]
+    key = ("vjp", row, wanted, *types, *[x.dtype for x, w in zip(values, wanted, strict=True) if w])
     try:
         plan = queue.netcl.plans[key]
     except (AttributeError, KeyError):  # a new queue or a new signature

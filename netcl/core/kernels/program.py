@@ -30,7 +30,7 @@ from netcl.core.hooks import BinaryStore, hooks
 from netcl.core.kernels import builders, builtins, compiler, probe, substitutes
 from netcl.core.kernels.build_report import build_failure, kernel_names
 from netcl.core.kernels.signature import POINTER, UNKNOWN, parameter_kinds
-from netcl.core.queue_state import ContextState, context_state, empty_cache, queue_state
+from netcl.core.queue_state import ContextState, context_state, free_memory, queue_state
 from netcl.core.queue_state import forget as forget
 from netcl.core.waiting_runs import flush_waiting, waiting
 
@@ -470,7 +470,7 @@ class Kernel:
         """If ``error`` is a lack of memory, which a launch can cause, free the pools, launch again and return the event; else raise."""
         if not lacks_memory(error):
             raise self._refused(sizes, local, error) from None
-        empty_cache()
+        free_memory()
         try:
             queue.finish()
             return self.enqueue(queue, kernel, sizes, local)
