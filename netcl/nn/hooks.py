@@ -12,7 +12,7 @@ from netcl.core.tensor import RemovableHandle, Tensor
 _handle_numbers = itertools.count()
 
 
-def add(hooks: dict[str, dict[int, Callable[..., Any]]], kind: str, hook: Callable[..., Any]) -> RemovableHandle:
+def add_hook(hooks: dict[str, dict[int, Callable[..., Any]]], kind: str, hook: Callable[..., Any]) -> RemovableHandle:
     """Add a hook to those of a module; the returned handle removes it."""
     number = next(_handle_numbers)
     hooks.setdefault(kind, {})[number] = hook

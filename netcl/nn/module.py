@@ -469,15 +469,15 @@ class Module(metaclass=_Constructed):
 
     def register_forward_pre_hook(self, hook: Callable[[Any, tuple[Any, ...]], Any]) -> RemovableHandle:
         """Register ``hook(module, args)`` to run before each forward; its result, if any, replaces the arguments. Returns a handle."""
-        return hooks.add(self._module_hooks, "forward_pre", hook)
+        return hooks.add_hook(self._module_hooks, "forward_pre", hook)
 
     def register_forward_hook(self, hook: Callable[[Any, tuple[Any, ...], Any], Any]) -> RemovableHandle:
         """Register ``hook(module, args, output)`` to run after each forward; its result, if any, replaces the output. Returns a handle."""
-        return hooks.add(self._module_hooks, "forward", hook)
+        return hooks.add_hook(self._module_hooks, "forward", hook)
 
     def register_full_backward_hook(self, hook: Callable[[Any, tuple[Any, ...], tuple[Any, ...]], Any]) -> RemovableHandle:
         """Register ``hook(module, grad_input, grad_output)`` for backward; a result replaces ``grad_input``. Returns a handle."""
-        return hooks.add(self._module_hooks, "backward", hook)
+        return hooks.add_hook(self._module_hooks, "backward", hook)
 
     register_backward_hook = register_full_backward_hook
 

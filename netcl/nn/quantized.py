@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, TypeVar
 
 import numpy as np
@@ -173,16 +173,12 @@ def quantize_model(
         remedy = 'or name a block type: kind="Q4_K"'
         raise ValueError(message("quantize", "bits must be 4 or 8 and group 32", remedy, bits=bits, group=group))
     row, kept, made = packed.kind_of(chosen), [], dict[int, Module]()
-    owners = Counter(id(tensor) for module in model.modules() for tensor in module.parameters(recurse=False))
-    for path, parent in list(model.named_modules()):
-        for name, layer in list(parent.named_children()):
-            if type(layer) is not Linear and not (embeddings and type(layer) is Embedding):
-                continue
-            if layer.weight.shape[1] % max(32, row.block) or owners[id(layer.weight)] > 1:
-                kept.append(f"{path}.{name}".lstrip("."))
-            else:
-                made[id(layer)] = made.get(id(layer)) or _packed_like(layer, chosen, activations)
-                parent.add_module(name, made[id(layer)])
+    for parent, path, layer, shared in _layers_of(model, Linear, *([Embedding] if embeddings else [])):
+        if shared or layer.weight.shape[1] % max(32, row.block):
+            kept.append(path)
+        else:
+            made[id(layer)] = made.get(id(layer)) or _packed_like(layer, chosen, activations)
+            parent.add_module(path.rpartition(".")[2], made[id(layer)])
     if kept:
         what = f"layers with shared weights or partial blocks stay unpacked: {some(kept)}"
         warnings.warn(message("quantize", what, kind=chosen), stacklevel=2)
@@ -194,18 +190,23 @@ def pack_halves(model: Module) -> bool:
 
     On ARM, products with one token then round it to float16, as :func:`netcl.ops.quantized_linear` does.
     """
-    owners = Counter(id(tensor) for module in model.modules() for tensor in module.parameters(recurse=False))
     made = False
-    for parent in list(model.modules()):
-        for name, layer in list(parent.named_children()):
-            if type(layer) is not Linear or layer.weight.dtype != "float32" or layer.in_features % 32 or owners[id(layer.weight)] > 1:
-                continue
-            if packed.multiplies_halves(layer.weight):
-                values = layer.weight.to_host()
-                if (values == values.astype(np.float16)).all():
-                    parent.add_module(name, QuantizedLinear.from_linear(layer, "F16"))
-                    made = True
+    for parent, path, layer, shared in _layers_of(model, Linear):
+        if not shared and layer.weight.dtype == "float32" and not layer.in_features % 32 and packed.multiplies_halves(layer.weight):
+            values = layer.weight.to_host()
+            if (values == values.astype(np.float16)).all():
+                parent.add_module(path.rpartition(".")[2], QuantizedLinear.from_linear(layer, "F16"))
+                made = True
     return made
+
+
+def _layers_of(model: Module, *kinds: type[Module]) -> Iterator[tuple[Module, str, Any, bool]]:
+    """Yield the layers of exactly these classes: parent, path, layer, and whether another module has the same weight."""
+    owners = Counter(id(tensor) for module in model.modules() for tensor in module.parameters(recurse=False))
+    for prefix, parent in list(model.named_modules()):
+        for name, layer in list(parent.named_children()):
+            if type(layer) in kinds:
+                yield parent, dotted_name(prefix, name), layer, owners[id(layer.weight)] > 1  # type: ignore[attr-defined]
 
 
 def _packed_like(layer: Any, kind: str, activations: str) -> Module:
