@@ -33,7 +33,7 @@ SELECTORS = "auto, gpu, cpu (NumPy), cl, cl:cpu, cl:gpu, gpu:1, 0:1 (platform:de
 # "auto" takes the device of the highest rank; within a rank, the one with more compute units times clock.
 RANKS: tuple[tuple[str, int, Callable[[DeviceProfile], bool]], ...] = (
     ("simulator", -1, lambda p: p.is_simulator),
-    ("software GPU", -1, lambda p: p.is_software_gpu),
+    ("software GPU", -1, lambda p: p.family == "software-gpu"),
     ("discrete GPU", 60, lambda p: p.device_type == "gpu" and not p.is_integrated),
     ("integrated GPU", 50, lambda p: p.device_type == "gpu"),
     ("Intel's CPU runtime", 40, lambda p: p.family == "intel-cpu"),

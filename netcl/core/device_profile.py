@@ -182,11 +182,6 @@ class DeviceProfile:
         return self.family in ("simulator", "fpga-emulator")
 
     @property
-    def is_software_gpu(self) -> bool:
-        """Whether the device is a graphics driver that runs on the CPU (llvmpipe, softpipe)."""
-        return self.family == "software-gpu"
-
-    @property
     def is_integrated(self) -> bool:
         """Whether the device is a GPU that shares the host's memory."""
         return self.device_type == "gpu" and (self.unified_memory or bool(INTEGRATED.search(self.name)))

@@ -253,26 +253,18 @@ def _in_prefix(prefix: Path) -> Iterator[Runtime]:
             yield Runtime(file.stem, path, None, "wheel", str(file), False, "the library that its .icd file names does not exist", remedy)
 
 
-def _loose_drivers(places: Places) -> Iterator[Runtime]:
-    for name, candidates in places.drivers:
-        path = next(filter(None, (_linked_file(library, places.library_folders) for library in candidates)), None)
-        if path:
-            yield Runtime(name, path, path, "driver library", path, False)
-
-
-def _named_runtimes(places: Places) -> Iterator[Runtime]:
-    for library in places.named:
-        name = Path(library).name.removeprefix("lib").split(".")[0]
-        yield Runtime(name, library, _linked_file(library, places.library_folders), "OCL_ICD_FILENAMES", library, False)
-
-
 def gather_runtimes(places: Places) -> list[Runtime]:
     """List every runtime in ``places``, each library once; the loader's own folders come first."""
     found = [runtime for folder in places.loader_folders for runtime in _in_folder(folder, True, places)]
     found += _in_folder(places.wheel_folder, places.bundled_loader, places, wheel=True) if places.wheel_folder else ()
     found += [runtime for folder in places.other_folders for runtime in _in_folder(folder, False, places)]
     found += [runtime for prefix in places.prefixes for runtime in _in_prefix(prefix)]
-    found += [*_named_runtimes(places), *_loose_drivers(places)]
+    for library in places.named:
+        name, path = Path(library).name.removeprefix("lib").split(".")[0], _linked_file(library, places.library_folders)
+        found.append(Runtime(name, library, path, "OCL_ICD_FILENAMES", library, False))
+    for name, candidates in places.drivers:
+        if path := next(filter(None, (_linked_file(library, places.library_folders) for library in candidates)), None):
+            found.append(Runtime(name, path, path, "driver library", path, False))
     unique: dict[str, Runtime] = {}
     for runtime in found:
         unique.setdefault(runtime.key, runtime)
@@ -401,7 +393,7 @@ def _configure_loader() -> None:
         return
     if any(not r.known and not r.error for r in _state.runtimes):
         _state.folder = folder
-        env.set_for_loader("OCL_ICD_VENDORS", str(folder))
+        env.set_variable("OCL_ICD_VENDORS", str(folder))
 
 
 def prepare() -> PlatformState:

@@ -384,9 +384,9 @@ def key_operands(values: Sequence[Any], key: list[Any]) -> list[Tensor] | None:
     return tensors
 
 
-def make_plan(name: Any, queue: Any, tensors: Sequence[Tensor], function: Callable[..., Any], args: Any, kwargs: Any) -> Plan | str:
-    """Return the plan of a call, or ``_AT_ONCE`` if the op cannot be planned. ``name`` is the op's row or its name."""
-    name, commands = getattr(name, "name", name), command_list(queue, tensors)
+def make_plan(name: str, queue: Any, tensors: Sequence[Tensor], function: Callable[..., Any], args: Any, kwargs: Any) -> Plan | str:
+    """Return the plan of a call, or ``_AT_ONCE`` if the op cannot be planned."""
+    commands = command_list(queue, tensors)
     operands = iter(commands.given)  # in the order of key_operands
     args, kwargs = map_leaves(([*args], kwargs), lambda leaf: next(operands) if type(leaf) is Tensor else leaf)
     try:
@@ -454,10 +454,13 @@ def _run_unplanned(
     if found is None and deferred is not None and deferral.mode is None and (made := deferred(*args, **kwargs)) is not None:
         plans[signature] = begun = Deferral()
         return begun.follow(made)
-    if type(found) is not Deferral:
-        plan = plans[signature] = found or make_plan(name, tensors[0].queue, tensors, function, args, kwargs)
-    elif found.defers() and (made := deferred(*args, **kwargs)) is not None:
+    if type(found) is Deferral and found.defers() and (made := deferred(*args, **kwargs)) is not None:
         return found.follow(made)
-    else:
-        plan = found.plan = found.plan or make_plan(name, tensors[0].queue, tensors, function, args, kwargs)
+    plan = found.plan if type(found) is Deferral else found
+    if plan is None:
+        plan = make_plan(getattr(name, "name", name), tensors[0].queue, tensors, function, args, kwargs)
+        if type(found) is Deferral:
+            found.plan = plan
+        else:
+            plans[signature] = plan
     return plan.run(tensors) if type(plan) is Plan else function(*args, **kwargs)
