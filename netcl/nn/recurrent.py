@@ -239,7 +239,9 @@ class _Cell(Module):
         self.bias_hh = empty((rows,)) if bias else None
         self.reset_parameters()
 
-    reset_parameters = _Recurrent.reset_parameters
+    def reset_parameters(self) -> None:
+        """Reinitialize the parameters uniformly in ``[-b, b]``, ``b = 1 / sqrt(hidden_size)``."""
+        _Recurrent.reset_parameters(self)  # type: ignore[arg-type]
 
     def forward(self, input: Tensor, hx: Any = None) -> Any:
         if input.shape[-1:] != (self.input_size,):
