@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import netcl.autograd as ag
@@ -68,11 +68,6 @@ class _Convolution(Module):
         sides = [n for size in reversed(self.padding) for n in (size, size)]
         return ag.pad(x, sides, mode=_PADDING_MODES[self.padding_mode]), (0,) * self.axes
 
-    def _call(self, op: Callable[..., Tensor], x: Tensor, **sizes: tuple[int, ...]) -> Tensor:
-        """Call ``op`` with the weights of this layer; ops of signals take numbers in place of ``sizes``."""
-        given: dict[str, Any] = {name: size[0] for name, size in sizes.items()} if self.axes == 1 else sizes
-        return op(x, self.weight, self.bias, groups=self.groups, **given)
-
     def flops(self, args: tuple[Any, ...], output: Any) -> int:
         window = math.prod(self.kernel_size)
         if self.transposed:
@@ -89,7 +84,10 @@ class _Conv(_Convolution):
 
     def forward(self, x: Tensor) -> Tensor:
         x, padding = self._padded(x)
-        return self._call(conv3d if self.axes == 3 else ag.conv1d, x, stride=self.stride, padding=padding, dilation=self.dilation)
+        if self.axes == 3:
+            return conv3d(x, self.weight, self.bias, self.stride, padding, self.dilation, self.groups)
+        stride, pad, dilation = self.stride[0], padding[0], self.dilation[0]
+        return ag.conv1d(x, self.weight, self.bias, stride=stride, padding=pad, dilation=dilation, groups=self.groups)
 
 
 class Conv2d(_Conv):
@@ -154,7 +152,9 @@ class _ConvTranspose(_Convolution):
                 what = f"output_size must be at least {tuple(least)}, and exceed it by less than the stride"
                 raise ShapeError(message(type(self).__name__, what, output_size=sizes, stride=self.stride))
         op: Any = conv_transpose3d if self.axes == 3 else ag.conv_transpose1d if self.axes == 1 else ag.conv_transpose2d
-        return self._call(op, x, stride=self.stride, padding=self.padding, output_padding=extra, dilation=self.dilation)
+        given: dict[str, Any] = {"stride": self.stride, "padding": self.padding, "output_padding": extra, "dilation": self.dilation}
+        given = {name: size[0] for name, size in given.items()} if self.axes == 1 else given
+        return op(x, self.weight, self.bias, groups=self.groups, **given)
 
 
 class ConvTranspose2d(_ConvTranspose):
