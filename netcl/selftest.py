@@ -25,10 +25,10 @@ from netcl.core import platforms
 from netcl.core.device import DeviceHandle
 from netcl.core.errors import DtypeError
 from netcl.core.kernels.probe import CompilerAbort
+from netcl.core.nested import tensors_in
 from netcl.core.tensor import Tensor
 from netcl.engine.registry import REGISTRY, Choice, Pointwise, Reduction, Row
 from netcl.profiling.quarantine import check_variants
-from netcl.replay.graph import tensors_in
 
 #: Relative and absolute tolerance per dtype, times the row's own factor ``tol``.
 TOLERANCE = {"float64": (1e-10, 1e-11), "float32": (1e-5, 2e-6), "float16": (2e-3, 1e-3), "bfloat16": (1.6e-2, 8e-3)}

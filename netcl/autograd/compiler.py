@@ -16,7 +16,8 @@ from typing import Any
 
 from netcl.autograd.backward_pass import grad, run_backward
 from netcl.core.errors import message
-from netcl.core.tensor import Tensor, tensors_in
+from netcl.core.nested import tensors_in
+from netcl.core.tensor import Tensor
 from netcl.engine import lazy_graph
 from netcl.engine.lazy_graph import TraceNode
 from netcl.engine.modes import deferral

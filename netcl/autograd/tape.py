@@ -20,7 +20,7 @@ from netcl import ops
 from netcl.core.dtype import DTYPES
 from netcl.core.errors import AutogradError, ShapeError, message
 from netcl.core.hooks import hooks
-from netcl.core.tensor import Remover, Source, Tensor, deferred_tensor
+from netcl.core.tensor import RemovableHandle, Source, Tensor, deferred_tensor
 from netcl.core.tracebacks import user_line
 from netcl.core.writes import clock, writes_of
 from netcl.engine.modes import deferral, in_mode
@@ -126,7 +126,7 @@ class Node:
                 None if g is None or seen is None else fit_gradient(ops, g, seen) for g, seen in zip(back, self.likes, strict=True)
             )
 
-    def add_hook(self, index: int, hook: Callable[[Tensor], Tensor | None]) -> Remover:
+    def add_hook(self, index: int, hook: Callable[[Tensor], Tensor | None]) -> RemovableHandle:
         """Call ``hook`` with the gradient of output ``index``; the returned handle removes the hook."""
         entry = (index, hook)
         self.hooks = tuple(sorted((*self.hooks, entry), key=lambda each: isinstance(each[1], KeptGradient)))  # kept as hooks leave it
@@ -134,7 +134,7 @@ class Node:
         def remove() -> None:
             self.hooks = tuple(kept for kept in self.hooks if kept is not entry)
 
-        return Remover(remove)
+        return RemovableHandle(remove)
 
     def release(self) -> None:
         """Release everything that was kept for backward."""

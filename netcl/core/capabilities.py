@@ -1,4 +1,4 @@
-"""Properties of a device, read from the driver into a frozen profile.
+"""Reads the properties of a device from the driver into a frozen profile.
 
 ``has_fp16`` tells whether the driver lists half precision, ``half_arithmetic`` whether a test kernel computed correctly in it. NVIDIA's
 driver does not list ``cl_khr_fp16``, but computes in half precision.
@@ -8,71 +8,14 @@ from __future__ import annotations
 
 import re
 import sys
-from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any
 
 from netcl.core import env
+from netcl.core.device_profile import DeviceProfile as DeviceProfile
 
 # The bits of CL_DEVICE_TYPE, fixed by the OpenCL specification.
 TYPE_BITS = (("gpu", 1 << 2), ("cpu", 1 << 1), ("accel", 1 << 3))
 SMALL_LOCAL_MEMORY = 16 * 1024  # the minimum of OpenCL 1.0, too small for useful tiles
-
-
-@dataclass(frozen=True)
-class DeviceProfile:
-    """The properties and limits of a device; created by :func:`device_profile` or :func:`numpy_profile`.
-
-    >>> from netcl.core.capabilities import numpy_profile
-    >>> numpy_profile().device_type
-    'cpu'
-    """
-
-    name: str
-    vendor: str
-    platform: str
-    version: str
-    driver_version: str
-    device_type: str  # "gpu" | "cpu" | "accel" | "other"
-    extensions: tuple[str, ...] = ()
-    has_fp16: bool = False
-    has_fp64: bool = False
-    has_subgroups: bool = False
-    fast_atomics: bool = False
-    local_mem_size: int = 0
-    max_work_group_size: int = 1
-    max_work_item_sizes: tuple[int, ...] = (1, 1, 1)
-    max_compute_units: int = 1
-    max_clock_mhz: int = 0
-    global_mem_size: int = 0
-    global_mem_cache_size: int = 0
-    max_alloc_size: int = 0
-    unified_memory: bool = False
-    vector_width: int = 1  # native, of float
-    compute_capability: tuple[int, int] | None = None  # NVIDIA only
-    available: bool = True  # and able to compile
-    device: Any = field(default=None, repr=False, compare=False)  # the cl.Device; None for NumPy
-    half_probe: Any = field(default=None, repr=False, compare=False)  # of the device manager: computes in half
-
-    @property
-    def supports_fp16(self) -> bool:
-        """Another name for ``has_fp16``."""
-        return self.has_fp16
-
-    @cached_property
-    def lanes(self) -> int:
-        """The number of floats in the vectors of CPU kernels."""
-        return min(16, max(4, self.vector_width))
-
-    @cached_property
-    def vector_registers(self) -> int:
-        """The assumed number of vector registers of a CPU: 16 for 8 lanes (AVX2), else 32 (NEON, AVX-512)."""
-        return 16 if self.lanes == 8 else 32
-
-    @property
-    def half_arithmetic(self) -> bool:
-        """Whether a kernel that computes in half precision was built on this device and returned correct values."""
-        return self.half_probe is not None and self.half_probe(self)
 
 
 def device_type(cl_device: Any) -> str:
@@ -98,19 +41,10 @@ def _compute_capability(cl_device: Any, extensions: tuple[str, ...]) -> tuple[in
     return None if major is None else (int(major), int(_device_info(cl_device, "compute_capability_minor_nv", 0)))
 
 
-def _extension_facts(extensions: tuple[str, ...]) -> dict[str, bool]:
-    listed = " ".join(extensions) + " "
-    return {
-        "has_fp16": "fp16" in listed,
-        "has_fp64": "_fp64 " in listed,
-        "has_subgroups": "subgroup" in listed,
-        "fast_atomics": re.search(r"\bcl_khr_int64_(base|extended)_atomics ", listed) is not None,
-    }
-
-
 def device_profile(cl_device: Any) -> DeviceProfile:
     """Return the profile of a ``cl.Device``, read from the driver; a property that the driver does not know gets a default."""
     extensions = tuple(sorted(set(cl_device.extensions.split())))
+    listed = " ".join(extensions) + " "
 
     def number(attribute: str, default: int = 0) -> int:
         return int(_device_info(cl_device, attribute, default))
@@ -123,7 +57,10 @@ def device_profile(cl_device: Any) -> DeviceProfile:
         driver_version=_device_info(cl_device, "driver_version", "").strip(),
         device_type=device_type(cl_device),
         extensions=extensions,
-        **_extension_facts(extensions),
+        has_fp16="fp16" in listed,
+        has_fp64="_fp64 " in listed,
+        has_subgroups="subgroup" in listed,
+        fast_atomics=re.search(r"\bcl_khr_int64_(base|extended)_atomics ", listed) is not None,
         local_mem_size=number("local_mem_size"),
         max_work_group_size=max(1, number("max_work_group_size", 1)),
         max_work_item_sizes=tuple(int(size) for size in _device_info(cl_device, "max_work_item_sizes", (1, 1, 1))),

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from netcl.core import capabilities, env, platforms
-from netcl.core.device_profile import ExtendedDeviceProfile, extend
+from netcl.core.device_profile import DeviceProfile
 from netcl.core.errors import DeviceError, EnvironmentVariableError, KernelBuildError, message
 from netcl.core.hooks import hooks
 from netcl.core.queue_state import QueueState, queue_state, queues
@@ -31,9 +31,9 @@ log = logging.getLogger("netcl")
 SELECTORS = "auto, gpu, cpu (NumPy), cl, cl:cpu, cl:gpu, gpu:1, 0:1 (platform:device), part of a name, or a callable on the profile"
 
 # "auto" takes the device of the highest rank; within a rank, the one with more compute units times clock.
-RANKS: tuple[tuple[str, int, Callable[[ExtendedDeviceProfile], bool]], ...] = (
+RANKS: tuple[tuple[str, int, Callable[[DeviceProfile], bool]], ...] = (
     ("simulator", -1, lambda p: p.is_simulator),
-    ("software GPU", -1, lambda p: p.is_software_gpu),
+    ("software GPU", -1, lambda p: p.family == "software-gpu"),
     ("discrete GPU", 60, lambda p: p.device_type == "gpu" and not p.is_integrated),
     ("integrated GPU", 50, lambda p: p.device_type == "gpu"),
     ("Intel's CPU runtime", 40, lambda p: p.family == "intel-cpu"),
@@ -70,8 +70,7 @@ class CPUQueue:
     def finish(self) -> None:
         """Do nothing: NumPy calls are complete when they return."""
 
-    def flush(self) -> None:
-        """Do nothing: NumPy calls are complete when they return."""
+    flush = finish
 
     def __repr__(self) -> str:
         return f"CPUQueue({self.name!r})"
@@ -108,7 +107,7 @@ class DeviceHandle:
         return None if self.device is None else self.device.platform
 
     @property
-    def profile(self) -> ExtendedDeviceProfile:
+    def profile(self) -> DeviceProfile:
         """The properties and limits of the device."""
         return manager.profile(self.device)
 
@@ -121,7 +120,7 @@ class Found:
     device_index: int
     platform: Any
     device: Any
-    profile: ExtendedDeviceProfile
+    profile: DeviceProfile
 
     @property
     def index(self) -> str:
@@ -134,7 +133,7 @@ class Found:
         return f"{p.platform}\n{p.name}\n{p.vendor}\n{p.brand}\n{p.family}".lower()
 
 
-def score(profile: ExtendedDeviceProfile) -> tuple[int, float]:
+def score(profile: DeviceProfile) -> tuple[int, float]:
     """Return rank and estimated speed, by which devices are compared. ``auto`` never selects a device with a negative rank."""
     if not profile.available:
         return -2, 0.0
@@ -155,7 +154,7 @@ class DeviceManager:
         self._chosen: dict[Any, DeviceHandle | None] = {}
         self._by_device: dict[Any, DeviceHandle] = {}
         self._foreign: weakref.WeakValueDictionary[int, DeviceHandle] = weakref.WeakValueDictionary()
-        self._profiles: dict[Any, ExtendedDeviceProfile] = {}
+        self._profiles: dict[Any, DeviceProfile] = {}
         self._half: dict[Any, bool] = {}
         self._warned_no_gpu = False
         self._named: Callable[[str | int], DeviceHandle | None] = lambda selector: None
@@ -178,13 +177,13 @@ class DeviceManager:
                 self._found = self._visible(self._everything())
             return list(self._found)
 
-    def profile(self, dev: Any) -> ExtendedDeviceProfile:
+    def profile(self, dev: Any) -> DeviceProfile:
         """Return the profile of a ``cl.Device``, read once; ``None`` gives the profile of the NumPy backend."""
         try:
             return self._profiles[dev]
         except KeyError:
             facts = capabilities.numpy_profile() if dev is None else capabilities.device_profile(dev)
-            return self._profiles.setdefault(dev, replace(extend(facts), half_probe=self.half_arithmetic))
+            return self._profiles.setdefault(dev, replace(facts, half_probe=self.half_arithmetic))
 
     @staticmethod
     def _device_type(dev: Any) -> str:
@@ -354,7 +353,7 @@ class DeviceManager:
         profile = self.profile(queue.device)
         return DeviceHandle(profile.platform, profile.name, "cl", profile.device_type, context, queue)
 
-    def half_arithmetic(self, profile: capabilities.DeviceProfile) -> bool:
+    def half_arithmetic(self, profile: DeviceProfile) -> bool:
         """Whether half arithmetic on the device gives correct results; measured once per device."""
         if profile.device is None or (not profile.has_fp16 and self.profile(profile.device).has_quirk("lists_fp16")):
             return False
@@ -438,6 +437,7 @@ def _computes_in_half(handle: DeviceHandle) -> bool:
 
 
 manager = DeviceManager()
+handle_of = manager.handle_of
 
 
 class _EnteredDevices(threading.local):
@@ -495,7 +495,7 @@ class device:
         return f"device({self.handle.device_name!r} of {self.handle.platform_name!r})"
 
     @staticmethod
-    def profile(queue: Any) -> ExtendedDeviceProfile:
+    def profile(queue: Any) -> DeviceProfile:
         """Return the profile of the device behind a queue or handle."""
         return manager.profile(queue.device)
 
@@ -511,12 +511,7 @@ def require(selector: Any, strict: bool = False, op: str = "device") -> DeviceHa
     raise DeviceError(message(op, "no such device", remedy, selector=repr(selector)))
 
 
-def handle_of(queue: Any) -> DeviceHandle:
-    """Return the handle of a queue, including queues that netcl did not create."""
-    return manager.handle_of(queue)
-
-
-def profile_of(queue: Any) -> ExtendedDeviceProfile:
+def profile_of(queue: Any) -> DeviceProfile:
     """Return the profile of a queue's device, kept in the state of its context."""
     try:
         state = queue.netcl.context

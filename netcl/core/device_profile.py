@@ -1,4 +1,4 @@
-"""Tables that map a device to its vendor and family, and that list driver quirks.
+"""The profile of a device, tables that map a device to its vendor and family, and driver quirks.
 
 A row matches a profile if all of its non-empty fields do; patterns ignore case. To support a new device or quirk, add a row.
 """
@@ -6,9 +6,9 @@ A row matches a profile if all of its non-empty fields do; patterns ignore case.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, fields
-
-from netcl.core.capabilities import DeviceProfile
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -113,22 +113,73 @@ QUIRKS: tuple[Quirk, ...] = (
 
 
 @dataclass(frozen=True)
-class ExtendedDeviceProfile(DeviceProfile):
-    """A :class:`DeviceProfile` with vendor, family and quirks; ``handle.profile`` is one."""
+class DeviceProfile:
+    """The properties and limits of a device; created by :func:`device_profile` or :func:`numpy_profile`.
 
-    brand: str = "other"
-    family: str = "other"
-    quirks: tuple[Quirk, ...] = ()
+    >>> from netcl.core.capabilities import numpy_profile
+    >>> numpy_profile().device_type
+    'cpu'
+    """
+
+    name: str
+    vendor: str
+    platform: str
+    version: str
+    driver_version: str
+    device_type: str  # "gpu" | "cpu" | "accel" | "other"
+    extensions: tuple[str, ...] = ()
+    has_fp16: bool = False
+    has_fp64: bool = False
+    has_subgroups: bool = False
+    fast_atomics: bool = False
+    local_mem_size: int = 0
+    max_work_group_size: int = 1
+    max_work_item_sizes: tuple[int, ...] = (1, 1, 1)
+    max_compute_units: int = 1
+    max_clock_mhz: int = 0
+    global_mem_size: int = 0
+    global_mem_cache_size: int = 0
+    max_alloc_size: int = 0
+    unified_memory: bool = False
+    vector_width: int = 1  # native, of float
+    compute_capability: tuple[int, int] | None = None  # NVIDIA only
+    available: bool = True  # and able to compile
+    device: Any = field(default=None, repr=False, compare=False)  # the cl.Device; None for NumPy
+    half_probe: Any = field(default=None, repr=False, compare=False)  # of the device manager: computes in half
+
+    @property
+    def supports_fp16(self) -> bool:
+        """Another name for ``has_fp16``."""
+        return self.has_fp16
+
+    @cached_property
+    def lanes(self) -> int:
+        """The number of floats in the vectors of CPU kernels."""
+        return min(16, max(4, self.vector_width))
+
+    @cached_property
+    def vector_registers(self) -> int:
+        """The assumed number of vector registers of a CPU: 16 for 8 lanes (AVX2), else 32 (NEON, AVX-512)."""
+        return 16 if self.lanes == 8 else 32
+
+    @property
+    def half_arithmetic(self) -> bool:
+        """Whether a kernel that computes in half precision was built on this device and returned correct values."""
+        return self.half_probe is not None and self.half_probe(self)
+
+    brand = cached_property(lambda self: family_of(self)[0])  # the vendor: nvidia, pocl, other ..
+    family = cached_property(lambda self: family_of(self)[1])  # the vendor's generation or driver: hopper, pocl-cpu ..
+
+    @cached_property
+    def quirks(self) -> tuple[Quirk, ...]:
+        """The deviations of the driver, from :data:`QUIRKS`."""
+        found = (q for q in QUIRKS if q.brand in ("", self.brand) and q.family in ("", self.family))
+        return tuple(q for q in found if _fits(q.device, self.name))
 
     @property
     def is_simulator(self) -> bool:
         """Whether the device is Oclgrind or an FPGA emulation."""
         return self.family in ("simulator", "fpga-emulator")
-
-    @property
-    def is_software_gpu(self) -> bool:
-        """Whether the device is a graphics driver that runs on the CPU (llvmpipe, softpipe)."""
-        return self.family == "software-gpu"
 
     @property
     def is_integrated(self) -> bool:
@@ -171,9 +222,4 @@ def family_of(profile: DeviceProfile) -> tuple[str, str]:
     return "other", "other"
 
 
-def extend(profile: DeviceProfile) -> ExtendedDeviceProfile:
-    """Return a profile with vendor, family and quirks from the tables added."""
-    brand, family = family_of(profile)
-    quirks = tuple(q for q in QUIRKS if q.brand in ("", brand) and q.family in ("", family) and _fits(q.device, profile.name))
-    facts = {f.name: getattr(profile, f.name) for f in fields(DeviceProfile)}
-    return ExtendedDeviceProfile(**facts, brand=brand, family=family, quirks=quirks)
+ExtendedDeviceProfile = DeviceProfile  # its earlier name

@@ -139,14 +139,9 @@ def raw(name: str) -> str | None:
     return os.environ.get(name)
 
 
-def set_for_loader(name: str, text: str) -> None:
-    """Set a variable for the OpenCL loader of this process; only ``core.platforms`` calls this."""
+def set_variable(name: str, text: str) -> None:
+    """Set a variable of this process: that of the OpenCL loader, or NETCL_DEVICE in a rank."""
     os.environ[name] = text
-
-
-def choose_device(selector: str) -> None:
-    """Set NETCL_DEVICE for this process; used by launchers of ranks."""
-    os.environ["NETCL_DEVICE"] = selector
 
 
 def cache_dir() -> Path | None:

@@ -18,7 +18,6 @@ from netcl.core import dtype as dtypes
 from netcl.core import env
 from netcl.core.capabilities import DeviceProfile, kernel_strategy
 from netcl.core.device import get_active_device
-from netcl.core.device_profile import ExtendedDeviceProfile, extend
 from netcl.core.errors import ShapeError, message
 from netcl.core.hooks import hooks
 from netcl.core.kernels import program
@@ -74,7 +73,7 @@ class Problem:
     shape: tuple[int, ...]
     dtype: str
     flags: Mapping[str, Any]
-    profile: ExtendedDeviceProfile
+    profile: DeviceProfile
 
     @property
     def is_cpu(self) -> bool:
@@ -249,7 +248,7 @@ class KernelSelector:
     def measured(self, lookup: Callable[[str, tuple[Hashable, ...]], KernelConfig | None] | None) -> None:
         self._measured = lookup
         self.named += 1
-        self._renew()
+        self.clear_cache()
 
     def select_matmul_kernel(self, M: int, N: int, K: int, dtype: str = "float32", **flags: Hashable) -> KernelConfig:
         """Select, by default, naive for tiny problems, tiled for small and medium, register-tiled for large; tiles depend on the vendor."""
@@ -288,7 +287,7 @@ class KernelSelector:
         chosen = KernelConfig(kernel) if isinstance(kernel, KernelVariant) else kernel
         self._registered.setdefault(op, []).insert(0, (condition, chosen))
         self.named += 1
-        self._renew()
+        self.clear_cache()
 
     def select(self, op: str, shapes: Sequence[Sequence[int]], profile: DeviceProfile | None = None, dtype: str = "float32") -> Any:
         """Return the kernel for ``op`` on operands of ``shapes``; ``None`` if it has neither a policy nor a matching registered kernel."""
@@ -307,16 +306,11 @@ class KernelSelector:
 
     def clear_cache(self) -> None:
         """Drop all plans, so that kernels are selected again; measured and registered kernels stay."""
-        self._renew()
-
-    def _renew(self) -> None:
-        """Invalidate all plans: increment the revision in their keys, and drop the stored ones."""
-        self.revision += 1
+        self.revision += 1  # in the keys of plans
         program.forget("plans")
 
-    def _profile(self, profile: DeviceProfile | None) -> ExtendedDeviceProfile:
-        chosen = profile or self.profile or get_active_device().profile
-        return chosen if isinstance(chosen, ExtendedDeviceProfile) else extend(chosen)
+    def _profile(self, profile: DeviceProfile | None) -> DeviceProfile:
+        return profile or self.profile or get_active_device().profile
 
     def _find_registered(self, op: str, shapes: Any, profile: DeviceProfile) -> Any:
         return next((kernel for condition, kernel in self._registered.get(op, ()) if condition(shapes, profile)), None)

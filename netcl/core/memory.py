@@ -429,14 +429,11 @@ class PersistentBufferPool(BufferPool):
                 self._evict(shelf, 1)
             self._cached += shelf.bucket
             if self._cached > self.max_cached_bytes:
-                self._keep_to_the_cap()
-
-    def _keep_to_the_cap(self) -> None:
-        self._cached = super().stats.bytes_cached
-        for shelf in list(self._shelves.values()):
-            while shelf.free and self._cached > self.max_cached_bytes:
-                self._evict(shelf, 1)
-                self._cached -= shelf.bucket
+                self._cached = super().stats.bytes_cached
+                for other in list(self._shelves.values()):
+                    while other.free and self._cached > self.max_cached_bytes:
+                        self._evict(other, 1)
+                        self._cached -= other.bucket
 
     def clear(self) -> None:
         super().clear()

@@ -223,8 +223,11 @@ def _read_icd(file: Path) -> str:
     return lines[0].strip().replace("\0", "\ufffd") if lines else ""  # a path cannot contain a NUL
 
 
-def _in_folder(folder: Path, known: bool, places: Places) -> Iterator[Runtime]:
-    """Yield the runtimes of ``folder``: a folder of .icd files, an .icd file or a library. ``known``: the loader finds them by itself."""
+def _in_folder(folder: Path, known: bool, places: Places, wheel: bool = False) -> Iterator[Runtime]:
+    """Yield the runtimes of ``folder``: a folder of .icd files, an .icd file or a library. ``known``: the loader finds them by itself.
+
+    The PoCL and Oclgrind wheels (``wheel``) put runtime and .icd file next to pyopencl's loader.
+    """
     if folder.is_dir():
         files = sorted(folder.glob("*.icd"))
     else:
@@ -232,18 +235,9 @@ def _in_folder(folder: Path, known: bool, places: Places) -> Iterator[Runtime]:
         if not files and ".so" in folder.name:
             yield Runtime(folder.name, str(folder), _linked_file(str(folder), places.library_folders), "system", str(folder), known)
     for file in files:
-        library = _read_icd(file)
-        if library:
-            yield Runtime(file.stem, library, _linked_file(library, places.library_folders), "system", str(file), known)
-
-
-def _in_wheels(places: Places) -> Iterator[Runtime]:
-    """Yield the runtimes of the PoCL and Oclgrind wheels, which put runtime and .icd file next to pyopencl's loader."""
-    folder = places.wheel_folder
-    for file in sorted(folder.glob("*.icd")) if folder else ():
-        library = _read_icd(file)
-        path = _linked_file(library, [file.parent, *places.library_folders])
-        yield Runtime(file.stem, path or library, path, "wheel", str(file), places.bundled_loader)
+        if library := _read_icd(file):
+            path = _linked_file(library, [file.parent, *places.library_folders] if wheel else places.library_folders)
+            yield Runtime(file.stem, (path or library) if wheel else library, path, "wheel" if wheel else "system", str(file), known)
 
 
 def _in_prefix(prefix: Path) -> Iterator[Runtime]:
@@ -259,26 +253,18 @@ def _in_prefix(prefix: Path) -> Iterator[Runtime]:
             yield Runtime(file.stem, path, None, "wheel", str(file), False, "the library that its .icd file names does not exist", remedy)
 
 
-def _loose_drivers(places: Places) -> Iterator[Runtime]:
-    for name, candidates in places.drivers:
-        path = next(filter(None, (_linked_file(library, places.library_folders) for library in candidates)), None)
-        if path:
-            yield Runtime(name, path, path, "driver library", path, False)
-
-
-def _named_runtimes(places: Places) -> Iterator[Runtime]:
-    for library in places.named:
-        name = Path(library).name.removeprefix("lib").split(".")[0]
-        yield Runtime(name, library, _linked_file(library, places.library_folders), "OCL_ICD_FILENAMES", library, False)
-
-
 def gather_runtimes(places: Places) -> list[Runtime]:
     """List every runtime in ``places``, each library once; the loader's own folders come first."""
     found = [runtime for folder in places.loader_folders for runtime in _in_folder(folder, True, places)]
-    found += _in_wheels(places)
+    found += _in_folder(places.wheel_folder, places.bundled_loader, places, wheel=True) if places.wheel_folder else ()
     found += [runtime for folder in places.other_folders for runtime in _in_folder(folder, False, places)]
     found += [runtime for prefix in places.prefixes for runtime in _in_prefix(prefix)]
-    found += [*_named_runtimes(places), *_loose_drivers(places)]
+    for library in places.named:
+        name, path = Path(library).name.removeprefix("lib").split(".")[0], _linked_file(library, places.library_folders)
+        found.append(Runtime(name, library, path, "OCL_ICD_FILENAMES", library, False))
+    for name, candidates in places.drivers:
+        if path := next(filter(None, (_linked_file(library, places.library_folders) for library in candidates)), None):
+            found.append(Runtime(name, path, path, "driver library", path, False))
     unique: dict[str, Runtime] = {}
     for runtime in found:
         unique.setdefault(runtime.key, runtime)
@@ -407,7 +393,7 @@ def _configure_loader() -> None:
         return
     if any(not r.known and not r.error for r in _state.runtimes):
         _state.folder = folder
-        env.set_for_loader("OCL_ICD_VENDORS", str(folder))
+        env.set_variable("OCL_ICD_VENDORS", str(folder))
 
 
 def prepare() -> PlatformState:

@@ -14,7 +14,6 @@ from typing import Any
 
 from netcl.core import host_memory, platforms
 from netcl.core.capabilities import device_profile
-from netcl.core.device_profile import extend
 
 
 class ContextState(dict):
@@ -24,7 +23,7 @@ class ContextState(dict):
         super().__init__()
         self.cl = platforms.opencl()
         self.device = context.devices[0]
-        self.quirks = {quirk.name for quirk in extend(device_profile(self.device)).quirks}
+        self.quirks = {quirk.name for quirk in device_profile(self.device).quirks}
         self.profile: Any = None  # set by core.device, which also probes half arithmetic
         self.programs: dict[tuple[str, tuple[str, ...]], Any] = {}
         self.queues: weakref.WeakSet[QueueState] = weakref.WeakSet()

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
@@ -59,8 +59,8 @@ def memory_of(array: np.ndarray) -> np.ndarray:
     return array
 
 
-class Remover:
-    """The handle of a registered hook: ``remove()``, or a call, removes the hook."""
+class RemovableHandle:
+    """The handle of a registered hook: ``remove()``, a call, or leaving a ``with`` block removes the hook."""
 
     __slots__ = ("remove",)
 
@@ -68,6 +68,12 @@ class Remover:
         self.remove = remove
 
     def __call__(self) -> None:
+        self.remove()
+
+    def __enter__(self) -> RemovableHandle:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
         self.remove()
 
 
@@ -568,7 +574,7 @@ class Tensor(TensorMethods):
         self.requires_grad = flag
         return self
 
-    def register_hook(self, hook: Callable[[Tensor], Tensor | None]) -> Remover:
+    def register_hook(self, hook: Callable[[Tensor], Tensor | None]) -> RemovableHandle:
         """Call ``hook(gradient)`` when this tensor's gradient is known; a tensor that it returns replaces the gradient.
 
         ``remove()`` of the result removes the hook.
@@ -582,7 +588,7 @@ class Tensor(TensorMethods):
         def remove() -> None:
             self._hooks = [h for h in self._hooks or () if h is not hook] or None
 
-        return Remover(remove)
+        return RemovableHandle(remove)
 
     # ---- items
 
@@ -670,26 +676,6 @@ def stand_on(tensor: Any, other: Any) -> None:
     tensor.writes, tensor.source, tensor.place = writes_of(other), other.source, None
     wrote((tensor,))
     tensor._mark(tensor.requires_grad, tensor.persistent)
-
-
-# ---- tensors in lists, tuples and dictionaries
-
-
-def tensors_in(value: Any) -> list[Tensor]:
-    """Return the tensors of a result, in order; a result may be nested in lists, tuples and dictionaries."""
-    if isinstance(value, Tensor):
-        return [value]
-    parts = value.values() if isinstance(value, Mapping) else value if isinstance(value, (list, tuple)) else ()
-    return [tensor for part in parts for tensor in tensors_in(part)]
-
-
-def map_leaves(tree: Any, of: Callable[[Any], Any]) -> Any:
-    """Return a result with ``of(leaf)`` in the place of everything that is not a list, a (named) tuple or a dictionary."""
-    named = isinstance(tree, tuple) and hasattr(tree, "_fields") and not getattr(tree, "__dict__", None)
-    if named or type(tree) in (list, tuple):
-        parts = [map_leaves(part, of) for part in tree]
-        return type(tree)(*parts) if named else type(tree)(parts)
-    return {key: map_leaves(part, of) for key, part in tree.items()} if type(tree) is dict else of(tree)
 
 
 def _set_data(self: Any, other: Any) -> None:

@@ -51,7 +51,7 @@ def _become(devices: Sequence[str], folder: str, program: Sequence[str]) -> int:
     leave(notes, f"joined.{number}")
     mine = devices[ours.local_rank() % len(devices)]
     if mine != "auto":
-        env.choose_device(mine)
+        env.set_variable("NETCL_DEVICE", mine)
     if program[0] == "-m":
         sys.argv = list(program[1:])
         runpy.run_module(program[1], run_name="__main__", alter_sys=True)

@@ -19,7 +19,7 @@ import numpy as np
 from netcl.core import dtype as dtypes
 from netcl.core import kernel_selector
 from netcl.core.commands import device_queue
-from netcl.core.device_profile import ExtendedDeviceProfile
+from netcl.core.device_profile import DeviceProfile
 from netcl.core.errors import DeviceError, ShapeError, message, some
 from netcl.core.hooks import hooks
 from netcl.core.kernel_selector import KernelConfig, KernelVariant, Problem
@@ -135,7 +135,7 @@ class Family:
     rounded: int
     case: Callable[[Problem], Case]
 
-    def problem(self, *sizes: int, profile: ExtendedDeviceProfile, dtype: str = "float32", **flags: Any) -> Problem:
+    def problem(self, *sizes: int, profile: DeviceProfile, dtype: str = "float32", **flags: Any) -> Problem:
         """Return a problem of this family. ``sizes`` is ``(M, N, K)`` for a product, ``(N, C, H, W, F, KH, KW)`` for a convolution."""
         chosen = {**self.flags, **{name: value for name, value in flags.items() if name in self.flags}}
         for name, value in chosen.items():

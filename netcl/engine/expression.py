@@ -11,7 +11,7 @@ import ast
 import operator
 import re
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -29,21 +29,9 @@ _PYTHON = {
 }  # fmt: skip
 
 
-class Algebra(Protocol):
-    """The interface of a target language: how each kind of node is expressed."""
-
-    def literal(self, value: float) -> Any: ...
-    def name(self, name: str) -> Any: ...
-    def negate(self, x: Any) -> Any: ...
-    def arithmetic(self, symbol: str, a: Any, b: Any) -> Any: ...
-    def compare(self, symbol: str, a: Any, b: Any) -> Any: ...
-    def call(self, function: FormulaFunction, args: list[Any]) -> Any: ...
-    def truth(self, number: Any) -> Any: ...
-    def number(self, truth: Any) -> Any: ...
-
-
-def evaluate(node: ast.expr, algebra: Algebra, sort: str = "n") -> Any:
+def evaluate(node: ast.expr, algebra: CText | PythonText | ThroughOps, sort: str = "n") -> Any:
     """Evaluate a syntax tree in an algebra, as a number (``n``) or a truth value (``t``)."""
+    value: Any
     made = "n"
     if isinstance(node, ast.Constant):
         assert isinstance(node.value, int | float)

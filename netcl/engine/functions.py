@@ -142,29 +142,16 @@ class FormulaFunction:
 
 
 _FUNCTION_ROWS = (
-    FormulaFunction("EXP", "exp", np.exp, "exp"),
+    # EXP, EXPM1, ..: functions of one number with the same name in OpenCL C and NumPy, and ASIN, ..: those that NumPy calls arcsin, ..
+    *(FormulaFunction(name.upper(), name, getattr(np, name), name)
+      for name in "exp expm1 log log1p log2 log10 exp2 sqrt tanh sinh cosh".split()),
+    *(FormulaFunction(name.upper(), name, getattr(np, f"arc{name[1:]}"), name) for name in "asin acos atan asinh acosh atanh".split()),
     FormulaFunction("EXP_BELOW", "exp", np.exp, "exp", c_single="netcl_expbelow"),  # for arguments that are not far above 0
-    FormulaFunction("EXPM1", "expm1", np.expm1, "expm1"),
-    FormulaFunction("LOG", "log", np.log, "log"),
-    FormulaFunction("LOG1P", "log1p", np.log1p, "log1p"),
-    FormulaFunction("LOG2", "log2", np.log2, "log2"),
-    FormulaFunction("LOG10", "log10", np.log10, "log10"),
-    FormulaFunction("EXP2", "exp2", np.exp2, "exp2"),
-    FormulaFunction("SQRT", "sqrt", np.sqrt, "sqrt"),
     FormulaFunction("RSQRT", "rsqrt", lambda x: 1 / np.sqrt(x), "rsqrt"),
     FormulaFunction("SIN", "netcl_sin", np.sin, "sin"),
     FormulaFunction("COS", "netcl_cos", np.cos, "cos"),
     FormulaFunction("TAN", "netcl_tan", np.tan, "tan"),
-    FormulaFunction("ASIN", "asin", np.arcsin, "asin"),
-    FormulaFunction("ACOS", "acos", np.arccos, "acos"),
-    FormulaFunction("ATAN", "atan", np.arctan, "atan"),
     FormulaFunction("ATAN2", "atan2", np.arctan2, "atan2", "nn"),
-    FormulaFunction("ASINH", "asinh", np.arcsinh, "asinh"),
-    FormulaFunction("ACOSH", "acosh", np.arccosh, "acosh"),
-    FormulaFunction("ATANH", "atanh", np.arctanh, "atanh"),
-    FormulaFunction("TANH", "tanh", np.tanh, "tanh"),
-    FormulaFunction("SINH", "sinh", np.sinh, "sinh"),
-    FormulaFunction("COSH", "cosh", np.cosh, "cosh"),
     FormulaFunction("ERF", "erf", erf, "erf", c_single="netcl_erf"),
     FormulaFunction("ERFC", "erfc", erfc, "erfc"),
     FormulaFunction("ERFINV", "netcl_erfinv", erfinv, "erfinv"),
@@ -196,7 +183,7 @@ _FUNCTION_ROWS = (
     FormulaFunction("SHIFTLEFT", "", _integers_only, "bitwise_left_shift", "nn", c_int="netcl_shiftleft", np_int=shift_left),
     FormulaFunction("SHIFTRIGHT", "", _integers_only, "bitwise_right_shift", "nn", c_int="netcl_shiftright", np_int=shift_right),
     FormulaFunction("NOT", "netcl_not", np.logical_not, "logical_not", "t", "t", c_int="netcl_not", np_int=np.logical_not),
-)
+)  # fmt: skip
 
 FORMULA_FUNCTIONS: dict[str, FormulaFunction] = {row.name: row for row in _FUNCTION_ROWS}
 

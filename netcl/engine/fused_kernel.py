@@ -229,7 +229,9 @@ def _plan_rows(region: Region, options: tuple[str, ...]) -> Plan:
     assert region.space is not None
     real, commands = region.order[0].real, command_list(region.order[0].queue, region.leaves)
     rows = row_kernel.row_launch(region.steps, region.slots, real, region.space, region.leaves, commands.queue, options, region.name)
-    results = [Tensor.empty(rows.kept_shape(i, node.shape), rows.stored[i], queue=commands) for i, node in enumerate(region.kept)]
+    partial = rows.groups, rows.inner  # the shape of partial sums over columns: one per group of rows
+    shapes = [partial if node.kind == "columns" else node.shape for node in region.kept]
+    results = [Tensor.empty(shape, dtype, queue=commands) for shape, dtype in zip(shapes, rows.stored, strict=True)]
     room = [Tensor.empty((rows.groups * rows.room, rows.inner), STORED[real], queue=commands)] if rows.room else []
     numbers = map(Given, range(len(region.numbers)))
     rows.kernel(commands, rows.items, rows.local, *commands.given, *results, *room, *numbers, *rows.sizes)

@@ -14,7 +14,8 @@ from netcl.core.device import get_active_device, profile_of, require
 from netcl.core.errors import DeviceError, DtypeError, ShapeError, message
 from netcl.core.hooks import hooks
 from netcl.core.kernels import primitives, program
-from netcl.core.tensor import Tensor, map_leaves, tensors_in, wrap_array
+from netcl.core.nested import map_leaves, tensors_in
+from netcl.core.tensor import Tensor, wrap_array
 from netcl.engine.functions import exp_below
 from netcl.engine.operands import from_values
 
@@ -217,11 +218,9 @@ def numpy_reference(name: str, *args: Any, **kwargs: Any) -> Any:
     queue = require("cpu").queue
 
     def sent(value: Any) -> Any:
-        if isinstance(value, list):
-            return [sent(part) for part in value]
         if not isinstance(value, np.ndarray | np.generic):
             return value
         return Tensor.from_host(queue, value, "float64" if value.dtype.kind == "f" else None)
 
-    found = hooks.call(name, *map(sent, args), **kwargs)
+    found = hooks.call(name, *map_leaves(args, sent), **kwargs)
     return tuple(x.to_host() for x in found) if isinstance(found, (tuple, list)) else found.to_host()

@@ -14,7 +14,7 @@ import math
 from collections.abc import Callable, Sequence
 from functools import partial, wraps
 from operator import itemgetter
-from typing import Any, NamedTuple
+from typing import Any
 
 from netcl.core import dtype as dtypes
 from netcl.core import recording
@@ -24,8 +24,9 @@ from netcl.core.device import CPUQueue
 from netcl.core.hooks import hooks
 from netcl.core.kernel_selector import get_kernel_selector
 from netcl.core.memory import BufferHandle, get_persistent_pool, shares_host
+from netcl.core.nested import map_leaves
 from netcl.core.queue_state import queue_state
-from netcl.core.tensor import Tensor, map_leaves, over_memory
+from netcl.core.tensor import Tensor, over_memory
 from netcl.core.waiting_runs import WaitingRun, call_at_once, flush_waiting, run_later, waiting
 from netcl.core.writes import rewrote, wrote
 from netcl.engine.modes import deferral, in_mode
@@ -440,39 +441,26 @@ def planned(
             return function(*args, **kwargs) if found is None else found.append_to(queue, tensors)
         if isinstance(queue, CPUQueue):
             return function(*args, **kwargs)
-        return _UnplannedCall(name, function, deferred, args, kwargs, tensors).made(signature, found)
+        return _run_unplanned(name, function, deferred, args, kwargs, tensors, signature, found)
 
     return call
 
 
-class _UnplannedCall(NamedTuple):
-    """A call without a valid plan in the cache."""
-
-    name: Any
-    function: Callable[..., Any]
-    deferred: Callable[..., Any] | None
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    tensors: list[Tensor]
-
-    def made(self, signature: tuple[Any, ...], found: Any) -> Any:
-        """Return the result of the call; cache its plan or a :class:`Deferral`. ``found`` is the entry cached for ``signature``."""
-        plans = plan_cache(self.tensors[0].queue)
-        if found is None and self.deferred is not None and deferral.mode is None:
-            made = self.deferred(*self.args, **self.kwargs)
-            if made is not None:
-                plans[signature] = begun = Deferral()
-                return begun.follow(made)
-        if type(found) is Deferral and found.defers():
-            made = self.deferred(*self.args, **self.kwargs)  # type: ignore[misc]
-            if made is not None:
-                return found.follow(made)
-        plan = found.plan if type(found) is Deferral else found
-        if plan is None:
-            name = getattr(self.name, "name", self.name)
-            plan = make_plan(name, self.tensors[0].queue, self.tensors, self.function, self.args, self.kwargs)
+def _run_unplanned(
+    name: Any, function: Callable[..., Any], deferred: Any, args: Any, kwargs: Any, tensors: list[Tensor], signature: Any, found: Any
+) -> Any:
+    """Run a call without a plan in the cache, where ``found`` is; cache its plan or a :class:`Deferral`. Arguments as in `planned`."""
+    plans = plan_cache(tensors[0].queue)
+    if found is None and deferred is not None and deferral.mode is None and (made := deferred(*args, **kwargs)) is not None:
+        plans[signature] = begun = Deferral()
+        return begun.follow(made)
+    if type(found) is Deferral and found.defers() and (made := deferred(*args, **kwargs)) is not None:
+        return found.follow(made)
+    plan = found.plan if type(found) is Deferral else found
+    if plan is None:
+        plan = make_plan(getattr(name, "name", name), tensors[0].queue, tensors, function, args, kwargs)
         if type(found) is Deferral:
             found.plan = plan
         else:
             plans[signature] = plan
-        return plan.run(self.tensors) if type(plan) is Plan else self.function(*self.args, **self.kwargs)
+    return plan.run(tensors) if type(plan) is Plan else function(*args, **kwargs)

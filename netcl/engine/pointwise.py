@@ -27,7 +27,7 @@ from netcl.engine.plan import MOST_PLANS, Plan, plan_cache, planned_before
 from netcl.engine.registry import Choice, Pointwise
 
 
-class Waiting(NamedTuple):
+class DeferredCall(NamedTuple):
     """The cache entry for calls that are deferred instead of planned: shape, compute type and dtype of the result."""
 
     types: tuple[tuple[int, ...], str, DType]
@@ -76,8 +76,8 @@ def caller(row: Pointwise, dtype: str | None = None) -> Callable[..., Tensor]:
                 return _run_numpy(row, queue, args, out, dtype)
             if type(queue) is CommandList:
                 return _planned_inside(row, queue, args, out, dtype, signature)
-            found = found if type(found) is Waiting else _new_plan(row, queue, args, out, dtype, signature)
-            if type(found) is Waiting:
+            found = found if type(found) is DeferredCall else _new_plan(row, queue, args, out, dtype, signature)
+            if type(found) is DeferredCall:
                 return deferred(row, queue, args, found.types, dtype)
         if recording.listening and out is None and (made := _onto_product(row, args, dtype, signature)) is not None:
             return made
@@ -144,13 +144,13 @@ def _operands_of(row: Pointwise, args: Sequence[Any]) -> tuple[Any, ...]:
 
 def _new_plan(
     row: Pointwise, queue: Any, args: Sequence[Any], out: Tensor | None, dtype: str | None, key: tuple[Any, ...]
-) -> Plan | Waiting:
-    """Plan a call with a new key and cache the plan; a :class:`Waiting` takes its place if the call is deferred."""
+) -> Plan | DeferredCall:
+    """Plan a call with a new key and cache the plan; a :class:`DeferredCall` takes its place if the call is deferred."""
     plans = plan_cache(queue)
     types = _forward_types(row, args, dtype)
     if out is None and worth_deferring(queue, types[0]) and fusable(queue, *types, args):
-        plans[key] = waiting = Waiting(types)
-        return waiting
+        plans[key] = deferred_call = DeferredCall(types)
+        return deferred_call
     plans[key] = plan = _own_plan(row, queue, args, out, types)
     return plan
 
@@ -307,13 +307,8 @@ def _vjp_kernel(
     queue = g.queue
     commands = queue if type(queue) is CommandList else None
     queue = device_queue(queue)
-    key = (
-        "vjp",
-        row,
-        wanted,
-        *[(x.dtype, x.shape) if isinstance(x, Tensor) else type(x) for x in inputs],
-        *[x.dtype for x, w in zip(values, wanted, strict=True) if w],
-    )
+    types = [(x.dtype, x.shape) if isinstance(x, Tensor) else type(x) for x in inputs]
+    key = ("vjp", row, wanted, *types, *[x.dtype for x, w in zip(values, wanted, strict=True) if w])
     try:
         plan = queue.netcl.plans[key]
     except (AttributeError, KeyError):  # a new queue or a new signature

@@ -289,7 +289,9 @@ def _fold_axes(row: Reduction, x: Tensor, axes: tuple[int, ...], target: Tensor,
         part = Tensor.empty((shape.rows, shape.inner), STORED[compute], queue=x.queue)
         _fold_cl(Stage(row, compute, not mapped, False), x, None, part, shape, args)
         x, mapped, folded = part, True, folded - 1
-        pattern = _without(pattern, at)
+        del pattern[at]
+        if 0 < at < len(pattern):  # kept axes that become neighbors are merged
+            pattern[at - 1 : at + 1] = [(pattern[at][0], pattern[at - 1][1] * pattern[at][1])]
     last = [i for i, (is_folded, _) in enumerate(pattern) if is_folded]
     shape = _fold_shape(pattern, last[0]) if last else Shape3(math.prod(size for _, size in pattern), 1, 1)
     _fold_cl(Stage(row, compute, not mapped, True), x, given, target, shape, args)
@@ -298,14 +300,6 @@ def _fold_axes(row: Reduction, x: Tensor, axes: tuple[int, ...], target: Tensor,
 def _fold_shape(pattern: list[tuple[bool, int]], at: int) -> Shape3:
     sizes = [size for _, size in pattern]
     return Shape3(math.prod(sizes[:at]), sizes[at], math.prod(sizes[at + 1 :]))
-
-
-def _without(pattern: list[tuple[bool, int]], at: int) -> list[tuple[bool, int]]:
-    """Return ``pattern`` (see :func:`runs`) without its entry ``at``, which was folded; kept entries that become neighbors are merged."""
-    rest = pattern[:at] + pattern[at + 1 :]
-    if 0 < at < len(rest):
-        rest[at - 1 : at + 1] = [(rest[at][0], rest[at - 1][1] * rest[at][1])]
-    return rest
 
 
 @cache

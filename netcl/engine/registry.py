@@ -533,12 +533,7 @@ def _tensor_inputs(call: Callable[..., Any]) -> tuple[str, ...]:
 
 
 def op(
-    *,
-    vjp: Callable[..., Any] | None,
-    ref: Callable[..., Any] | str | None,
-    name: str = "",
-    inputs: Sequence[str] = (),
-    **columns: Any,
+    *, vjp: Callable[..., Any] | None, ref: Callable[..., Any] | str | None, name: str = "", inputs: Sequence[str] = (), **columns: Any
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Return a decorator that registers a function as an op. ``vjp=None`` without a ``formula`` declares that it has no gradient.
 

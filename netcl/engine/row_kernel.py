@@ -294,13 +294,8 @@ class RowLaunch(NamedTuple):
     inner: int
     join_local: int
     stored: tuple[str, ...]
-    columns: tuple[bool, ...]
     sizes: tuple[int, ...]
     room: int  # rows of scratch memory per group
-
-    def kept_shape(self, i: int, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """Return the shape of a stored result; a sum over columns is stored as one partial sum per group of rows."""
-        return (self.groups, self.inner) if self.columns[i] else shape
 
 
 def spread_of(queue: Any, count: int, inner: int, real: str, columns: bool) -> rows.Spread:
@@ -318,8 +313,7 @@ def row_launch(
 ) -> RowLaunch:  # fmt: skip
     """Return the launch of a region over rows for these shapes; builds the kernel if it is new."""
     count, inner = math.prod(space.lead), math.prod(space.shape[len(space.lead) :])
-    columns = tuple(steps[k].kind == "columns" for k in slots)
-    spread = spread_of(queue, count, inner, real, any(columns))
+    spread = spread_of(queue, count, inner, real, any(steps[k].kind == "columns" for k in slots))
     shapes = [(1,) * (len(space.shape) - x.ndim) + x.shape for x in leaves]
     moves = [any(n != 1 for n in shape[len(space.lead) :]) for shape in shapes]
     groups = merged_axes(space.lead, [shape[: len(space.lead)] for shape in shapes])
@@ -333,7 +327,7 @@ def row_launch(
     for j, moved in enumerate(moves):
         sizes += [step * (inner if moved else 1) for step in steps_of(groups, j)]
     n = -(-count // spread.each)
-    return RowLaunch(kernel, n * spread.group, spread.local, n, inner, 1 if layout.half_bits else 64, stored, columns, tuple(sizes), room)
+    return RowLaunch(kernel, n * spread.group, spread.local, n, inner, 1 if layout.half_bits else 64, stored, tuple(sizes), room)
 
 
 def join(queue: Any, part: str, results: tuple[str, ...], inner: int) -> tuple[Any, int]:

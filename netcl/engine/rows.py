@@ -51,17 +51,12 @@ def row_spread(cpu: bool, most: int, n: int, wide: bool, quads: bool = False) ->
         return Spread(min(64, most), 1, 1, 1)
     if quads and n % 4 == 0 and n >= QUAD_ROW:
         vectors = n // 4
-        group = min(max(32, _power_of_two(-(-vectors // 4))), 512, 1 << (most.bit_length() - 1))
+        group = min(max(32, 1 << (-(-vectors // 4) - 1).bit_length()), 512, 1 << (most.bit_length() - 1))
         held = -(-vectors // group)
         return Spread(group, group, 4, 1, held if held * (8 if wide else 4) <= MOST_HELD_REGISTERS else 0)
     group = min(64 if n <= MEDIUM_ROW else 256, most)
     group = 1 << (group.bit_length() - 1)
     return Spread(group, group, 1, 1)
-
-
-def _power_of_two(n: int) -> int:
-    """Return the smallest power of two that is at least n and at least 1."""
-    return 1 << max(0, n - 1).bit_length()
 
 
 def part_spread(queue: Any, rows: int, n: int, operands: Mapping[str, str], args: Sequence[Any]) -> Spread:
@@ -97,7 +92,7 @@ def channel_spread(queue: Any, n: int, wide: bool, quads: bool = False) -> Sprea
     if cpu:
         return Spread(1, 1, 8 if wide else 16, 1)
     vec = 4 if quads else 1
-    group = min(max(32, _power_of_two(-(-n // (4 * vec)))), MOST_FOLDING, 1 << (most.bit_length() - 1))
+    group = min(max(32, 1 << max(0, -(-n // (4 * vec)) - 1).bit_length()), MOST_FOLDING, 1 << (most.bit_length() - 1))
     return Spread(group, group, vec, 1)
 
 

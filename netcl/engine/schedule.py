@@ -68,10 +68,6 @@ class PendingNode(CountedSource):
     def __repr__(self) -> str:
         return f"<{self.name}: {self.shape} {self.dtype}{'' if self.made is None else ', computed'}>"
 
-    def compute(self, wanted: Sequence[PendingNode] = ()) -> Tensor:
-        """Compute this node and return its tensor. The kernel may also compute nodes that share work, and ``wanted`` nodes."""
-        raise NotImplementedError
-
     def finish(self, made: Tensor) -> None:
         """Store the result and drop the inputs."""
         raise NotImplementedError

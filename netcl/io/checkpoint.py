@@ -15,12 +15,12 @@ import numpy as np
 
 from netcl.core.device import get_active_device
 from netcl.core.errors import message
+from netcl.core.nested import map_leaves
 from netcl.data.errors import check_count
 from netcl.io import archive, tree
 from netcl.io.archive import FileError, refusal, refusing
 from netcl.io.model import fitting
 from netcl.ops import random
-from netcl.replay.graph import map_leaves
 
 log = logging.getLogger("netcl")
 

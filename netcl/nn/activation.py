@@ -103,6 +103,7 @@ LogSoftmax = _layer(
     "nn.LogSoftmax()([[0.0]]).tolist()", "[[0.0]]",
 )  # fmt: skip
 Swish = SiLU
+FUNCTIONS = ["celu", "glu"]
 ACTIVATIONS |= {"prelu": PReLU, "celu": CELU, "swish": Swish}
 
 

@@ -144,7 +144,9 @@ class Sequential(_Ordered):
             if joined:
                 joined = False
                 continue
-            activation = _activation_of(after) if type(layer) is Linear and type(x) is Tensor else ""
+            activation = ""
+            if type(layer) is Linear and type(x) is Tensor and after is not None:
+                activation = _JOINED.get((type(after), type(after).forward, Linear.forward), "")
             # in ag.jit_compile they stay two ops, which fuse with the ops around them
             joined = activation != "" and deferral.mode is None and may_join(layer, after)
             x = ag.affine_activated(x, layer.weight, layer.bias, activation=activation) if joined else layer(x)
@@ -153,10 +155,6 @@ class Sequential(_Ordered):
 
 # Activations that a Linear runs in its own kernel, and whose gradient reads the result alone; by class and ``forward``.
 _JOINED = {(kind, kind.forward, Linear.forward): name for kind, name in ((ReLU, "relu"), (Tanh, "tanh"), (Sigmoid, "sigmoid"))}
-
-
-def _activation_of(module: Module | None) -> str:
-    return "" if module is None else _JOINED.get((type(module), type(module).forward, Linear.forward), "")
 
 
 class ModuleList(_Ordered):

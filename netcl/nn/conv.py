@@ -82,34 +82,20 @@ class _Conv(_Convolution):
         padding = padding if pad is None else pad
         self._setup((in_channels, out_channels), kernel_size, stride, padding, dilation, groups, bias, padding_mode)
 
-
-class Conv1d(_Conv):
-    """A convolution of signals: ``y[n, f, i] = b[f] + sum over c, k of w[f, c, k] x[n, c, i * stride + k * dilation - padding]``.
-
-    - **in_channels**, **out_channels**, **kernel_size**, **stride**, **padding** (a number, ``"valid"``, or ``"same"`` if both sides
-      are equal), **dilation**, **groups**, **bias**, **padding_mode** (``zeros``, ``reflect``, ``replicate``, ``circular``): as in torch.
-    - **pad**: another name of ``padding``.
-
-    Shapes: ``x`` ``(N, in_channels, L)``, ``y`` ``(N, out_channels, L')``, ``weight``
-    ``(out_channels, in_channels / groups, kernel_size)``.
-
-    >>> from netcl import nn, zeros
-    >>> nn.Conv1d(3, 8, 3, padding=1)(zeros((2, 3, 10))).shape
-    (2, 8, 10)
-    """
-
-    axes = 1
-
     def forward(self, x: Tensor) -> Tensor:
-        x, (padding,) = self._padded(x)
-        return ag.conv1d(x, self.weight, self.bias, stride=self.stride[0], padding=padding, dilation=self.dilation[0], groups=self.groups)
+        x, padding = self._padded(x)
+        if self.axes == 3:
+            return conv3d(x, self.weight, self.bias, self.stride, padding, self.dilation, self.groups)
+        stride, pad, dilation = self.stride[0], padding[0], self.dilation[0]
+        return ag.conv1d(x, self.weight, self.bias, stride=stride, padding=pad, dilation=dilation, groups=self.groups)
 
 
 class Conv2d(_Conv):
     """A convolution of images: ``y[n, f] = b[f] + sum over c of w[f, c] * x[n, c]``, ``*`` being cross-correlation.
 
-    - **in_channels**, **out_channels**, **kernel_size**, **stride**, **padding** (numbers or pairs, or ``"same"``, ``"valid"``),
-      **dilation**, **groups**, **bias**, **padding_mode**: as in :class:`Conv1d`.
+    - **in_channels**, **out_channels**, **kernel_size**, **stride**, **padding** (numbers or pairs, ``"valid"``, or ``"same"`` if both
+      sides are equal), **dilation**, **groups**, **bias**, **padding_mode** (``zeros``, ``reflect``, ``replicate``, ``circular``): as in
+      torch.
     - **pad**: another name of ``padding``.
 
     Shapes: ``x`` ``(N, in_channels, H, W)``, ``y`` ``(N, out_channels, H', W')``,
@@ -123,21 +109,6 @@ class Conv2d(_Conv):
     def forward(self, x: Tensor) -> Tensor:
         x, padding = self._padded(x)
         return ag.conv2d(x, self.weight, self.bias, stride=self.stride, padding=padding, dilation=self.dilation, groups=self.groups)
-
-
-class Conv3d(_Conv):
-    """A convolution of volumes, with the arguments of :class:`Conv2d`; computed as a convolution of images.
-
-    >>> from netcl import nn, zeros
-    >>> nn.Conv3d(3, 8, 3, padding=1)(zeros((2, 3, 4, 5, 6))).shape
-    (2, 8, 4, 5, 6)
-    """
-
-    axes = 3
-
-    def forward(self, x: Tensor) -> Tensor:
-        x, padding = self._padded(x)
-        return conv3d(x, self.weight, self.bias, self.stride, padding, self.dilation, self.groups)
 
 
 class DepthwiseConv2d(Conv2d):
@@ -170,8 +141,7 @@ class _ConvTranspose(_Convolution):
         self._setup((in_channels, out_channels), kernel_size, stride, padding if pad is None else pad, dilation, groups, bias)
         self.output_padding = several(output_padding, self.axes, "output_padding")
 
-    def _options(self, x: Tensor, output_size: Sequence[int] | None) -> dict[str, Any]:
-        """Return the settings of the op; ``output_size`` (of the last axes) determines the output padding."""
+    def forward(self, x: Tensor, output_size: Sequence[int] | None = None) -> Tensor:
         extra = self.output_padding
         if output_size is not None:
             sizes = [int(n) for n in output_size][-self.axes :]
@@ -181,12 +151,10 @@ class _ConvTranspose(_Convolution):
             if any(not 0 <= n < s for n, s in zip(extra, self.stride, strict=True)):
                 what = f"output_size must be at least {tuple(least)}, and exceed it by less than the stride"
                 raise ShapeError(message(type(self).__name__, what, output_size=sizes, stride=self.stride))
-        given = {"stride": self.stride, "padding": self.padding, "output_padding": extra, "dilation": self.dilation}
-        return {"groups": self.groups, **(given if self.axes > 1 else {name: value[0] for name, value in given.items()})}
-
-    def forward(self, x: Tensor, output_size: Sequence[int] | None = None) -> Tensor:
-        function: Any = conv_transpose3d if self.axes == 3 else ag.conv_transpose1d if self.axes == 1 else ag.conv_transpose2d
-        return function(x, self.weight, self.bias, **self._options(x, output_size))
+        op: Any = conv_transpose3d if self.axes == 3 else ag.conv_transpose1d if self.axes == 1 else ag.conv_transpose2d
+        given: dict[str, Any] = {"stride": self.stride, "padding": self.padding, "output_padding": extra, "dilation": self.dilation}
+        given = {name: size[0] for name, size in given.items()} if self.axes == 1 else given
+        return op(x, self.weight, self.bias, groups=self.groups, **given)
 
 
 class ConvTranspose2d(_ConvTranspose):
@@ -207,15 +175,17 @@ class ConvTranspose2d(_ConvTranspose):
     """
 
 
-def _transposed(axes: int) -> Any:
-    name, x, y = f"ConvTranspose{axes}d", (1, 4, 3, 4, 5)[: axes + 2], (1, 8, 6, 8, 10)[: axes + 2]
-    doc = f"""The transpose of :class:`Conv{axes}d`, with the arguments of :class:`ConvTranspose2d`.
+def _of_axes(base: type[_Convolution], axes: int, of: str) -> Any:
+    """Return the layer for signals (1 axis) or volumes (3 axes) whose form for images is ``Conv2d`` or ``ConvTranspose2d``."""
+    kind, shape = ("ConvTranspose", (1, 8, 6, 8, 10)) if base.transposed else ("Conv", (1, 8, 3, 4, 5))
+    doc = f"""{"The transpose of" if base.transposed else "A convolution of"} {of}, with the arguments of :class:`{kind}2d`.
 
     >>> from netcl import nn, zeros
-    >>> nn.{name}(4, 8, 2, stride=2)(zeros({x})).shape
-    {y}
+    >>> nn.{kind}{axes}d(4, 8, {"2, stride=2" if base.transposed else "3, padding=1"})(zeros({(1, 4, 3, 4, 5)[: axes + 2]})).shape
+    {shape[: axes + 2]}
     """
-    return type(Module)(name, (_ConvTranspose,), {"axes": axes, "__doc__": doc, "__module__": __name__})  # type: ignore[misc]
+    return type(Module)(f"{kind}{axes}d", (base,), {"axes": axes, "__doc__": doc, "__module__": __name__})  # type: ignore[misc]
 
 
-ConvTranspose1d, ConvTranspose3d = _transposed(1), _transposed(3)
+Conv1d, Conv3d = _of_axes(_Conv, 1, "signals ``(N, in_channels, L)``"), _of_axes(_Conv, 3, "volumes ``(N, in_channels, D, H, W)``")
+ConvTranspose1d, ConvTranspose3d = _of_axes(_ConvTranspose, 1, ":class:`Conv1d`"), _of_axes(_ConvTranspose, 3, ":class:`Conv3d`")

@@ -18,8 +18,6 @@ from netcl.nn import attention as attentions
 from netcl.nn import dropout as dropouts
 from netcl.nn import embedding as embeddings
 from netcl.nn import linear as linears
-from netcl.nn.activation import celu as celu
-from netcl.nn.activation import glu as glu
 
 #: torch's names of ops that have another name here.
 RENAMED = {
@@ -27,7 +25,8 @@ RENAMED = {
     "native_channel_shuffle": "channel_shuffle",
 }  # fmt: skip
 #: Functions that are composed of ops, and where they are.
-COMPOSED = {name: module for module in (attentions, composed, ctc, dropouts, embeddings, linears, volume) for name in module.FUNCTIONS}
+_COMPOSED_IN = activation, attentions, composed, ctc, dropouts, embeddings, linears, volume
+COMPOSED = {name: module for module in _COMPOSED_IN for name in module.FUNCTIONS}
 #: Functions that torch has in a form that writes its result into the input.
 WRITING = ("celu_", "elu_", "hardtanh_", "leaky_relu_", "relu_", "rrelu_", "selu_", "threshold_")
 _POOLS = tuple(f"{kind}max_pool{axes}d" for kind in ("", "adaptive_") for axes in (1, 2, 3))
@@ -40,7 +39,7 @@ else:
     def __getattr__(name: str) -> Callable[..., Any]:
         op = RENAMED.get(name, name)
         if name in WRITING:
-            found = _writing(__getattr__(name[:-1]) if name != "celu_" else celu)
+            found = _writing(__getattr__(name[:-1]))
         elif name.removesuffix("_with_indices") in _POOLS and name not in _POOLS:
             found = partial(__getattr__(name.removesuffix("_with_indices")), return_indices=True)
         else:

@@ -26,7 +26,7 @@ from netcl.nn.composed import (  # type: ignore[assignment]
     upsample_bilinear as upsample_bilinear, upsample_nearest as upsample_nearest,
 )
 from netcl.nn.linear import bilinear as bilinear
-from netcl.nn.activation import celu as celu
+from netcl.nn.activation import celu as celu, glu as glu
 from netcl.nn.ctc import ctc_loss as ctc_loss
 from netcl.nn.embedding import embedding as embedding, embedding_bag as embedding_bag  # type: ignore[assignment]
 from netcl.nn.attention import multi_head_attention_forward as multi_head_attention_forward

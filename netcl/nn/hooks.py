@@ -7,34 +7,27 @@ from collections.abc import Callable
 from typing import Any
 
 import netcl.autograd as ag
-from netcl.core.tensor import Tensor
+from netcl.core.tensor import RemovableHandle, Tensor
 
 _handle_numbers = itertools.count()
 
 
-class RemovableHandle:
-    """The handle of a registered hook; ``remove()``, or leaving a ``with`` block, removes the hook."""
+def add_hook(hooks: dict[str, dict[int, Callable[..., Any]]], kind: str, hook: Callable[..., Any], first: bool = False) -> RemovableHandle:
+    """Add a hook to those of a module, the ``first`` or the last; the returned handle removes it."""
+    number = next(_handle_numbers)
+    group = hooks.setdefault(kind, {})
+    later = dict(group) if first else {}
+    for other in later:
+        del group[other]
+    group |= {number: hook} | later
 
-    def __init__(self, hooks: dict[str, dict[int, Callable[..., Any]]], kind: str, hook: Callable[..., Any], first: bool = False):
-        self._hooks, self._kind, self._number = hooks, kind, next(_handle_numbers)
-        group, own = hooks.setdefault(kind, {}), {self._number: hook}
-        later = dict(group) if first else {}
-        for number in later:
-            del group[number]
-        group |= own | later
-
-    def remove(self) -> None:
-        """Remove the hook; a second call does nothing."""
-        group = self._hooks.get(self._kind, {})
-        group.pop(self._number, None)
+    def remove() -> None:
+        group = hooks.get(kind, {})
+        group.pop(number, None)
         if not group:
-            self._hooks.pop(self._kind, None)
+            hooks.pop(kind, None)
 
-    def __enter__(self) -> RemovableHandle:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.remove()
+    return RemovableHandle(remove)
 
 
 def with_keywords(hook: Callable[..., Any], given: bool) -> Callable[..., Any]:

@@ -7,9 +7,7 @@ or else the counter-based generator of the tensor's device, which ``netcl.manual
 from __future__ import annotations
 
 import math
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import wraps
 from typing import Any
 
@@ -21,25 +19,18 @@ from netcl.core.device import queue_of
 from netcl.core.dtype import sum_dtype
 from netcl.core.errors import ShapeError, message
 from netcl.core.tensor import Tensor
-from netcl.nn.parameter import draws_values
-
-_skips = threading.local()
+from netcl.nn.parameter import draws_values, placed
 
 
-@contextmanager
-def skipped() -> Iterator[None]:
-    """Turn all functions but ``eye_`` and ``dirac_`` off inside the block, in this thread, for weights that are loaded next."""
-    before, _skips.skipped = getattr(_skips, "skipped", False), True
-    try:
-        yield
-    finally:
-        _skips.skipped = before
+def skipped() -> placed:
+    """Turn the functions that draw random values off inside the block, in this thread, for weights that are loaded next."""
+    return placed(blank=True)
 
 
 def _drawing(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """Return ``function`` with a ``generator=`` parameter; the returned function does nothing inside :func:`skipped`."""
     draw = with_generator(function)
-    return wraps(draw)(lambda tensor, *args, **options: tensor if getattr(_skips, "skipped", False) else draw(tensor, *args, **options))
+    return wraps(draw)(lambda tensor, *args, **options: draw(tensor, *args, **options) if draws_values() else tensor)
 
 
 def _random_values(kind: str, tensor: Tensor) -> np.ndarray:
@@ -58,7 +49,7 @@ def _put(tensor: Tensor, values: np.ndarray) -> Tensor:
 def constant_(tensor: Tensor, val: float) -> Tensor:
     """Fill with the value ``val``."""
     with ag.no_grad():
-        return tensor if getattr(_skips, "skipped", False) else tensor.fill_(val)
+        return tensor.fill_(val)
 
 
 def zeros_(tensor: Tensor) -> Tensor:
@@ -105,13 +96,13 @@ def uniform_(tensor: Tensor, a: float = 0.0, b: float = 1.0) -> Tensor:
     >>> bool((abs(t.to_host()) <= 2).all())
     True
     """
-    return _put(tensor, a + (b - a) * _random_values("uniform", tensor)) if draws_values() else tensor
+    return _put(tensor, a + (b - a) * _random_values("uniform", tensor))
 
 
 @_drawing
 def normal_(tensor: Tensor, mean: float = 0.0, std: float = 1.0) -> Tensor:
     """Fill with values drawn from a normal distribution."""
-    return _put(tensor, mean + std * _random_values("normal", tensor)) if draws_values() else tensor
+    return _put(tensor, mean + std * _random_values("normal", tensor))
 
 
 @_drawing

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-from functools import partial
 from typing import Any
 
 import netcl.autograd as ag  # noqa: F401, the expressions below are in it
@@ -46,76 +45,54 @@ class Loss(Module, metaclass=_Reducing):
         self.register_buffer(name, weight)
 
 
-_layer = partial(layer_class, globals(), base=Loss)
-CrossEntropyLoss = _layer(
-    "CrossEntropyLoss(weight: Any = None, ignore_index: int = -100, reduction: str = 'mean', label_smoothing: float = 0.0)",
-    "ag.cross_entropy(logits, target, weight=weight, ignore_index=ignore_index, reduction=reduction, label_smoothing=label_smoothing)",
-    "Softmax and negative log-likelihood in one: ``-log(exp(x[y]) / sum over c of exp(x[c]))``.\n\n"
-    "- **weight**: one factor per class.\n- **ignore_index**: targets of this class are ignored.\n"
-    "- **reduction**: ``mean`` divides by the total weight of the class indices, or the number of rows of probabilities.\n"
-    "- **label_smoothing**: how much of the target is spread over all classes.\n\n"
-    "Shapes: logits ``(N, C)`` or ``(N, C, ...)``; targets ``(N,)`` or ``(N, ...)`` are class indices of any dtype, targets of the\n"
-    "logits' shape are probabilities.", "round(nn.CrossEntropyLoss()([[0.0, 0.0]], [1]).item(), 4)", "0.6931",
-)  # fmt: skip
-NLLLoss = _layer(
-    "NLLLoss(weight: Any = None, ignore_index: int = -100, reduction: str = 'mean')",
-    "ag.nll(log_probabilities, target, weight=weight, ignore_index=ignore_index, reduction=reduction)",
-    "Negative log-likelihood of log-probabilities: ``-x[y]``.\n\n"
-    "- **weight**, **ignore_index**, **reduction**: as in :class:`CrossEntropyLoss`.\n\n"
-    "Shapes: log-probabilities ``(N, C)`` or ``(N, C, ...)``, targets ``(N,)`` or ``(N, ...)``.",
-    "nn.NLLLoss()([[-1.0, -2.0]], [1]).item()", "2.0",
-)  # fmt: skip
-NLLLoss2d = NLLLoss
-MSELoss = _layer(
-    "MSELoss", "ag.mse(x, target, reduction=reduction)", "The squared difference: ``(x - y)^2``.",
-    "nn.MSELoss()([1.0, 2.0], [1.0, 4.0]).item()", "2.0",
-)  # fmt: skip
-L1Loss = _layer(
-    "L1Loss", "ag.l1(x, target, reduction=reduction)", "The absolute difference: ``|x - y|``.",
-    "nn.L1Loss()([1.0, 2.0], [1.0, 4.0]).item()", "1.0",
-)  # fmt: skip
-SmoothL1Loss = _layer(
-    "SmoothL1Loss(reduction: str = 'mean', beta: float = 1.0)", "ag.smooth_l1(x, target, beta=beta, reduction=reduction)",
-    "Quadratic where small, linear where large: ``d^2 / (2 beta)`` if ``d = |x - y| < beta``, else ``d - beta / 2``.",
-    "nn.SmoothL1Loss()([0.0], [2.0]).item()", "1.5",
-)  # fmt: skip
-HuberLoss = _layer(
-    "HuberLoss(reduction: str = 'mean', delta: float = 1.0)", "ag.huber(x, target, delta=delta, reduction=reduction)",
-    "Quadratic where small, linear where large: ``d^2 / 2`` if ``d = |x - y| < delta``, else ``delta (d - delta / 2)``.",
-    "nn.HuberLoss(delta=2.0)([0.0], [3.0]).item()", "4.0",
-)  # fmt: skip
-BCELoss = _layer(
-    "BCELoss(weight: Any = None, reduction: str = 'mean')", "ag.bce(x, target, weight=weight, reduction=reduction)",
-    "Binary cross-entropy of probabilities: ``-(y log x + (1 - y) log(1 - x))``.\n\n- **weight**: a factor per element, broadcast.",
-    "round(nn.BCELoss()([0.5], [1.0]).item(), 4)", "0.6931",
-)  # fmt: skip
-BCEWithLogitsLoss = _layer(
-    "BCEWithLogitsLoss(weight: Any = None, reduction: str = 'mean', pos_weight: Any = None)",
-    "ag.bce_with_logits(x, target, weight=weight, pos_weight=pos_weight, reduction=reduction)",
-    "Sigmoid and binary cross-entropy in one, without overflow.\n\n"
-    "- **weight**: a factor per element, broadcast. **pos_weight**: a factor for positive targets.",
-    "round(nn.BCEWithLogitsLoss()([0.0], [1.0]).item(), 4)", "0.6931",
-)  # fmt: skip
-KLDivLoss = _layer(
-    "KLDivLoss(reduction: str = 'mean', log_target: bool = False)", "ag.kl_div(x, target, reduction=reduction, log_target=log_target)",
-    "Kullback-Leibler divergence of a distribution ``y`` from log-probabilities ``x``: ``y (log y - x)``.\n\n"
-    "- **reduction**: also ``batchmean``, the sum divided by the batch size: the mathematical definition.\n"
-    "- **log_target**: whether the target is given as logarithms too.",
-    'nn.KLDivLoss(reduction="sum")([0.0], [1.0]).item()', "0.0",
-)  # fmt: skip
-HingeLoss = _layer(
-    "HingeLoss(margin: float = 1.0, reduction: str = 'mean')", "ag.hinge(x, target, margin=margin, reduction=reduction)",
-    "``max(0, margin - y x)`` for targets ``y`` of -1 and 1.", "nn.HingeLoss()([0.5, -2.0], [1.0, -1.0]).item()", "0.25",
-)  # fmt: skip
-InfoNCELoss = _layer(
-    "InfoNCELoss(temperature: float = 0.07, reduction: str = 'mean')",
-    "ag.info_nce(query, key, temperature=temperature, reduction=reduction)",
-    "Each query must find its own key among all: cross-entropy of ``cos(query_i, key_j) / temperature`` with targets ``j = i``.\n\n"
-    "Shapes: queries and keys ``(N, D)``.",
-    "round(nn.InfoNCELoss()([[1.0, 0.0], [0.0, 1.0]], [[1.0, 0.0], [0.0, 1.0]]).item(), 4)", "0.0",
-)  # fmt: skip
-ContrastiveLoss = _layer(
-    "ContrastiveLoss(margin: float = 1.0, reduction: str = 'mean')", "ag.contrastive(x1, x2, target, margin=margin, reduction=reduction)",
-    "Pulls pairs with ``y = 1`` together and pushes others apart: ``y d^2 + (1 - y) max(0, margin - d)^2``.\n\n"
-    "Shapes: both inputs ``(N, D)``, targets ``(N,)``.", "nn.ContrastiveLoss()([[0.0]], [[3.0]], [0.0]).item()", "0.0",
-)  # fmt: skip
+#: The op, its inputs, the parameters of the layer, which the op takes by the same names, the documentation, an example and its result.
+_LOSSES: dict[str, tuple[str, str, str, str, str, str]] = {
+    "CrossEntropyLoss": ("cross_entropy", "logits, target",
+        "weight: Any = None, ignore_index: int = -100, reduction: str = 'mean', label_smoothing: float = 0.0",
+        "Softmax and negative log-likelihood in one: ``-log(exp(x[y]) / sum over c of exp(x[c]))``.\n\n"
+        "- **weight**: one factor per class.\n- **ignore_index**: targets of this class are ignored.\n"
+        "- **reduction**: ``mean`` divides by the total weight of the class indices, or the number of rows of probabilities.\n"
+        "- **label_smoothing**: how much of the target is spread over all classes.\n\n"
+        "Shapes: logits ``(N, C)`` or ``(N, C, ...)``; targets ``(N,)`` or ``(N, ...)`` are class indices of any dtype, targets of the\n"
+        "logits' shape are probabilities.", "round(nn.CrossEntropyLoss()([[0.0, 0.0]], [1]).item(), 4)", "0.6931"),
+    "NLLLoss": ("nll", "log_probabilities, target", "weight: Any = None, ignore_index: int = -100, reduction: str = 'mean'",
+        "Negative log-likelihood of log-probabilities: ``-x[y]``.\n\n"
+        "- **weight**, **ignore_index**, **reduction**: as in :class:`CrossEntropyLoss`.\n\n"
+        "Shapes: log-probabilities ``(N, C)`` or ``(N, C, ...)``, targets ``(N,)`` or ``(N, ...)``.",
+        "nn.NLLLoss()([[-1.0, -2.0]], [1]).item()", "2.0"),
+    "MSELoss": ("mse", "x, target", "reduction: str = 'mean'", "The squared difference: ``(x - y)^2``.",
+        "nn.MSELoss()([1.0, 2.0], [1.0, 4.0]).item()", "2.0"),
+    "L1Loss": ("l1", "x, target", "reduction: str = 'mean'", "The absolute difference: ``|x - y|``.",
+        "nn.L1Loss()([1.0, 2.0], [1.0, 4.0]).item()", "1.0"),
+    "SmoothL1Loss": ("smooth_l1", "x, target", "reduction: str = 'mean', beta: float = 1.0",
+        "Quadratic where small, linear where large: ``d^2 / (2 beta)`` if ``d = |x - y| < beta``, else ``d - beta / 2``.",
+        "nn.SmoothL1Loss()([0.0], [2.0]).item()", "1.5"),
+    "HuberLoss": ("huber", "x, target", "reduction: str = 'mean', delta: float = 1.0",
+        "Quadratic where small, linear where large: ``d^2 / 2`` if ``d = |x - y| < delta``, else ``delta (d - delta / 2)``.",
+        "nn.HuberLoss(delta=2.0)([0.0], [3.0]).item()", "4.0"),
+    "BCELoss": ("bce", "x, target", "weight: Any = None, reduction: str = 'mean'",
+        "Binary cross-entropy of probabilities: ``-(y log x + (1 - y) log(1 - x))``.\n\n- **weight**: a factor per element, broadcast.",
+        "round(nn.BCELoss()([0.5], [1.0]).item(), 4)", "0.6931"),
+    "BCEWithLogitsLoss": ("bce_with_logits", "x, target", "weight: Any = None, reduction: str = 'mean', pos_weight: Any = None",
+        "Sigmoid and binary cross-entropy in one, without overflow.\n\n"
+        "- **weight**: a factor per element, broadcast. **pos_weight**: a factor for positive targets.",
+        "round(nn.BCEWithLogitsLoss()([0.0], [1.0]).item(), 4)", "0.6931"),
+    "KLDivLoss": ("kl_div", "x, target", "reduction: str = 'mean', log_target: bool = False",
+        "Kullback-Leibler divergence of a distribution ``y`` from log-probabilities ``x``: ``y (log y - x)``.\n\n"
+        "- **reduction**: also ``batchmean``, the sum divided by the batch size: the mathematical definition.\n"
+        "- **log_target**: whether the target is given as logarithms too.", 'nn.KLDivLoss(reduction="sum")([0.0], [1.0]).item()', "0.0"),
+    "HingeLoss": ("hinge", "x, target", "margin: float = 1.0, reduction: str = 'mean'",
+        "``max(0, margin - y x)`` for targets ``y`` of -1 and 1.", "nn.HingeLoss()([0.5, -2.0], [1.0, -1.0]).item()", "0.25"),
+    "InfoNCELoss": ("info_nce", "query, key", "temperature: float = 0.07, reduction: str = 'mean'",
+        "Each query must find its own key among all: cross-entropy of ``cos(query_i, key_j) / temperature`` with targets ``j = i``.\n\n"
+        "Shapes: queries and keys ``(N, D)``.", "round(nn.InfoNCELoss()([[1.0, 0.0], [0.0, 1.0]], [[1.0, 0.0], [0.0, 1.0]]).item(), 4)",
+        "0.0"),
+    "ContrastiveLoss": ("contrastive", "x1, x2, target", "margin: float = 1.0, reduction: str = 'mean'",
+        "Pulls pairs with ``y = 1`` together and pushes others apart: ``y d^2 + (1 - y) max(0, margin - d)^2``.\n\n"
+        "Shapes: both inputs ``(N, D)``, targets ``(N,)``.", "nn.ContrastiveLoss()([[0.0]], [[3.0]], [0.0]).item()", "0.0"),
+}  # fmt: skip
+for _name, (_op, _inputs, _parameters, _doc, _example, _gives) in _LOSSES.items():
+    _given = ", ".join(f"{part.split(':')[0]}={part.split(':')[0]}" for part in _parameters.split(", "))
+    _call = f"ag.{_op}({_inputs}, {_given})"
+    globals()[_name] = layer_class(globals(), f"{_name}({_parameters})", _call, _doc, _example, _gives, Loss)
+NLLLoss2d, KLDivLoss = globals()["NLLLoss"], globals()["KLDivLoss"]

@@ -17,7 +17,7 @@ from netcl.core import notebook, recording
 from netcl.core.device import queue_of
 from netcl.core.errors import DtypeError, ShapeError, message, some
 from netcl.core.next_list import NextList
-from netcl.core.tensor import Tensor
+from netcl.core.tensor import RemovableHandle, Tensor
 from netcl.nn import factory, hooks
 from netcl.nn.parameter import Buffer, constructor, here, is_parameter, peel, stand_on
 from netcl.nn.pickling import to_stored
@@ -85,6 +85,14 @@ class _Computed:
 
     def __get__(self, module: Any, owner: type) -> Any:
         return self if module is None else self.function(module)
+
+
+def _conversion(dtype: str) -> Callable[[M], M]:
+    def convert(self: M) -> M:
+        return self.to(dtype)
+
+    convert.__doc__ = f"Convert parameters and floating-point buffers to {dtype}; returns the module."
+    return convert
 
 
 _USE_A_LAYER = "use a layer (nn.ReLU() for relu), or call the function in forward"
@@ -456,21 +464,7 @@ class Module(metaclass=_Constructed):
         """Move to the NumPy backend; returns the module."""
         return self.to("cpu")
 
-    def half(self: M) -> M:
-        """Convert parameters and floating-point buffers to float16; returns the module."""
-        return self.to("float16")
-
-    def bfloat16(self: M) -> M:
-        """Convert parameters and floating-point buffers to bfloat16; returns the module."""
-        return self.to("bfloat16")
-
-    def float(self: M) -> M:
-        """Convert parameters and floating-point buffers to float32; returns the module."""
-        return self.to("float32")
-
-    def double(self: M) -> M:
-        """Convert parameters and floating-point buffers to float64; returns the module."""
-        return self.to("float64")
+    half, bfloat16, float, double = map(_conversion, ("float16", "bfloat16", "float32", "float64"))
 
     @_Computed
     def queue(self) -> Any:
@@ -480,33 +474,31 @@ class Module(metaclass=_Constructed):
 
     # ---- hooks
 
-    def register_forward_pre_hook(
-        self, hook: Callable[..., Any], *, prepend: bool = False, with_kwargs: bool = False
-    ) -> hooks.RemovableHandle:
+    def register_forward_pre_hook(self, hook: Callable[..., Any], *, prepend: bool = False, with_kwargs: bool = False) -> RemovableHandle:
         """Register ``hook(module, args)`` to run before each forward; its result, if any, replaces the arguments. Returns a handle.
 
         ``with_kwargs``: ``hook(module, args, kwargs)``, whose result is a pair of both. ``prepend``: the hook runs before earlier ones.
         """
-        return hooks.RemovableHandle(self._module_hooks, "forward_pre", hooks.with_keywords(hook, with_kwargs), prepend)
+        return hooks.add_hook(self._module_hooks, "forward_pre", hooks.with_keywords(hook, with_kwargs), prepend)
 
     def register_forward_hook(
         self, hook: Callable[..., Any], *, prepend: bool = False, with_kwargs: bool = False, always_call: bool = False
-    ) -> hooks.RemovableHandle:
+    ) -> RemovableHandle:
         """Register ``hook(module, args, output)`` to run after each forward; its result, if any, replaces the output. Returns a handle.
 
         ``with_kwargs``: ``hook(module, args, kwargs, output)``. ``prepend``: the hook runs before earlier ones.
         """
         if always_call:
             raise NotImplementedError(message("register_forward_hook", "hooks do not run after errors", "leave always_call out"))
-        return hooks.RemovableHandle(self._module_hooks, "forward", hooks.with_keywords(hook, with_kwargs), prepend)
+        return hooks.add_hook(self._module_hooks, "forward", hooks.with_keywords(hook, with_kwargs), prepend)
 
-    def register_full_backward_pre_hook(self, hook: Callable[[Any, tuple[Any, ...]], Any]) -> hooks.RemovableHandle:
+    def register_full_backward_pre_hook(self, hook: Callable[[Any, tuple[Any, ...]], Any]) -> RemovableHandle:
         """Register ``hook(module, grad_output)`` for backward; a result replaces ``grad_output``. Returns a handle."""
-        return hooks.RemovableHandle(self._module_hooks, "backward_pre", hook)
+        return hooks.add_hook(self._module_hooks, "backward_pre", hook)
 
-    def register_full_backward_hook(self, hook: Callable[[Any, tuple[Any, ...], tuple[Any, ...]], Any]) -> hooks.RemovableHandle:
+    def register_full_backward_hook(self, hook: Callable[[Any, tuple[Any, ...], tuple[Any, ...]], Any]) -> RemovableHandle:
         """Register ``hook(module, grad_input, grad_output)`` for backward; a result replaces ``grad_input``. Returns a handle."""
-        return hooks.RemovableHandle(self._module_hooks, "backward", hook)
+        return hooks.add_hook(self._module_hooks, "backward", hook)
 
     register_backward_hook = register_full_backward_hook
 

@@ -38,8 +38,8 @@ class placed:
     """Context manager: modules constructed inside create their parameters on ``queue`` and in ``dtype``.
 
     ``queue`` is a queue, a handle or anything :class:`netcl.device` takes; ``None`` changes nothing. ``max_bytes`` limits
-    the memory of tensors made by :func:`empty` and :func:`full`, for model descriptions that come from a file. ``blank`` skips uniform
-    and normal initial values, for parameters that are loaded next.
+    the memory of tensors made by :func:`empty` and :func:`full`, for model descriptions that come from a file. ``blank`` skips random
+    initial values, for parameters that are loaded next.
 
     >>> from netcl import nn
     >>> with nn.parameter.placed("cpu", dtype="float16"):
@@ -114,7 +114,7 @@ def here() -> Any:
 
 
 def draws_values() -> bool:
-    """Whether a running constructor draws uniform and normal initial values: not inside ``placed(blank=True)``."""
+    """Whether a running constructor draws random initial values: not inside ``placed(blank=True)``."""
     return not _here.blank
 
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 import weakref
 from typing import Any
 
-from netcl.core.tensor import Tensor, map_leaves
+from netcl.core.nested import map_leaves
+from netcl.core.tensor import Tensor
 from netcl.nn.parameter import here
 
 

@@ -15,7 +15,7 @@ from netcl.core.tensor import Tensor
 from netcl.nn import init
 from netcl.nn.module import Module
 from netcl.nn.parameter import empty
-from netcl.nn.utils.rnn import PackedSequence
+from netcl.nn.utils.rnn import PackedSequence, reordered
 
 State = tuple[Tensor, ...]
 
@@ -95,8 +95,8 @@ class _Recurrent(Module):
     def forward(self, x: Tensor | PackedSequence, state: Any = None) -> tuple[Any, Any]:
         if isinstance(x, PackedSequence):
             padded, lengths = x.padded()
-            y, hidden = self._run(self._check_input(padded, "(time, batch, features)"), x.to_sorted(state), lengths)
-            return x.with_data(y), x.to_given(hidden)
+            y, hidden = self._run(self._check_input(padded, "(time, batch, features)"), reordered(state, x.sorted_indices), lengths)
+            return x.with_data(y), reordered(hidden, x.unsorted_indices)
         layout = "(batch, time, features)" if self.batch_first else "(time, batch, features)"
         self._check_input(x, f"{layout} or (time, features)", 2)
         if x.ndim == 2:

@@ -21,7 +21,8 @@ from netcl.core import recording
 from netcl.core.device import CPUQueue, chosen_device, get_active_device
 from netcl.core.errors import message
 from netcl.core.hooks import hooks
-from netcl.core.tensor import Tensor, duplicate, map_leaves, tensors_in
+from netcl.core.nested import map_leaves, tensors_in
+from netcl.core.tensor import Tensor, duplicate
 from netcl.core.writes import writes_of
 from netcl.engine.lazy_graph import fusing
 from netcl.ops.views import base_of, is_copy, overlap

@@ -20,9 +20,9 @@ from netcl.core.errors import DeviceError, DtypeError, OutOfMemoryError, ShapeEr
 from netcl.core.hooks import hooks
 from netcl.core.kernels import program
 from netcl.core.memory import BufferHandle, get_persistent_pool
+from netcl.core.nested import map_leaves
 from netcl.core.recording import Number
-from netcl.core.tensor import Tensor, map_leaves, over_memory, with_shape
-from netcl.core.tensor import tensors_in as tensors_in
+from netcl.core.tensor import Tensor, over_memory, with_shape
 from netcl.core.waiting_runs import flush_waiting, waiting
 from netcl.core.writes import Writes, clock, stamp, wrote
 from netcl.ops.views import base_of, views_of

@@ -20,12 +20,12 @@ from urllib.parse import urlparse
 from netcl.accelerator import is_available
 from netcl.core import env
 from netcl.core.errors import message
+from netcl.core.nested import tensors_in
 from netcl.io.model import save_model
 from netcl.io.state import load as load_file
 from netcl.io.torch_format import save_torch
 from netcl.nn import factory
 from netcl.nn.module import Module
-from netcl.replay.graph import tensors_in
 
 _DEVICE_MARK = b"netcl: cuda"
 _allowed: list[Any] = []

@@ -10,7 +10,7 @@ import pytest
 from netcl.core import capabilities, device_profile
 from netcl.core.capabilities import DeviceProfile, kernel_strategy
 from netcl.core.device import manager
-from netcl.core.device_profile import extend, family_of
+from netcl.core.device_profile import family_of
 from netcl.core.errors import EnvironmentVariableError
 
 POCL = "Portable Computing Language"
@@ -127,20 +127,20 @@ def test_nvidia_is_named_by_its_compute_capability(capability, family):
 
 
 def test_integrated_gpus():
-    apu = extend(profile("gfx1103", "Advanced Micro Devices, Inc."))
-    assert apu.is_integrated and not extend(profile("gfx1100", "Advanced Micro Devices, Inc.")).is_integrated
-    assert extend(profile("Intel(R) UHD Graphics 630", "Intel", unified_memory=True)).is_integrated
-    assert not extend(profile("pthread", device_type="cpu", unified_memory=True)).is_integrated
+    apu = profile("gfx1103", "Advanced Micro Devices, Inc.")
+    assert apu.is_integrated and not profile("gfx1100", "Advanced Micro Devices, Inc.").is_integrated
+    assert profile("Intel(R) UHD Graphics 630", "Intel", unified_memory=True).is_integrated
+    assert not profile("pthread", device_type="cpu", unified_memory=True).is_integrated
 
 
 def test_quirks_are_looked_up_by_brand_and_family():
-    assert extend(profile("NVIDIA H200", "NVIDIA Corporation")).has_quirk("half_unlisted")
-    pocl = extend(profile("pthread", "ARM", "Portable Computing Language", "cpu"))
+    assert profile("NVIDIA H200", "NVIDIA Corporation").has_quirk("half_unlisted")
+    pocl = profile("pthread", "ARM", "Portable Computing Language", "cpu")
     assert pocl.has_quirk("compiles_at_launch") and not pocl.has_quirk("half_unlisted")
-    assert extend(profile()).quirks == ()
+    assert profile().quirks == ()
     names = {"cpu-skylake-avx512-Intel(R) Xeon(R)": True, "cpu-sapphirerapids-Intel(R) Xeon(R)": False, "pthread-Intel(R) Xeon(R)": False}
     for name, lacking in names.items():  # newer PoCLs name the processor they compile for
-        assert extend(profile(name, "GenuineIntel", "Portable Computing Language", "cpu")).has_quirk("no_amx") is lacking
+        assert profile(name, "GenuineIntel", "Portable Computing Language", "cpu").has_quirk("no_amx") is lacking
 
 
 def test_every_quirk_row_is_reachable_and_says_why():
@@ -209,7 +209,7 @@ def test_half_arithmetic_is_confirmed_by_a_kernel(cl_device):
 )
 def test_devices_have_names_for_people(facts, title):
     profile = DeviceProfile(**{"version": "OpenCL 3.0", "device_type": "cpu", "max_compute_units": 2, **facts})
-    assert extend(profile).title == title
+    assert profile.title == title
 
 
 def test_numpy_is_called_numpy():

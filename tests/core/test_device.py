@@ -364,7 +364,7 @@ def test_oclgrind_is_never_chosen_by_itself(tmp_path, opencl_found):
 
 
 def test_a_profile_is_enough_to_score():
-    plain = module.extend(DeviceProfile("g", "v", "p", "1", "1", "gpu", max_compute_units=2, max_clock_mhz=100))
+    plain = DeviceProfile("g", "v", "p", "1", "1", "gpu", max_compute_units=2, max_clock_mhz=100)
     assert module.score(plain) == (60, 200.0)
     assert module.score(dataclasses.replace(plain, available=False))[0] < 0
 

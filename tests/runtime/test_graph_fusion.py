@@ -7,8 +7,8 @@ import netcl.autograd as ag
 from netcl import nn
 from netcl.core.errors import ShapeError
 from netcl.core.hooks import hooks
+from netcl.core.nested import tensors_in
 from netcl.io import load_model, save_model
-from netcl.replay.graph import tensors_in
 from netcl.runtime.graph_fusion import fuse_graph
 
 

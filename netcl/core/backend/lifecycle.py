@@ -23,7 +23,7 @@ from typing import Any
 
 from netcl.core import memory, platforms, waiting_runs
 from netcl.core.errors import DeviceError, message
-from netcl.core.kernels import builders
+from netcl.core.kernels import builders, program
 from netcl.core.queue_state import queues
 from netcl.core.tracebacks import PACKAGE
 
@@ -65,38 +65,16 @@ def install_handlers() -> None:
 
 
 def interruptible_finish(queue: Any, timeout: float = 30.0) -> bool:
-    """Wait at most ``timeout`` seconds for a queue and return whether it has finished. Polls every 10 ms, so that Ctrl-C is handled.
+    """Wait at most ``timeout`` seconds for a queue and return whether it has finished; raises if its work failed.
 
-    A worker thread calls ``queue.finish()``; its driver error is raised here. If no thread can start (at exit), an event is polled.
+    An event is polled every 10 ms, so that Ctrl-C is handled.
     """
-    waiting_runs.flush_waiting(queue)  # an error of a program is raised here, not in the thread
-    failed: list[BaseException] = []
-
-    def finish() -> None:
-        try:
-            queue.finish()
-        except platforms.opencl().Error as error:
-            failed.append(error)
-
-    worker = threading.Thread(target=finish, name="netcl-finish", daemon=True)
-    try:
-        worker.start()
-    except RuntimeError:  # Python 3.12 starts no thread at exit
-        return _ends_within(queue, timeout)
-    deadline = time.monotonic() + timeout
-    while worker.is_alive() and time.monotonic() < deadline:
-        worker.join(_POLL_SECONDS)
-    if failed:
-        raise DeviceError(message("finish", f"the queue cannot finish: {failed[0]}")) from failed[0]
-    return not worker.is_alive()
-
-
-def _ends_within(queue: Any, seconds: float) -> bool:
-    """Whether a queue finishes within ``seconds``, polled without a thread; raises if its work failed."""
+    waiting_runs.flush_waiting(queue)
     cl = platforms.opencl()
-    marker = cl.enqueue_marker(queue)
-    queue.flush()
-    deadline = time.monotonic() + seconds
+    with program.driver_errors("finish", "to finish the queue"):
+        marker = cl.enqueue_marker(queue)
+        queue.flush()
+    deadline = time.monotonic() + timeout
     while (status := marker.command_execution_status) > 0 and time.monotonic() < deadline:
         time.sleep(_POLL_SECONDS)
     if status < 0:

@@ -61,10 +61,6 @@ class BuilderPool:
         self.threads = 0
         self.closed = False
 
-    def accepts_jobs(self) -> bool:
-        """Whether programs may be built by other processes: the user has not turned that off, and there is a folder for binaries."""
-        return env.value("NETCL_BUILD_PROCESSES") != 0 and env.cache_dir() is not None
-
     def submit(self, label: tuple[int, str], request: dict[str, Any], save: Callable[[bytes], None] | None) -> BuildJob:
         """Queue a job; starts another builder for each job behind the first. This process builds a single one sooner.
 

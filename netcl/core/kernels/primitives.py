@@ -248,16 +248,11 @@ class PrimitiveBuilder:
         loads = "\n  ".join(f"const {row.c_compute} v{i} = LOAD(in{i}, i);" for i in range(arity))
         body = f"const int i = get_global_id(0);\n  if (i >= n) return;\n  {loads}\n  STORE(out, i, {expression});"
         params = [*ins, f"__global {row.c_storage}* out", "const int n"]
-        source = storage_preamble(row) + PRIMITIVE_PREAMBLE
-        return KernelSpec(name, params, source, body, options=tuple(options), guarded=True, tuner=self.tuner)
+        storage = f"{_NEEDS.get(row.name, '')}#define LOAD(p, i) ({row.load})\n#define STORE(p, i, x) {row.store}\n"
+        return KernelSpec(name, params, storage + PRIMITIVE_PREAMBLE, body, options=tuple(options), guarded=True, tuner=self.tuner)
 
 
 _NEEDS = {"float16": _FP16, "bfloat16": BFLOAT16_STORE, "float64": "#pragma OPENCL EXTENSION cl_khr_fp64 : enable\n"}
-
-
-def storage_preamble(row: dtypes.DType) -> str:
-    """Return the LOAD and STORE macros of a dtype with their helper functions."""
-    return f"{_NEEDS.get(row.name, '')}#define LOAD(p, i) ({row.load})\n#define STORE(p, i, x) {row.store}\n"
 
 
 @lru_cache(maxsize=1024)

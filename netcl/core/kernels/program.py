@@ -165,7 +165,7 @@ class Program:
         elif self.number == 1 and hooks.binary_store is not None:
             hooks.binary_store.announce_first_run()
         pool = builders.pool_of(of) if later and self.driver is None else None
-        if pool is not None and pool.accepts_jobs():
+        if pool is not None and env.value("NETCL_BUILD_PROCESSES") != 0 and env.cache_dir() is not None:
             self._context = context  # only until it is built: the state of a context must not keep the context alive
             request = {"forms": self._forms(), "marked": compiler.PTX_MARK.search(source) is not None}
             complete = hooks.binary_store is not None and "compiles_at_launch" not in of.quirks  # before the first launch

@@ -15,11 +15,11 @@ import numpy as np
 
 import netcl.autograd as ag
 from netcl.autograd.tape import modes
+from netcl.core.nested import tensors_in
 from netcl.core.tensor import Tensor
 from netcl.engine.registry import Choice, Composite, Pointwise, Row, lookup_op
 from netcl.io.archive import refusal
 from netcl.nn.summary import evaluating
-from netcl.replay.graph import tensors_in
 
 EXPORT = "export_onnx"
 

@@ -14,6 +14,7 @@ import netcl.autograd as ag
 from netcl.core.errors import message
 from netcl.core.hooks import hooks
 from netcl.core.tensor import Tensor
+from netcl.nn.composed import normalize
 from netcl.nn.container import ModuleDict, ModuleList
 from netcl.nn.module import Module
 from netcl.nn.parameter import Parameter
@@ -177,10 +178,6 @@ def _removed(module: Module, name: str, suffixes: tuple[str, ...], op: str) -> M
 # ---- spectral norm
 
 
-def _unit(x: Tensor, eps: float) -> Tensor:
-    return ag.div(x, ag.clamp(ag.norm(x, 2.0, axis=0), min=eps))
-
-
 class SpectralNorm(Module):
     """Divides a weight by its largest singular value, estimated with ``u`` and ``v``. Training refines ``u`` and ``v`` by power iterations.
 
@@ -194,7 +191,7 @@ class SpectralNorm(Module):
         super().__init__()
         self.n_power_iterations, self.dim, self.eps, self.older = n_power_iterations, dim, eps, older
         matrix = self._matrix(weight)
-        u, v = (_unit(ag.randn(n, queue=weight.queue).to(weight.dtype), eps) for n in matrix.shape)
+        u, v = (normalize(ag.randn(n, queue=weight.queue).to(weight.dtype), dim=0, eps=eps) for n in matrix.shape)
         for _ in range(0 if older else 15):
             u, v = self._round(matrix, u, v)
         self.register_buffer("_u", u)
@@ -204,9 +201,9 @@ class SpectralNorm(Module):
         return ag.reshape(ag.moveaxis(weight, self.dim, 0), (weight.shape[self.dim], -1))
 
     def _round(self, matrix: Tensor, u: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        u = u if self.older else _unit(ag.mv(matrix, v), self.eps)
-        v = _unit(ag.mv(ag.transpose(matrix, 0, 1), u), self.eps)
-        return _unit(ag.mv(matrix, v), self.eps) if self.older else u, v
+        u = u if self.older else normalize(ag.mv(matrix, v), dim=0, eps=self.eps)
+        v = normalize(ag.mv(ag.transpose(matrix, 0, 1), u), dim=0, eps=self.eps)
+        return normalize(ag.mv(matrix, v), dim=0, eps=self.eps) if self.older else u, v
 
     def forward(self, weight: Tensor) -> Tensor:
         return self.divided(weight, self._u, self._v, self.training)

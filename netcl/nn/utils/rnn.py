@@ -47,16 +47,9 @@ class PackedSequence(NamedTuple):
         at = np.flatnonzero(np.arange(y.shape[0])[:, None] < self.lengths())
         return self._replace(data=_packed_rows(ag.reshape(y, (-1, *y.shape[2:])), at))
 
-    def to_sorted(self, state: Any) -> Any:
-        """Return a state ``(layers, batch, features)``, or a tuple of them, with the longest sequence first."""
-        return _reordered(state, self.sorted_indices)
 
-    def to_given(self, state: Any) -> Any:
-        """Return a state in the order in which the sequences were given."""
-        return _reordered(state, self.unsorted_indices)
-
-
-def _reordered(state: Any, order: Tensor | None) -> Any:
+def reordered(state: Any, order: Tensor | None) -> Any:
+    """Return a state ``(layers, batch, features)``, or a tuple of them, with its sequences in another order; ``None`` keeps the order."""
     if order is None or state is None:
         return state
     if isinstance(state, tuple | list):
