@@ -152,3 +152,13 @@ def test_pools_take_one_sample_and_repetitions_collapse():
     assert (values.tolist(), places.tolist(), counts.tolist()) == ([1, 2, 1], [0, 0, 1, 1, 2], [2, 2, 1])
     rows = netcl.tensor([[1, 2], [1, 2], [3, 2]])
     assert netcl.unique_consecutive(rows, axis=0).tolist() == [[1, 2], [3, 2]] and netcl.unique_consecutive(rows[:0]).tolist() == []
+
+
+def test_masks_of_large_tensors_combine():
+    """Above the size from which comparisons are deferred, one kernel compares floats and combines the results."""
+    a = netcl.arange(-150_000.0, 150_000.0)
+    inside = (a > -3) & (a < 3)
+    assert inside.sum().item() == 5 and inside.dtype == "bool"
+    assert ((a < -149_999) | (a >= 149_998)).sum().item() == 3 and ((a > 0) ^ (a > 2)).sum().item() == 2
+    assert netcl.where((a > 1) & (a < 4), a, 0.0).sum().item() == 5 and a[(a >= 0) & (a <= 2)].tolist() == [0.0, 1.0, 2.0]
+    assert ((a.long() & 1) == (a % 2 == 1)).all() and (inside & True).sum().item() == 5
