@@ -1365,6 +1365,12 @@ def unique(input: Operand, sorted: bool = True, return_inverse: bool = False, re
     distinct, as in torch.
     """
 
+def unique_consecutive(input: Operand, return_inverse: bool = False, return_counts: bool = False, dim: int | None = None, *, axis: int | None = ...) -> Any:
+    """Return x without repetitions of the element before and, if requested, the place of every element and the counts.
+
+    Computed on the host. With ``axis``, slices along it are compared, else the elements of the flattened x.
+    """
+
 def unsqueeze(input: Operand, dim: int = ..., *, axis: int = ...) -> Tensor:
     """Insert an axis of size one; shares memory."""
 

@@ -17,7 +17,7 @@ _NAMES = """
     remainder_ renorm_ repeat repeat_interleave reshape roll rot90 round_ rsqrt_ scatter_ scatter_add_ scatter_reduce_ select
     select_scatter sgn_ sigmoid_ sign_ signbit sin_ sinc_ sinh_ slice_scatter slogdet softmax sort split split_with_sizes sqrt_ square_
     squeeze std sub_ subtract_ sum svd swapaxes swapdims take take_along_dim tan_ tanh_ tensor_split tile topk trace transpose tril_
-    triu_ true_divide_ trunc_ unbind unflatten unfold unique unsqueeze var vdot vsplit where xlogy_
+    triu_ true_divide_ trunc_ unbind unflatten unfold unique unique_consecutive unsqueeze var vdot vsplit where xlogy_
 """.split()
 METHODS = [name.rstrip("_") for name in _NAMES]
 IN_PLACE = [name[:-1] for name in _NAMES if name[-1] == "_"]
