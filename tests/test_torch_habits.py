@@ -170,7 +170,7 @@ def test_weights_are_averaged_and_rates_annealed():
     layer.weight.data.fill_(1.0)
     equal, decaying = (
         averaging.AveragedModel(layer),
-        averaging.AveragedModel(layer, multi_avg_fn=averaging.NAMES["get_ema_multi_avg_fn"](0.9)),
+        averaging.AveragedModel(layer, multi_avg_fn=averaging.SWA_NAMES["get_ema_multi_avg_fn"](0.9)),
     )
     for value in (1.0, 2.0, 6.0):
         layer.weight.data.fill_(value)

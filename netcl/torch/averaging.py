@@ -104,7 +104,7 @@ def update_bn(loader: Any, model: Module, device: Any = None) -> None:
     model.train(training)
 
 
-NAMES: dict[str, Any] = {
+SWA_NAMES: dict[str, Any] = {
     "AveragedModel": AveragedModel, "SWALR": SWALR, "update_bn": update_bn, "get_swa_avg_fn": get_swa_avg_fn,
     "get_ema_avg_fn": get_ema_avg_fn, "get_swa_multi_avg_fn": lambda: _for_lists(get_swa_avg_fn()),
     "get_ema_multi_avg_fn": lambda decay=0.999: _for_lists(get_ema_avg_fn(decay)),

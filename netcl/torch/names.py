@@ -98,7 +98,7 @@ TABLE: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
     ),
     "torch.onnx": ((), {"export": adapters.export_onnx}),
     "torch.optim.lr_scheduler": (("netcl.optim.schedule",), {"_LRScheduler": schedule.LRScheduler}),
-    "torch.optim.swa_utils": ((), averaging.NAMES),
+    "torch.optim.swa_utils": ((), averaging.SWA_NAMES),
     "torch.overrides": ((), {"is_tensor_like": lambda x: isinstance(x, Tensor)}),
     "torch.profiler": ((), {"record_function": adapters.record_function}),
     "torch.autograd.profiler": ((), {"record_function": adapters.record_function}),
