@@ -143,7 +143,7 @@ def _holding(module: Any, tensors: dict[str, Any]) -> Iterator[None]:
     """Put tensors in place of parameters and buffers, under every name that these have."""
     held = {}
     for path, part in module.named_modules(remove_duplicate=False):
-        for name, tensor in part._named_tensors("parameter", "buffer", "scratch"):
+        for name, tensor in (*part.named_parameters(recurse=False, remove_duplicate=False), *part.named_buffers(recurse=False)):
             held[f"{path}.{name}".lstrip(".")] = part, name, tensor
     if unknown := [name for name in tensors if name not in held]:
         raise ValueError(message("functional_call", f"the module must have a parameter or buffer {unknown[0]!r}", has=list(held)[:8]))

@@ -519,3 +519,16 @@ def test_processes_are_started_by_mpi(installed):
     assert seen == [(0, "x")]
     with pytest.raises(RuntimeError, match=r"\[torch.multiprocessing.spawn\] .*; nprocs=2; start the ranks with mpiexec -n 2 python"):
         mp.spawn(print, nprocs=2)
+
+
+def test_states_of_random_numbers_are_saved(installed, tmp_path):
+    import torch
+
+    for get, put in ((torch.get_rng_state, torch.set_rng_state), (torch.cuda.get_rng_state, torch.cuda.set_rng_state)):
+        torch.save({"rng": get()}, tmp_path / "state.pt")
+        first = torch.rand(3).tolist()
+        put(torch.load(tmp_path / "state.pt")["rng"])
+        assert torch.rand(3).tolist() == first and get().dtype == torch.uint8
+    generator = torch.manual_seed(3)
+    assert torch.rand(2, generator=generator).shape == (2,)
+    assert [part.tolist() for part in torch.where(torch.tensor([0, 1, 1]) > 0)] == [[1, 2]]

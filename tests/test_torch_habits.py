@@ -11,6 +11,7 @@ import netcl
 import netcl.autograd as ag
 from netcl import nn, optim
 from netcl.core.errors import DtypeError, ShapeError
+from netcl.torch import averaging
 
 
 @pytest.fixture(autouse=True)
@@ -152,3 +153,38 @@ def test_pools_take_one_sample_and_repetitions_collapse():
     assert (values.tolist(), places.tolist(), counts.tolist()) == ([1, 2, 1], [0, 0, 1, 1, 2], [2, 2, 1])
     rows = netcl.tensor([[1, 2], [1, 2], [3, 2]])
     assert netcl.unique_consecutive(rows, axis=0).tolist() == [[1, 2], [3, 2]] and netcl.unique_consecutive(rows[:0]).tolist() == []
+
+
+def test_masks_of_large_tensors_combine():
+    """Above the size from which comparisons are deferred, one kernel compares floats and combines the results."""
+    a = netcl.arange(-150_000.0, 150_000.0)
+    inside = (a > -3) & (a < 3)
+    assert inside.sum().item() == 5 and inside.dtype == "bool"
+    assert ((a < -149_999) | (a >= 149_998)).sum().item() == 3 and ((a > 0) ^ (a > 2)).sum().item() == 2
+    assert netcl.where((a > 1) & (a < 4), a, 0.0).sum().item() == 5 and a[(a >= 0) & (a <= 2)].tolist() == [0.0, 1.0, 2.0]
+    assert ((a.long() & 1) == (a % 2 == 1)).all() and (inside & True).sum().item() == 5
+
+
+def test_weights_are_averaged_and_rates_annealed():
+    layer = nn.Linear(1, 1, bias=False)
+    layer.weight.data.fill_(1.0)
+    equal, decaying = (
+        averaging.AveragedModel(layer),
+        averaging.AveragedModel(layer, multi_avg_fn=averaging.SWA_NAMES["get_ema_multi_avg_fn"](0.9)),
+    )
+    for value in (1.0, 2.0, 6.0):
+        layer.weight.data.fill_(value)
+        equal.update_parameters(layer)
+        decaying.update_parameters(layer)
+    assert np.allclose([m.module.weight.item() for m in (equal, decaying)], [3.0, 1.59]) and equal.n_averaged.item() == 3
+    opt = optim.SGD(layer.parameters(), lr=0.1)
+    schedule = averaging.SWALR(opt, swa_lr=0.05, anneal_epochs=2)
+    rates = []
+    for _ in range(3):
+        opt.step()
+        schedule.step()
+        rates.append(schedule.get_last_lr()[0])
+    assert np.allclose(rates, [0.075, 0.05, 0.05])
+    norm = nn.BatchNorm1d(1)
+    averaging.update_bn([netcl.tensor([[1.0], [3.0]]), netcl.tensor([[5.0], [7.0]])], norm)
+    assert np.allclose(norm.running_mean.tolist(), [4.0]) and norm.momentum == 0.1 and norm.training

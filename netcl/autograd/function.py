@@ -94,7 +94,7 @@ class Function:
         Node(cls.__name__, _function_rule(cls), *edges_to(args), ctx).attach(results)
         for r in results:
             if any(r is x for x in ctx._integral):
-                r._requires_grad = False
+                r.detach_()
         return tuple(results) if isinstance(out, tuple) else results[0]
 
 

@@ -191,7 +191,7 @@ class Tensor(TensorMethods):
     queue: Any
     pool_handle: BufferHandle | None
     persistent: bool
-    _is_param: bool
+    is_param: bool
     requires_grad: bool
     grad: Tensor | None
     grad_fn: Any
@@ -201,7 +201,7 @@ class Tensor(TensorMethods):
     pending_release: Callable[[], None] | None
 
     __slots__ = (
-        "__weakref__", "_hooks", "_is_param", "_requires_grad", "_persistent", "context", "dtype", "grad", "grad_fn", "host_ref", "lease",
+        "__weakref__", "_hooks", "is_param", "_requires_grad", "_persistent", "context", "dtype", "grad", "grad_fn", "host_ref", "lease",
         "memory", "output_nr", "pending_event", "pending_release", "place", "queue", "requires_grad", "shape", "source", "writes",
     )  # fmt: skip
     __array_ufunc__ = None  # NumPy must leave `array + tensor` to the tensor
@@ -513,8 +513,8 @@ class Tensor(TensorMethods):
     def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
         copy = duplicate(self)
         copy._mark(self.requires_grad and self.grad_fn is None, self.persistent)
-        if hasattr(self, "_is_param"):  # set on parameters only
-            copy._is_param = True
+        if hasattr(self, "is_param"):  # set on parameters only
+            copy.is_param = True
         return copy
 
     def __reduce__(self) -> Any:

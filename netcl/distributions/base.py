@@ -27,17 +27,17 @@ class Distribution:
 
     def __init__(self, validate_args: bool | None = None, **parameters: Any):
         """Store the parameters as tensors, broadcast to a common shape."""
-        self._validates = bool(validate_args)
+        self.validates = bool(validate_args)
         for name, x in parameters.items():
             if validate_args is not False and (validate_args or not isinstance(x, Tensor)):
-                self._check(name, x)
+                self.check(name, x)
         queue = next((x.queue for x in parameters.values() if isinstance(x, Tensor)), None)
         given = {name: x if isinstance(x, Tensor) else Tensor.from_host(queue, np.asarray(x, np.float32)) for name, x in parameters.items()}
         self.batch_shape = tuple(int(n) for n in np.broadcast_shapes(*(x.shape for x in given.values())))
         for name, x in given.items():
             setattr(self, name, x if x.shape == self.batch_shape else x.expand(self.batch_shape))
 
-    def _check(self, name: str, x: Any) -> None:
+    def check(self, name: str, x: Any) -> None:
         """Raise ``ValueError`` unless all values of a parameter or, if its name is "value", of an argument of ``log_prob`` are allowed."""
         words, allowed = self.limits.get(name, ("numbers", lambda a: a == a))
         values = x.to_host() if isinstance(x, Tensor) else np.asarray(x)
@@ -58,7 +58,7 @@ class Distribution:
         """Return the logarithm of the density or probability of ``value``."""
         raise NotImplementedError(message(type(self).__name__, "log_prob is not defined"))
 
-    def _drawn(self, kind: str, like: Tensor, sample_shape: Sequence[int]) -> Tensor:
+    def drawn(self, kind: str, like: Tensor, sample_shape: Sequence[int]) -> Tensor:
         return creation.CREATION_FUNCTIONS[kind]((*sample_shape, *self.batch_shape), dtype=like.dtype, queue=like.queue)
 
     def __getattr__(self, name: str) -> Any:
@@ -88,11 +88,11 @@ class Normal(Distribution):
         super().__init__(validate_args, loc=loc, scale=scale)
 
     def rsample(self, sample_shape: Sequence[int] = ()) -> Tensor:
-        return self.loc + self.scale * self._drawn("randn", self.loc, sample_shape)
+        return self.loc + self.scale * self.drawn("randn", self.loc, sample_shape)
 
     def log_prob(self, value: Any) -> Tensor:
-        if self._validates:
-            self._check("value", value)
+        if self.validates:
+            self.check("value", value)
         return ((value - self.loc) / self.scale).square() * -0.5 - self.scale.log() - 0.5 * math.log(2 * math.pi)
 
     def entropy(self) -> Tensor:
@@ -124,11 +124,11 @@ class Uniform(Distribution):
             raise ValueError(message("Uniform", "low must be less than high", low=self.low.to_host(), high=self.high.to_host()))
 
     def rsample(self, sample_shape: Sequence[int] = ()) -> Tensor:
-        return self.low + (self.high - self.low) * self._drawn("rand", self.low, sample_shape)
+        return self.low + (self.high - self.low) * self.drawn("rand", self.low, sample_shape)
 
     def log_prob(self, value: Any) -> Tensor:
         inside = (self.low <= value) * (value < self.high)
-        if self._validates and not bool(inside.all()):
+        if self.validates and not bool(inside.all()):
             raise ValueError(message("Uniform", "value must be from low to below high", "without validate_args its log_prob is -inf"))
         return inside.to(self.low.dtype).log() - (self.high - self.low).log()
 
@@ -172,8 +172,8 @@ class Bernoulli(Distribution):
             return ag.bernoulli(self.probs.detach().expand((*sample_shape, *self.batch_shape)))
 
     def log_prob(self, value: Any) -> Tensor:
-        if self._validates:
-            self._check("value", value)
+        if self.validates:
+            self.check("value", value)
         return -ag.binary_cross_entropy_with_logits(self.logits.expand(value.shape), value.to(self.logits.dtype), reduction="none")
 
     def entropy(self) -> Tensor:
@@ -202,19 +202,19 @@ class Categorical(Distribution):
         else:
             self.probs = self.probs / self.probs.sum(-1, keepdim=True)
             self.logits = self.probs.clamp(min=creation.finfo(self.probs.dtype).eps).log()
-        self.batch_shape, self._classes = self.batch_shape[:-1], self.batch_shape[-1]
+        self.batch_shape, self.classes = self.batch_shape[:-1], self.batch_shape[-1]
 
     def sample(self, sample_shape: Sequence[int] = ()) -> Tensor:
         with ag.no_grad():
-            rows = self.probs.detach().reshape(-1, self._classes)
+            rows = self.probs.detach().reshape(-1, self.classes)
             drawn = creation.multinomial(rows, math.prod(sample_shape), replacement=True)
             return drawn.t().reshape((*sample_shape, *self.batch_shape))
 
     def log_prob(self, value: Any) -> Tensor:
-        if self._validates and not bool(((value >= 0) * (value < self._classes)).all()):
-            raise ValueError(message("Categorical", f"value must be from 0 to {self._classes - 1}", shape=value.shape))
+        if self.validates and not bool(((value >= 0) * (value < self.classes)).all()):
+            raise ValueError(message("Categorical", f"value must be from 0 to {self.classes - 1}", shape=value.shape))
         shape = np.broadcast_shapes(value.shape, self.batch_shape)
-        logits = self.logits.expand((*shape, self._classes))
+        logits = self.logits.expand((*shape, self.classes))
         return logits.gather(-1, value.to("int64").expand(shape).unsqueeze(-1)).squeeze(-1)
 
     def entropy(self) -> Tensor:
@@ -242,14 +242,14 @@ class Independent(Distribution):
     def sample(self, sample_shape: Sequence[int] = ()) -> Tensor:
         return self.base_dist.sample(sample_shape)
 
-    def _summed(self, value: Tensor) -> Tensor:
+    def summed(self, value: Tensor) -> Tensor:
         return value.sum(self._axes) if self._axes else value
 
     def log_prob(self, value: Any) -> Tensor:
-        return self._summed(self.base_dist.log_prob(value))
+        return self.summed(self.base_dist.log_prob(value))
 
     def entropy(self) -> Tensor:
-        return self._summed(self.base_dist.entropy())
+        return self.summed(self.base_dist.entropy())
 
     mean = property(lambda self: self.base_dist.mean)
     variance = property(lambda self: self.base_dist.variance)

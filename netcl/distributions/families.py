@@ -19,8 +19,8 @@ class Density(Distribution):
     """Base class of distributions whose ``log_prob`` is a formula of the value and the parameters."""
 
     def log_prob(self, value: Any) -> Tensor:
-        if self._validates and "value" in self.limits:
-            self._check("value", value)
+        if self.validates and "value" in self.limits:
+            self.check("value", value)
         return self._log_density(value)
 
     def _log_density(self, value: Any) -> Tensor:
@@ -29,7 +29,7 @@ class Density(Distribution):
     def _uniform(self, sample_shape: Sequence[int]) -> Tensor:
         """Return uniform numbers above 0 and below 1."""
         like = next(x for x in vars(self).values() if isinstance(x, Tensor))
-        return self._drawn("rand", like, sample_shape).clamp(creation.finfo(like.dtype).tiny, 1 - creation.finfo(like.dtype).eps)
+        return self.drawn("rand", like, sample_shape).clamp(creation.finfo(like.dtype).tiny, 1 - creation.finfo(like.dtype).eps)
 
 
 POSITIVE: tuple[str, Callable[[np.ndarray], Any]] = ("positive", lambda a: a > 0)
@@ -179,17 +179,17 @@ class Beta(Density):
             one, zero = (_gamma_draws(c.detach().expand(shape)) for c in (self.concentration1, self.concentration0))
             return one / (one + zero)
 
-    def _normalizer(self) -> Tensor:
+    def normalizer(self) -> Tensor:
         a, b = self.concentration1, self.concentration0
         return a.lgamma() + b.lgamma() - (a + b).lgamma()
 
     def _log_density(self, value: Any) -> Tensor:
         a, b = self.concentration1, self.concentration0
-        return ag.xlogy(a - 1, value) + ag.xlogy(b - 1, 1 - value) - self._normalizer()
+        return ag.xlogy(a - 1, value) + ag.xlogy(b - 1, 1 - value) - self.normalizer()
 
     def entropy(self) -> Tensor:
         a, b = self.concentration1, self.concentration0
-        return self._normalizer() - (a - 1) * a.digamma() - (b - 1) * b.digamma() + (a + b - 2) * (a + b).digamma()
+        return self.normalizer() - (a - 1) * a.digamma() - (b - 1) * b.digamma() + (a + b - 2) * (a + b).digamma()
 
     mean = property(lambda self: self.concentration1 / (self.concentration1 + self.concentration0))
 
@@ -216,15 +216,15 @@ class Dirichlet(Density):
             drawn = _gamma_draws(self.concentration.detach().expand((*sample_shape, *self.concentration.shape)))
             return drawn / drawn.sum(-1, keepdim=True)
 
-    def _normalizer(self) -> Tensor:
+    def normalizer(self) -> Tensor:
         return self.concentration.lgamma().sum(-1) - self.concentration.sum(-1).lgamma()
 
     def _log_density(self, value: Any) -> Tensor:
-        return ag.xlogy(self.concentration - 1, value).sum(-1) - self._normalizer()
+        return ag.xlogy(self.concentration - 1, value).sum(-1) - self.normalizer()
 
     def entropy(self) -> Tensor:
         a, total = self.concentration, self.concentration.sum(-1)
-        return self._normalizer() + (total - a.shape[-1]) * total.digamma() - ((a - 1) * a.digamma()).sum(-1)
+        return self.normalizer() + (total - a.shape[-1]) * total.digamma() - ((a - 1) * a.digamma()).sum(-1)
 
     mean = property(lambda self: self.concentration / self.concentration.sum(-1, keepdim=True))
 
@@ -247,7 +247,7 @@ class StudentT(Density):
 
     def sample(self, sample_shape: Sequence[int] = ()) -> Tensor:
         with ag.no_grad():
-            normal = self._drawn("randn", self.loc, sample_shape)
+            normal = self.drawn("randn", self.loc, sample_shape)
             spread = Chi2(self.df.detach()).sample(sample_shape) / self.df
             return (self.loc + self.scale * normal / spread.sqrt()).detach()
 
@@ -323,7 +323,7 @@ class LogNormal(Density):
         super().__init__(validate_args, loc=loc, scale=scale)
 
     def rsample(self, sample_shape: Sequence[int] = ()) -> Tensor:
-        return (self.loc + self.scale * self._drawn("randn", self.loc, sample_shape)).exp()
+        return (self.loc + self.scale * self.drawn("randn", self.loc, sample_shape)).exp()
 
     def _log_density(self, value: Any) -> Tensor:
         logarithm = value.log()
@@ -370,13 +370,13 @@ class MultivariateNormal(Density):
         apart = (value - self.loc).unsqueeze(-1)
         tril = self.scale_tril.expand((*apart.shape[:-2], *self.scale_tril.shape[-2:]))
         distance = ag.linalg_solve_triangular(tril, apart, upper=False).square().sum((-2, -1))
-        return (distance + self.event_shape[0] * math.log(2 * math.pi)) * -0.5 - self._half_log_det()
+        return (distance + self.event_shape[0] * math.log(2 * math.pi)) * -0.5 - self.half_log_det()
 
-    def _half_log_det(self) -> Tensor:
+    def half_log_det(self) -> Tensor:
         return self.scale_tril.diagonal(dim1=-2, dim2=-1).log().sum(-1)
 
     def entropy(self) -> Tensor:
-        return self._half_log_det() + 0.5 * self.event_shape[0] * (1 + math.log(2 * math.pi))
+        return self.half_log_det() + 0.5 * self.event_shape[0] * (1 + math.log(2 * math.pi))
 
     mean = property(lambda self: self.loc)
     variance = property(lambda self: self.scale_tril.square().sum(-1))
@@ -388,10 +388,10 @@ class OneHotCategorical(Categorical):
 
     def __init__(self, probs: Any = None, logits: Any = None, validate_args: bool | None = None):
         super().__init__(probs, logits, validate_args)
-        self.event_shape = (self._classes,)
+        self.event_shape = (self.classes,)
 
     def sample(self, sample_shape: Sequence[int] = ()) -> Tensor:
-        return ag.one_hot(super().sample(sample_shape), self._classes).to(self.probs.dtype)
+        return ag.one_hot(super().sample(sample_shape), self.classes).to(self.probs.dtype)
 
     def log_prob(self, value: Any) -> Tensor:
         return super().log_prob(value.argmax(-1))
@@ -414,7 +414,7 @@ class MixtureSameFamily(Distribution):
 
     def sample(self, sample_shape: Sequence[int] = ()) -> Tensor:
         with ag.no_grad():
-            chosen = ag.one_hot(self.mixture_distribution.sample(sample_shape), self.mixture_distribution._classes)
+            chosen = ag.one_hot(self.mixture_distribution.sample(sample_shape), self.mixture_distribution.classes)
             drawn = self.component_distribution.sample(sample_shape)
             return (drawn * chosen.reshape((*chosen.shape, *(1,) * len(self.event_shape))).to(drawn.dtype)).sum(self._axis)
 

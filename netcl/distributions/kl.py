@@ -19,12 +19,12 @@ def _kl_gamma(p: Any, q: Any) -> Tensor:
 
 def _kl_beta(p: Any, q: Any) -> Tensor:
     a, b, c, d = p.concentration1, p.concentration0, q.concentration1, q.concentration0
-    return q._normalizer() - p._normalizer() + (a - c) * a.digamma() + (b - d) * b.digamma() + (c + d - a - b) * (a + b).digamma()
+    return q.normalizer() - p.normalizer() + (a - c) * a.digamma() + (b - d) * b.digamma() + (c + d - a - b) * (a + b).digamma()
 
 
 def _kl_dirichlet(p: Any, q: Any) -> Tensor:
     a, c = p.concentration, q.concentration
-    return q._normalizer() - p._normalizer() + ((a - c) * (a.digamma() - a.sum(-1, keepdim=True).digamma())).sum(-1)
+    return q.normalizer() - p.normalizer() + ((a - c) * (a.digamma() - a.sum(-1, keepdim=True).digamma())).sum(-1)
 
 
 def _kl_laplace(p: Any, q: Any) -> Tensor:
@@ -35,7 +35,7 @@ def _kl_laplace(p: Any, q: Any) -> Tensor:
 def _kl_multivariate(p: Any, q: Any) -> Tensor:
     inverse = ag.linalg_inv(q.scale_tril)
     distance = (inverse @ (q.loc - p.loc).unsqueeze(-1)).square().sum((-2, -1)) + (inverse @ p.scale_tril).square().sum((-2, -1))
-    return q._half_log_det() - p._half_log_det() + (distance - p.event_shape[0]) * 0.5
+    return q.half_log_det() - p.half_log_det() + (distance - p.event_shape[0]) * 0.5
 
 
 _DIVERGENCES: dict[type, Callable[[Any, Any], Tensor]] = {
@@ -59,7 +59,7 @@ def kl_divergence(p: Distribution, q: Distribution) -> Tensor:
     if isinstance(p, Bernoulli) and isinstance(q, Bernoulli):
         return p.probs * (p.logits - q.logits) + ag.softplus(q.logits) - ag.softplus(p.logits)
     if isinstance(p, Independent) and isinstance(q, Independent) and p.event_shape == q.event_shape:
-        return p._summed(kl_divergence(p.base_dist, q.base_dist))
+        return p.summed(kl_divergence(p.base_dist, q.base_dist))
     kinds = ", ".join(sorted(kind.__name__ for kind in (*_DIVERGENCES, Normal, Categorical, Bernoulli)))
     what = f"p and q must both be one of {kinds}, or Independent with equal event shapes"
     raise NotImplementedError(message("kl_divergence", what, p=type(p).__name__, q=type(q).__name__))

@@ -642,10 +642,10 @@ class _Attributes(MutableMapping[str, Any]):
     def __setitem__(self, name: str, value: Any) -> None:
         if name in self._module._roles:
             setattr(self._module, name, value)
+        elif self._held[0] == "buffer":
+            self._module.register_buffer(name, value)
         else:
-            {"module": self._module.add_module, "parameter": self._module.register_parameter}.get(
-                self._held[0], self._module.register_buffer
-            )(name, value)
+            (self._module.add_module if self._held[0] == "module" else self._module.register_parameter)(name, value)
 
     def __delitem__(self, name: str) -> None:
         delattr(self._module, name)

@@ -152,7 +152,7 @@ class Parameter(metaclass=_LooksLikeParameter):
         if requires_grad:
             _float_dtype(tensor.dtype)
         tensor._mark(requires_grad, persistent=True)
-        tensor._is_param = True
+        tensor.is_param = True
         return tensor
 
 
@@ -172,7 +172,7 @@ class Buffer:
 
 def is_parameter(value: Any) -> bool:
     """Whether a value was made by :class:`Parameter` or :func:`empty`, or is a deep copy of such a tensor."""
-    return isinstance(value, Tensor) and hasattr(value, "_is_param")
+    return isinstance(value, Tensor) and hasattr(value, "is_param")
 
 
 def _spend(shape: Sequence[int], dtype: str) -> None:
@@ -188,7 +188,7 @@ def empty(shape: Sequence[int], requires_grad: bool = True) -> Tensor:
     _spend(shape, _here.dtype)
     made = Tensor.empty(tuple(shape), _here.dtype, queue=here(), requires_grad=requires_grad, persistent=True)
     if requires_grad:
-        made._is_param = True
+        made.is_param = True
     return made
 
 

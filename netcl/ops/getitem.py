@@ -190,9 +190,7 @@ def _written_value(x: Tensor, value: Any, cast: bool) -> Tensor:
         return from_values("setitem", value, x.queue, x.dtype)
     (_, value) = launch.as_tensors("setitem", x, value)
     if value.dtype != x.dtype and cast:
-        from netcl import ops
-
-        return ops.function("cast")(value, x.dtype)
+        return value.detach().to(x.dtype)
     if value.dtype != x.dtype:
         what = "x and the value must have the same dtype"
         raise DtypeError(message("setitem", what, f'cast it: value.to("{x.dtype}")', x=x.dtype, value=value.dtype))

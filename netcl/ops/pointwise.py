@@ -178,8 +178,8 @@ binary("lt", "v0 < v1", None, None, np.less, onnx="Less", doc="a < b.")
 binary("le", "v0 <= v1", None, None, np.less_equal, onnx="LessOrEqual", doc="a <= b.")
 binary("gt", "v0 > v1", None, None, np.greater, onnx="Greater", doc="a > b.")
 binary("ge", "v0 >= v1", None, None, np.greater_equal, onnx="GreaterOrEqual", doc="a >= b.")
-binary("logical_and", "AND(v0, v1)", None, None, np.logical_and, onnx="And", doc="Whether both are nonzero.")
-binary("logical_or", "OR(v0, v1)", None, None, np.logical_or, onnx="Or", doc="Whether at least one is nonzero.")
+_AND = binary("logical_and", "AND(v0, v1)", None, None, np.logical_and, onnx="And", doc="Whether both are nonzero.")
+_OR = binary("logical_or", "OR(v0, v1)", None, None, np.logical_or, onnx="Or", doc="Whether at least one is nonzero.")
 binary("logical_xor", "OR(AND(v0, NOT(v1)), AND(NOT(v0), v1))", None, None, np.logical_xor, onnx="Xor", doc="Whether only one is nonzero.")
 _LOGICAL_NOT = unary("logical_not", "NOT(v0)", None, np.logical_not, onnx="Not", doc="Whether x is zero.")
 unary("isnan", "ISNAN(v0)", None, np.isnan, onnx="IsNaN", doc="Whether x is NaN.")
@@ -443,19 +443,26 @@ def _binary_vjp(F: Any, g: Any, a: Any, b: Any, expr: str) -> Any:
 # ---- bits
 
 
-def _bitop(name: str, function: str, ref: Callable[..., Any], doc: str, high: int = 9, truths: bool = True) -> None:
-    """Register a bitwise op on two integers, with ``truths`` also on two bools; its samples are below ``high``."""
+def _bitop(name: str, function: str, ref: Callable[..., Any], doc: str, high: int = 9, truths: Any = None) -> None:
+    """Register a bitwise op on two integers, and on two bools by the row ``truths``; its samples are below ``high``.
+
+    A kernel that also compares floats computes in floats, which have no bits.
+    """
     row = Pointwise(name, f"{function}(v0, v1)", (None, None), ref, accepts="any" if truths else "number")
 
     def call(a: Tensor, b: Tensor, *, out: Tensor | None = None) -> Tensor:
         _check_integers(name, a, b)
-        return run(row, (a, b), out)
+        return run(truths if truths is not None and _is_truth(a) and _is_truth(b) else row, (a, b), out)
 
     call.__name__ = call.__qualname__ = name
     kinds = ["int32", "int64", *(["bool", ("int64", "uint8")] if truths else [])]
     samples = [S((257,), (257,), dtypes=kind, low=0, high=high) for kind in kinds] + [S((3, 1), (4,), dtypes="int64", low=-high, high=high)]
     errors = [(S((3,), (3,)), rf"\[{name}\] inputs must be integers or truth values; .*dtype=float32")]
     op(at_once=True, vjp=None, ref=ref, name=name, inputs=("a", "b"), samples=samples, errors=errors, doc=doc)(call)
+
+
+def _is_truth(x: Any) -> bool:
+    return x.dtype == "bool" if isinstance(x, Tensor | np.ndarray | np.generic) else isinstance(x, bool)
 
 
 def _check_integers(name: str, *values: Any) -> None:
@@ -466,9 +473,9 @@ def _check_integers(name: str, *values: Any) -> None:
 
 
 _BITNOT = Pointwise("bitwise_not", "BITNOT(v0)", (None,), np.bitwise_not)
-_bitop("bitwise_and", "BITAND", np.bitwise_and, "Bitwise AND of a and b.")
-_bitop("bitwise_or", "BITOR", np.bitwise_or, "Bitwise OR of a and b.")
-_bitop("bitwise_xor", "BITXOR", np.bitwise_xor, "Bitwise XOR of a and b.")
+_bitop("bitwise_and", "BITAND", np.bitwise_and, "Bitwise AND of a and b.", truths=_AND)
+_bitop("bitwise_or", "BITOR", np.bitwise_or, "Bitwise OR of a and b.", truths=_OR)
+_bitop("bitwise_xor", "BITXOR", np.bitwise_xor, "Bitwise XOR of a and b.", truths=NE)
 
 
 @op(at_once=True, vjp=None, ref=np.bitwise_not,
@@ -482,8 +489,8 @@ def bitwise_not(x: Tensor, *, out: Tensor | None = None) -> Tensor:
 
 
 _bitop("bitwise_left_shift", "SHIFTLEFT", shift_left, "a shifted left by b bits; 0 where b is negative or not below the number of bits.",
-      40, truths=False)  # fmt: skip
-_bitop("bitwise_right_shift", "SHIFTRIGHT", shift_right, "a shifted right by b bits, filled with the sign.", 40, truths=False)
+      40)  # fmt: skip
+_bitop("bitwise_right_shift", "SHIFTRIGHT", shift_right, "a shifted right by b bits, filled with the sign.", 40)
 
 
 @op(at_once=True, vjp=_unary_vjp, ref=lambda x, expr: np.tanh(x) * x + 1, samples=[S((257,), expr="TANH(v0) * x + 1")],

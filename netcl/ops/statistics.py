@@ -61,7 +61,8 @@ def _replaced(F: Any, name: str, x: Tensor, src: Tensor, view: Any) -> Tensor:
 
 
 def _sliced(x: Any, axis: int, item: Any) -> Any:
-    return x[(*[slice(None)] * launch.check_axis("scatter", axis, x.ndim), item)]
+    before = [slice(None)] * launch.check_axis("scatter", axis, x.ndim)
+    return x[tuple([*before, item])] if before else x[item]
 
 
 def _written(x: np.ndarray, src: np.ndarray, axis: int, item: Any) -> np.ndarray:

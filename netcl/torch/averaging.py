@@ -9,7 +9,7 @@ from typing import Any
 
 from netcl import autograd
 from netcl.core.tensor import Tensor
-from netcl.nn import BatchNorm1d, Buffer
+from netcl.nn import BatchNorm1d
 from netcl.nn.module import Module
 from netcl.optim.schedule import LRScheduler
 
@@ -35,10 +35,12 @@ def _for_lists(one: Callable[..., Tensor]) -> Callable[..., None]:
 class AveragedModel(Module):
     """A copy of a model whose parameters, and with ``use_buffers`` its buffers, are averages."""
 
+    n_averaged: Tensor
+
     def __init__(self, model: Module, device: Any = None, avg_fn: Any = None, multi_avg_fn: Any = None, use_buffers: bool = False):
         super().__init__()
         self.module = copy.deepcopy(model).to(device) if device is not None else copy.deepcopy(model)
-        self.n_averaged = Buffer(autograd.tensor(0, "int64"))
+        self.register_buffer("n_averaged", autograd.tensor(0, "int64"))
         self._update, self.use_buffers = multi_avg_fn or _for_lists(avg_fn or get_swa_avg_fn()), use_buffers
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -63,7 +65,7 @@ class AveragedModel(Module):
 class SWALR(LRScheduler):
     """Anneals the learning rates to ``swa_lr`` in ``anneal_epochs`` steps, by a cosine or a line, and keeps them."""
 
-    def __init__(self, optimizer: Any, swa_lr: float, anneal_epochs: int = 10, anneal_strategy: str = "cos", last_epoch: int = -1):
+    def __init__(self, optimizer: Any, swa_lr: Any, anneal_epochs: int = 10, anneal_strategy: str = "cos", last_epoch: int = -1):
         given = swa_lr if isinstance(swa_lr, list | tuple) else [swa_lr] * len(optimizer.param_groups)
         for group, rate in zip(optimizer.param_groups, given, strict=True):
             group["swa_lr"] = rate
@@ -86,7 +88,7 @@ class SWALR(LRScheduler):
 
 def update_bn(loader: Any, model: Module, device: Any = None) -> None:
     """Compute the running statistics of batch norms anew, as averages over the batches of a loader."""
-    layers = [m for m in model.modules() if isinstance(m, BatchNorm1d.__base__)]  # type: ignore[arg-type]
+    layers: list[Any] = [m for m in model.modules() if isinstance(m, BatchNorm1d.__base__)]  # type: ignore[arg-type]
     before = [m.momentum for m in layers]
     training = model.training
     for m in layers:
@@ -102,7 +104,7 @@ def update_bn(loader: Any, model: Module, device: Any = None) -> None:
     model.train(training)
 
 
-NAMES: dict[str, Any] = {
+SWA_NAMES: dict[str, Any] = {
     "AveragedModel": AveragedModel, "SWALR": SWALR, "update_bn": update_bn, "get_swa_avg_fn": get_swa_avg_fn,
     "get_ema_avg_fn": get_ema_avg_fn, "get_swa_multi_avg_fn": lambda: _for_lists(get_swa_avg_fn()),
     "get_ema_multi_avg_fn": lambda decay=0.999: _for_lists(get_ema_avg_fn(decay)),

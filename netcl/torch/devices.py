@@ -7,6 +7,8 @@ import time
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
+
 from netcl.accelerator import is_available, synchronize
 from netcl.core import device as core
 from netcl.core import memory
@@ -157,6 +159,17 @@ class Event:
         return True
 
 
+def rng_state(device: Any = None) -> Tensor:
+    """``torch.get_rng_state``: the position of the random numbers as a tensor of bytes, which can be saved."""
+    values = np.array([*random.get_state().as_dict().values()], np.uint64)
+    return Tensor.from_host(core.require("cpu").queue, values.view(np.uint8))
+
+
+def set_rng_state(new_state: Tensor, device: Any = None) -> None:
+    """``torch.set_rng_state``: continue from a result of :func:`rng_state`."""
+    random.set_state(dict(zip(("seed", "counter"), map(int, new_state.to_host().view(np.uint64)), strict=True)))
+
+
 def _memory(name: str) -> Any:
     return lambda device=None: memory.memory_stats()[name]
 
@@ -169,8 +182,8 @@ MEMORY_FIGURES: dict[str, Any] = {
 }  # fmt: skip
 CUDA: dict[str, Any] = {
     **MEMORY_FIGURES, "Event": Event, "get_device_capability": _capability, "init": lambda: None, "is_initialized": is_available,
-    **{f"get_rng_state{ending}": random.get_state for ending in ("", "_all")},
-    **{f"set_rng_state{ending}": lambda state, device=None: random.set_state(state) for ending in ("", "_all")},
+    "get_rng_state": rng_state, "set_rng_state": set_rng_state, "get_rng_state_all": lambda: [rng_state()],
+    "set_rng_state_all": lambda states: set_rng_state(states[0]),
     "is_available": is_available, "device_count": device_count, "current_device": lambda: _current[0], "set_device": _set_device,
     "get_device_name": lambda device=None: _handle(device).device_name, "get_device_properties": _properties,
     "synchronize": synchronize, "manual_seed": manual_seed, "manual_seed_all": manual_seed, "is_bf16_supported": is_available,

@@ -45,11 +45,12 @@ _WITH_PARTS = {  # modules whose names are those of the module above
     "optim": ("netcl.optim", "adadelta adagrad adam adamax adamw asgd lbfgs nadam radam rmsprop rprop sgd"),
 }
 _ATTENTION_KERNELS = {f"enable_{kind}_sdp": lambda enabled: None for kind in ("flash", "math", "mem_efficient", "cudnn")}
+_STATES = {"get_rng_state": devices.rng_state, "set_rng_state": devices.set_rng_state}
 _CUDNN = {**_OFF, "version": lambda: None, "enabled": False, "benchmark": False, "deterministic": False, "allow_tf32": False}
 
 #: Module: the modules of netcl that its names are looked up in, and names of its own, which come first.
 TABLE: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
-    "torch": (("netcl",), {**adapters.ROOT, "device": devices.device, "__version__": "2.13.0+netcl"}),
+    "torch": (("netcl",), {**adapters.ROOT, **_STATES, "device": devices.device, "__version__": "2.13.0+netcl"}),
     "torch.accelerator": ((), devices.ACCELERATOR),
     "torch.amp": (("netcl.amp",), adapters.AMP),
     "torch.autograd": (("netcl.autograd",), {"Variable": lambda data, requires_grad=False: data.requires_grad_(requires_grad)}),
@@ -87,11 +88,11 @@ TABLE: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
     ),
     "torch.onnx": ((), {"export": adapters.export_onnx}),
     "torch.optim.lr_scheduler": (("netcl.optim.schedule",), {"_LRScheduler": schedule.LRScheduler}),
-    "torch.optim.swa_utils": ((), averaging.NAMES),
+    "torch.optim.swa_utils": ((), averaging.SWA_NAMES),
     "torch.overrides": ((), {"is_tensor_like": lambda x: isinstance(x, Tensor)}),
     "torch.profiler": ((), {"record_function": adapters.record_function}),
     "torch.autograd.profiler": ((), {"record_function": adapters.record_function}),
-    "torch.random": (("netcl",), {"manual_seed": adapters.manual_seed}),
+    "torch.random": (("netcl",), {"manual_seed": adapters.manual_seed, **_STATES}),
     "torch.serialization": ((), files.SERIALIZATION),
     "torch.special": (("netcl",), {"expit": ag.sigmoid, "gammaln": ag.lgamma, "psi": ag.digamma}),
     "torch.testing": (("netcl.testing",), {}),

@@ -188,6 +188,7 @@ NOT_EXPORTED = set(
     avg_pool2d batch_norm batch_norm_train bernoulli col2im cross_entropy cross_entropy_forward dropout im2col index_add
     info_nce isin log_softmax masked_scale max_pool2d nll nonzero norm pad resample2d roll rope row_norm
     softmax strided_unslice take top_indices triplet bincount copysign diag diag_embed erfc hypot index_copy index_fill index_put
+    diagflat diagonal_scatter select_scatter slice_scatter unique_consecutive
     masked_select unique bitwise_left_shift bitwise_right_shift finite_argmax
     bucketize cholesky cholesky_solve erfinv fft_from_real fft_pairs fft_to_real histc interpolate
     istft_pairs lgamma linalg_cholesky linalg_cofactors linalg_det linalg_eigh linalg_eigvalsh linalg_inv linalg_lstsq

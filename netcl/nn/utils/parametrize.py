@@ -20,7 +20,7 @@ from netcl.nn.module import Module
 from netcl.nn.parameter import Parameter
 
 
-def _recompute(module: Module, name: str, function: Callable[[Any], Tensor] | None) -> None:
+def recompute(module: Module, name: str, function: Callable[[Any], Tensor] | None) -> None:
     """Make ``module.name`` the result of ``function(module)``; ``None`` makes it a plain attribute again."""
     computed = {**vars(module).get("_computed", {}), name: function}
     vars(module)["_computed"] = computed = {key: value for key, value in computed.items() if value is not None}
@@ -34,7 +34,7 @@ def _computed(name: str, module: Any) -> Tensor:
     return module._computed[name](module)
 
 
-def _taken(module: Module, name: str, op: str) -> Tensor:
+def taken(module: Module, name: str, op: str) -> Tensor:
     """Remove a parameter from its module and return its values."""
     there = dict(module.named_parameters(recurse=False))
     if name not in there:
@@ -43,8 +43,8 @@ def _taken(module: Module, name: str, op: str) -> Tensor:
     return there[name].detach()
 
 
-def _put_back(module: Module, name: str, value: Tensor) -> Module:
-    _recompute(module, name, None)
+def put_back(module: Module, name: str, value: Tensor) -> Module:
+    recompute(module, name, None)
     module.register_parameter(name, Parameter(value.detach()))
     return module
 
@@ -90,14 +90,14 @@ def register_parametrization(module: Any, tensor_name: str, parametrization: Any
     if is_parametrized(module, tensor_name):
         module.parametrizations[tensor_name].append(parametrization)
         return module
-    original = _taken(module, tensor_name, "register_parametrization")
+    original = taken(module, tensor_name, "register_parametrization")
     if hasattr(parametrization, "right_inverse"):
         with ag.no_grad():
             original = parametrization.right_inverse(original)
     if not is_parametrized(module):
         module.parametrizations = ModuleDict()
     module.parametrizations[tensor_name] = ParametrizationList([parametrization], original)
-    _recompute(module, tensor_name, lambda self: self.parametrizations[tensor_name]())
+    recompute(module, tensor_name, lambda self: self.parametrizations[tensor_name]())
     return module
 
 
@@ -119,7 +119,7 @@ def remove_parametrizations(module: Any, tensor_name: str, leave_parametrized: b
     del module.parametrizations[tensor_name]
     if not len(module.parametrizations):
         del module.parametrizations
-    return _put_back(module, tensor_name, value)
+    return put_back(module, tensor_name, value)
 
 
 # ---- weight norm
@@ -154,9 +154,9 @@ def weight_norm(module: Module, name: str = "weight", dim: int | None = 0) -> Mo
     [('bias', (2,)), ('weight_g', (2, 1)), ('weight_v', (2, 3))]
     """
     form = WeightNorm(dim)
-    for suffix, value in zip("gv", form.right_inverse(_taken(module, name, "weight_norm")), strict=True):
+    for suffix, value in zip("gv", form.right_inverse(taken(module, name, "weight_norm")), strict=True):
         module.register_parameter(f"{name}_{suffix}", Parameter(value))
-    _recompute(module, name, lambda self: form.forward(getattr(self, f"{name}_g"), getattr(self, f"{name}_v")))
+    recompute(module, name, lambda self: form.forward(getattr(self, f"{name}_g"), getattr(self, f"{name}_v")))
     return module
 
 
@@ -172,7 +172,7 @@ def _removed(module: Module, name: str, suffixes: tuple[str, ...], op: str) -> M
     value, vars(module)["training"] = getattr(module, name), training
     for suffix in suffixes:
         delattr(module, f"{name}{suffix}")
-    return _put_back(module, name, value)
+    return put_back(module, name, value)
 
 
 # ---- spectral norm
@@ -232,7 +232,7 @@ def spectral_norm(module: Module, name: str = "weight", n_power_iterations: int 
     ['bias', 'weight_orig', 'weight_u', 'weight_v']
     """
     form = spectral_form(module, name, n_power_iterations, eps, dim, older=True)
-    module.register_parameter(f"{name}_orig", Parameter(_taken(module, name, "spectral_norm")))
+    module.register_parameter(f"{name}_orig", Parameter(taken(module, name, "spectral_norm")))
     for suffix, value in zip("uv", form.buffers(), strict=True):
         module.register_buffer(f"{name}_{suffix}", value)
 
@@ -240,7 +240,7 @@ def spectral_norm(module: Module, name: str = "weight", n_power_iterations: int 
         original, u, v = (getattr(self, f"{name}_{suffix}") for suffix in ("orig", "u", "v"))
         return form.divided(original, u, v, self.training)
 
-    _recompute(module, name, compute)
+    recompute(module, name, compute)
     return module
 
 

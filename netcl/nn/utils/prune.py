@@ -18,7 +18,7 @@ from netcl.core.errors import message
 from netcl.core.tensor import Tensor
 from netcl.nn.module import Module
 from netcl.nn.parameter import Parameter
-from netcl.nn.utils.parametrize import _put_back, _recompute, _taken
+from netcl.nn.utils.parametrize import put_back, recompute, taken
 
 
 def _count(amount: float, n: int) -> int:
@@ -36,24 +36,24 @@ def is_pruned(module: Module) -> bool:
 def custom_from_mask(module: Module, name: str, mask: Tensor) -> Module:
     """Prune the elements where ``mask`` is 0, besides those that are pruned already; returns the module."""
     mask = mask.to(dtype=getattr(module, name).dtype)
-    if f"{name}_mask" in module._buffers:
+    if hasattr(module, f"{name}_mask"):
         vars(module)[f"{name}_mask"].copy_(vars(module)[f"{name}_mask"] * mask)
         return module
-    original = _taken(module, name, "prune")
+    original = taken(module, name, "prune")
     module.register_parameter(f"{name}_orig", Parameter(original))
     module.register_buffer(f"{name}_mask", mask)
-    _recompute(module, name, lambda m: vars(m)[f"{name}_orig"] * vars(m)[f"{name}_mask"])
+    recompute(module, name, lambda m: vars(m)[f"{name}_orig"] * vars(m)[f"{name}_mask"])
     return module
 
 
 def remove(module: Module, name: str) -> Module:
     """Make the pruned values a plain parameter again; returns the module."""
-    if f"{name}_mask" not in module._buffers:
+    if not hasattr(module, f"{name}_mask"):
         raise ValueError(message("prune.remove", f"{name!r} must be a pruned parameter", module=type(module).__name__))
     pruned = getattr(module, name).detach()
     for part in ("orig", "mask"):
         delattr(module, f"{name}_{part}")
-    return _put_back(module, name, pruned)
+    return put_back(module, name, pruned)
 
 
 def _mask(scores: Tensor, kept: Tensor, amount: float) -> Tensor:
@@ -66,7 +66,7 @@ def _mask(scores: Tensor, kept: Tensor, amount: float) -> Tensor:
 def _kept(module: Module, name: str) -> Tensor:
     return (
         vars(module)[f"{name}_mask"]
-        if f"{name}_mask" in module._buffers
+        if hasattr(module, f"{name}_mask")
         else creation.CREATION_FUNCTIONS["ones_like"](getattr(module, name).detach())
     )
 
