@@ -239,6 +239,8 @@ def sums(
 
 def through_statistics(F: Any, d_x: Any, g_mean: Any, g_rstd: Any, x: Any, mean: Any, rstd: Any, view: View, centered: bool) -> Any:
     """Return ``d_x`` plus the part that flows through the statistics; ``g_mean`` and ``g_rstd`` may be ``None``."""
+    if g_mean is None and g_rstd is None:
+        return d_x
     scale, found = 1 / max(view.shared, 1), F.reshape(d_x, view.shape)
     if g_mean is not None and centered:
         found = F.add(found, F.mul(F.reshape(g_mean, view.stats), scale))

@@ -67,16 +67,17 @@ def install_handlers() -> None:
 def interruptible_finish(queue: Any, timeout: float = 30.0) -> bool:
     """Wait at most ``timeout`` seconds for a queue and return whether it has finished; raises if its work failed.
 
-    An event is polled every 10 ms, so that Ctrl-C is handled.
+    An event is polled at least every 10 ms, so that Ctrl-C is handled.
     """
     waiting_runs.flush_waiting(queue)
     cl = platforms.opencl()
     with program.driver_errors("finish", "to finish the queue"):
         marker = cl.enqueue_marker(queue)
         queue.flush()
-    deadline = time.monotonic() + timeout
+    deadline, pause = time.monotonic() + timeout, 1e-4
     while (status := marker.command_execution_status) > 0 and time.monotonic() < deadline:
-        time.sleep(_POLL_SECONDS)
+        time.sleep(pause)
+        pause = min(2 * pause, _POLL_SECONDS)
     if status < 0:
         raise DeviceError(message("finish", f"the queue cannot finish: {cl.status_code.to_string(status, 'status %d')}"))
     return bool(status == 0)
