@@ -23,7 +23,7 @@ from netcl.core.tensor import Tensor
 __all__ = ["functional_call", "grad", "grad_and_value", "hessian", "jacfwd", "jacrev", "jvp", "stack_module_state", "vjp", "vmap"]
 
 
-def _called(
+def _call_with_leaves(
     func: Callable[..., Any], args: tuple[Any, ...], argnums: Any, has_aux: bool, kwargs: Any
 ) -> tuple[Any, list[Tensor], Any, Any]:
     """Call ``func``. Returns the chosen arguments, their fresh leaves, the output and the auxiliary output."""
@@ -39,7 +39,7 @@ def _called(
     return chosen, leaves, *(out if has_aux else (out, None))
 
 
-def _answer(out: Any, leaves: list[Tensor]) -> Any:
+def _finished_output(out: Any, leaves: list[Tensor]) -> Any:
     return with_leaves(out, iter([finished(x, leaves) if isinstance(x, Tensor) else x for x in leaves_of(out)]))
 
 
@@ -47,11 +47,11 @@ def grad_and_value(func: Callable[..., Any], argnums: Any = 0, has_aux: bool = F
     """Return a function that returns the gradient of ``func``, which must return one value, and that value."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        chosen, leaves, out, aux = _called(func, args, argnums, has_aux, kwargs)
+        chosen, leaves, out, aux = _call_with_leaves(func, args, argnums, has_aux, kwargs)
         if not isinstance(out, Tensor) or out.numel() != 1:
             raise ShapeError(message("func.grad", "the function must return a tensor with one value", shape=getattr(out, "shape", None)))
         made = [finished(g, leaves) for g in derivatives(out, leaves)]
-        value = _answer((out, aux), leaves) if has_aux else _answer(out, leaves)
+        value = _finished_output((out, aux), leaves) if has_aux else _finished_output(out, leaves)
         return with_leaves(chosen, iter(made)), value
 
     return call
@@ -71,10 +71,10 @@ def jacrev(func: Callable[..., Any], argnums: Any = 0, has_aux: bool = False, **
     """Return a function that returns the Jacobian of ``func`` with respect to the arguments ``argnums``."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        chosen, leaves, out, aux = _called(func, args, argnums, has_aux, kwargs)
+        chosen, leaves, out, aux = _call_with_leaves(func, args, argnums, has_aux, kwargs)
         rows = [with_leaves(chosen, iter([finished(j, leaves) for j in jacobian_of(y, leaves)])) for y in leaves_of(out)]
         made = with_leaves(out, iter(rows))
-        return (made, _answer(aux, leaves)) if has_aux else made
+        return (made, _finished_output(aux, leaves)) if has_aux else made
 
     return call
 
@@ -89,7 +89,7 @@ def hessian(func: Callable[..., Any], argnums: Any = 0) -> Callable[..., Any]:
 
 def vjp(func: Callable[..., Any], *primals: Any, has_aux: bool = False) -> tuple[Any, ...]:
     """Return the output of ``func``, and a function from its cotangents to those of ``primals``."""
-    chosen, leaves, out, aux = _called(func, primals, tuple(range(len(primals))), has_aux, {})
+    chosen, leaves, out, aux = _call_with_leaves(func, primals, tuple(range(len(primals))), has_aux, {})
 
     def pull(cotangents: Any, **unused: Any) -> Any:
         pairs = list(zip(leaves_of(out), leaves_of(cotangents), strict=True))
@@ -98,14 +98,14 @@ def vjp(func: Callable[..., Any], *primals: Any, has_aux: bool = False) -> tuple
             made = [finished(sum(column[1:], column[0]), leaves) for column in zip(*parts, strict=True)]
         return with_leaves(chosen, iter(made))
 
-    return (_answer(out, leaves), pull, _answer(aux, leaves)) if has_aux else (_answer(out, leaves), pull)
+    return (_finished_output(out, leaves), pull, _finished_output(aux, leaves)) if has_aux else (_finished_output(out, leaves), pull)
 
 
 def jvp(func: Callable[..., Any], primals: Any, tangents: Any, *, strict: bool = False, has_aux: bool = False) -> tuple[Any, ...]:
     """Return the output of ``func``, and its derivative in the direction of ``tangents``."""
-    _, leaves, out, aux = _called(func, tuple(primals), tuple(range(len(primals))), has_aux, {})
+    _, leaves, out, aux = _call_with_leaves(func, tuple(primals), tuple(range(len(primals))), has_aux, {})
     made = with_leaves(out, iter([finished(t, leaves) for t in tangent(leaves_of(out), leaves, leaves_of(tangents))]))
-    return (_answer(out, leaves), made, _answer(aux, leaves)) if has_aux else (_answer(out, leaves), made)
+    return (_finished_output(out, leaves), made, _finished_output(aux, leaves)) if has_aux else (_finished_output(out, leaves), made)
 
 
 def _dims(in_dims: Any, tree: Any) -> list[int | None]:

@@ -116,7 +116,6 @@ NO_FLUSH = {
     "core/kernels/program.py _wait_before_more": "the launch before has flushed these queues",
     "core/kernels/probe.py answer_probes": "a process of its own",
     "core/backend/opencl.py OpenCLBackend.__init__": "wrapped by _with_netcl_errors, which flushes",
-    "core/backend/lifecycle.py _ends_within": "interruptible_finish has flushed",
     "core/device.py _computes_in_half": "buffers of its own, before the queue is used",
     "core/memory.py _map_pinned": "a new buffer",
 }
@@ -208,42 +207,43 @@ def test_no_function_is_named_as_a_copy():
 # Figures that may only fall. A feature that needs more raises its figure in its own commit and says there what for.
 # Lines of Python and OpenCL by package; "" stands for the modules at the root.
 LINES = {
-    "": 1155,
-    "amp": 470,
-    "autograd": 3014,
-    "bench": 328,
-    "cli": 1776,
-    "core": 7737,
-    "data": 3179,
-    "distributed": 2009,
-    "engine": 6211,
-    "io": 5123,
-    "models": 3577,
-    "nn": 6984,
-    "onnx": 734,
-    "ops": 29117,
-    "optim": 2334,
-    "profiling": 1348,
-    "replay": 2657,
-    "runtime": 774,
-    "serve": 664,
-    "torch": 1092,
-    "trainer": 3109,
+    "": 1065,
+    "amp": 469,
+    "autograd": 3252,
+    "bench": 327,
+    "cli": 1710,
+    "core": 7733,
+    "data": 3116,
+    "distributed": 2023,
+    "distributions": 902,
+    "engine": 6164,
+    "io": 4958,
+    "models": 3504,
+    "nn": 7076,
+    "onnx": 730,
+    "ops": 29194,
+    "optim": 2316,
+    "profiling": 1302,
+    "replay": 2672,
+    "runtime": 754,
+    "serve": 659,
+    "torch": 1236,
+    "trainer": 3055,
     "utils": 125,
-    "vision": 2403,
+    "vision": 2396,
 }
 SLACK = 60  # a package that is further below its figure must lower it
 # Public names of the standard library that begin with an underscore: of named tuples, and os._exit.
 DOCUMENTED = {"_replace", "_make", "_fields", "_asdict", "_exit"}
 COUPLING = {
     "private names of other modules": 32,
-    "imports inside functions": 70,
+    "imports inside functions": 66,
     "hooks": 8,
     "functions put into lower modules": 0,
-    "Any": 4947,
+    "Any": 5103,
 }
 # Top-level functions, classes and constants that several files define: a search for such a name finds several things. Most are torch's.
-NAMES_OF_SEVERAL_FILES = 73
+NAMES_OF_SEVERAL_FILES = 74
 
 
 @cache

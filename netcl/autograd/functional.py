@@ -89,13 +89,13 @@ def tangent(outs: Sequence[Tensor], inputs: Sequence[Tensor], directions: Sequen
 # ---- torch.autograd.functional
 
 
-def _called(func: Callable[..., Any], inputs: Any) -> tuple[tuple[Tensor, ...], Any]:
+def _outputs_of(func: Callable[..., Any], inputs: Any) -> tuple[tuple[Tensor, ...], Any]:
     given = tuple(map(fresh, inputs if isinstance(inputs, tuple) else (inputs,)))
     with enable_grad():
         return given, func(*given)
 
 
-def _kept(made: Sequence[Tensor], given: Sequence[Tensor], create_graph: bool, single: bool) -> Any:
+def _as_result(made: Sequence[Tensor], given: Sequence[Tensor], create_graph: bool, single: bool) -> Any:
     made = tuple(x if create_graph else x.detach() for x in made)
     return made[0] if single else made
 
@@ -105,9 +105,9 @@ def jacobian(
     strategy: str = "reverse-mode",
 ) -> Any:  # fmt: skip
     """Return the derivatives of the outputs of ``func`` with respect to its inputs, nested in tuples where either are tuples."""
-    given, out = _called(func, inputs)
+    given, out = _outputs_of(func, inputs)
     single = not isinstance(inputs, tuple)
-    made = [_kept(jacobian_of(y, given), given, create_graph, single) for y in (out if isinstance(out, tuple) else (out,))]
+    made = [_as_result(jacobian_of(y, given), given, create_graph, single) for y in (out if isinstance(out, tuple) else (out,))]
     return tuple(made) if isinstance(out, tuple) else made[0]
 
 
@@ -132,31 +132,31 @@ def _one_value(name: str, out: Tensor) -> Tensor:
 
 def vjp(func: Callable[..., Any], inputs: Any, v: Any = None, create_graph: bool = False, strict: bool = False) -> tuple[Any, Any]:
     """Return the outputs, and the product of ``v`` with the Jacobian."""
-    given, out = _called(func, inputs)
+    given, out = _outputs_of(func, inputs)
     made = derivatives(out, given, v)
-    return out if create_graph else out.detach(), _kept(made, given, create_graph, not isinstance(inputs, tuple))
+    return out if create_graph else out.detach(), _as_result(made, given, create_graph, not isinstance(inputs, tuple))
 
 
 def jvp(func: Callable[..., Any], inputs: Any, v: Any = None, create_graph: bool = False, strict: bool = False) -> tuple[Any, Any]:
     """Return the outputs, and the product of the Jacobian with ``v``."""
-    given, out = _called(func, inputs)
+    given, out = _outputs_of(func, inputs)
     directions = v if isinstance(v, tuple) else (v,)
     if v is None:
         directions = tuple(Tensor.ones(x.shape, x.dtype, queue=x.queue) for x in given)
     outs = out if isinstance(out, tuple) else (out,)
-    made = _kept(tangent(outs, given, directions), given, create_graph, not isinstance(out, tuple))
-    return _kept(outs, given, create_graph, not isinstance(out, tuple)), made
+    made = _as_result(tangent(outs, given, directions), given, create_graph, not isinstance(out, tuple))
+    return _as_result(outs, given, create_graph, not isinstance(out, tuple)), made
 
 
 def hvp(func: Callable[..., Any], inputs: Any, v: Any = None, create_graph: bool = False, strict: bool = False) -> tuple[Any, Any]:
     """Return the value of a function, and the product of its Hessian with ``v``."""
-    given, out = _called(func, inputs)
+    given, out = _outputs_of(func, inputs)
     directions = v if isinstance(v, tuple) else (v,)
     with enable_grad():
         back = derivatives(_one_value("hvp", out), given)
         total = sum(((g * d).sum() for g, d in zip(back, directions, strict=True)), Tensor.zeros((), out.dtype, queue=out.queue))
     made = derivatives(total, given)
-    return out if create_graph else out.detach(), _kept(made, given, create_graph, not isinstance(inputs, tuple))
+    return out if create_graph else out.detach(), _as_result(made, given, create_graph, not isinstance(inputs, tuple))
 
 
 vhp = hvp  # the Hessian is symmetric

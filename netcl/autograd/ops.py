@@ -178,7 +178,8 @@ def _nonzero_tuple(call: Callable[..., Any], x: Any, *, as_tuple: bool | None, *
     return tuple(places.unbind(1)) if as_tuple else places
 
 
-EXTRAS |= {"decimals": (("round",), _round_decimals), "as_tuple": (("nonzero",), _nonzero_tuple)}
+EXTRAS["decimals"] = (("round",), _round_decimals)
+EXTRAS["as_tuple"] = (("nonzero",), _nonzero_tuple)
 
 
 def put(name: str, function: Callable[..., Any]) -> None:

@@ -499,9 +499,8 @@ class Tensor(TensorMethods):
         queue = target if hasattr(target, "finish") else require(target).queue
         if queue is self.queue:
             return self
-        return hooks.call("move", self, queue) if self._requires_grad else self._moved(queue)
-
-    def _moved(self, queue: Any) -> Tensor:
+        if self._requires_grad:
+            return hooks.call("move", self, queue)
         return Tensor.from_host(queue, self.to_host(), self.dtype, persistent=self.persistent)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
@@ -610,9 +609,6 @@ def wrap_array(stored: np.ndarray, dtype: str, queue: Any) -> Tensor:
     return Tensor(None, stored.shape, dtype, None, queue, array=np.ascontiguousarray(stored).reshape(stored.shape))
 
 
-_new = object.__new__
-
-
 def new_result(shape: tuple[int, ...], dtype: str, queue: Any) -> Tensor:
     """Create an uninitialized tensor for the result of a kernel on an OpenCL queue; the caller has checked shape and dtype."""
     if type(queue) is CommandList:
@@ -624,12 +620,12 @@ def new_result(shape: tuple[int, ...], dtype: str, queue: Any) -> Tensor:
 
 def over_memory(memory: Any, shape: tuple[int, ...], dtype: str, context: Any, queue: Any, lease: Any) -> Tensor:
     """Return a tensor over leased memory: ``Tensor(...)`` for a dtype of this module, without its options, in two thirds of the time."""
-    made = _new(Tensor)
+    made = object.__new__(Tensor)
     made.memory, made.shape, made.dtype, made.context, made.queue, made.lease = memory, shape, dtype, context, queue, lease
     made._persistent = made._requires_grad = False
     made.grad = made.grad_fn = made.host_ref = made.pending_event = made.pending_release = made._hooks = None
     made.writes = made.place = made.source = None
-    made.output_nr = 0  # which output of grad_fn this is
+    made.output_nr = 0
     return made
 
 

@@ -32,7 +32,7 @@ class Density(Distribution):
         return self.drawn("rand", like, sample_shape).clamp(creation.finfo(like.dtype).tiny, 1 - creation.finfo(like.dtype).eps)
 
 
-POSITIVE: tuple[str, Callable[[np.ndarray], Any]] = ("positive", lambda a: a > 0)
+ABOVE_ZERO: tuple[str, Callable[[np.ndarray], Any]] = ("positive", lambda a: a > 0)
 
 
 class Laplace(Density):
@@ -41,7 +41,7 @@ class Laplace(Density):
     has_rsample = True
     loc: Tensor
     scale: Tensor
-    limits: ClassVar = {"scale": POSITIVE}
+    limits: ClassVar = {"scale": ABOVE_ZERO}
 
     def __init__(self, loc: TensorOrNumber, scale: TensorOrNumber, validate_args: bool | None = None):
         super().__init__(validate_args, loc=loc, scale=scale)
@@ -70,7 +70,7 @@ class Gumbel(Density):
     has_rsample = True
     loc: Tensor
     scale: Tensor
-    limits: ClassVar = {"scale": POSITIVE}
+    limits: ClassVar = {"scale": ABOVE_ZERO}
 
     def __init__(self, loc: TensorOrNumber, scale: TensorOrNumber, validate_args: bool | None = None):
         super().__init__(validate_args, loc=loc, scale=scale)
@@ -94,7 +94,7 @@ class Exponential(Density):
 
     has_rsample = True
     rate: Tensor
-    limits: ClassVar = {"rate": POSITIVE, "value": ("at least 0", lambda a: a >= 0)}
+    limits: ClassVar = {"rate": ABOVE_ZERO, "value": ("at least 0", lambda a: a >= 0)}
 
     def __init__(self, rate: TensorOrNumber, validate_args: bool | None = None):
         super().__init__(validate_args, rate=rate)
@@ -117,7 +117,7 @@ class Gamma(Density):
 
     concentration: Tensor
     rate: Tensor
-    limits: ClassVar = {"concentration": POSITIVE, "rate": POSITIVE, "value": POSITIVE}
+    limits: ClassVar = {"concentration": ABOVE_ZERO, "rate": ABOVE_ZERO, "value": ABOVE_ZERO}
 
     def __init__(self, concentration: TensorOrNumber, rate: TensorOrNumber, validate_args: bool | None = None):
         super().__init__(validate_args, concentration=concentration, rate=rate)
@@ -168,7 +168,7 @@ class Beta(Density):
 
     concentration1: Tensor
     concentration0: Tensor
-    limits: ClassVar = {"concentration1": POSITIVE, "concentration0": POSITIVE, "value": ("from 0 to 1", lambda a: (a >= 0) & (a <= 1))}
+    limits: ClassVar = {"concentration1": ABOVE_ZERO, "concentration0": ABOVE_ZERO, "value": ("from 0 to 1", lambda a: (a >= 0) & (a <= 1))}
 
     def __init__(self, concentration1: TensorOrNumber, concentration0: TensorOrNumber, validate_args: bool | None = None):
         super().__init__(validate_args, concentration1=concentration1, concentration0=concentration0)
@@ -203,7 +203,7 @@ class Dirichlet(Density):
     """The Dirichlet distribution over vectors whose sum is 1; draws have no gradient."""
 
     concentration: Tensor
-    limits: ClassVar = {"concentration": POSITIVE}
+    limits: ClassVar = {"concentration": ABOVE_ZERO}
 
     def __init__(self, concentration: Tensor, validate_args: bool | None = None):
         if not getattr(concentration, "shape", ()):
@@ -240,7 +240,7 @@ class StudentT(Density):
     df: Tensor
     loc: Tensor
     scale: Tensor
-    limits: ClassVar = {"df": POSITIVE, "scale": POSITIVE}
+    limits: ClassVar = {"df": ABOVE_ZERO, "scale": ABOVE_ZERO}
 
     def __init__(self, df: TensorOrNumber, loc: TensorOrNumber = 0.0, scale: TensorOrNumber = 1.0, validate_args: bool | None = None):
         super().__init__(validate_args, df=df, loc=loc, scale=scale)
@@ -317,7 +317,7 @@ class LogNormal(Density):
     has_rsample = True
     loc: Tensor
     scale: Tensor
-    limits: ClassVar = {"scale": POSITIVE, "value": POSITIVE}
+    limits: ClassVar = {"scale": ABOVE_ZERO, "value": ABOVE_ZERO}
 
     def __init__(self, loc: TensorOrNumber, scale: TensorOrNumber, validate_args: bool | None = None):
         super().__init__(validate_args, loc=loc, scale=scale)

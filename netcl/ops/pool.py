@@ -273,7 +273,7 @@ def pool_average_grad(dy: Tensor, *, windows: Windows, count_pad: bool = True) -
 # ---- images
 
 
-def _batched(ndim: int) -> Callable[[Any], Any]:
+def _with_batch_axis(ndim: int) -> Callable[[Any], Any]:
     """Return a decorator that also lets an op over ``ndim`` dimensions take one sample without the batch dimension, as in torch."""
 
     def decorate(function: Any) -> Any:
@@ -311,7 +311,7 @@ def _maxima(F: Any, x: Tensor, windows: Windows, return_indices: bool) -> Any:
         (S((1, 1, 2, 2), kernel_size=3), r"\[max_pool2d\] a window must fit the padded image .*, got an image of 2 x 2 pixels"),
         (S((1, 1, 4, 4), kernel_size=2, stride=0), r"\[max_pool2d\] stride must be at least 1; stride=0"),
     ])  # fmt: skip
-@_batched(4)
+@_with_batch_axis(4)
 def max_pool2d(
     F: Any, x: Tensor, kernel_size: Pair, stride: Pair | None = None, padding: Pair = 0, dilation: Pair = 1, ceil_mode: bool = False,
     return_indices: bool = False,
@@ -343,7 +343,7 @@ def max_pool2d(
         (S((1, 1, 4, 4), kernel_size=2, dtypes="int32", low=0, high=9), r"\[avg_pool2d\] x must have a dtype that this op accepts"),
         (S((1, 1, 4, 4), kernel_size=2, padding=2), r"\[avg_pool2d\] padding must be at most half the kernel, "),
     ])  # fmt: skip
-@_batched(4)
+@_with_batch_axis(4)
 def avg_pool2d(
     F: Any, x: Tensor, kernel_size: Pair, stride: Pair | None = None, padding: Pair = 0, ceil_mode: bool = False,
     count_include_pad: bool = True,
@@ -369,7 +369,7 @@ def avg_pool2d(
         (S((2, 3, 7, 7), output_size=0), r"\[adaptive_avg_pool2d\] output_size must be at least 1; output_size=\(0, 0\)"),
         (S((2, 3, 7, 7), output_size=(1, 2, 3)), r"\[adaptive_avg_pool2d\] output_size must be one integer or two .*=\(1, 2, 3\)"),
     ])  # fmt: skip
-@_batched(4)
+@_with_batch_axis(4)
 def adaptive_avg_pool2d(F: Any, x: Tensor, output_size: Any) -> Tensor:
     """Means over windows chosen so that the result has ``output_size`` pixels (a number, or height and width; ``None`` keeps an axis)."""
     x = image("adaptive_avg_pool2d", x)
@@ -382,7 +382,7 @@ def adaptive_avg_pool2d(F: Any, x: Tensor, output_size: Any) -> Tensor:
         (S((3, 7), output_size=1), r"\[adaptive_max_pool2d\] x must have four dimensions: "),
         (S((2, 3, 7, 7), output_size=(1,)), r"\[adaptive_max_pool2d\] output_size must be one integer or two .*=\(1,\)"),
     ])  # fmt: skip
-@_batched(4)
+@_with_batch_axis(4)
 def adaptive_max_pool2d(F: Any, x: Tensor, output_size: Any, return_indices: bool = False) -> Any:
     """Maxima over windows chosen so that the result has ``output_size`` pixels (a number, or height and width; ``None`` keeps an axis)."""
     x = image("adaptive_max_pool2d", x, launch.NUMBERS)
@@ -402,7 +402,7 @@ def _signal(F: Any, name: str, x: Any) -> Any:
 @composite(ref="numpy",
     samples=[S((2, 3, 9), kernel_size=2), S((1, 2, 10), kernel_size=3, stride=2, padding=1, ceil_mode=True)],
     errors=[(S((2, 3, 7, 7), kernel_size=2), r"\[max_pool1d\] x must have three dimensions: batch, channels, length")])  # fmt: skip
-@_batched(3)
+@_with_batch_axis(3)
 def max_pool1d(
     F: Any, x: Tensor, kernel_size: int, stride: int | None = None, padding: int = 0, dilation: int = 1, ceil_mode: bool = False,
     return_indices: bool = False,
@@ -417,7 +417,7 @@ def max_pool1d(
 @composite(ref="numpy",
     samples=[S((2, 3, 9), kernel_size=2), S((1, 2, 10), kernel_size=3, stride=2, padding=1, count_include_pad=False)],
     errors=[(S((2, 3, 7, 7), kernel_size=2), r"\[avg_pool1d\] x must have three dimensions: batch, channels, length")])  # fmt: skip
-@_batched(3)
+@_with_batch_axis(3)
 def avg_pool1d(
     F: Any, x: Tensor, kernel_size: int, stride: int | None = None, padding: int = 0, ceil_mode: bool = False,
     count_include_pad: bool = True,
@@ -432,7 +432,7 @@ def avg_pool1d(
 @composite(ref="numpy",
     samples=[S((2, 3, 9), output_size=4), S((1, 2, 5), output_size=1)],
     errors=[(S((3,), output_size=1), r"\[adaptive_avg_pool1d\] x must have three dimensions: batch, channels, length")])  # fmt: skip
-@_batched(3)
+@_with_batch_axis(3)
 def adaptive_avg_pool1d(F: Any, x: Tensor, output_size: int) -> Tensor:
     """Means over windows chosen so that each signal of the result has ``output_size`` values."""
     return to_signal(F, F.adaptive_avg_pool2d(_signal(F, "adaptive_avg_pool1d", x), for_image(output_size, 1)))

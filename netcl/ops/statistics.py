@@ -170,16 +170,16 @@ def _areas(F: Any, y: Tensor, x: Any, dx: float, axis: int) -> Tensor:
     return F.mul(heights, F.diff(x if x.ndim == 1 else F.moveaxis(x, axis, -1), axis=-1))
 
 
-def _pairs(y: np.ndarray, axis: int) -> np.ndarray:
+def _trapezoids(y: np.ndarray, axis: int) -> np.ndarray:
     last = np.moveaxis(y, axis, -1)
     return (last[..., 1:] + last[..., :-1]) / 2
 
 
 row("trapezoid", lambda F, y, x=None, *, dx=1.0, axis=-1: F.sum(_areas(F, y, x, dx, axis), -1),
-    lambda y, x=None, dx=1.0, axis=-1: _pairs(y, axis).sum(-1) * dx, S((3, 5)), S((3, 5), dx=0.5, axis=0), amp="float",
+    lambda y, x=None, dx=1.0, axis=-1: _trapezoids(y, axis).sum(-1) * dx, S((3, 5)), S((3, 5), dx=0.5, axis=0), amp="float",
     doc="The integral along an axis by the trapezoidal rule, over points ``x`` or steps ``dx``.")  # fmt: skip
 row("cumulative_trapezoid", lambda F, y, x=None, *, dx=1.0, axis=-1: F.moveaxis(F.cumsum(_areas(F, y, x, dx, axis), -1), -1, axis),
-    lambda y: _pairs(y, -1).cumsum(-1), S((3, 5)), amp="float",
+    lambda y: _trapezoids(y, -1).cumsum(-1), S((3, 5)), amp="float",
     doc="The integrals from the start of an axis to each point, by the trapezoidal rule.")  # fmt: skip
 
 
@@ -192,7 +192,7 @@ def _exponents(x: Tensor, N: int | None, increasing: bool) -> Tensor:
     return Tensor.from_host(x.queue, powers if increasing else powers[::-1].copy(), x.dtype)
 
 
-def _shrink(F: Any, x: Tensor, p: float, axis: int, maxnorm: float) -> Tensor:
+def _norm_factor(F: Any, x: Tensor, p: float, axis: int, maxnorm: float) -> Tensor:
     at = launch.check_axis("renorm", axis, x.ndim)
     norms = F.norm(x, p, tuple(i for i in range(x.ndim) if i != at), keepdims=True)
     return F.where(F.gt(norms, maxnorm), F.div(maxnorm, F.add(norms, 1e-7)), 1.0)
@@ -202,7 +202,7 @@ row("float_power", _float_power, lambda x, exponent: np.float_power(x, exponent)
     doc="x to a power, computed in float64.")  # fmt: skip
 row("vander", lambda F, x, N=None, increasing=False: F.pow(F.unsqueeze(x, -1), _exponents(x, N, increasing)),
     lambda x: np.vander(x), S((3,)), doc="The powers of the elements of a vector, a row each; ``N`` columns.")  # fmt: skip
-row("renorm", lambda F, x, p, axis, maxnorm: F.mul(x, _shrink(F, x, p, axis, maxnorm)),
+row("renorm", lambda F, x, p, axis, maxnorm: F.mul(x, _norm_factor(F, x, p, axis, maxnorm)),
     lambda x, p, axis, maxnorm: x * np.minimum(1, maxnorm / (np.linalg.norm(x, p, 1, keepdims=True) + 1e-7)),
     S((3, 4), p=2.0, axis=0, maxnorm=1.0), amp="float", tol=2,
     doc="x with the p-norm of each slice of an axis scaled down to ``maxnorm``.")  # fmt: skip

@@ -21,7 +21,7 @@ from netcl.nn.parameter import Parameter
 from netcl.nn.utils.parametrize import put_back, recompute, taken
 
 
-def _count(amount: float, n: int) -> int:
+def _number_to_prune(amount: float, n: int) -> int:
     """Return how many of ``n`` elements to prune: ``amount`` is a number of elements or a fraction."""
     if not 0 <= amount <= (n if isinstance(amount, int) else 1.0):
         raise ValueError(message("prune", f"amount must be an integer from 0 to {n}, or a float from 0 to 1", amount=amount))
@@ -59,11 +59,11 @@ def remove(module: Module, name: str) -> Module:
 def _mask(scores: Tensor, kept: Tensor, amount: float) -> Tensor:
     """Return ``kept`` without the ``amount`` elements of least score that it still has."""
     flat = ag.where(kept.reshape(-1) > 0, scores.reshape(-1), float("inf"))
-    lowest = flat.topk(_count(amount, int((kept > 0).sum().item())), largest=False).indices
+    lowest = flat.topk(_number_to_prune(amount, int((kept > 0).sum().item())), largest=False).indices
     return kept.reshape(-1).index_fill(0, lowest, 0.0).reshape(kept.shape)
 
 
-def _kept(module: Module, name: str) -> Tensor:
+def _current_mask(module: Module, name: str) -> Tensor:
     return (
         vars(module)[f"{name}_mask"]
         if hasattr(module, f"{name}_mask")
@@ -73,23 +73,23 @@ def _kept(module: Module, name: str) -> Tensor:
 
 def identity(module: Module, name: str) -> Module:
     """Give a parameter the form of a pruned one, without pruning it."""
-    return custom_from_mask(module, name, _kept(module, name))
+    return custom_from_mask(module, name, _current_mask(module, name))
 
 
 def l1_unstructured(module: Module, name: str, amount: float, importance_scores: Tensor | None = None) -> Module:
     """Prune the elements of least absolute value."""
     scores = getattr(module, name).detach().abs() if importance_scores is None else importance_scores
-    return custom_from_mask(module, name, _mask(scores, _kept(module, name), amount))
+    return custom_from_mask(module, name, _mask(scores, _current_mask(module, name), amount))
 
 
 def random_unstructured(module: Module, name: str, amount: float) -> Module:
     """Prune random elements."""
-    kept = _kept(module, name)
+    kept = _current_mask(module, name)
     return custom_from_mask(module, name, _mask(creation.CREATION_FUNCTIONS["rand"](kept.shape, queue=kept.queue), kept, amount))
 
 
 def _slices(module: Module, name: str, scores: Tensor, amount: float, dim: int) -> Module:
-    kept = _kept(module, name)
+    kept = _current_mask(module, name)
     shape = [n if axis == dim % kept.ndim else 1 for axis, n in enumerate(kept.shape)]
     alive = ag.amax(kept, tuple(axis for axis in range(kept.ndim) if axis != dim % kept.ndim))
     return custom_from_mask(module, name, kept * _mask(scores, alive, amount).reshape(shape))
@@ -118,7 +118,7 @@ def global_unstructured(
         raise ValueError(
             message("global_unstructured", "pruning_method must be L1Unstructured or RandomUnstructured", given=pruning_method)
         )
-    kept = [_kept(module, name) for module, name in parameters]
+    kept = [_current_mask(module, name) for module, name in parameters]
     if pruning_method is l1_unstructured:
         scores = [getattr(m, name).detach().abs() for m, name in parameters]
     else:
