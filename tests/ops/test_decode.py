@@ -37,7 +37,14 @@ def gpu(cl_device, unoptimized, monkeypatch):
         for op, extra in TIERS.items():
             selector.register(op, lambda shapes, profile: shapes[0][0] <= 8, KernelConfig(KernelVariant.MATMUL_REGISTER_TILED, extra=extra))
     taken, inside = [], decode._in_one_launch
-    monkeypatch.setattr(decode, "_in_one_launch", lambda *args: taken.append(inside(*args)) or taken[-1])
+
+    def noted(parts, x, *more):
+        made = inside(parts, x, *more)
+        if x.array is None:  # checks of kernels compute their reference on the NumPy backend
+            taken.append(made)
+        return made
+
+    monkeypatch.setattr(decode, "_in_one_launch", noted)
     yield queue, taken
     if cl_device.profile.device_type == "cpu":
         for op in TIERS:
