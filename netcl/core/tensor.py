@@ -191,7 +191,6 @@ class Tensor(TensorMethods):
     queue: Any
     pool_handle: BufferHandle | None
     persistent: bool
-    is_param: bool
     requires_grad: bool
     grad: Tensor | None
     grad_fn: Any
@@ -204,6 +203,8 @@ class Tensor(TensorMethods):
         "__weakref__", "_hooks", "is_param", "_requires_grad", "_persistent", "context", "dtype", "grad", "grad_fn", "host_ref", "lease",
         "memory", "output_nr", "pending_event", "pending_release", "place", "queue", "requires_grad", "shape", "source", "writes",
     )  # fmt: skip
+    if TYPE_CHECKING:
+        is_param: bool  # set on parameters only
     __array_ufunc__ = None  # NumPy must leave `array + tensor` to the tensor
 
     def __init__(
@@ -438,9 +439,7 @@ class Tensor(TensorMethods):
 
     def write(self, values: Any) -> Tensor:
         """Overwrite in place from a tensor, an array or numbers of the same shape; returns the tensor."""
-        if isinstance(values, Tensor):
-            values = values.to_host()
-        return self.from_host(np.asarray(values))
+        return self.from_host(values.to_host() if isinstance(values, Tensor) else np.asarray(values))
 
     def fill_(self, value: Any) -> Tensor:
         """Overwrite every element with ``value``, in place; returns the tensor."""
@@ -512,7 +511,7 @@ class Tensor(TensorMethods):
     def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
         copy = duplicate(self)
         copy._mark(self.requires_grad and self.grad_fn is None, self.persistent)
-        if hasattr(self, "is_param"):  # set on parameters only
+        if hasattr(self, "is_param"):
             copy.is_param = True
         return copy
 

@@ -6,6 +6,7 @@ import gzip
 import io
 import math
 import os
+import tokenize
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -20,7 +21,7 @@ _IDX_TYPES = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0
 _MOST_AXES = 8
 _STEP = 1 << 20
 _EXPANSION, _FREE_BYTES = 200, 1 << 26  # a compressed file may expand to this many times its size, and a small one to these bytes
-_NO_HEADER = (ValueError, TypeError, KeyError, SyntaxError, MemoryError, RecursionError)
+_NO_HEADER = (ValueError, TypeError, KeyError, SyntaxError, MemoryError, RecursionError, tokenize.TokenError)
 
 CIFAR10_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 

@@ -19,12 +19,13 @@ from netcl.engine.pointwise import run
 from netcl.engine.registry import REGISTRY, S, Sample, op
 from netcl.engine.strided import alignment
 from netcl.ops.attention import cached_attention
+from netcl.ops.attention.cached import cached_arrays
 from netcl.ops.attention.geometry import score_scale
 from netcl.ops.epilogue import Epilogue
 from netcl.ops.matmul import affine, gemm
 from netcl.ops.norm import row_norm
 from netcl.ops.pointwise import cast
-from netcl.ops.quantized import chain, packed_problem, packed_weight, plans, quantized_linear
+from netcl.ops.quantized import chain, packed_problem, packed_weight, plans, quantized_linear, weight_values
 from netcl.ops.quantized.formats import kind_of
 from netcl.ops.quantized.layout import STRIP_ROWS
 
@@ -198,8 +199,24 @@ def _decode_block_sample(tokens: int, next_rows: int = 0, kind: str = "Q4_0") ->
     return S(*given, kind=kind, inner=inner, next_rows=next_rows, activations="float")
 
 
+def _decode_block_ref(inside, x, out_weight, norm_weight, gate, up, down, next_norm=None, next_weight=None, next_bias=0.0, *, kind, inner,
+                      next_rows=0, activations="auto"):  # fmt: skip
+    """Compute :func:`decode_block` with its default norms and activation, for the samples."""
+    shapes = _block_shapes(inside.shape[-1], x.shape[-1], inner, next_rows)
+    packed = zip((out_weight, gate, up, down, next_weight), shapes, strict=True)
+    out, gate, up, down, *following = (weight_values(w, kind, shape).astype(x.dtype) for w, shape in packed if w is not None)
+    h = x + inside @ out.T
+    normed, gated = _rms_normed(h, norm_weight), _rms_normed(h, norm_weight) @ gate.T
+    y = h + (gated / (1 + np.exp(-gated)) * (normed @ up.T)) @ down.T
+    return (y, *(_rms_normed(y, next_norm) @ w.T + next_bias for w in following))
+
+
+def _rms_normed(a: np.ndarray, weight: np.ndarray) -> np.ndarray:
+    return a / np.sqrt((a * a).mean(-1, keepdims=True) + 1e-5) * weight
+
+
 @op(
-    vjp=None, ref="numpy", tol=24,
+    vjp=None, ref=_decode_block_ref, tol=24,
     samples=[
         _decode_block_sample(1), _decode_block_sample(2, 48), _decode_block_sample(1, 32, "Q8_0"), _decode_block_sample(1, 16, "Q4_K"),
         _decode_block_sample(9, 16),
@@ -268,8 +285,23 @@ def _decode_layers_sample(tokens: int, kind: str, biased: bool = False, normed: 
              activations="float")  # fmt: skip
 
 
+def _decode_layers_ref(x, lengths, frequencies, layers, *, kind, inner, heads, count, window=0, activations="auto"):
+    """Compute :func:`decode_layers` with its default norms and activation, for the samples."""
+    each = len(layers) // count
+    for i in range(0, len(layers), each):
+        norm, projection, *own = layers[i : i + each]
+        bias = own.pop(0) if each % 2 == 0 else 0.0
+        out, mlp_norm, gate, up, down, keys, values, *norms = own
+        first = weight_values(projection, kind, ((heads + 2 * keys.shape[1]) * keys.shape[3], x.shape[-1])).astype(x.dtype)
+        query_norm, key_norm = norms or (None, None)
+        z = _rms_normed(x, norm) @ first.T + bias
+        inside = cached_arrays(z, None, None, keys, values, lengths, None, None, frequencies, query_norm, key_norm, window=window)
+        (x,) = _decode_block_ref(inside, x, out, mlp_norm, gate, up, down, None, None, kind=kind, inner=inner)
+    return x
+
+
 @op(
-    vjp=None, ref="numpy", tol=48, inputs=("x", "lengths", "frequencies", "layers"),
+    vjp=None, ref=_decode_layers_ref, tol=48, inputs=("x", "lengths", "frequencies", "layers"),
     samples=[_decode_layers_sample(2, "Q8_0"), _decode_layers_sample(1, "Q4_0", True, True, window=3)],
     errors=[(S((1, 1, 64), np.zeros(1, np.int32), (16,), [(64,)] * 16, kind="Q4_0", inner=64, heads=4, count=2),
              r"\[decode_layers\] x must be \(batch, 1, width\), and layers must have 9 to 12 tensors for each layer; given=8")],
