@@ -76,16 +76,23 @@ class Distribution:
         return f"{type(self).__name__}(batch_shape={self.batch_shape}, event_shape={self.event_shape})"
 
 
-class Normal(Distribution):
-    """The normal distribution with mean ``loc`` and standard deviation ``scale``."""
+ABOVE_ZERO: tuple[str, Callable[[np.ndarray], Any]] = ("positive", lambda a: a > 0)
+
+
+class LocationScale(Distribution):
+    """Base class of distributions with the parameters ``loc`` and ``scale``."""
 
     has_rsample = True
     loc: Tensor
     scale: Tensor
-    limits: ClassVar = {"scale": ("positive", lambda a: a > 0)}
+    limits: ClassVar = {"scale": ABOVE_ZERO}
 
     def __init__(self, loc: TensorOrNumber, scale: TensorOrNumber, validate_args: bool | None = None):
         super().__init__(validate_args, loc=loc, scale=scale)
+
+
+class Normal(LocationScale):
+    """The normal distribution with mean ``loc`` and standard deviation ``scale``."""
 
     def rsample(self, sample_shape: Sequence[int] = ()) -> Tensor:
         return self.loc + self.scale * self.drawn("randn", self.loc, sample_shape)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -12,7 +12,7 @@ from netcl import autograd as ag
 from netcl.autograd import creation
 from netcl.core.errors import ShapeError, message
 from netcl.core.tensor import Tensor
-from netcl.distributions.base import Categorical, Distribution, Normal, TensorOrNumber, pick_one
+from netcl.distributions.base import ABOVE_ZERO, Categorical, Distribution, LocationScale, Normal, TensorOrNumber, pick_one
 
 
 class Density(Distribution):
@@ -32,19 +32,8 @@ class Density(Distribution):
         return self.drawn("rand", like, sample_shape).clamp(creation.finfo(like.dtype).tiny, 1 - creation.finfo(like.dtype).eps)
 
 
-ABOVE_ZERO: tuple[str, Callable[[np.ndarray], Any]] = ("positive", lambda a: a > 0)
-
-
-class Laplace(Density):
+class Laplace(LocationScale, Density):
     """The Laplace distribution around ``loc``."""
-
-    has_rsample = True
-    loc: Tensor
-    scale: Tensor
-    limits: ClassVar = {"scale": ABOVE_ZERO}
-
-    def __init__(self, loc: TensorOrNumber, scale: TensorOrNumber, validate_args: bool | None = None):
-        super().__init__(validate_args, loc=loc, scale=scale)
 
     def rsample(self, sample_shape: Sequence[int] = ()) -> Tensor:
         u = self._uniform(sample_shape) - 0.5
@@ -64,16 +53,8 @@ class Laplace(Density):
     variance = property(lambda self: self.scale.square() * 2)
 
 
-class Gumbel(Density):
+class Gumbel(LocationScale, Density):
     """The Gumbel distribution of the largest of many values."""
-
-    has_rsample = True
-    loc: Tensor
-    scale: Tensor
-    limits: ClassVar = {"scale": ABOVE_ZERO}
-
-    def __init__(self, loc: TensorOrNumber, scale: TensorOrNumber, validate_args: bool | None = None):
-        super().__init__(validate_args, loc=loc, scale=scale)
 
     def rsample(self, sample_shape: Sequence[int] = ()) -> Tensor:
         return self.loc + self.scale * creation.gumbel_noise((*sample_shape, *self.batch_shape), self.loc)
@@ -141,7 +122,7 @@ class Gamma(Density):
 
 
 def _gamma_draws(a: Tensor) -> Tensor:
-    """Draw gamma numbers by Marsaglia and Tsang (2000): 16 proposals each, of which at least one is accepted but for 1 in 10^20 draws."""
+    """Draw gamma numbers by the method of Marsaglia and Tsang (2000), with 16 proposals each: all are rejected once in 10^20 draws."""
     raised = ag.where(a < 1, a + 1, a)
     d = raised - 1 / 3
     draw = creation.CREATION_FUNCTIONS
@@ -311,16 +292,10 @@ class Geometric(Density):
     variance = property(lambda self: (self.probs.reciprocal() - 1) / self.probs)
 
 
-class LogNormal(Density):
+class LogNormal(LocationScale, Density):
     """The distribution of the exponential of normal numbers with mean ``loc`` and standard deviation ``scale``."""
 
-    has_rsample = True
-    loc: Tensor
-    scale: Tensor
     limits: ClassVar = {"scale": ABOVE_ZERO, "value": ABOVE_ZERO}
-
-    def __init__(self, loc: TensorOrNumber, scale: TensorOrNumber, validate_args: bool | None = None):
-        super().__init__(validate_args, loc=loc, scale=scale)
 
     def rsample(self, sample_shape: Sequence[int] = ()) -> Tensor:
         return (self.loc + self.scale * self.drawn("randn", self.loc, sample_shape)).exp()
