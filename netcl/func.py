@@ -103,6 +103,8 @@ def vjp(func: Callable[..., Any], *primals: Any, has_aux: bool = False) -> tuple
 
 def jvp(func: Callable[..., Any], primals: Any, tangents: Any, *, strict: bool = False, has_aux: bool = False) -> tuple[Any, ...]:
     """Return the output of ``func``, and its derivative in the direction of ``tangents``."""
+    if strict:
+        raise NotImplementedError(message("func.jvp", "strict must be False: independent outputs have the derivative 0"))
     _, leaves, out, aux = _call_with_leaves(func, tuple(primals), tuple(range(len(primals))), has_aux, {})
     made = with_leaves(out, iter([finished(t, leaves) for t in tangent(leaves_of(out), leaves, leaves_of(tangents))]))
     return (_finished_output(out, leaves), made, _finished_output(aux, leaves)) if has_aux else (_finished_output(out, leaves), made)
@@ -161,9 +163,12 @@ def _holding(module: Any, tensors: dict[str, Any]) -> Iterator[None]:
 def functional_call(
     module: Any, parameter_and_buffer_dicts: Any, args: Any = None, kwargs: Any = None, *, tie_weights: bool = True, strict: bool = False
 ) -> Any:
-    """Call a module with tensors in place of its parameters and buffers, named as in its state dict."""
+    """Call a module with tensors in place of its parameters and buffers, named as in its state dict; all of them if ``strict``."""
     given = parameter_and_buffer_dicts
     tensors = dict(given) if isinstance(given, dict) else {name: x for part in given for name, x in part.items()}
+    names = [name for name, _ in (*module.named_parameters(), *module.named_buffers())] if strict else []
+    if missing := [name for name in names if name not in tensors]:
+        raise ValueError(message("functional_call", "strict=True requires every parameter and buffer", missing=missing[:8]))
     with _holding(module, tensors):
         return module(*(args if isinstance(args, tuple) else () if args is None else (args,)), **(kwargs or {}))
 

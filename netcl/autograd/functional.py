@@ -46,7 +46,7 @@ def fresh(x: Tensor) -> Tensor:
 
 
 def finished(result: Any, inputs: Sequence[Tensor]) -> Any:
-    """Return a derivative, without its history if that leads to no other leaf than ``inputs``, which nobody else has."""
+    """Return a derivative. Its history is dropped if it leads only to ``inputs``, leaves that no other code refers to."""
     own, waiting, seen = {id(x) for x in inputs}, [result.grad_fn], set()
     while waiting:
         node = waiting.pop()
@@ -89,7 +89,10 @@ def tangent(outs: Sequence[Tensor], inputs: Sequence[Tensor], directions: Sequen
 # ---- torch.autograd.functional
 
 
-def _outputs_of(func: Callable[..., Any], inputs: Any) -> tuple[tuple[Tensor, ...], Any]:
+def _outputs_of(func: Callable[..., Any], inputs: Any, strict: bool) -> tuple[tuple[Tensor, ...], Any]:
+    """Return fresh leaves for ``inputs``, and the outputs of ``func`` for them; torch's ``strict`` check is refused."""
+    if strict:
+        raise NotImplementedError(message("functional", "strict must be False: independent outputs have the derivative 0"))
     given = tuple(map(fresh, inputs if isinstance(inputs, tuple) else (inputs,)))
     with enable_grad():
         return given, func(*given)
@@ -105,7 +108,7 @@ def jacobian(
     strategy: str = "reverse-mode",
 ) -> Any:  # fmt: skip
     """Return the derivatives of the outputs of ``func`` with respect to its inputs, nested in tuples where either are tuples."""
-    given, out = _outputs_of(func, inputs)
+    given, out = _outputs_of(func, inputs, strict)
     single = not isinstance(inputs, tuple)
     made = [_as_result(jacobian_of(y, given), given, create_graph, single) for y in (out if isinstance(out, tuple) else (out,))]
     return tuple(made) if isinstance(out, tuple) else made[0]
@@ -120,7 +123,7 @@ def hessian(
     def gradient(*xs: Tensor) -> tuple[Tensor, ...]:
         return derivatives(_one_value("hessian", func(*xs)), xs)
 
-    made = jacobian(gradient, inputs, create_graph)
+    made = jacobian(gradient, inputs, create_graph, strict)
     return made if isinstance(inputs, tuple) else made[0]
 
 
@@ -132,14 +135,14 @@ def _one_value(name: str, out: Tensor) -> Tensor:
 
 def vjp(func: Callable[..., Any], inputs: Any, v: Any = None, create_graph: bool = False, strict: bool = False) -> tuple[Any, Any]:
     """Return the outputs, and the product of ``v`` with the Jacobian."""
-    given, out = _outputs_of(func, inputs)
+    given, out = _outputs_of(func, inputs, strict)
     made = derivatives(out, given, v)
     return out if create_graph else out.detach(), _as_result(made, given, create_graph, not isinstance(inputs, tuple))
 
 
 def jvp(func: Callable[..., Any], inputs: Any, v: Any = None, create_graph: bool = False, strict: bool = False) -> tuple[Any, Any]:
     """Return the outputs, and the product of the Jacobian with ``v``."""
-    given, out = _outputs_of(func, inputs)
+    given, out = _outputs_of(func, inputs, strict)
     directions = v if isinstance(v, tuple) else (v,)
     if v is None:
         directions = tuple(Tensor.ones(x.shape, x.dtype, queue=x.queue) for x in given)
@@ -150,7 +153,7 @@ def jvp(func: Callable[..., Any], inputs: Any, v: Any = None, create_graph: bool
 
 def hvp(func: Callable[..., Any], inputs: Any, v: Any = None, create_graph: bool = False, strict: bool = False) -> tuple[Any, Any]:
     """Return the value of a function, and the product of its Hessian with ``v``."""
-    given, out = _outputs_of(func, inputs)
+    given, out = _outputs_of(func, inputs, strict)
     directions = v if isinstance(v, tuple) else (v,)
     with enable_grad():
         back = derivatives(_one_value("hvp", out), given)

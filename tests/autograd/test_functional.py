@@ -89,3 +89,15 @@ def test_modules_are_called_with_other_parameters():
     assert parameters["weight"].shape == (2, 1, 2) and parameters["weight"].requires_grad and buffers == {}
     with pytest.raises(ValueError, match=r"must have a parameter or buffer 'wieght'; has=\['weight', 'bias'\]|\[weight, bias\]"):
         func.functional_call(layer, {"wieght": x}, x)
+
+
+def test_strict_checks_are_done_or_refused():
+    x, layer = netcl.tensor(POINT), nn.Linear(3, 1)
+    for call in (functional.jacobian, functional.hessian, functional.vjp, functional.jvp, functional.hvp):
+        with pytest.raises(NotImplementedError, match="strict must be False"):
+            call(cubes, x, strict=True)
+    with pytest.raises(NotImplementedError, match="strict must be False"):
+        func.jvp(cubes, (x,), (x,), strict=True)
+    with pytest.raises(ValueError, match=r"strict=True requires every parameter and buffer; missing=\['bias'\]"):
+        func.functional_call(layer, {"weight": layer.weight}, x, strict=True)
+    assert func.functional_call(layer, {"weight": layer.weight}, x).shape == (1,)
