@@ -142,7 +142,7 @@ class FormulaFunction:
 
 
 _FUNCTION_ROWS = (
-    # EXP, EXPM1, ..: functions of one number with the same name in OpenCL C and NumPy, and ASIN, ..: those that NumPy calls arcsin, ..
+    # Functions with the same name in OpenCL C and NumPy, such as EXP; then those that NumPy names otherwise, such as ASIN (arcsin).
     *(FormulaFunction(name.upper(), name, getattr(np, name), name)
       for name in "exp expm1 log log1p log2 log10 exp2 sqrt tanh sinh cosh".split()),
     *(FormulaFunction(name.upper(), name, getattr(np, f"arc{name[1:]}"), name) for name in "asin acos atan asinh acosh atanh".split()),

@@ -85,8 +85,6 @@ static inline real epilogue(real x, const element scale, const int has_bias, con
 def apply_epilogue(y: Tensor, epilogue: Epilogue, residual: Tensor | None = None, scale: float = 1) -> Tensor:
     """Return ``y`` with the epilogue applied by separate ops, for a product whose kernel does not include it."""
     y = y if scale == 1 else run(_activation_row("mul"), (y, scale))
-    if residual is not None and epilogue.activation.endswith(_VJP):
-        return activation_vjp_of(epilogue.activation, y, residual)
     y = y if residual is None else run(_activation_row("add"), (y, residual))
     y = run(_activation_row(epilogue.activation), (y,)) if epilogue.activation else y
     return cast(y, epilogue.stored)

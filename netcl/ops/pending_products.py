@@ -35,8 +35,8 @@ from netcl.ops.pointwise import add, cast, mul
 
 # Ops that a kernel of a product can end in.
 _FUSABLE = frozenset((*EPILOGUE_ACTIVATIONS.values(), "add", "cast", "hard_sigmoid", "hard_swish", "mul", "relu6"))
-#: Those without functions of the driver, and gradients of activations. Large products do not take gradients: GELU's costs ViT-S 7 % (H200).
 _GRADIENTS = frozenset(("relu_vjp", "sigmoid_vjp", "tanh_vjp"))
+#: Ops that have the same bits in every kernel. Only small products end in gradients: in large ones, GELU's made ViT-S 7 % slower (H200).
 _EXACT = frozenset(("add", "cast", "hard_sigmoid", "hard_swish", "mul", "relu", "relu6", *_GRADIENTS))
 
 

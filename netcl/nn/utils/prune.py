@@ -34,7 +34,7 @@ def is_pruned(module: Module) -> bool:
 
 
 def custom_from_mask(module: Module, name: str, mask: Tensor) -> Module:
-    """Prune the elements where ``mask`` is 0, besides those that are pruned already; returns the module."""
+    """Prune the elements where ``mask`` is 0, in addition to elements pruned before; returns the module."""
     mask = mask.to(dtype=getattr(module, name).dtype)
     if hasattr(module, f"{name}_mask"):
         vars(module)[f"{name}_mask"].copy_(vars(module)[f"{name}_mask"] * mask)
@@ -64,11 +64,9 @@ def _mask(scores: Tensor, kept: Tensor, amount: float) -> Tensor:
 
 
 def _current_mask(module: Module, name: str) -> Tensor:
-    return (
-        vars(module)[f"{name}_mask"]
-        if hasattr(module, f"{name}_mask")
-        else creation.CREATION_FUNCTIONS["ones_like"](getattr(module, name).detach())
-    )
+    if hasattr(module, f"{name}_mask"):
+        return vars(module)[f"{name}_mask"]
+    return creation.CREATION_FUNCTIONS["ones_like"](getattr(module, name).detach())
 
 
 def identity(module: Module, name: str) -> Module:
