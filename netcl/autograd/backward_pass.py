@@ -63,10 +63,10 @@ def run_backward(
     """
     enabled, finishers, outer = grad_mode.get(), modes.finishers, modes.walk
     callbacks: list[Callable[[], None]] = []
-    grad_mode.set(create_graph)
-    modes.finishers = callbacks if finishers is None else finishers
     failed = True
     try:
+        grad_mode.set(create_graph)
+        modes.finishers = callbacks if finishers is None else finishers
         if wanted is None and not create_graph and len(outputs) == 1 and _ran_as_plan(outputs[0], gradients[0], retain_graph):
             failed = False
             return []

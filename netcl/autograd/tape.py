@@ -303,8 +303,14 @@ class _Setting(ContextDecorator):
         return new
 
     def __enter__(self) -> _Setting:
-        self._previous.append(self.variable.get())
-        self.variable.set(self.value)
+        previous, entered = self.variable.get(), False
+        try:
+            self._previous.append(previous)
+            self.variable.set(self.value)
+            entered = True
+        finally:
+            if not entered:  # an interrupt: __exit__ will not be called
+                self.variable.set(previous)
         return self
 
     def __exit__(self, *exc: object) -> None:

@@ -262,17 +262,19 @@ def apply(
     ``rule.given`` are such tensors. These tensors are on the device of the updated tensors, and nothing waits for their values. Tensors of
     different devices or dtypes are launched separately.
     """
-    for queue, kinds, part, alike in _by_place(roles):
-        if isinstance(queue, CPUQueue):
-            _apply_numpy(rule, part, scalars, {"factor": factor, **given})
-        else:
-            _apply_opencl(rule, queue, kinds, part, tuple(scalars), {"factor": factor, **given}, alike)
     written = [t for name in rule.writes for t in roles[rule.tensors.index(name)]]
-    if any([t.place is not None and t.place.strides is not None for t in written]):
-        for t in written:
-            views.publish(t)
-    else:
-        wrote(written)
+    try:
+        for queue, kinds, part, alike in _by_place(roles):
+            if isinstance(queue, CPUQueue):
+                _apply_numpy(rule, part, scalars, {"factor": factor, **given})
+            else:
+                _apply_opencl(rule, queue, kinds, part, tuple(scalars), {"factor": factor, **given}, alike)
+    finally:  # an error or an interrupt may come after some tensors are written
+        if any([t.place is not None and t.place.strides is not None for t in written]):
+            for t in written:
+                views.publish(t)
+        else:
+            wrote(written)
 
 
 def _by_place(roles: Sequence[Sequence[Tensor]]) -> Iterator[tuple[Any, tuple[str, ...], Sequence[Sequence[Tensor]], bool]]:

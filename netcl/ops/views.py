@@ -19,7 +19,7 @@ from netcl.core.commands import PlannedMemory
 from netcl.core.errors import AutogradError, ShapeError, message
 from netcl.core.hooks import hooks
 from netcl.core.tensor import Source, Tensor, duplicate, memory_of, with_shape, wrap_array
-from netcl.core.writes import Writes, clock, writes_of, wrote
+from netcl.core.writes import Writes, clock, rewrote, writes_of, wrote
 from netcl.engine import launch, lazy_graph
 from netcl.engine.plan import planned
 from netcl.engine.registry import S, composite, op
@@ -523,16 +523,16 @@ def write_into(t: Tensor, values: Tensor, strides: Sequence[int] | None = None) 
         values = duplicate(values)
     target._compute_readers()
     target.host_ref = target.host_ref if memory.shares_host(target.pool_handle) else None
+    wrote((target,))  # before the write too: an interrupt after it must not leave views with old values
     copy_block(t.shape, values, 0, walked, target, offset, steps)
-    wrote((target,))
+    rewrote(target)
     return t
 
 
 def publish(t: Tensor) -> None:
     """Record a write to the memory of ``t``. If ``t`` is a view that holds a copy, also write its values to its base."""
     if is_copy(t):
-        own = Tensor(t.realize(), t.shape, t.dtype, t.context, t.queue, t.lease)
-        write_into(t, own)
+        write_into(t, Tensor(t.realize(), t.shape, t.dtype, t.context, t.queue, t.lease))
     else:
         wrote((t,))
 

@@ -350,6 +350,16 @@ class CompiledFunction:
 
     def _recorded(self, case: _Case, state: Any, program: _Program | None, call: _Call) -> Any:
         """Run the function, record it and return its result. The first recording of a case only determines its state."""
+        kept = False
+        try:
+            result = self._record(case, state, program, call)
+            kept = True
+            return result
+        finally:
+            if not kept:  # an error or an interrupt: what is half recorded must not be compared or replayed
+                self._cases = {key: other for key, other in self._cases.items() if other is not case}
+
+    def _record(self, case: _Case, state: Any, program: _Program | None, call: _Call) -> Any:
         contract = program.contract if program is not None and program.contract.whole else Contract(self.function, call.objects)
         if program is not None:
             program.contract = contract

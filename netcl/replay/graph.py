@@ -245,9 +245,10 @@ class Graph:
             for i, t in enumerate(inputs):
                 buffer = t.memory  # computed by meets
                 if bound[i] is not buffer:
-                    bound[i] = buffer
+                    bound[i] = None  # an interrupt may leave some arguments bound to the old buffer
                     for rebind in self._rebinds[i]:
                         rebind(buffer)
+                    bound[i] = buffer
             for value, rebinds in self._fresh.items():  # memory for the results of this replay
                 fresh[value] = lease = self._pool.allocate(value.nbytes)
                 for rebind in rebinds:
@@ -330,8 +331,9 @@ class Graph:
                     current = i
                     new = self._sources[i]()
                     current = -1
-                    if new != old[i]:
-                        self._pass_on(i, new, old[i])
+                    if new != (known := old[i]):
+                        old[i] = None  # an interrupt may leave some arguments with the old numbers
+                        self._pass_on(i, new, known)
                         old[i] = new
                 if end > done:
                     self._run(self._calls[done:end], first, last)

@@ -101,15 +101,31 @@ class Recorder:
 
     def __enter__(self) -> Recorder:
         hooks.settle()  # values deferred before the step are not part of it
-        recording.start(self)
-        hooks.launch_observers.append(self.launch)
+        entered = False
+        try:
+            hooks.launch_observers.append(self.launch)
+            recording.start(self)
+            entered = True
+        finally:
+            if not entered:  # an interrupt: __exit__ will not be called
+                self._end()
         return self
 
     def __exit__(self, *exc: object) -> None:
-        if exc[0] is None:
-            hooks.settle()
-        hooks.launch_observers.remove(self.launch)
-        recording.stop()
+        try:
+            if exc[0] is None:
+                hooks.settle()
+        finally:
+            try:
+                self._end()
+            finally:
+                self._end()  # an interrupt may have come before the first call did anything
+
+    def _end(self) -> None:
+        if recording.active.recorder is self:
+            recording.stop()
+        if self.launch in hooks.launch_observers:
+            hooks.launch_observers.remove(self.launch)
 
     # ---- values
 
