@@ -89,15 +89,9 @@ def load(path: str | os.PathLike[str], device: Any = "auto", dtype: str | None =
     if (device_map is not None or cache_dtype is not None) and row.kind != "decoder":
         raise ValueError(message("load", "device_map and cache_dtype require a decoder", architecture=config.architecture))
     # Layers that will be packed must not take the room of their values on the device; the host's is only reserved.
-    with (
-        _naming(path),
-        placed(
-            queue_of("cpu") if pack or device_map is not None else queue,
-            dtype or "float32",
-            2 * itemsize * weights + (len(source.shapes) + 100) * 8 * OBJECT_BYTES,
-            blank=True,
-        ),
-    ):
+    place = queue_of("cpu") if pack or device_map is not None else queue
+    room = 2 * itemsize * weights + (len(source.shapes) + 100) * 8 * OBJECT_BYTES
+    with _naming(path), placed(place, dtype or "float32", room, blank=True):
         parts = [_clip_config(config.source, name) for name in ("text", "vision")] if row.kind == "pair" else []
         model: Any = {"decoder": CausalLM, "seq2seq": Seq2SeqLM, "pair": DualEncoder}.get(row.kind, Encoder)(config, *parts)
     fill(model, source, names, row.ignored, pack)

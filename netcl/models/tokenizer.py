@@ -157,11 +157,6 @@ def _as_json(
 # ---- folders
 
 
-def _token_text(given: Any) -> str | None:
-    found = given.get("content") if isinstance(given, dict) else given
-    return found if isinstance(found, str) else None
-
-
 def folder_tokenizer(folder: Path) -> Tokenizer:
     """Return the tokenizer of a Hugging Face folder."""
     library, path = tokenizers_library(), folder / "tokenizer.json"
@@ -178,8 +173,10 @@ def folder_tokenizer(folder: Path) -> Tokenizer:
     if isinstance(template, list):  # several, by name
         named = {part.get("name"): part.get("template") for part in template if isinstance(part, dict)}
         template = named.get("default")
-    found = {f"{name}_token": _token_text(settings.get(f"{name}_token")) for name in _SPECIAL_NAMES}
-    return Tokenizer(backend, {key: text for key, text in found.items() if text}, template if isinstance(template, str) else "")
+    given = {key: settings.get(key) for key in (f"{name}_token" for name in _SPECIAL_NAMES)}
+    texts = {key: value.get("content") if isinstance(value, dict) else value for key, value in given.items()}
+    special = {key: text for key, text in texts.items() if text and isinstance(text, str)}
+    return Tokenizer(backend, special, template if isinstance(template, str) else "")
 
 
 # ---- GGUF
