@@ -17,8 +17,7 @@ def html_table(caption: str, head: Sequence[str], rows: Iterable[Sequence[Any]])
     """
     top = "".join(f"<th>{html.escape(str(cell))}</th>" for cell in head)
     body = "".join(f"<tr>{''.join(f'<td>{html.escape(str(cell))}</td>' for cell in row)}</tr>" for row in rows)
-    above = f"<caption>{html.escape(caption)}</caption>" if caption else ""
-    return f"<table>{above}{f'<tr>{top}</tr>' if top else ''}{body}</table>"
+    return f"<table>{caption and f'<caption>{html.escape(caption)}</caption>'}{top and f'<tr>{top}</tr>'}{body}</table>"
 
 
 def tensor_html(x: Any) -> str:

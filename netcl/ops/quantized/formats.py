@@ -23,7 +23,7 @@ from netcl.core.errors import DtypeError, ShapeError, message
 #: The values that codes of IQ4_NL and IQ4_XS select.
 CODEBOOK = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.int8)
 _BETWEEN = (CODEBOOK[1:].astype(np.float32) + CODEBOOK[:-1]) / 2  # halfway from one value to the next
-_PLAIN = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+_PLAIN_DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 _PIECE = 1 << 21  # weights that are converted at a time: temporaries stay small
 _TRIALS = 15  # candidates for the scale of a group
 
@@ -229,7 +229,7 @@ def dequantize(blocks: Any, kind: str | Kind, shape: Sequence[int]) -> np.ndarra
 
 def _values(blocks: np.ndarray, kind: Kind) -> np.ndarray:
     if kind.plain:
-        row = lookup(_PLAIN[kind.name])
+        row = lookup(_PLAIN_DTYPES[kind.name])
         return decode(blocks.view(row.storage), row).astype(np.float32, copy=False)
     parts = split_blocks(blocks, kind)
     scale, minimum = parts.factors()
@@ -259,7 +259,7 @@ def quantize(array: Any, kind: str | Kind) -> np.ndarray:
     step = max(1, _PIECE // row.block)
     for at in range(0, len(x), step):
         part = x[at : at + step]
-        made = encode(part, lookup(_PLAIN[row.name])) if row.plain else join_blocks(_quantized(part, row), row)
+        made = encode(part, lookup(_PLAIN_DTYPES[row.name])) if row.plain else join_blocks(_quantized(part, row), row)
         out[at : at + step] = made.view(np.uint8)
     return out.reshape(shape)
 
