@@ -333,10 +333,8 @@ def gguf_vocabulary(tokenizer: Tokenizer, rows: int | None = None, arch: str = "
         if tokenizer.special.get(f"{name}_token") in listed:
             found[f"{key}_token_id"] = listed[tokenizer.special[f"{name}_token"]]
     ids, plain = (tokenizer.encode("a", add_special_tokens=added) for added in (True, False))
-    found |= {
-        "add_bos_token": ids[:1] == [found.get("bos_token_id")],
-        "add_eos_token": ids[-1:] == [found.get("eos_token_id")] and ids != plain,
-    }
+    found["add_bos_token"] = ids[:1] == [found.get("bos_token_id")]
+    found["add_eos_token"] = ids[-1:] == [found.get("eos_token_id")] and ids != plain
     template = {"tokenizer.chat_template": tokenizer.chat_template} if tokenizer.chat_template else {}
     whole = {**{f"tokenizer.ggml.{key}": value for key, value in found.items()}, **template, **_phi3_name(kind, tokens, arch)}
     _check_split(tokenizer, data["added_tokens"], whole, arch)

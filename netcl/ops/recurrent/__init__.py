@@ -128,10 +128,8 @@ def recurrent(
         return launch.run_cpu(partial(steps.layer_forward, steps.NUMPY), *every, dtype=kinds, kind=kind, reverse=reverse)
     gx, weight, bias, h0, c0, projection = _wide(wide, gx, weight, bias, h0, c0, projection)
     layer = plans.Layer(kind, count, rows, hidden, width, wide, _flags(reverse, lengths, h0, bias))
-    y, saved, h_n, c_n = (
-        Tensor.empty(shape, wide, queue=gx.queue)
-        for shape in ((count, rows, width), (count, rows, KEPT[kind], hidden), (rows, width), (rows, hidden))
-    )
+    shapes = ((count, rows, width), (count, rows, KEPT[kind], hidden), (rows, width), (rows, hidden))
+    y, saved, h_n, c_n = (Tensor.empty(shape, wide, queue=gx.queue) for shape in shapes)
     if y.size:
         full = y if projection is None else Tensor.empty((count, rows, hidden), wide, queue=gx.queue)
         given = [gx if x is None else x for x in (bias, h0, c0, lengths)]

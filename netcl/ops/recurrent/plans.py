@@ -226,10 +226,8 @@ def _steps(queue: Any, layer: Layer, config: KernelConfig, profile: Any, t: Laye
 def _launch(queue: Any, layer: Layer, part: int, block: _Block, t: LayerOperands, start: int, end: int, **macros: int) -> None:
     rolled = {"UNROLL": ""} if launch.on_cpu_device(queue) else {}
     built = part_kernel(queue, layer, part, "simt.cl", {**block.macros(layer, part), **macros, **rolled})
-    sizes, numbers = (
-        (block.groups[0] * block.items, block.groups[1]),
-        (layer.steps, layer.rows, start, end, block.rows, block.units, layer.flags),
-    )
+    sizes = (block.groups[0] * block.items, block.groups[1])
+    numbers = (layer.steps, layer.rows, start, end, block.rows, block.units, layer.flags)
     built(queue, sizes, (block.items, 1), t.weights[part], *t.rest, *numbers)
 
 
