@@ -159,9 +159,8 @@ class BufferPool:
     def __init__(self, context: Any):
         cl = platforms.opencl()
         if not isinstance(context, cl.Context):
-            raise DeviceError(
-                message("BufferPool", "context must be an OpenCL context", "pass handle.context of an OpenCL device", context=context)
-            )
+            what, remedy = "context must be an OpenCL context", "pass handle.context of an OpenCL device"
+            raise DeviceError(message("BufferPool", what, remedy, context=context))
         self.context = context
         self._shelves: dict[int, Shelf] = {}
         self._by_size: dict[int, Shelf] = {}

@@ -159,10 +159,8 @@ def metadata_of(config: ModelConfig) -> tuple[dict[str, Any], dict[str, np.ndarr
     source, (_, row) = config.source, architecture_of(config.source)
     arch = row.gguf
     if not arch:
-        known = ", ".join(name for name, other in ARCHITECTURES.items() if other.gguf)
-        raise refusal(
-            "save", "this architecture cannot be saved as GGUF", f"use format='hf'; GGUF supports {known}", model=config.architecture
-        )
+        remedy = f"use format='hf'; GGUF supports {', '.join(name for name, other in ARCHITECTURES.items() if other.gguf)}"
+        raise refusal("save", "this architecture cannot be saved as GGUF", remedy, model=config.architecture)
     values: dict[str, Any] = {}
     for ours, theirs in KEYS.items():
         value = source.get(row.keys.get(ours, ours), source.get(ours))

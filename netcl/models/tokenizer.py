@@ -314,9 +314,8 @@ def gguf_vocabulary(tokenizer: Tokenizer, rows: int | None = None, arch: str = "
     found: dict[str, Any] = {"model": kind, "tokens": tokens, "token_type": types}
     if kind == "gpt2":
         used = re.findall(r'"Regex": "((?:[^"\\]|\\.)*)"', text)
-        names = [
-            name for name, split in SPLITS.items() if used == [json.dumps(s)[1:-1] for s in ((split,) if isinstance(split, str) else split)]
-        ]
+        splits = {name: [split] if isinstance(split, str) else split for name, split in SPLITS.items()}
+        names = [name for name, parts in splits.items() if used == [json.dumps(part)[1:-1] for part in parts]]
         found["pre"] = names[-1] if names else "smollm" if '"Digits"' in text else "gpt-2"
         if not names and '"Split"' in text:
             raise refusal("save", "GGUF does not support the split patterns of this tokenizer", "use format='hf'", patterns=used)

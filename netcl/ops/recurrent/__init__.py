@@ -48,9 +48,8 @@ def _check_layer(
     given = {"bias": bias, "h0": h0, "c0": c0, "projection": projection, "lengths": lengths}
     for name, x in given.items():
         if x is not None and x.shape != wanted[name]:
-            raise ShapeError(
-                message("recurrent", f"{name} must have shape {wanted[name]}, got {x.shape}", gx=gx.shape, weight=weight.shape)
-            )
+            what = f"{name} must have shape {wanted[name]}, got {x.shape}"
+            raise ShapeError(message("recurrent", what, gx=gx.shape, weight=weight.shape))
     if (projection is None) != (width == hidden) or (projection is not None and kind != "lstm"):
         what = "weight must have one column per hidden unit, or another number if an LSTM has a projection"
         raise ShapeError(message("recurrent", what, hidden=hidden, weight=weight.shape, kind=kind, projection=projection is not None))
