@@ -117,8 +117,7 @@ def scatter_reduced(x, axis, index, src, reduce, include_self):
 def _scatter_reduce(F: Any, x: Tensor, axis: int, index: Any, src: Any, reduce: str, *, include_self: bool = True) -> Tensor:
     index, src, axis = launch.as_tensors("scatter_reduce", x, index)[1], as_like(x, src), _at("scatter_reduce", axis, x.ndim)
     if reduce not in ("sum", "mean", *_REDUCED):
-        what = "reduce must be sum, prod, mean, amax or amin"
-        raise ValueError(message("scatter_reduce", what, reduce=repr(reduce)))
+        raise ValueError(message("scatter_reduce", "reduce must be sum, prod, mean, amax or amin", reduce=repr(reduce)))
     fits = x.ndim == index.ndim == src.ndim and all(
         m <= k and (m <= n or i == axis) for i, (n, m, k) in enumerate(zip(x.shape, index.shape, src.shape, strict=True))
     )
