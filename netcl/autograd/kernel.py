@@ -78,9 +78,8 @@ class Kernel:
 
     def source(self) -> str:
         """Return the OpenCL C of the kernel and of its gradients, without the preamble."""
-        return "\n".join(
-            spec.to_source().removeprefix(PRIMITIVE_PREAMBLE).strip() + "\n" for spec in (self.forward, *self.backward.values())
-        )
+        sources = (spec.to_source().removeprefix(PRIMITIVE_PREAMBLE).strip() for spec in (self.forward, *self.backward.values()))
+        return "\n".join(f"{source}\n" for source in sources)
 
     def _spec(self, name: str, body: str, inputs: Mapping[str, str], outputs: Mapping[str, str]) -> KernelSpec:
         params = [f"__global const {dtypes.DTYPES[d].c_storage}* {n}" for n, d in inputs.items()]

@@ -134,8 +134,7 @@ def _scale_last(call: Callable[..., Any], *args: Any, alpha: Any, **kwargs: Any)
 
 def _rounded_quotient(call: Callable[..., Any], a: Any, b: Any, *, rounding_mode: str | None, **kwargs: Any) -> Any:
     if rounding_mode not in (None, "floor", "trunc"):
-        what = 'rounding_mode must be None, "floor" or "trunc"'
-        raise ValueError(message("div", what, rounding_mode=repr(rounding_mode)))
+        raise ValueError(message("div", 'rounding_mode must be None, "floor" or "trunc"', rounding_mode=repr(rounding_mode)))
     if rounding_mode == "trunc":
         if any(isinstance(x, float) or getattr(x, "dtype", "int64").startswith(("float", "bfloat")) for x in (a, b)):
             return twin("trunc")(call(a, b), **kwargs)

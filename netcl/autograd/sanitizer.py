@@ -49,14 +49,8 @@ def check_launch(source: str, name: str, global_size: Sequence[int], local_size:
     with tempfile.TemporaryDirectory() as folder:
         request, log = Path(folder) / "request.npz", Path(folder) / "log"
         scalars = {str(i): a for i, a in enumerate(args) if not isinstance(a, np.ndarray)}
-        plan = {
-            "source": source,
-            "name": name,
-            "global": list(global_size),
-            "local": list(local_size or []),
-            "count": len(args),
-            "scalars": scalars,
-        }
+        plan: dict[str, Any] = {"source": source, "name": name, "count": len(args), "scalars": scalars}
+        plan |= {"global": list(global_size), "local": list(local_size or [])}
         arrays = {f"a{i}": a for i, a in enumerate(args) if isinstance(a, np.ndarray)}
         arrays["plan"] = np.frombuffer(json.dumps(plan).encode(), np.uint8)
         np.savez(request, allow_pickle=False, **arrays)

@@ -56,13 +56,18 @@ def convert(args: argparse.Namespace) -> int:
 
 
 _REAL_OPTIONS = {
+    "temperature": "0 always takes the most likely token; default: 0 to generate, 0.7 to chat, and 0.8 for a run",
     "top-p": "choose among the most likely tokens whose probabilities add up to this",
     "min-p": "choose among tokens with at least this share of the highest probability",
     "repetition-penalty": "above 1, tokens that occur in the prompt or the text become less likely",
     "presence-penalty": "subtracted from the logits of tokens that occur in the text",
     "frequency-penalty": "subtracted from the logits of tokens that occur in the text, once per occurrence",
 }
-SAMPLING_OPTIONS = [option(f"--{name}", type=float, default=None, help=text) for name, text in _REAL_OPTIONS.items()]
+SAMPLING_OPTIONS = [
+    *(option(f"--{name}", type=float, default=None, help=text) for name, text in _REAL_OPTIONS.items()),
+    option("--top-k", type=int, default=None, help="choose among this many most likely tokens"),
+    option("--seed", type=whole(0), default=None, help="makes random choices repeatable; a run has its own"),
+]
 
 
 def sampling_options(args: argparse.Namespace) -> dict[str, Any]:
@@ -80,10 +85,7 @@ def sampling_options(args: argparse.Namespace) -> dict[str, Any]:
     option("prompt", nargs="?", default=None, help="the beginning of the text"),
     option("--prompt", dest="named_prompt", default=None, help="the same, as an option"),
     option("--length", type=whole(0), default=None, help="tokens to write (bytes for a run); default: 300"),
-    option("--temperature", type=float, default=None, help="0 always takes the most likely token; default: 0, for a run 0.8"),
-    option("--top-k", type=int, default=None, help="choose among this many most likely tokens"),
     *SAMPLING_OPTIONS,
-    option("--seed", type=int, default=None, help="makes random choices repeatable; a run has its own"),
     option("--stop", action="append", default=[], help="a string that ends the text; may be given several times"),
     DEVICE,
 )

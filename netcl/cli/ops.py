@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import difflib
 from collections import Counter
 from collections.abc import Sequence
 from itertools import groupby
 
 from netcl.cli.command import DEVICE, CommandError, command, option, pick_device, say, table
-from netcl.core.errors import message
+from netcl.core.errors import did_you_mean, message
 
 _ESTIMATE_EVERY = 100  # checks between two estimates of the time that is left; the first estimate follows the first check
 
@@ -20,8 +19,7 @@ def _requested_ops(given: Sequence[str]) -> list[str]:
 
     for name in given:
         if name not in REGISTRY and name not in ALIASES:
-            close = difflib.get_close_matches(name, [*REGISTRY, *ALIASES], 1)
-            remedy = f"did you mean {close[0]}?" if close else "`netcl ops` lists them"
+            remedy = did_you_mean(name, [*REGISTRY, *ALIASES], "`netcl ops` lists them", 1)
             raise CommandError(message("selftest", "the op must exist", remedy, op=repr(name)))
     return [ALIASES.get(name, name) for name in given]
 
@@ -75,8 +73,7 @@ def ops(args: argparse.Namespace) -> int:
         if args.filter.lower() in f"{name} {doc}".lower():
             rows.append([name, type(row).__name__.lower(), gradient, row.amp, doc])
     if not rows:
-        close = difflib.get_close_matches(args.filter, [*REGISTRY, *ALIASES], 3)
-        remedy = f"did you mean {', '.join(close)}?" if close else "`netcl ops` lists all"
+        remedy = did_you_mean(args.filter, [*REGISTRY, *ALIASES], "`netcl ops` lists all")
         raise CommandError(message("ops", "filter must occur in an op's name or documentation", remedy, filter=repr(args.filter)))
     print(table(("name", "kind", "gradient", "amp", ""), rows))
     return 0

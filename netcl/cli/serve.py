@@ -18,10 +18,7 @@ from netcl.core.errors import message
     MODEL_PATH,
     option("--system", default=None, help="the system message that conversations begin with"),
     option("--length", type=whole(1), default=1024, help="maximum tokens of an answer"),
-    option("--temperature", type=number(0), default=0.7, help="0 always takes the most likely token"),
-    option("--top-k", type=whole(1), default=None, help="choose among this many most likely tokens"),
     *SAMPLING_OPTIONS,
-    option("--seed", type=whole(0), default=None, help="makes random choices repeatable"),
     DEVICE,
 )
 @reported()
@@ -29,7 +26,7 @@ def chat(args: argparse.Namespace) -> int:
     """Talk to a language model in the terminal."""
     from netcl.models import TextStream
 
-    options, model, turns = sampling_options(args), load_writer(args), 0
+    options, model, turns = {"temperature": 0.7, **sampling_options(args)}, load_writer(args), 0
     colors = ("\033[1;32m", "\033[36m", "\033[0m") if sys.stdout.isatty() and not env.raw("NO_COLOR") else ("", "", "")
     first = [] if args.system is None else [{"role": "system", "content": args.system}]
     history = list(first)

@@ -185,11 +185,6 @@ class DeviceManager:
             facts = capabilities.numpy_profile() if dev is None else capabilities.device_profile(dev)
             return self._profiles.setdefault(dev, replace(facts, half_probe=self.half_arithmetic))
 
-    @staticmethod
-    def _device_type(dev: Any) -> str:
-        """Return "gpu", "cpu", "accel" or "other" from the bits of ``cl.Device.type``."""
-        return capabilities.device_type(dev)
-
     def default(self, device: Any = "auto", strict: bool = False) -> DeviceHandle | None:
         """Return a device's handle; ``None`` if there is no such device. ``"auto"`` raises if ``NETCL_DEVICE`` names an unknown device.
 

@@ -186,6 +186,4 @@ def _cast(array: np.ndarray, kind: np.dtype) -> np.ndarray:
 
 def decode(stored: np.ndarray, dtype: DType) -> np.ndarray:
     """Convert stored bytes to values; bfloat16 is widened to float32, other dtypes are returned unchanged."""
-    if dtype is not _BFLOAT16:
-        return stored
-    return (stored.astype(np.uint32) << 16).view(np.float32)
+    return stored if dtype is not _BFLOAT16 else (stored.astype(np.uint32) << 16).view(np.float32)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -152,6 +153,15 @@ def cache_dir() -> Path | None:
     except OSError:
         return None
     return folder if os.access(folder, os.W_OK | os.X_OK) else None
+
+
+def replace_file(path: Path, data: bytes) -> None:
+    """Replace a file atomically, for instance one in :func:`cache_dir`: a reader sees the old or the new content."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=".writing-")
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(data)
+    os.replace(temporary, path)
 
 
 def for_child(**changes: str) -> dict[str, str]:

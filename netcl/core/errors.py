@@ -5,7 +5,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import difflib
+from collections.abc import Iterable, Sequence
 from numbers import Real
 from typing import Any
 
@@ -27,6 +28,12 @@ def some(names: Sequence[str], most: int = 8) -> str:
     'a, b and 1 more'
     """
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+
+
+def did_you_mean(name: object, known: Iterable[str], otherwise: str = "", most: int = 3) -> str:
+    """Return the remedy for an unknown name: the nearest of the names in ``known``, or ``otherwise`` if none is near."""
+    close = difflib.get_close_matches(str(name), [*known], most)
+    return f"did you mean {', '.join(close)}?" if close else otherwise
 
 
 def check_probability(op: str, name: str, value: Any) -> None:

@@ -159,9 +159,8 @@ class BufferPool:
     def __init__(self, context: Any):
         cl = platforms.opencl()
         if not isinstance(context, cl.Context):
-            raise DeviceError(
-                message("BufferPool", "context must be an OpenCL context", "pass handle.context of an OpenCL device", context=context)
-            )
+            what, remedy = "context must be an OpenCL context", "pass handle.context of an OpenCL device"
+            raise DeviceError(message("BufferPool", what, remedy, context=context))
         self.context = context
         self._shelves: dict[int, Shelf] = {}
         self._by_size: dict[int, Shelf] = {}
@@ -611,10 +610,8 @@ def memory_stats() -> dict[str, int | float]:
     """Return the summed counters of all pools of device memory, and their peaks (see :func:`reset_peak_memory_stats`)."""
     counted = [pool.stats for pool in _device_pools()]
     total = PoolStats(*(sum(getattr(stats, f) for stats in counted) for f in ("hits", "misses", "bytes_allocated", "bytes_cached")))
-    peaks = {
-        "peak_bytes_allocated": _peaks["allocated"],
-        "peak_bytes_in_use": _peaks["allocated" if recording.lease_watch is None else "in_use"],
-    }
+    in_use = "allocated" if recording.lease_watch is None else "in_use"
+    peaks = {"peak_bytes_allocated": _peaks["allocated"], "peak_bytes_in_use": _peaks[in_use]}
     return {"hits": total.hits, "misses": total.misses, "hit_rate": total.hit_rate, "bytes_allocated": total.bytes_allocated,
             "bytes_cached": total.bytes_cached, "bytes_in_use": total.bytes_allocated - total.bytes_cached, **peaks}  # fmt: skip
 

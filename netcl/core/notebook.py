@@ -10,14 +10,14 @@ _MOST = 10  # rows and columns of a table of values
 
 
 def html_table(caption: str, head: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
-    """Build an HTML table with a caption; cells are escaped.
+    """Build an HTML table with an optional caption; cells are escaped.
 
     >>> html_table("two", ["a"], [[1], ["<b>"]])
     '<table><caption>two</caption><tr><th>a</th></tr><tr><td>1</td></tr><tr><td>&lt;b&gt;</td></tr></table>'
     """
     top = "".join(f"<th>{html.escape(str(cell))}</th>" for cell in head)
     body = "".join(f"<tr>{''.join(f'<td>{html.escape(str(cell))}</td>' for cell in row)}</tr>" for row in rows)
-    return f"<table><caption>{html.escape(caption)}</caption>{f'<tr>{top}</tr>' if top else ''}{body}</table>"
+    return f"<table>{caption and f'<caption>{html.escape(caption)}</caption>'}{top and f'<tr>{top}</tr>'}{body}</table>"
 
 
 def tensor_html(x: Any) -> str:

@@ -344,15 +344,6 @@ def _folder_for(key: str) -> Path:
     return folder
 
 
-def _write_whole(file: Path, text: str) -> None:
-    if file.is_file() and file.read_text(errors="replace") == text:
-        return
-    handle, temporary = tempfile.mkstemp(dir=file.parent)
-    with os.fdopen(handle, "w") as stream:
-        stream.write(text)
-    os.replace(temporary, file)
-
-
 def _recorded(folder: Path) -> dict[str, list[str]] | None:
     """Return the verdicts of an earlier check of the same files, ``{library: [error, remedy]}``, or ``None``."""
     try:
@@ -377,9 +368,11 @@ def register_runtimes(runtimes: Sequence[Runtime]) -> tuple[Path, list[Runtime]]
     checked = [verdicts.get(r.key, r) for r in runtimes]
     # pyopencl's loader reads the wheels' folder in any case: naming those again would show their platforms twice.
     listed = [r for r in checked if not r.error and not (r.known and r.origin == "wheel")]
-    for index, runtime in enumerate(listed):
-        _write_whole(folder / f"{index:02d}-{runtime.name}.icd", runtime.library + "\n")
-    _write_whole(folder / MARK, json.dumps({"left_out": left_out, "runtimes": [r.library for r in listed]}, indent=1))
+    files = {f"{index:02d}-{runtime.name}.icd": runtime.library + "\n" for index, runtime in enumerate(listed)}
+    files[MARK] = json.dumps({"left_out": left_out, "runtimes": [r.library for r in listed]}, indent=1)
+    for name, text in files.items():
+        if not ((folder / name).is_file() and (folder / name).read_text(errors="replace") == text):
+            env.replace_file(folder / name, text.encode())
     return folder, checked
 
 

@@ -56,8 +56,7 @@ class Failures:
         """Raise if another rank has reported more failures than ``rank``."""
         texts = self.ahead_of(rank)
         if texts:
-            remedy = "see the traceback of that rank"
-            raise LostRankError(message(op, "; ".join(texts), remedy, waiting=f"rank {rank}", world=size))
+            raise LostRankError(message(op, "; ".join(texts), "see the traceback of that rank", waiting=f"rank {rank}", world=size))
 
 
 def check_op(name: str, op: str, dtype: str) -> None:
@@ -164,8 +163,7 @@ class World:
         ((usual, count),) = Counter(texts).most_common(1)
         if count < self.size:
             differing = ", ".join(f"rank {rank} has {json.loads(text)}" for rank, text in enumerate(texts) if text != usual)
-            what = f"all ranks must agree on {what}: {differing}"
-            raise LostRankError(message(op, what, most=json.loads(usual), world=self.size))
+            raise LostRankError(message(op, f"all ranks must agree on {what}: {differing}", most=json.loads(usual), world=self.size))
 
     # ---- collectives
 

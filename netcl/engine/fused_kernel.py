@@ -266,9 +266,8 @@ def _rows_numpy(region: Region) -> list[Tensor]:
                 value = np.broadcast_to(x[0], space.shape).sum(tuple(range(len(space.lead))), dtype=COMPUTE[real])
             values[f"s{k}"] = as_held(DTYPES[step.rounds], COMPUTE[real], value) if step.rounds else value
     if deferral.shown is not None:
-        deferral.shown.append(
-            "\n".join(f"s{k} = {step.name}({', '.join(ref or 'number' for ref in step.refs)})" for k, step in enumerate(region.steps))
-        )
+        lines = (f"s{k} = {step.name}({', '.join(ref or 'number' for ref in step.refs)})" for k, step in enumerate(region.steps))
+        deferral.shown.append("\n".join(lines))
     made: list[Tensor] = []
     for slot, node in zip(region.slots, region.kept, strict=True):
         value = np.asarray(values[f"s{slot}"])

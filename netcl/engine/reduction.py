@@ -147,9 +147,8 @@ def fold_layout(shape: Shape3, dtype: str, profile: DeviceProfile) -> FoldLayout
             return _gpu_columns(shape, width, profile, local)
         span = next((n for n in _CPU_SPANS if shape.inner >= 2 * n * width), 1)
         outputs = shape.rows * -(-shape.inner // (width * span))
-        return FoldLayout(
-            "reduce_columns", width, 1, _fold_slices(shape.length, outputs, _CPU_PIECES * profile.max_compute_units, 256), span
-        )
+        slices = _fold_slices(shape.length, outputs, _CPU_PIECES * profile.max_compute_units, 256)
+        return FoldLayout("reduce_columns", width, 1, slices, span)
     width = wide if shape.length >= 4 * wide else 1
     if cpu and not is_named(config):
         return FoldLayout("reduce_rows", width, 1, _fold_slices(shape.length, shape.rows, _CPU_PIECES * profile.max_compute_units, 16384))

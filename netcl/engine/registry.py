@@ -424,11 +424,8 @@ def _sources(row: Op | Reduction) -> tuple[list[tuple[str, int]], list[tuple[str
     These are inputs and outputs with their indices, names of an input's shape or dtype with the index and the attribute, and other names.
     """
     known = {f"{name}_{what}": (i, what) for i, name in enumerate(row.inputs) for what in ("shape", "dtype")}
-    known = {
-        **{name: (i, "output") for i, name in enumerate(OUTPUTS)},
-        **{name: (i, "input") for i, name in enumerate(row.inputs)},
-        **known,
-    }
+    sides = (("output", OUTPUTS), ("input", row.inputs))
+    known = {name: (i, side) for side, names in sides for i, name in enumerate(names)} | known
     found = [(name, *known.get(name, (-1, ""))) for name in row.asked]
     inputs, outputs = ([(name, i) for name, i, what in found if what == role] for role in ("input", "output"))
     types = [one for one in found if one[2] in ("shape", "dtype")]

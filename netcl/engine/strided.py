@@ -239,9 +239,7 @@ take_block = planned("take_block", _take_block)
 
 def broadcast_to(x: Tensor, shape: Sequence[int]) -> Tensor:
     """Return ``x`` repeated along new and size-one axes; ``x`` itself if its shape is ``shape``. The caller has checked the shapes."""
-    if tuple(shape) == x.shape:
-        return x
-    return take_block(x, shape, 0, broadcast_strides(x.shape, shape))
+    return x if tuple(shape) == x.shape else take_block(x, shape, 0, broadcast_strides(x.shape, shape))
 
 
 def broadcast_strides(shape: Sequence[int], to: Sequence[int]) -> tuple[int, ...]:

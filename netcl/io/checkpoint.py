@@ -62,10 +62,8 @@ def save_checkpoint(
         target = target / f"step-{step:06d}.netcl"
     parts = _given(model=model, optimizer=optimizer, scheduler=scheduler, scaler=scaler, loader=loader, ema=ema)
     states = {name: _state_of(name, part, SAVE) for name, part in parts.items()}
-    states |= {
-        "random": [random.get_state(queue).as_dict() for queue in _queues(model)],
-        "rng": {name: generator.bit_generator.state for name, generator in _generators(rng, SAVE).items()},
-    }
+    states["random"] = [random.get_state(queue).as_dict() for queue in _queues(model)]
+    states["rng"] = {name: generator.bit_generator.state for name, generator in _generators(rng, SAVE).items()}
     packed, arrays = tree.pack({**states, "extra": extra}, op=SAVE)
     archive.write(target, {"kind": "checkpoint", "step": step, "run": str(run), "state": packed}, arrays, SAVE)
     if keep_last is not None:

@@ -147,10 +147,6 @@ def checked_items(pairs: Iterable[Any]) -> list[tuple[Any, Any]]:
     return found
 
 
-def _pop_tuple(m: _Machine, count: int) -> None:
-    m.push(tuple(reversed([m.pop() for _ in range(count)])))
-
-
 def _protocol(m: _Machine, version: int) -> None:
     if version > 5:
         raise Refused(f"the pickle protocol must be at most 5, got {version}")
@@ -172,7 +168,7 @@ _STEPS: dict[str, Callable[[_Machine, Any], None]] = {
     "EMPTY_LIST": lambda m, _: m.push([]),
     "EMPTY_TUPLE": lambda m, _: m.push(()),
     "TUPLE": lambda m, _: m.push(tuple(m.marked())),
-    **{f"TUPLE{count}": lambda m, _, count=count: _pop_tuple(m, count) for count in (1, 2, 3)},  # type: ignore[misc]
+    **{f"TUPLE{count}": lambda m, _, count=count: m.push(tuple([m.pop() for _ in range(count)][::-1])) for count in (1, 2, 3)},  # type: ignore[misc]
     **dict.fromkeys(("BINPUT", "LONG_BINPUT"), _Machine.put),
     "MEMOIZE": lambda m, _: m.put(len(m.memo)),
     **dict.fromkeys(("BINGET", "LONG_BINGET"), _Machine.get),

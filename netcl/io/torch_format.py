@@ -269,21 +269,14 @@ class _TorchWriter:
             self.tensor(*tree.bits(np.asarray(value)), where)
         elif isinstance(value, Mapping):
             self.mapping(value, where)
-        elif isinstance(value, list):
-            self.writer.add(b"](")
-            self.items(value, where)
-            self.writer.add(b"e")
-        elif isinstance(value, tuple):
-            self.writer.add(b"(")
-            self.items(value, where)
-            self.writer.add(b"t")
+        elif isinstance(value, list | tuple):
+            self.writer.add(b"](" if isinstance(value, list) else b"(")
+            for i, item in enumerate(value):
+                self.value(item, f"{where}/{i}")
+            self.writer.add(b"e" if isinstance(value, list) else b"t")
         elif not self.writer.plain(value):
             what = f"a {type(value).__module__}.{type(value).__qualname__} cannot be saved"
             raise refusal(OP_SAVE, what, "convert it to dictionaries, lists, tuples, numbers, strings, arrays or tensors", at=where or "/")
-
-    def items(self, values: Any, where: str) -> None:
-        for i, item in enumerate(values):
-            self.value(item, f"{where}/{i}")
 
     def mapping(self, value: Mapping[Any, Any], where: str) -> None:
         self.writer.add(b"}(")

@@ -22,22 +22,18 @@ _NATIVE = "biufc"
 
 def bits(array: np.ndarray) -> tuple[np.ndarray, str]:
     """Return an array in a form that NPY can store, and the name of its dtype: bfloat16 is stored as uint16."""
-    if array.dtype.name == "bfloat16":
-        return array.view(np.uint16), "bfloat16"
-    return array, array.dtype.name
+    name = array.dtype.name
+    return (array.view(np.uint16) if name == "bfloat16" else array), name
 
 
 def host_bits(tensor: Tensor) -> np.ndarray:
     """Return the values of a tensor in the form that files store: bfloat16 as uint16."""
-    row = dtypes.DTYPES[tensor.dtype]
-    return dtypes.encode(tensor.to_host(), row)
+    return dtypes.encode(tensor.to_host(), dtypes.DTYPES[tensor.dtype])
 
 
 def from_bits(array: np.ndarray, name: str) -> np.ndarray:
     """Restore the array that :func:`bits` converted."""
-    if name != "bfloat16":
-        return array
-    return array.view(bfloat16())
+    return array.view(bfloat16()) if name == "bfloat16" else array
 
 
 def bfloat16() -> np.dtype:

@@ -34,15 +34,13 @@ _ROPE_TENSORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_
 Model = CausalLM | Encoder | DualEncoder | Seq2SeqLM
 
 
-class _GGUFModel:
-    """A GGUF file with the configuration that its metadata describes."""
+class _GGUFModel(GGUFFile):
+    """A GGUF file with the configuration that its metadata describes; ``shapes`` has no tensors of that configuration."""
 
     def __init__(self, path: Path):
-        self.path, self.file = path, GGUFFile(path)
-        self.config = config_from_gguf(self.file.metadata, self.file.shapes, self.file.read)
-        self.generation: dict[str, Any] = {}
-        self.shapes = {name: shape for name, shape in self.file.shapes.items() if name not in _ROPE_TENSORS}
-        self.kinds, self.read, self.packed = self.file.kinds, self.file.read, self.file.packed
+        super().__init__(path)
+        self.config, self.generation = config_from_gguf(self.metadata, self.shapes, self.read), dict[str, Any]()
+        self.shapes = {name: shape for name, shape in self.shapes.items() if name not in _ROPE_TENSORS}
 
 
 def _opened(path: str | os.PathLike[str]) -> HubFolder | _GGUFModel:
@@ -91,15 +89,9 @@ def load(path: str | os.PathLike[str], device: Any = "auto", dtype: str | None =
     if (device_map is not None or cache_dtype is not None) and row.kind != "decoder":
         raise ValueError(message("load", "device_map and cache_dtype require a decoder", architecture=config.architecture))
     # Layers that will be packed must not take the room of their values on the device; the host's is only reserved.
-    with (
-        _naming(path),
-        placed(
-            queue_of("cpu") if pack or device_map is not None else queue,
-            dtype or "float32",
-            2 * itemsize * weights + (len(source.shapes) + 100) * 8 * OBJECT_BYTES,
-            blank=True,
-        ),
-    ):
+    place = queue_of("cpu") if pack or device_map is not None else queue
+    room = 2 * itemsize * weights + (len(source.shapes) + 100) * 8 * OBJECT_BYTES
+    with _naming(path), placed(place, dtype or "float32", room, blank=True):
         parts = [_clip_config(config.source, name) for name in ("text", "vision")] if row.kind == "pair" else []
         model: Any = {"decoder": CausalLM, "seq2seq": Seq2SeqLM, "pair": DualEncoder}.get(row.kind, Encoder)(config, *parts)
     fill(model, source, names, row.ignored, pack)
@@ -123,8 +115,8 @@ def _tokenizer_maker(source: HubFolder | _GGUFModel) -> Callable[[], Tokenizer] 
     """Return a function that makes the tokenizer at its first call; ``None`` if there is no vocabulary."""
     if isinstance(source, HubFolder):
         return cache(partial(folder_tokenizer, source.path)) if (source.path / "tokenizer.json").is_file() else None
-    metadata = source.file.metadata
-    return cache(partial(gguf_tokenizer, metadata)) if metadata.get("tokenizer.ggml.model", "no_vocab") != "no_vocab" else None
+    known = source.metadata.get("tokenizer.ggml.model", "no_vocab") != "no_vocab"
+    return cache(partial(gguf_tokenizer, source.metadata)) if known else None
 
 
 def _config_of(source: HubFolder | _GGUFModel) -> ModelConfig:
@@ -213,7 +205,7 @@ def describe_model(path: str | os.PathLike[str]) -> dict[str, str]:
         kinds[source.kinds[name]] += size
     windows = sorted({window for window in config.windows if window})
     found = {
-        "format": f"GGUF version {source.file.version}" if isinstance(source, _GGUFModel) else "Hugging Face folder",
+        "format": f"GGUF version {source.version}" if isinstance(source, _GGUFModel) else "Hugging Face folder",
         "architecture": f"{config.architecture} ({ARCHITECTURES[config.architecture].hf_class})",
         "parameters": f"{sum(sizes.values()):,} in {len(sizes)} tensors",
         "types": ", ".join(f"{kind} {count:,}" for kind, count in kinds.most_common()),

@@ -217,22 +217,17 @@ def _encoded_value(value: Any, key: str) -> bytes:
     """Return the bytes of a metadata value with its type; ints become uint32 (int32 below 0, 64 bits if needed), floats float32."""
     if isinstance(value, str):
         return struct.pack("<I", _STRING) + _encoded_text(value)
-    if isinstance(value, bool | np.bool_):
-        return struct.pack("<IB", 7, value)
-    if isinstance(value, np.ndarray):
+    if type(value) in (bool, float):
+        value = np.bool_(value) if type(value) is bool else np.float32(value)
+    elif isinstance(value, int):
+        sizes = (("I", 0, 2**32), ("i", -(2**31), 0), ("q", -(2**63), 2**63), ("Q", 0, 2**64))
+        value = next(np.dtype(code).type(value) for code, low, high in sizes if low <= value < high)
+    if isinstance(value, np.generic | np.ndarray):
         number = _NUMBER_OF.get(value.dtype)
-        if number is None or value.ndim != 1:
+        if number is None or value.ndim > 1:
             raise refusal("gguf", "metadata arrays must be vectors of numbers", key=repr(key), shape=value.shape, dtype=value.dtype)
-        return struct.pack("<IIQ", _ARRAY, number, len(value)) + np.ascontiguousarray(value, value.dtype.newbyteorder("<")).tobytes()
-    if isinstance(value, np.generic):
-        return struct.pack(f"<I{METADATA_CODES[_NUMBER_OF[value.dtype]]}", _NUMBER_OF[value.dtype], value.item())
-    if isinstance(value, int):
-        number = next(
-            (n for n, low, high in ((4, 0, 2**32), (5, -(2**31), 0), (11, -(2**63), 2**63), (10, 0, 2**64)) if low <= value < high)
-        )
-        return struct.pack(f"<I{METADATA_CODES[number]}", number, value)
-    if isinstance(value, float):
-        return struct.pack("<If", 6, value)
+        head = struct.pack("<IIQ", _ARRAY, number, value.size) if value.ndim else struct.pack("<I", number)
+        return head + value.astype(value.dtype.newbyteorder("<")).tobytes()
     if isinstance(value, list | tuple):
         parts = [_encoded_value(part, key) for part in value]
         kinds = {part[:4] for part in parts} or {struct.pack("<I", _STRING)}

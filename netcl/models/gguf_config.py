@@ -159,10 +159,8 @@ def metadata_of(config: ModelConfig) -> tuple[dict[str, Any], dict[str, np.ndarr
     source, (_, row) = config.source, architecture_of(config.source)
     arch = row.gguf
     if not arch:
-        known = ", ".join(name for name, other in ARCHITECTURES.items() if other.gguf)
-        raise refusal(
-            "save", "this architecture cannot be saved as GGUF", f"use format='hf'; GGUF supports {known}", model=config.architecture
-        )
+        remedy = f"use format='hf'; GGUF supports {', '.join(name for name, other in ARCHITECTURES.items() if other.gguf)}"
+        raise refusal("save", "this architecture cannot be saved as GGUF", remedy, model=config.architecture)
     values: dict[str, Any] = {}
     for ours, theirs in KEYS.items():
         value = source.get(row.keys.get(ours, ours), source.get(ours))
@@ -180,17 +178,14 @@ def metadata_of(config: ModelConfig) -> tuple[dict[str, Any], dict[str, np.ndarr
     tensors: dict[str, np.ndarray] = {}
     full = next((r for r, w in zip(config.ropes, config.windows, strict=True) if w is None), config.ropes[0] if config.ropes else None)
     if full is not None:
+        one_factor = full.kind == "longrope" and full.options["short_factor"] == full.options["long_factor"]
         values |= {f"{arch}.rope.freq_base": full.base, f"{arch}.rope.dimension_count": full.size}
         if full.kind in ("linear", "yarn"):
             values |= {f"{arch}.rope.scaling.type": full.kind, f"{arch}.rope.scaling.factor": full.factor,
                        f"{arch}.rope.scaling.original_context_length": int(full.original)}  # fmt: skip
             if full.kind == "yarn" and not math.isclose(full.attention_factor, _yarn_factor(full.factor)):
                 values[f"{arch}.rope.scaling.attn_factor"] = full.attention_factor / _yarn_factor(full.factor)
-        elif (
-            arch == "llama"
-            and full.attention_factor == 1
-            and (full.kind == "llama3" or (full.kind == "longrope" and full.options["short_factor"] == full.options["long_factor"]))
-        ):
+        elif arch == "llama" and full.attention_factor == 1 and (full.kind == "llama3" or one_factor):
             plain = full.base ** (-np.arange(0, full.size, 2) / full.size)
             tensors["rope_freqs.weight"] = (plain / full.frequencies(1)).astype(np.float32)
         elif full.kind == "longrope" and arch in ("llama", "phi3"):

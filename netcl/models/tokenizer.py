@@ -157,11 +157,6 @@ def _as_json(
 # ---- folders
 
 
-def _token_text(given: Any) -> str | None:
-    found = given.get("content") if isinstance(given, dict) else given
-    return found if isinstance(found, str) else None
-
-
 def folder_tokenizer(folder: Path) -> Tokenizer:
     """Return the tokenizer of a Hugging Face folder."""
     library, path = tokenizers_library(), folder / "tokenizer.json"
@@ -178,8 +173,10 @@ def folder_tokenizer(folder: Path) -> Tokenizer:
     if isinstance(template, list):  # several, by name
         named = {part.get("name"): part.get("template") for part in template if isinstance(part, dict)}
         template = named.get("default")
-    found = {f"{name}_token": _token_text(settings.get(f"{name}_token")) for name in _SPECIAL_NAMES}
-    return Tokenizer(backend, {key: text for key, text in found.items() if text}, template if isinstance(template, str) else "")
+    given = {key: settings.get(key) for key in (f"{name}_token" for name in _SPECIAL_NAMES)}
+    texts = {key: value.get("content") if isinstance(value, dict) else value for key, value in given.items()}
+    special = {key: text for key, text in texts.items() if text and isinstance(text, str)}
+    return Tokenizer(backend, special, template if isinstance(template, str) else "")
 
 
 # ---- GGUF
@@ -317,9 +314,8 @@ def gguf_vocabulary(tokenizer: Tokenizer, rows: int | None = None, arch: str = "
     found: dict[str, Any] = {"model": kind, "tokens": tokens, "token_type": types}
     if kind == "gpt2":
         used = re.findall(r'"Regex": "((?:[^"\\]|\\.)*)"', text)
-        names = [
-            name for name, split in SPLITS.items() if used == [json.dumps(s)[1:-1] for s in ((split,) if isinstance(split, str) else split)]
-        ]
+        splits = {name: [split] if isinstance(split, str) else split for name, split in SPLITS.items()}
+        names = [name for name, parts in splits.items() if used == [json.dumps(part)[1:-1] for part in parts]]
         found["pre"] = names[-1] if names else "smollm" if '"Digits"' in text else "gpt-2"
         if not names and '"Split"' in text:
             raise refusal("save", "GGUF does not support the split patterns of this tokenizer", "use format='hf'", patterns=used)
@@ -336,10 +332,8 @@ def gguf_vocabulary(tokenizer: Tokenizer, rows: int | None = None, arch: str = "
         if tokenizer.special.get(f"{name}_token") in listed:
             found[f"{key}_token_id"] = listed[tokenizer.special[f"{name}_token"]]
     ids, plain = (tokenizer.encode("a", add_special_tokens=added) for added in (True, False))
-    found |= {
-        "add_bos_token": ids[:1] == [found.get("bos_token_id")],
-        "add_eos_token": ids[-1:] == [found.get("eos_token_id")] and ids != plain,
-    }
+    found["add_bos_token"] = ids[:1] == [found.get("bos_token_id")]
+    found["add_eos_token"] = ids[-1:] == [found.get("eos_token_id")] and ids != plain
     template = {"tokenizer.chat_template": tokenizer.chat_template} if tokenizer.chat_template else {}
     whole = {**{f"tokenizer.ggml.{key}": value for key, value in found.items()}, **template, **_phi3_name(kind, tokens, arch)}
     _check_split(tokenizer, data["added_tokens"], whole, arch)

@@ -65,9 +65,8 @@ def _is_row(row: Any) -> bool:
         rows = [m if isinstance(m, dict) and (isinstance(m.get("content"), str) or m.get("tool_calls")) else {} for m in row["messages"]]
         roles = [m.get("role") for m in rows]
         return "assistant" in roles[1:] and roles[0] != "assistant" and all(isinstance(role, str) for role in roles)
-    return isinstance(row, dict) and any(
-        all(isinstance(row.get(key), str) for key in form) for form in (("text",), ("prompt", "completion"))
-    )
+    forms = (("text",), ("prompt", "completion"))
+    return isinstance(row, dict) and any(all(isinstance(row.get(key), str) for key in form) for form in forms)
 
 
 def documents_of(tokenizer: Tokenizer, row: Mapping[str, Any]) -> list[Document]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from typing import Any, NamedTuple, Protocol, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
@@ -13,24 +13,16 @@ from netcl.core.errors import message, some
 from netcl.io import tree
 from netcl.io.archive import refusal
 from netcl.models.config import Experts, ModelConfig
+from netcl.models.folder import HubFolder
+from netcl.models.gguf import GGUFFile
 from netcl.nn.embedding import Embedding
 from netcl.nn.linear import Linear
 from netcl.nn.quantized import QuantizedEmbedding, QuantizedLinear
 from netcl.ops.quantized.formats import kind_of
 from netcl.ops.quantized.layout import record_size
 
+WeightSource = HubFolder | GGUFFile
 _NUMBERED = re.compile(r"\b(layers|experts)\.(\d+)\b")
-
-
-class WeightSource(Protocol):
-    """A file, or several, with tensors by name."""
-
-    path: Any
-
-    @property
-    def shapes(self) -> Mapping[str, tuple[int, ...]]: ...
-
-    def read(self, name: str) -> np.ndarray: ...
 
 
 class Origin(NamedTuple):

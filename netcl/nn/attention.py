@@ -147,16 +147,18 @@ class KVCache(Module):
         """Whether the kernel can normalize and rotate heads: if the cache is not int8, for ``positions`` of :meth:`positions`."""
         return self.dtype is None and positions is not None and positions is self._places
 
+    def _add_buffer(self, name: str, like: Tensor, size: int, dtype: str) -> Tensor:
+        self.register_buffer(name, Tensor.zeros((*like.shape[:2], self._room, size), dtype, queue=like.queue), persistent=False)
+        return getattr(self, name)
+
     def _memory(self, name: str, like: Any) -> Tensor:
         kept = getattr(self, name, None)
         if like is None:
             return kept  # type: ignore[return-value]
         if kept is None:
-            shape, scales = (*like.shape[:2], self._room, like.shape[3]), name.replace("s", "_scales")
-            self.register_buffer(name, Tensor.zeros(shape, self.dtype or like.dtype, queue=like.queue), persistent=False)
             if self.dtype is not None:
-                self.register_buffer(scales, Tensor.zeros((*shape[:3], 1), queue=like.queue), persistent=False)
-            return getattr(self, name)
+                self._add_buffer(name.replace("s", "_scales"), like, 1, "float32")
+            return self._add_buffer(name, like, like.shape[3], self.dtype or like.dtype)
         if kept.shape[:2] != like.shape[:2]:
             what, remedy = "the batch size and number of heads must be those of the cache", "use a new KVCache"
             raise ShapeError(message("KVCache", what, remedy, cache=kept.shape, given=like.shape))
@@ -210,8 +212,7 @@ class KVCache(Module):
         with ag.no_grad():
             for name, given in tensors.items():
                 if getattr(self, name, None) is None:
-                    shape = (*given.shape[:2], self._room, given.shape[3])
-                    self.register_buffer(name, Tensor.zeros(shape, given.dtype, queue=given.queue), persistent=False)
+                    self._add_buffer(name, given, given.shape[3], given.dtype)
                 getattr(self, name)[:, :, :count] = given
             self._lengths(1, given.queue)
         self.set_lengths([count])
@@ -416,7 +417,7 @@ class MultiheadAttention(Module):
         mask = self._mask(attn_mask, key_padding_mask, q, k)
         longer = self.bias_k is not None or self.add_zero_attn
         if is_causal and (need_weights or longer):
-            later = _blocked(Tensor.from_host(q.queue, ~np.tril(np.ones((q.shape[2], k.shape[2]), bool))), q.dtype)
+            later = _blocked(~np.tril(np.ones((q.shape[2], k.shape[2]), bool)), q)
             mask, is_causal = later if mask is None else ag.add(mask, later), False
         if longer:
             k, v, mask = self._lengthened(k, v, mask)
@@ -469,11 +470,10 @@ class MultiheadAttention(Module):
         batch, heads, length, _ = q.shape
         total = None
         if attn_mask is not None:
-            total = _blocked(_tensor(attn_mask, q), q.dtype)
+            total = _blocked(attn_mask, q)
             total = ag.reshape(total, (batch, heads, length, k.shape[2]) if total.ndim == 3 else (1, 1, *total.shape))
         if key_padding_mask is not None:
-            padding = _blocked(_tensor(key_padding_mask, q), q.dtype)
-            padding = ag.reshape(padding, (batch, 1, 1, k.shape[2]))
+            padding = ag.reshape(_blocked(key_padding_mask, q), (batch, 1, 1, k.shape[2]))
             total = padding if total is None else ag.add(total, padding)
         return total
 
@@ -512,12 +512,7 @@ def multi_head_attention_forward(
 FUNCTIONS = ["multi_head_attention_forward"]
 
 
-def _tensor(mask: Any, like: Tensor) -> Tensor:
-    return mask if isinstance(mask, Tensor) else Tensor.from_host(like.queue, np.asarray(mask))
-
-
-def _blocked(mask: Tensor, dtype: str) -> Tensor:
-    """Convert a bool or uint8 mask, true where attention is not allowed, to 0 and ``-inf`` in ``dtype``. Other masks are returned."""
-    if mask.dtype not in ("bool", "uint8"):
-        return mask
-    return ag.cast(ag.where(mask, -math.inf, 0.0), dtype)
+def _blocked(given: Any, like: Tensor) -> Tensor:
+    """Return a mask to add to scores like ``like``: a bool or uint8 mask, true where attention is not allowed, as 0 and ``-inf``."""
+    mask = given if isinstance(given, Tensor) else Tensor.from_host(like.queue, np.asarray(given))
+    return ag.cast(ag.where(mask, -math.inf, 0.0), like.dtype) if mask.dtype in ("bool", "uint8") else mask

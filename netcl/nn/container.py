@@ -55,9 +55,7 @@ class _Ordered(_Container):
         return names[index]
 
     def __getitem__(self, index: Any) -> Any:
-        if isinstance(index, slice):
-            return self._of(list(self)[index])
-        return self.__dict__[self._name(index)]
+        return self._of(list(self)[index]) if isinstance(index, slice) else self.__dict__[self._name(index)]
 
     def __setitem__(self, index: int, module: Module) -> None:
         self._put(self._name(index), module)

@@ -6,14 +6,13 @@ an argument is a row, too. Only registered names are allowed, so that a file can
 
 from __future__ import annotations
 
-import difflib
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from netcl.core.errors import message
+from netcl.core.errors import did_you_mean, message
 from netcl.core.tensor import Tensor
 from netcl.nn.parameter import here, placed
 
@@ -77,8 +76,7 @@ def constructor_of(name: Any) -> Callable[..., Any]:
     """Return the constructor registered under a name."""
     if isinstance(name, str) and name in _constructors:
         return _constructors[name]
-    close = difflib.get_close_matches(str(name), _constructors, n=3)
-    remedy = f"did you mean {', '.join(close)}?" if close else "register_layer adds your own class"
+    remedy = did_you_mean(name, _constructors, "register_layer adds your own class")
     raise UnknownLayerError(message("factory", "the type must be a registered layer", remedy, type=repr(name)))
 
 

@@ -256,10 +256,8 @@ def decode_block(
     _check_weights("decode_block", x, (out_weight, gate, up, down, next_weight), shapes, packs)
     if 0 < x.size <= DECODED_ROWS * x.shape[-1]:
         parts = DecodeParts(Epilogue(x.dtype, "", DECODE_ACTIVATIONS[activation]), "rms", eps, gate, None, None, norm_weight, None)
-        layers = (
-            chain.DecoderLayer(None, None, None, out_weight, norm_weight, gate, up, down),
-            chain.DecoderLayer(next_norm, next_weight, next_bias),
-        )
+        own = chain.DecoderLayer(None, None, None, out_weight, norm_weight, gate, up, down)
+        layers = (own, chain.DecoderLayer(next_norm, next_weight, next_bias))
         whole = chain.Chain(kind_of(kind, "decode_block"), x, layers, parts, inner, next_rows, next_eps, activations, inside)
         if (found := chain.launch_of(whole)) is not None:
             return found()

@@ -202,10 +202,8 @@ def _broadcast(value: Tensor, shape: tuple[int, ...]) -> tuple[int, ...]:
     """Return the strides that repeat a value over ``shape``; the value may have surplus leading axes of size one, as in NumPy."""
     extra = max(0, value.ndim - len(shape))
     sizes = value.shape[extra:]
-    fits = all(n == 1 for n in value.shape[:extra]) and all(
-        n in (1, m) for n, m in zip(sizes, shape[len(shape) - len(sizes) :], strict=True)
-    )
-    if not fits:
+    pairs = zip(sizes, shape[len(shape) - len(sizes) :], strict=True)
+    if any(n != 1 for n in value.shape[:extra]) or any(n not in (1, m) for n, m in pairs):
         raise ShapeError(message("setitem", "the value must broadcast to the indexed elements", value=value.shape, target=shape))
     return broadcast_strides(sizes, shape)
 

@@ -94,9 +94,8 @@ def indices(name: str, index: Any, like: Tensor, size: int, wrap: bool = False) 
     if isinstance(index, Tensor):
         (_, index) = launch.as_tensors(name, like, index)
         if index.dtype not in launch.INTEGERS:
-            raise DtypeError(
-                message(name, "index must be a tensor of integers", 'cast it: index.to("int64")', dtype=index.dtype, shape=index.shape)
-            )
+            what, remedy = "index must be a tensor of integers", 'cast it: index.to("int64")'
+            raise DtypeError(message(name, what, remedy, dtype=index.dtype, shape=index.shape))
         if index.array is None:
             return index
         host = index.array
@@ -436,9 +435,8 @@ def joined_index(name: str, parts: Sequence[tuple[Any, int]], like: Tensor) -> T
     if not on_device:
         hosts = [np.asarray(index.array if isinstance(index, Tensor) else index) for index, _ in parts]
         checked = [check_host(name, host, size, wrap=True) for host, (_, size) in zip(hosts, parts, strict=True)]
-        flat = sum(
-            (np.broadcast_to(host, shape) * stride for host, stride in zip(checked, strides, strict=True)), np.zeros(shape, np.int64)
-        )
+        terms = (np.broadcast_to(host, shape) * stride for host, stride in zip(checked, strides, strict=True))
+        flat = sum(terms, np.zeros(shape, np.int64))
         return Tensor.from_host(like.queue, flat)
     out = before = Tensor.empty(shape, "int64", queue=like.queue)
     for i, ((index, size), stride) in enumerate(zip(parts, strides, strict=True)):

@@ -39,10 +39,8 @@ def check_labels(name: str, target: Tensor, classes: int, ignore: int) -> None:
     if wrong.any():
         at = int(np.argmax(wrong))
         index = tuple(int(i) for i in np.unravel_index(at, target.shape))
-        what = f"labels must be classes, got {labels[at]:g}"
-        raise ShapeError(
-            message(name, what, f"classes are 0..{classes - 1}; {ignore} is ignored", index=index, **{"target.shape": target.shape})
-        )
+        what, remedy = f"labels must be classes, got {labels[at]:g}", f"classes are 0..{classes - 1}; {ignore} is ignored"
+        raise ShapeError(message(name, what, remedy, index=index, **{"target.shape": target.shape}))
 
 
 def _check_classes(name: str, x: Tensor, target: Tensor, weight: Tensor | None, ignore: int) -> None:

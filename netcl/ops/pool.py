@@ -424,9 +424,8 @@ def avg_pool1d(
 ) -> Tensor:  # fmt: skip
     """The mean of each window of signals ``(batch, channels, length)``."""
     images = _signal(F, "avg_pool1d", x)
-    return to_signal(
-        F, F.avg_pool2d(images, for_image(kernel_size, 1), for_image(stride, 1), for_image(padding, 0), ceil_mode, count_include_pad)
-    )
+    pooled = F.avg_pool2d(images, for_image(kernel_size, 1), for_image(stride, 1), for_image(padding, 0), ceil_mode, count_include_pad)
+    return to_signal(F, pooled)
 
 
 @composite(ref="numpy",

@@ -119,9 +119,8 @@ def _resize_taps(n: int, outs: int, step: float, mode: str, align: bool, antiali
             first, last = out * n // outs, -((out + 1) * n // -outs)
         index = first[:, None] + np.arange(int((last - first).max()))
         away = (index - center[:, None] + 0.5) / wide
-        shares = (cubic_kernel(away, -0.5) if cubic else np.ones_like(away) if mode == "area" else np.maximum(1 - np.abs(away), 0)) * (
-            index < last[:, None]
-        )
+        shares = cubic_kernel(away, -0.5) if cubic else np.ones_like(away) if mode == "area" else np.maximum(1 - np.abs(away), 0)
+        shares *= index < last[:, None]
         shares /= shares.sum(1, keepdims=True)
     else:
         center = out * step if align else (out + 0.5) * step - 0.5
@@ -313,9 +312,8 @@ def affine_grid(F: Any, theta: Tensor, size: Sequence[int], align_corners: bool 
     """Return the grid with which :func:`grid_sample` applies affine maps ``theta`` ``(batch, 2, 3)`` to images (or volumes) of ``size``."""
     axes, theta = len(size) - 2, launch.as_tensors("affine_grid", theta)[0]
     if theta.shape != (size[0], axes, axes + 1):
-        raise ShapeError(
-            message("affine_grid", f"theta must have shape {(size[0], axes, axes + 1)}", size=tuple(size), **{"theta.shape": theta.shape})
-        )
+        what = f"theta must have shape {(size[0], axes, axes + 1)}"
+        raise ShapeError(message("affine_grid", what, size=tuple(size), **{"theta.shape": theta.shape}))
     lines = [
         np.zeros(1) if n == 1 and align_corners else np.linspace(-1, 1, n) if align_corners else (2 * np.arange(n) + 1) / n - 1
         for n in size[2:]

@@ -80,9 +80,8 @@ def _scatter_extreme_vjp(F, g, out, x, axis, index, src, reduce, include_self):
     if reduce == "prod":
         zero, one = F.eq(part, 0), F.eq(x, 0)
         filled = F.where(zero, 1.0, part)
-        zeros = F.gather(
-            F.scatter_add(F.mul(x, 0) if not include_self else F.cast(one, x.dtype), axis, index, F.cast(zero, x.dtype)), axis, index
-        )
+        own = F.mul(x, 0) if not include_self else F.cast(one, x.dtype)
+        zeros = F.gather(F.scatter_add(own, axis, index, F.cast(zero, x.dtype)), axis, index)
         rest = F.scatter_reduced(F.where(one, 1.0, x) if include_self else x, axis, index, filled, "prod", include_self)
         others = F.where(F.eq(F.sub(zeros, F.cast(zero, x.dtype)), 0), F.div(F.gather(rest, axis, index), filled), 0.0)
         d_src, whole = F.mul(F.gather(g, axis, index), others), F.scatter_reduced(F.add(F.mul(x, 0), 1.0), axis, index, part, "prod", True)
@@ -118,8 +117,7 @@ def scatter_reduced(x, axis, index, src, reduce, include_self):
 def _scatter_reduce(F: Any, x: Tensor, axis: int, index: Any, src: Any, reduce: str, *, include_self: bool = True) -> Tensor:
     index, src, axis = launch.as_tensors("scatter_reduce", x, index)[1], as_like(x, src), _at("scatter_reduce", axis, x.ndim)
     if reduce not in ("sum", "mean", *_REDUCED):
-        what = "reduce must be sum, prod, mean, amax or amin"
-        raise ValueError(message("scatter_reduce", what, reduce=repr(reduce)))
+        raise ValueError(message("scatter_reduce", "reduce must be sum, prod, mean, amax or amin", reduce=repr(reduce)))
     fits = x.ndim == index.ndim == src.ndim and all(
         m <= k and (m <= n or i == axis) for i, (n, m, k) in enumerate(zip(x.shape, index.shape, src.shape, strict=True))
     )
@@ -182,9 +180,8 @@ def histc(F: Any, x: Tensor, bins: int = 100, min: float = 0, max: float = 0) ->
     inside = F.logical_and(F.ge(x, min), F.le(x, max))
     place = F.clamp(F.floor(F.mul(F.div(F.sub(x, min), max - min), bins)), 0, bins - 1)
     place = F.cast(F.where(inside, place, float(bins)), "int64")
-    counts = F.index_add(
-        Tensor.zeros((bins + 1,), "int64", queue=x.queue), 0, F.reshape(place, (-1,)), Tensor.ones((x.size,), "int64", queue=x.queue)
-    )
+    zeros, ones = Tensor.zeros((bins + 1,), "int64", queue=x.queue), Tensor.ones((x.size,), "int64", queue=x.queue)
+    counts = F.index_add(zeros, 0, F.reshape(place, (-1,)), ones)
     return F.cast(F.narrow(counts, 0, 0, bins), x.dtype)
 
 

@@ -51,11 +51,9 @@ class profile:
             raise RuntimeError(message("profile", "a running profile must not be started again", "create another profile()"))
         synchronize(self.device)
         self._observer, self._rows = Observer(), None
-        self._listening = [
-            (perf.listeners, partial(self._note, "regions")),
-            (program.build_listeners, partial(self._note, "compile")),
-            (hooks.upper(".data.dataloader").batch_listeners, partial(self._note, "loader")),
-        ]
+        loader = hooks.upper(".data.dataloader")
+        lanes = {"regions": perf.listeners, "compile": program.build_listeners, "loader": loader.batch_listeners}
+        self._listening = [(listeners, partial(self._note, lane)) for lane, listeners in lanes.items()]
         for listeners, note in self._listening:
             listeners.append(note)
         self._began = time.perf_counter()

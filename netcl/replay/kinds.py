@@ -141,10 +141,8 @@ def is_users_function(function: Any) -> bool:
 
 def _base_is_known(kind: type) -> bool:
     module = module_of(kind)
-    known = (
-        kind in BASES or issubclass(kind, (np.generic, enum.Enum, Tensor)) or module in ("abc", "typing", "collections.abc", "contextlib")
-    )
-    return known or of_netcl(module) or is_users(kind)
+    known = kind in BASES or issubclass(kind, (np.generic, enum.Enum, Tensor)) or of_netcl(module) or is_users(kind)
+    return known or module in ("abc", "typing", "collections.abc", "contextlib")
 
 
 def unguarded(value: Any) -> str:

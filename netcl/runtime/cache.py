@@ -9,8 +9,6 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import os
-import tempfile
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -29,15 +27,6 @@ _DIGEST = 32
 MAX_BYTES = 1 << 30  # the oldest entries go when the folder outgrows this
 _TRIM_EVERY = 64
 _COUNTS, _MOST_KINDS = "programs.json", 256  # programs by kind of run, and the most kinds
-
-
-def replace_file(path: Path, data: bytes) -> None:
-    """Replace a file atomically: a reader sees the old or the new content, even with several writers."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=".writing-")
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(data)
-    os.replace(temporary, path)
 
 
 def _binary_digest(key: str, binary: bytes) -> bytes:
@@ -93,7 +82,7 @@ class ProgramCache:
         if path is None:
             return
         try:
-            replace_file(path, _MAGIC + _binary_digest(key, binary) + binary)
+            env.replace_file(path, _MAGIC + _binary_digest(key, binary) + binary)
         except OSError as error:
             log.info("[cache] a compiled program was not saved: %s", error)
         self._saved += 1
@@ -157,7 +146,7 @@ class ProgramCache:
             return
         counts[kind] = programs
         try:
-            replace_file(base / _COUNTS, json.dumps(dict(list(counts.items())[-_MOST_KINDS:])).encode())
+            env.replace_file(base / _COUNTS, json.dumps(dict(list(counts.items())[-_MOST_KINDS:])).encode())
         except OSError as error:
             log.info("[cache] the number of programs was not saved: %s", error)
 

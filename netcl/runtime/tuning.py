@@ -23,7 +23,6 @@ from netcl.core.capabilities import DeviceProfile
 from netcl.core.hooks import hooks
 from netcl.core.kernel_selector import KernelConfig, KernelVariant, Problem, get_matmul_precision
 from netcl.engine.algorithms import FAMILIES, Family
-from netcl.runtime.cache import replace_file
 
 try:
     import fcntl
@@ -101,7 +100,7 @@ class TuningStore:
                 if fcntl is not None:
                     fcntl.flock(lock, fcntl.LOCK_EX)
                 merged = {**self._own(path), key: entry}
-                replace_file(path, json.dumps({**head, "entries": merged}, indent=1, sort_keys=True).encode())
+                env.replace_file(path, json.dumps({**head, "entries": merged}, indent=1, sort_keys=True).encode())
         except OSError as error:
             log.info("[tuning] a measured configuration was not saved: %s", error)
             return False

@@ -164,8 +164,7 @@ class Batcher:
             raise ServeError(400, message("serve", what, prompt=tokens, answer=request.most))
         lowest, highest = min(request.ids), max(request.ids)
         if lowest < 0 or highest >= self.vocabulary:
-            what = f"token ids must be from 0 to {self.vocabulary - 1}"
-            raise ServeError(400, message("serve", what, lowest=lowest, highest=highest))
+            raise ServeError(400, message("serve", f"token ids must be from 0 to {self.vocabulary - 1}", lowest=lowest, highest=highest))
         request.begun, request.stream = self.clock(), TextStream(self.model.tokenizer, request.ids, request.stops)
         with self._changed:
             if self.closing is not None:

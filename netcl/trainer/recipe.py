@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import importlib.util
 import inspect
 import json
@@ -22,7 +21,7 @@ import numpy as np
 
 import netcl.autograd as ag
 from netcl import nn, optim
-from netcl.core.errors import message
+from netcl.core.errors import did_you_mean, message
 from netcl.data import DataLoader, augment, datasets, files
 from netcl.distributed import ShardedLoader, World
 from netcl.nn.factory import registered
@@ -116,8 +115,7 @@ class Recipe:
         for name, value in changes.items():
             key = name.replace("-", "_")
             if key not in kinds:
-                close = difflib.get_close_matches(key, kinds, 1)
-                raise RecipeError(message("recipe", f"unknown setting {name!r}", f"did you mean {close[0]}?" if close else ""))
+                raise RecipeError(message("recipe", f"unknown setting {name!r}", did_you_mean(key, kinds, most=1)))
             kind = kinds[key]
             value = float(value) if kind is float and type(value) is int and abs(value) < 1 << 1000 else value
             if not isinstance(value, kind) or (kind is not bool and isinstance(value, bool)):
@@ -348,9 +346,8 @@ def make_model(recipe: Recipe, data: Data, device: Any) -> Any:
         make = lambda data, **options: made(**_model_options(made, data, options))  # noqa: E731
     elif recipe.model not in MODELS:
         known = "known are cnn, mlp, lenet, vit, gpt, the names of netcl.vision.models, and MODULE:CLASS of your own"
-        close = difflib.get_close_matches(recipe.model, MODELS, 2)
-        remedy = f"did you mean {' or '.join(close)}? {known}" if close else known
-        raise RecipeError(message("recipe", "unknown model", remedy, model=repr(recipe.model)))
+        near = did_you_mean(recipe.model, MODELS, most=2)
+        raise RecipeError(message("recipe", "unknown model", f"{near} {known}".strip(), model=repr(recipe.model)))
     elif data.is_text != (recipe.model == "gpt"):
         what = "the model must be gpt for text, and another one for other data"
         raise RecipeError(message("recipe", what, data=recipe.data, model=recipe.model))

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from netcl.core.errors import message
+from netcl.core.notebook import html_table
 from netcl.io import FileError
 from netcl.io.archive import filling, read_arrays
 from netcl.profiling import report as kernels
@@ -172,9 +173,7 @@ def _residuals(kept: Mapping[str, np.ndarray]) -> list[str]:
 
 
 def _grid(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
-    head = "".join(f"<th>{html.escape(name)}</th>" for name in header)
-    body = "".join(f"<tr>{''.join(f'<td>{html.escape(str(cell))}</td>' for cell in row)}</tr>" for row in rows)
-    return f'<div class="scroll"><table><tr>{head}</tr>{body}</table></div>' if rows else "<p class='dim'>None.</p>"
+    return f'<div class="scroll">{html_table("", header, rows)}</div>' if rows else "<p class='dim'>None.</p>"
 
 
 def _sample(image: np.ndarray, classes: Sequence[str], true: int, predicted: int, likely: float) -> str:

@@ -60,7 +60,7 @@ def test_a_driver_that_knows_few_questions_gets_safe_answers():
 
 @pytest.mark.parametrize("bits, expected", [(4, "gpu"), (2, "cpu"), (8, "accel"), (1 | 2, "cpu"), (15, "gpu"), (16, "other")])
 def test_device_types(bits, expected):
-    assert manager._device_type(SimpleNamespace(type=bits)) == expected
+    assert capabilities.device_type(SimpleNamespace(type=bits)) == expected
 
 
 @pytest.mark.parametrize(

@@ -102,11 +102,8 @@ class KernelSpec:
 
 def _defines_a_macro(src: str) -> bool:
     names = "|".join(MACRO_NAMES)
-    return bool(
-        re.search(rf"#\s*define\s+({names})\b", src)
-        or re.search(rf"\b[A-Za-z_]\w*[\s*]+({names})\s*\([^;{{}}]*\)\s*{{", src)
-        or re.search(rf"\b[A-Za-z_]\w*[\s*]+({names})\s*[=;,\[]", src)
-    )
+    declared = rf"\b[A-Za-z_]\w*[\s*]+({names})\s*(\([^;{{}}]*\)\s*{{|[=;,\[])"
+    return re.search(rf"#\s*define\s+({names})\b|{declared}", src) is not None
 
 
 class BuiltKernel:

@@ -653,11 +653,8 @@ class Prepared:
             self.set(index, value)
         function = kernel.program.state.eventless
         self.answers = function is not None
-        self.call: Callable[[], Any] = (
-            partial(kernel.enqueue, queue, self._object, sizes, local)
-            if function is None
-            else _eventless(function, queue, self._object, sizes, local)
-        )
+        args = (queue, self._object, sizes, local)
+        self.call: Callable[[], Any] = partial(kernel.enqueue, *args) if function is None else _eventless(function, *args)
 
     def observed(self) -> Any:
         """Launch as eager code does, on the profiling queue if there is one; returns the event."""

@@ -209,9 +209,8 @@ class FunctionCall:
             return onnx.FunctionProto.FromString(form.get_function_with_opset_version(version))
         make = onnx.helper.make_tensor_type_proto
         given = [make(code, shape if sizes else [None] * len(shape)) if code else onnx.TypeProto() for code, shape in types]
-        data = form.get_context_dependent_function_with_opset_version(
-            version, self.proto.SerializeToString(), [entry.SerializeToString() for entry in given]
-        )
+        texts = self.proto.SerializeToString(), [entry.SerializeToString() for entry in given]
+        data = form.get_context_dependent_function_with_opset_version(version, *texts)
         return onnx.FunctionProto.FromString(data)
 
 

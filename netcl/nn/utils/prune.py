@@ -113,9 +113,8 @@ def global_unstructured(
 ) -> None:
     """Prune the elements of least absolute value, or random ones, of several parameters together."""
     if pruning_method not in (l1_unstructured, random_unstructured):
-        raise ValueError(
-            message("global_unstructured", "pruning_method must be L1Unstructured or RandomUnstructured", given=pruning_method)
-        )
+        what = "pruning_method must be L1Unstructured or RandomUnstructured"
+        raise ValueError(message("global_unstructured", what, given=pruning_method))
     kept = [_current_mask(module, name) for module, name in parameters]
     if pruning_method is l1_unstructured:
         scores = [getattr(m, name).detach().abs() for m, name in parameters]

@@ -133,8 +133,7 @@ def pad_packed_sequence(
     lengths, data = sequence.lengths(), sequence.data
     time = int(lengths.max()) if total_length is None else total_length
     if time < lengths.max():
-        what = f"total_length must be at least {int(lengths.max())}"
-        raise ShapeError(message("pad_packed_sequence", what, total_length=total_length))
+        raise ShapeError(message("pad_packed_sequence", f"total_length must be at least {int(lengths.max())}", total_length=total_length))
     index = np.full((time, len(lengths)), len(data))  # the row behind the last one is the padding
     index[_places(lengths)] = np.arange(len(data))
     order = np.arange(len(lengths)) if sequence.unsorted_indices is None else sequence.unsorted_indices.to_host()

@@ -99,10 +99,8 @@ def _check_packed(q: Tensor, keys: Tensor, values: Tensor) -> None:
         heads, rest = divmod(q.shape[2], keys.shape[3])
         fits = not rest and heads > 2 * keys.shape[1] and not heads % keys.shape[1] and 0 < q.shape[1] <= keys.shape[2]
     if not fits:
-        what = (
-            "without k and v, q must be (batch, new, (heads + 2 * groups) * size) for keys and values of (batch, groups, positions, size), "
-            "with heads a multiple of groups and new from 1 to positions"
-        )
+        what = "without k and v, q must be (batch, new, (heads + 2 * groups) * size) for keys and values of (batch, groups, positions, "
+        what += "size), with heads a multiple of groups and new from 1 to positions"
         raise ShapeError(message("cached_attention", what, q=q.shape, keys=keys.shape, values=values.shape))
 
 
@@ -132,10 +130,8 @@ def _check_cache(q: Tensor, k: Tensor, v: Tensor, keys: Tensor, values: Tensor) 
     fits = k.shape[0] == batch and k.shape[2:] == (new, depth) and v.shape[:3] == k.shape[:3]
     same = all(c.shape[:2] == t.shape[:2] and c.shape[3] == t.shape[3] for c, t in ((keys, k), (values, v)))
     if not fits or not same or keys.shape[2] != values.shape[2] or not 0 < new <= keys.shape[2]:
-        what = (
-            "for q of (batch, heads, new, size), k and v must be (batch, groups, new, size) and keys and values (batch, groups, positions, "
-            "size), with new from 1 to positions (v and values may have another size)"
-        )
+        what = "for q of (batch, heads, new, size), k and v must be (batch, groups, new, size) and keys and values (batch, groups, "
+        what += "positions, size), with new from 1 to positions (v and values may have another size)"
         raise ShapeError(message("cached_attention", what, **shapes))
 
 

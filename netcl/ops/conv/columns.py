@@ -50,9 +50,8 @@ def write_columns(x: Tensor, cols: Tensor, g: Geometry, together: bool = False) 
 def add_columns(cols: Tensor, x: Tensor, g: Geometry) -> None:
     """Fold the columns of each image back, adding values where windows overlap."""
     each, size, local = _columns_grid(g.n * g.h * g.w, g.c, _reach(g))
-    _columns_kernel(cols, x, "col2im", {"EACH": each, **_window_macros(g)})(
-        x.queue, size, local, cols, x, *_window_numbers(g, together=False)
-    )
+    kernel = _columns_kernel(cols, x, "col2im", {"EACH": each, **_window_macros(g)})
+    kernel(x.queue, size, local, cols, x, *_window_numbers(g, together=False))
 
 
 def _columns_kernel(source: Tensor, result: Tensor, name: str, defines: dict[str, Any]) -> Any:
@@ -141,9 +140,8 @@ def direct_cost(conv: Convolution) -> float:
     g, (rows, columns) = conv.g, (conv.filters, conv.g.c // conv.g.groups * conv.g.taps if conv.kind == WEIGHT_GRAD else conv.pixels)
     computed = math.prod(-(-size // tile) * tile / size for size, tile in zip((rows, columns), LEAST_TILE, strict=True))
     moved = conv.classes * math.prod(g.x_shape) + math.prod(g.y_shape)
-    return (
-        COLUMNS_DIRECT_COST[conv.kind] * computed * math.prod(g.w_shape) * _pixel_count(g) + winograd.VALUE_COST * moved + 2 * LAUNCH_COST
-    )
+    products = COLUMNS_DIRECT_COST[conv.kind] * computed * math.prod(g.w_shape) * _pixel_count(g)
+    return products + winograd.VALUE_COST * moved + 2 * LAUNCH_COST
 
 
 def columns_product(conv: Convolution) -> gemm.Matmul:

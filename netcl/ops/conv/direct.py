@@ -174,11 +174,8 @@ def filter_share(conv: Convolution, lanes: int, profile: DeviceProfile) -> LineS
     if weights:
         tiles |= {"TALL": n, "ACROSS": g.kw, "TAP_STEP": g.dilation[1], "TURNED": room, "STAGED": COLLECTED}
     else:
-        tiles |= {
-            "IN_STEP": across,
-            "STAGED": STAGED[4 * size * STAGED[1] * v * lanes <= profile.local_mem_size],
-            **{f"PX{i}": width for i, width in enumerate(widths)},
-        }
+        tiles |= {"IN_STEP": across, "STAGED": STAGED[4 * size * STAGED[1] * v * lanes <= profile.local_mem_size]}
+        tiles |= {f"PX{i}": width for i, width in enumerate(widths)}
     long = (wide if weights else max(wide, n)) * across + (g.kw - 1) * g.dilation[1]
 
     def held(lines: int) -> int:

@@ -112,9 +112,8 @@ def cpu_tiles(conv: Convolution, config: KernelConfig, profile: DeviceProfile) -
     """Return the macros of ``cpu.cl`` for a device: vectors as wide as its own, panels that fit its local memory."""
     size, lanes, registers = direct.vectors(conv, profile)
     vectors = registers // 8
-    columns = {"rows": _tap_span(conv.g)[1], "panel": conv.g.c // conv.g.groups * conv.g.taps}.get(
-        _form(conv, config, lanes * size), conv.pixels
-    )
+    known = {"rows": _tap_span(conv.g)[1], "panel": conv.g.c // conv.g.groups * conv.g.taps}
+    columns = known.get(_form(conv, config, lanes * size), conv.pixels)
     while vectors > 1 and vectors // 2 * lanes >= columns:
         vectors //= 2
     tall = 13 * vectors + 1 <= registers and conv.filters > 6

@@ -109,9 +109,8 @@ def quantized_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, k
         raise DeviceError(message("quantized_linear", what, remedy, device=x.device.device_name))
     out = Tensor.empty((*x.shape[:-1], rows), x.dtype, queue=x.queue)
     if out.size:
-        plans.run_packed(
-            x.queue, p, plans.PackedOperands(with_shape(x, (p.tokens, p.columns)), weight, bias, with_shape(out, (p.tokens, rows)))
-        )
+        operands = plans.PackedOperands(with_shape(x, (p.tokens, p.columns)), weight, bias, with_shape(out, (p.tokens, rows)))
+        plans.run_packed(x.queue, p, operands)
     return out
 
 

@@ -17,11 +17,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from netcl.core.dtype import decode, encode, lookup
 from netcl.core.errors import DtypeError, ShapeError, message
 
 #: The values that codes of IQ4_NL and IQ4_XS select.
 CODEBOOK = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.int8)
 _BETWEEN = (CODEBOOK[1:].astype(np.float32) + CODEBOOK[:-1]) / 2  # halfway from one value to the next
+_PLAIN_DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 _PIECE = 1 << 21  # weights that are converted at a time: temporaries stay small
 _TRIALS = 15  # candidates for the scale of a group
 
@@ -30,7 +32,8 @@ class Kind(NamedTuple):
     """A block type: its number in GGUF, weights per block, bytes of each field, and the constants of the module's formula.
 
     ``low`` and ``high`` are (bits, run): a byte of the field holds 8 / bits codes, which lie ``run`` codes apart. ``nbytes``: bytes of a
-    block. ``bits``: bits of a code. ``plain`` kinds hold floating-point numbers.
+    block. ``bits``: bits of a code. ``plain`` kinds hold floating-point numbers. ``planes``: the first bit, the bits and the run of the low
+    and, if there are any, the high parts of codes.
     """
 
     name: str
@@ -54,6 +57,10 @@ class Kind(NamedTuple):
     @property
     def bits(self) -> int:
         return self.low[0] + (self.high[0] if self.high else 0)
+
+    @property
+    def planes(self) -> list[tuple[int, int, int]]:
+        return [(0, *self.low)] + ([(self.low[0], *self.high)] if self.high else [])
 
 
 #: The block types by name.
@@ -121,14 +128,32 @@ def packed_shape(shape: Sequence[int], kind: str | Kind, op: str = "quantize") -
 
 def unpack_bits(data: np.ndarray, bits: int, run: int) -> np.ndarray:
     """Extract codes of ``bits`` each from bytes: a byte's codes lie ``run`` codes apart, its lowest bits first."""
+    if bits == 8:
+        return data
     codes = data.reshape(len(data), -1, 1, run) >> np.arange(0, 8, bits, dtype=np.uint8)[:, None]
     return (codes & np.uint8((1 << bits) - 1)).reshape(len(data), -1)
 
 
 def pack_bits(codes: np.ndarray, bits: int, run: int) -> np.ndarray:
     """Pack codes of ``bits`` each into bytes: the inverse of :func:`unpack_bits`."""
+    if bits == 8:
+        return codes
     parts = (codes & np.uint8((1 << bits) - 1)).reshape(len(codes), -1, 8 // bits, run)
     return np.bitwise_or.reduce(parts << np.arange(0, 8, bits, dtype=np.uint8)[:, None], axis=2).reshape(len(codes), -1)
+
+
+def unpack_codes(parts: Sequence[np.ndarray], kind: Kind, run: int = 0) -> np.ndarray:
+    """Return the codes whose planes are ``parts``, with the runs of the kind or with ``run``; codes of 8 bits are signed in bytes."""
+    codes = np.uint8(128 if kind.bits == 8 else 0)
+    for data, (at, bits, own) in zip(parts, kind.planes, strict=True):
+        codes = codes ^ (unpack_bits(data, bits, run or own) << np.uint8(at))
+    return np.asarray(codes)
+
+
+def pack_codes(codes: np.ndarray, kind: Kind, run: int = 0) -> list[np.ndarray]:
+    """Return the planes of codes: the inverse of :func:`unpack_codes`."""
+    signed = codes ^ np.uint8(128) if kind.bits == 8 else codes
+    return [pack_bits(signed >> np.uint8(at), bits, run or own) for at, bits, own in kind.planes]
 
 
 def _get_scales(s: np.ndarray, kind: Kind) -> tuple[np.ndarray, np.ndarray | None]:
@@ -166,18 +191,14 @@ def split_blocks(blocks: np.ndarray, kind: Kind) -> Parts:
     found, at = {}, 0
     for name, size in kind.fields.items():
         found[name], at = np.ascontiguousarray(blocks[:, at : at + size]), at + size
-    codes = unpack_bits(found["low"], *kind.low) if kind.low[0] < 8 else found["low"] ^ np.uint8(128)
-    if kind.high:
-        codes |= unpack_bits(found["high"], *kind.high) << np.uint8(kind.low[0])
+    codes = unpack_codes([found[name] for name in ("low", "high") if name in found], kind)
     m = found["m"].view(np.float16) if "m" in found else None
     return Parts(codes, found["d"].view(np.float16), m, *(_get_scales(found["scales"], kind) if "scales" in found else ()))
 
 
 def join_blocks(parts: Parts, kind: Kind) -> np.ndarray:
     """Join parts into blocks: the inverse of :func:`split_blocks`."""
-    made = {"low": pack_bits(parts.codes, *kind.low) if kind.low[0] < 8 else parts.codes ^ np.uint8(128)}
-    if kind.high:
-        made["high"] = pack_bits(parts.codes >> np.uint8(kind.low[0]), *kind.high)
+    made = dict(zip(("low", "high"), pack_codes(parts.codes, kind), strict=False))
     if parts.scales is not None:
         made["scales"] = _put_scales(kind, parts.scales, parts.lower)
     made["d"] = np.ascontiguousarray(parts.d).view(np.uint8)
@@ -208,9 +229,8 @@ def dequantize(blocks: Any, kind: str | Kind, shape: Sequence[int]) -> np.ndarra
 
 def _values(blocks: np.ndarray, kind: Kind) -> np.ndarray:
     if kind.plain:
-        if kind.name == "BF16":
-            return (blocks.view(np.uint16).astype(np.uint32) << np.uint32(16)).view(np.float32)
-        return blocks.view(np.float16 if kind.name == "F16" else np.float32).astype(np.float32)
+        row = lookup(_PLAIN_DTYPES[kind.name])
+        return decode(blocks.view(row.storage), row).astype(np.float32, copy=False)
     parts = split_blocks(blocks, kind)
     scale, minimum = parts.factors()
     units = _units(parts.codes, kind).reshape(len(blocks), scale.shape[1], -1)
@@ -238,16 +258,10 @@ def quantize(array: Any, kind: str | Kind) -> np.ndarray:
     out = np.empty((len(x), row.nbytes), np.uint8)
     step = max(1, _PIECE // row.block)
     for at in range(0, len(x), step):
-        out[at : at + step] = _plain_bytes(x[at : at + step], row) if row.plain else join_blocks(_quantized(x[at : at + step], row), row)
+        part = x[at : at + step]
+        made = encode(part, lookup(_PLAIN_DTYPES[row.name])) if row.plain else join_blocks(_quantized(part, row), row)
+        out[at : at + step] = made.view(np.uint8)
     return out.reshape(shape)
-
-
-def _plain_bytes(x: np.ndarray, kind: Kind) -> np.ndarray:
-    if kind.name != "BF16":
-        return x.astype(np.float16 if kind.name == "F16" else np.float32).view(np.uint8)
-    n = x.view(np.uint32)
-    n = np.where((n & 0x7FFFFFFF) > 0x7F800000, (n & np.uint32(0xFFFF0000)) | np.uint32(64 << 16), n).astype(np.uint64)
-    return ((n + (0x7FFF + ((n >> np.uint64(16)) & np.uint64(1)))) >> np.uint64(16)).astype(np.uint16).view(np.uint8)
 
 
 def _quantized(x: np.ndarray, kind: Kind) -> Parts:

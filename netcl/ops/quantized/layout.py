@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from netcl.core.errors import ShapeError, message
-from netcl.ops.quantized.formats import Kind, Parts, join_blocks, kind_of, pack_bits, packed_shape, split_blocks, unpack_bits
+from netcl.ops.quantized.formats import Kind, Parts, join_blocks, kind_of, pack_codes, packed_shape, split_blocks, unpack_codes
 
 STRIP_ROWS = 16
 _PIECE_WEIGHTS = 1 << 22  # weights that are reordered at a time, in whole strips
@@ -67,36 +67,16 @@ def _strips_of(data: np.ndarray, kind: Kind, columns: int) -> np.ndarray:
     found: dict[str, Any] = {"low": data}
     if not kind.plain:
         parts = split_blocks(data.reshape(-1, kind.nbytes), kind)
-        found = {**parts._asdict(), "words": _words(parts.codes, kind)}
+        found = {**parts._asdict(), "words": np.concatenate(pack_codes(_in_fours(parts.codes.reshape(-1, 32), kind), kind, 4), axis=1)}
     for name, size, unit in _record_fields(kind):
         lines = np.ascontiguousarray(found[name]).view(np.uint8).reshape(strips, STRIP_ROWS, records, size // unit, unit)
         made.append(lines.transpose(0, 2, 3, 1, 4).reshape(strips, records, -1))
     return np.concatenate(made, axis=2).reshape(strips, -1)
 
 
-def _planes(kind: Kind) -> list[tuple[int, int]]:
-    """Return the first bit and the number of bits of the low and, if there are any, the high parts of codes."""
-    low, high = kind.low[0], kind.high[0] if kind.high else 0
-    return [(at, bits) for at, bits in ((0, low), (low, high)) if bits]
-
-
 def _in_fours(codes: np.ndarray, kind: Kind) -> np.ndarray:
     """Exchange the middle two of every four 4-bit codes, because matrix units pair bytes 0 and 2. A second call undoes the first."""
     return codes.reshape(-1, 2, 2).transpose(0, 2, 1).reshape(codes.shape) if kind.bits == 4 else codes
-
-
-def _words(codes: np.ndarray, kind: Kind) -> np.ndarray:
-    lines = _in_fours(codes.reshape(-1, 32), kind) ^ np.uint8(128 if kind.bits == 8 else 0)
-    return np.concatenate([pack_bits(lines >> np.uint8(at), bits, 4) for at, bits in _planes(kind)], axis=1)
-
-
-def _codes(words: np.ndarray, kind: Kind) -> np.ndarray:
-    """Extract the codes from words: the inverse of :func:`_words`."""
-    lines, codes, begin = words.reshape(-1, 4 * kind.bits), np.uint8(0), 0
-    for at, bits in _planes(kind):
-        codes = codes | (unpack_bits(np.ascontiguousarray(lines[:, begin : begin + 4 * bits]), bits, 4) << np.uint8(at))
-        begin += 4 * bits
-    return _in_fours(np.asarray(codes ^ np.uint8(128 if kind.bits == 8 else 0)).reshape(-1, kind.block), kind)
 
 
 def unpack_strips(packed: Any, kind: str | Kind, shape: tuple[int, int]) -> np.ndarray:
@@ -110,7 +90,9 @@ def unpack_strips(packed: Any, kind: str | Kind, shape: tuple[int, int]) -> np.n
     if row.plain:
         return found["low"].reshape(strips * STRIP_ROWS, -1)[:rows]
     d, m = (found[name].view(np.float16) if name in found else None for name in ("d", "m"))
-    scales, codes = found.get("scales"), _codes(found["words"], row)
+    words, scales = found["words"].reshape(-1, 4 * row.bits), found.get("scales")
+    planes = [words[:, 4 * at : 4 * (at + bits)] for at, bits, _ in row.planes]
+    codes = _in_fours(unpack_codes(planes, row, 4).reshape(-1, row.block), row)
     if scales is not None and m is None:
         scales = scales.view(np.int8)
     assert d is not None

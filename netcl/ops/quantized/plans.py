@@ -134,10 +134,7 @@ def _compiled(
     clang = (2 if profile_of(queue).brand == "pocl" else 1) if launch.fetches(queue) else 0
     text += loose_halves("float16", lanes) if clang == 2 and lanes > 2 else ""
     quad = {"float32": "vload4(0, p)", "bfloat16": "as_float4(convert_uint4(vload4(0, p)) << 16)"}
-    macros: dict[str, Any] = {
-        "PICK(no, yes, mask)": "((mask) ? (yes) : (no))",
-        **kind_macros(p.kind, lanes, CLANG=clang, ASM=assembly, **more),
-    }
+    macros = {"PICK(no, yes, mask)": "((mask) ? (yes) : (no))", **kind_macros(p.kind, lanes, CLANG=clang, ASM=assembly, **more)}
     macros["X_QUAD(p)"] = launch.QUADS[p.dtype] if alignment(t.x) == 16 else quad.get(p.dtype, launch.QUADS[p.dtype])
     operands = {"X": t.x.dtype, "Y": t.out.dtype, "BIAS": t.end[-2].dtype}
     if t.parts is not None:

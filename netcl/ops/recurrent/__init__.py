@@ -48,9 +48,8 @@ def _check_layer(
     given = {"bias": bias, "h0": h0, "c0": c0, "projection": projection, "lengths": lengths}
     for name, x in given.items():
         if x is not None and x.shape != wanted[name]:
-            raise ShapeError(
-                message("recurrent", f"{name} must have shape {wanted[name]}, got {x.shape}", gx=gx.shape, weight=weight.shape)
-            )
+            what = f"{name} must have shape {wanted[name]}, got {x.shape}"
+            raise ShapeError(message("recurrent", what, gx=gx.shape, weight=weight.shape))
     if (projection is None) != (width == hidden) or (projection is not None and kind != "lstm"):
         what = "weight must have one column per hidden unit, or another number if an LSTM has a projection"
         raise ShapeError(message("recurrent", what, hidden=hidden, weight=weight.shape, kind=kind, projection=projection is not None))
@@ -128,10 +127,8 @@ def recurrent(
         return launch.run_cpu(partial(steps.layer_forward, steps.NUMPY), *every, dtype=kinds, kind=kind, reverse=reverse)
     gx, weight, bias, h0, c0, projection = _wide(wide, gx, weight, bias, h0, c0, projection)
     layer = plans.Layer(kind, count, rows, hidden, width, wide, _flags(reverse, lengths, h0, bias))
-    y, saved, h_n, c_n = (
-        Tensor.empty(shape, wide, queue=gx.queue)
-        for shape in ((count, rows, width), (count, rows, KEPT[kind], hidden), (rows, width), (rows, hidden))
-    )
+    shapes = ((count, rows, width), (count, rows, KEPT[kind], hidden), (rows, width), (rows, hidden))
+    y, saved, h_n, c_n = (Tensor.empty(shape, wide, queue=gx.queue) for shape in shapes)
     if y.size:
         full = y if projection is None else Tensor.empty((count, rows, hidden), wide, queue=gx.queue)
         given = [gx if x is None else x for x in (bias, h0, c0, lengths)]

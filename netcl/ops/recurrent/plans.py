@@ -226,10 +226,8 @@ def _steps(queue: Any, layer: Layer, config: KernelConfig, profile: Any, t: Laye
 def _launch(queue: Any, layer: Layer, part: int, block: _Block, t: LayerOperands, start: int, end: int, **macros: int) -> None:
     rolled = {"UNROLL": ""} if launch.on_cpu_device(queue) else {}
     built = part_kernel(queue, layer, part, "simt.cl", {**block.macros(layer, part), **macros, **rolled})
-    sizes, numbers = (
-        (block.groups[0] * block.items, block.groups[1]),
-        (layer.steps, layer.rows, start, end, block.rows, block.units, layer.flags),
-    )
+    sizes = (block.groups[0] * block.items, block.groups[1])
+    numbers = (layer.steps, layer.rows, start, end, block.rows, block.units, layer.flags)
     built(queue, sizes, (block.items, 1), t.weights[part], *t.rest, *numbers)
 
 
@@ -247,9 +245,8 @@ def _waits_right(queue: Any, profile: Any) -> bool:
     layer, rng = Layer("lstm", 4, rows, hidden, hidden, "float32"), np.random.default_rng(0)
     gx, weight = (rng.standard_normal(shape, np.float32) for shape in ((4, rows, 4 * hidden), (4 * hidden, hidden)))
     x, w = (Tensor.from_host(queue, array) for array in (gx, weight))
-    y, saved, h, c = (
-        Tensor.empty(shape, queue=queue) for shape in ((4, rows, hidden), (4, rows, 5, hidden), (rows, hidden), (rows, hidden))
-    )
+    shapes = ((4, rows, hidden), (4, rows, 5, hidden), (rows, hidden), (rows, hidden))
+    y, saved, h, c = (Tensor.empty(shape, queue=queue) for shape in shapes)
     flag = late_flag(queue).fill_(0)
     _persistent(queue, layer, _DEFAULT, profile, LayerOperands({FORWARD_PART: w}, (x, x, x, x, x, y, saved, h, c, y, flag), y))
     exact = steps.layer_forward(steps.NUMPY, gx, weight, None, None, None, None, None, "lstm", False)[0]

@@ -8,13 +8,12 @@
 
 from __future__ import annotations
 
-import difflib
 import fnmatch
 from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
 
-from netcl.core.errors import message
+from netcl.core.errors import did_you_mean, message
 from netcl.nn import Module, ResNet, VisionTransformer, register_layer
 from netcl.vision.functional import InterpolationMode
 from netcl.vision.models import classic, detection, residual, segmentation, transformers
@@ -28,8 +27,7 @@ def get_model(name: str, weights: Any = None, **options: Any) -> Any:
     - **options**: arguments of the model (``num_classes``, ``dropout``, ...), ``in_channels`` and ``device``.
     """
     if name not in VISION_MODELS:
-        near = difflib.get_close_matches(str(name), VISION_MODELS, n=3)
-        remedy = f"did you mean {', '.join(near)}?" if near else "list_models() gives the names"
+        remedy = did_you_mean(name, VISION_MODELS, "list_models() gives the names")
         raise ValueError(message("get_model", "unknown model", remedy, name=repr(name)))
     return VISION_MODELS[name](weights=weights, **options)
 
