@@ -85,8 +85,13 @@ class autocast(ContextDecorator):
         self.dtype = row.name if enabled else None
 
     def __enter__(self) -> autocast:
-        outer = autocast_block.get()
-        autocast_block.set(_AutocastBlock(self.dtype, outer, *(({}, {}) if outer is None else (outer.casts, outer.ahead))))
+        outer, entered = autocast_block.get(), False
+        try:
+            autocast_block.set(_AutocastBlock(self.dtype, outer, *(({}, {}) if outer is None else (outer.casts, outer.ahead))))
+            entered = True
+        finally:
+            if not entered:  # an interrupt: __exit__ will not be called
+                autocast_block.set(outer)
         return self
 
     def __exit__(self, *exc: object) -> None:

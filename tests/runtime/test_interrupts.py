@@ -155,6 +155,23 @@ def test_an_interrupted_recording(cl_queue):
     at_every_place(run, check, step=5)
 
 
+def test_an_interrupted_block_leaves_its_mode(queue):
+    w = Tensor.from_host(queue, np.ones((3, 3), np.float32))
+
+    def run() -> Callable[[], Any]:
+        def step() -> None:
+            with netcl.amp.autocast(dtype="bfloat16"), netcl.no_grad():
+                ag.matmul(w, w)
+
+        return step
+
+    def check() -> None:
+        assert ag.is_grad_enabled()
+        assert ag.matmul(w, w).dtype == "float32"
+
+    at_every_place(run, check)
+
+
 def test_an_interrupted_backward_leaves_gradients_enabled(queue):
     w = Tensor.from_host(queue, np.ones((3, 3), np.float32))
     w.requires_grad = True
