@@ -95,8 +95,12 @@ class autocast(ContextDecorator):
         return self
 
     def __exit__(self, *exc: object) -> None:
-        block = autocast_block.get()
-        autocast_block.set(None if block is None else block.outer)
+        block: _AutocastBlock | None = None
+        try:
+            block = autocast_block.get()
+        finally:  # also if an interrupt comes here
+            block = block or autocast_block.get()
+            autocast_block.set(None if block is None else block.outer)
         if block is not None and block.outer is None and len(block.casts) > 1:
             if len(_together) >= _MOST_BLOCKS:
                 _together.clear()

@@ -314,7 +314,8 @@ class _Setting(ContextDecorator):
         return self
 
     def __exit__(self, *exc: object) -> None:
-        self.variable.set(self._previous.pop())
+        self.variable.set(self._previous[-1])  # before pop(): an interrupt may come after each call
+        self._previous.pop()
 
 
 class set_grad_enabled(_Setting):
