@@ -86,6 +86,7 @@ class Recorder:
         self.asked: list[int] = []  # number of nodes before each source was called
         self.facts: list[tuple[Callable[[], Any], Any]] = []
         self.checks: list[ValueCheck] = []
+        self.caches: dict[int, dict[Any, Any]] = {}
         self.dependencies: dict[int, Dependency] = {}
         self.leaves: dict[int, Tensor] = {}
         self.queue: Any = None
@@ -108,6 +109,8 @@ class Recorder:
     def __exit__(self, *exc: object) -> None:
         if exc[0] is None:
             hooks.settle()
+        for cache in self.caches.values():
+            cache.clear()
         hooks.launch_observers.remove(self.launch)
         recording.stop()
 

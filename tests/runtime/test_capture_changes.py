@@ -15,11 +15,12 @@ import pytest
 import netcl
 import netcl.autograd as ag
 from netcl import nn, ops, optim
-from netcl.amp import GradScaler
+from netcl.amp import GradScaler, autocast
 from netcl.core import tensor, writes
 from netcl.core.kernel_selector import KernelConfig, KernelVariant, get_kernel_selector
 from netcl.core.tensor import Tensor
 from netcl.engine import plan
+from netcl.replay.compiled import CompiledFunction
 from netcl.runtime.capture import capture_graph
 from netcl.trainer import Trainer, metrics
 from tests.conftest import eager_fusion
@@ -734,3 +735,37 @@ def test_a_replay_of_another_thread_during_a_write_leaves_nothing_stale(cl_devic
             patch.setattr(module, "wrote", note)
         write(w)
     assert compiled(x).tolist() == [[24.0] * 4] * 2
+
+
+def test_a_step_inside_autocast_is_replayed(cl_device):
+    """The caller's block holds the casts of parameters, but not those of a recording."""
+
+    def run(way):
+        model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+        optimizer = optim.SGD(model.parameters(), lr=0.1)
+
+        def step(x):
+            optimizer.zero_grad()
+            loss = model(x).float().square().mean()
+            loss.backward()
+            optimizer.step()
+            return loss
+
+        step, results = way(step), []
+        for i in range(3 * (RECORDED + 1)):
+            with autocast(dtype="bfloat16"):
+                results.append(step(Tensor.full((3, 4), float(i))))
+        assert not isinstance(step, CompiledFunction) or step.graphs
+        return results
+
+    both_ways(run)
+
+
+def test_a_layer_of_a_transformer_is_replayed(cl_device):
+    """A layer norm that was computed by its own kernel holds no inputs anymore."""
+    layer = netcl.compile(nn.TransformerEncoderLayer(8, 2, 16).eval())
+    x = netcl.randn(5, 2, 8)
+    expected = layer.function(x).to_host()
+    for _ in range(RECORDED + 2):
+        np.testing.assert_allclose(layer(x).to_host(), expected, rtol=1e-5, atol=1e-5)
+    assert layer.graphs and not layer.refused
