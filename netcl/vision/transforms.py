@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from netcl.core import recording
 from netcl.core.errors import message
 from netcl.core.tensor import Tensor
 from netcl.data.fetch import batch_rng
@@ -29,6 +30,7 @@ _random_state: dict[str, Any] = {"seeded": None, "rng": None}
 
 def rng() -> Any:
     """Return the generator of transforms: in a loader the batch's generator, else a generator that ``netcl.manual_seed`` seeds."""
+    recording.host_work("random numbers of a transform")
     own = batch_rng()
     if own is not None:
         return own
@@ -45,6 +47,7 @@ class Transform(Module):
         raise NotImplementedError(message(type(self).__name__, "a transform must define forward"))
 
     def __call__(self, image: Any, *others: Any) -> Any:
+        self._report_to_recorder()
         made = self.forward(image)
         return (made, *others) if others else made
 
