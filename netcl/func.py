@@ -126,7 +126,7 @@ def _dims(name: str, dims: Any, tree: Any) -> list[int | None]:
     return [dim for part in pairs for dim in _dims(name, *part)]
 
 
-def _length(x: Any, dim: int | None) -> int | None:
+def _mapped_size(x: Any, dim: int | None) -> int | None:
     """Return the size of ``x`` along a dimension that is mapped."""
     if dim is None:
         return None
@@ -153,7 +153,7 @@ def vmap(func: Callable[..., Any], in_dims: Any = 0, out_dims: Any = 0, randomne
 
     def call(*args: Any, **kwargs: Any) -> Any:
         leaves, dims = leaves_of(args), _dims("in_dims", in_dims, args)
-        lengths = [_length(x, dim) for x, dim in zip(leaves, dims, strict=True)]
+        lengths = [_mapped_size(x, dim) for x, dim in zip(leaves, dims, strict=True)]
         sizes = {size for size in lengths if size is not None}
         if len(sizes) != 1:
             raise ShapeError(message("vmap", "the mapped dimensions must have one common size", sizes=sorted(sizes), in_dims=in_dims))
@@ -166,7 +166,7 @@ def vmap(func: Callable[..., Any], in_dims: Any = 0, out_dims: Any = 0, randomne
                 what = "the function must not draw random numbers"
                 text = message("vmap", what, "pass randomness='same' or 'different'", randomness="'error'")
                 for queue in {get_active_device().queue, *(x.queue for x in leaves if isinstance(x, Tensor))}:
-                    stack.enter_context(random.refusing(queue, text))
+                    stack.enter_context(random.without_numbers(queue, text))
             back = random.repeating() if randomness == "same" else None
             for i in range(count):
                 sample = [x if dim is None else x.select(dim, i) for x, dim in zip(leaves, dims, strict=True)]

@@ -209,7 +209,7 @@ class _RefusingStream:
 
 
 @contextmanager
-def refusing(queue: Any, message: str) -> Iterator[None]:
+def without_numbers(queue: Any, message: str) -> Iterator[None]:
     """Raise ``message`` if this thread draws numbers on a queue inside the ``with`` block."""
     state: Any = queue_state(queue)
     state.random = _RefusingStream(before := stream_of(queue), message)

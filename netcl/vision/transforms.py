@@ -21,6 +21,7 @@ from netcl.core.tensor import Tensor
 from netcl.data.fetch import batch_rng
 from netcl.nn.module import Module
 from netcl.ops import random
+from netcl.replay.kinds import report_layer
 from netcl.vision import functional
 from netcl.vision.functional import InterpolationMode, as_pair
 
@@ -47,7 +48,7 @@ class Transform(Module):
         raise NotImplementedError(message(type(self).__name__, "a transform must define forward"))
 
     def __call__(self, image: Any, *others: Any) -> Any:
-        self._report_to_recorder()
+        report_layer(self)
         made = self.forward(image)
         return (made, *others) if others else made
 
