@@ -29,7 +29,6 @@ class Complex:
     the inverse.
     """
 
-    __slots__ = ("imag", "real")
     real: Any
     imag: Any
 

@@ -11,14 +11,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from netcl.autograd.functional import derivatives, finished, fresh, jacobian_of, leaves_of, tangent, with_leaves
 from netcl.autograd.ops import twin
 from netcl.autograd.tape import enable_grad
+from netcl.core.device import get_active_device
 from netcl.core.errors import ShapeError, message
 from netcl.core.tensor import Tensor
+from netcl.ops import random
 
 __all__ = ["functional_call", "grad", "grad_and_value", "hessian", "jacfwd", "jacrev", "jvp", "stack_module_state", "vjp", "vmap"]
 
@@ -110,30 +112,76 @@ def jvp(func: Callable[..., Any], primals: Any, tangents: Any, *, strict: bool =
     return (_finished_output(out, leaves), made, _finished_output(aux, leaves)) if has_aux else (_finished_output(out, leaves), made)
 
 
-def _dims(in_dims: Any, tree: Any) -> list[int | None]:
-    """Return the dimension of each leaf that ``vmap`` walks along; ``None`` for leaves that every call gets whole."""
-    if isinstance(in_dims, int) or in_dims is None:
-        return [in_dims] * len(leaves_of(tree))
-    parts = zip(in_dims.values(), tree.values(), strict=True) if isinstance(in_dims, dict) else zip(in_dims, tree, strict=True)
-    return [dim for dims, part in parts for dim in _dims(dims, part)]
+def _dims(name: str, dims: Any, tree: Any) -> list[int | None]:
+    """Return the dimension of each leaf of ``tree``; ``None`` for leaves that every call gets whole."""
+    if dims is None or (isinstance(dims, int) and not isinstance(dims, bool)):
+        return [dims] * len(leaves_of(tree))
+    if isinstance(dims, dict) and isinstance(tree, dict) and [*dims] == [*tree]:
+        pairs = zip(dims.values(), tree.values(), strict=True)
+    elif isinstance(dims, list | tuple) and isinstance(tree, list | tuple) and len(dims) == len(tree):
+        pairs = zip(dims, tree, strict=True)
+    else:
+        what = f"{name} must be an integer, None, or nested like the {'results' if name == 'out_dims' else 'arguments'}"
+        raise ValueError(message("vmap", what, given=dims))
+    return [dim for part in pairs for dim in _dims(name, *part)]
+
+
+def _mapped_size(x: Any, dim: int | None) -> int | None:
+    """Return the size of ``x`` along a dimension that is mapped."""
+    if dim is None:
+        return None
+    if not isinstance(x, Tensor):
+        raise ValueError(
+            message("vmap", "only tensors can be mapped", "set in_dims to None for the others", dim=dim, given=type(x).__name__)
+        )
+    if not -x.ndim <= dim < x.ndim:
+        raise ShapeError(message("vmap", "in_dims must be a dimension of the argument", dim=dim, shape=x.shape))
+    return x.shape[dim]
 
 
 def vmap(func: Callable[..., Any], in_dims: Any = 0, out_dims: Any = 0, randomness: str = "error", *, chunk_size: Any = None) -> Any:
     """Return a function that calls ``func`` for each slice of its arguments along ``in_dims`` and stacks the results along ``out_dims``.
 
-    Every call draws random numbers of its own; ``randomness`` and ``chunk_size`` are ignored.
+    - **randomness**: ``"different"`` draws other random numbers in every call, ``"same"`` the same in all calls; ``"error"`` raises when
+      ``func`` draws random numbers.
+    - **chunk_size** has no effect: one sample is computed at a time.
     """
+    if randomness not in ("error", "same", "different"):
+        raise ValueError(message("vmap", "randomness must be 'error', 'same' or 'different'", randomness=repr(randomness)))
+    if chunk_size is not None and chunk_size < 1:
+        raise ValueError(message("vmap", "chunk_size must be positive or None", chunk_size=chunk_size))
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        leaves, dims = leaves_of(args), _dims(in_dims if isinstance(in_dims, int) else tuple(in_dims), args)
-        sizes = {x.shape[dim] for x, dim in zip(leaves, dims, strict=True) if dim is not None}
+        leaves, dims = leaves_of(args), _dims("in_dims", in_dims, args)
+        lengths = [_mapped_size(x, dim) for x, dim in zip(leaves, dims, strict=True)]
+        sizes = {size for size in lengths if size is not None}
         if len(sizes) != 1:
             raise ShapeError(message("vmap", "the mapped dimensions must have one common size", sizes=sorted(sizes), in_dims=in_dims))
+        count = sizes.pop()
+        if not count:
+            raise ShapeError(message("vmap", "the mapped dimensions must not be empty", "the function is not called", in_dims=in_dims))
         made = []
-        for i in range(sizes.pop()):
-            sample = [x if dim is None else x.select(dim, i) for x, dim in zip(leaves, dims, strict=True)]
-            made.append(func(*with_leaves(args, iter(sample)), **kwargs))
-        ends = _dims(out_dims, made[0])
+        with ExitStack() as stack:
+            if randomness == "error":
+                what = "the function must not draw random numbers"
+                text = message("vmap", what, "pass randomness='same' or 'different'", randomness="'error'")
+                for queue in {get_active_device().queue, *(x.queue for x in leaves if isinstance(x, Tensor))}:
+                    stack.enter_context(random.without_numbers(queue, text))
+            back = random.repeating() if randomness == "same" else None
+            for i in range(count):
+                sample = [x if dim is None else x.select(dim, i) for x, dim in zip(leaves, dims, strict=True)]
+                if back is not None:
+                    back()
+                made.append(func(*with_leaves(args, iter(sample)), **kwargs))
+        return _stacked(made)
+
+    def _stacked(made: list[Any]) -> Any:
+        single = isinstance(made[0], Tensor) and isinstance(out_dims, list | tuple) and len(out_dims) == 1
+        ends = _dims("out_dims", out_dims[0] if single else out_dims, made[0])
+        for x, end in zip(leaves_of(made[0]), ends, strict=True):
+            if not isinstance(x, Tensor) or end is None:
+                what = "the function must return tensors, which are stacked along out_dims"
+                raise ValueError(message("vmap", what, "return other values outside of vmap", given=type(x).__name__, out_dims=out_dims))
         columns = zip(*map(leaves_of, made), strict=True)
         return with_leaves(made[0], iter([twin("stack")(list(column), end) for column, end in zip(columns, ends, strict=True)]))
 

@@ -181,11 +181,15 @@ def clamp(input: _Operand, min: Any = None, max: Any = None, *, out: Tensor | No
     """x clamped between min and max: numbers, tensors or None."""
 def clamp_both(input: _Operand, min: float = -1, max: float = 1, *, out: Tensor | None = None) -> Tensor:
     """x clamped between min and max."""
-def clamp_max(input: _Operand, max: float = 0, *, out: Tensor | None = None) -> Tensor:
+def clamp_max(input: _Operand, max: Any = None, *, out: Tensor | None = None) -> Tensor:
+    """x, but not above max: a number or a tensor."""
+def clamp_max_number(input: _Operand, max: float = 0, *, out: Tensor | None = None) -> Tensor:
     """x, but not above max."""
 def clamp_max_tensor(input: _Operand, max: _Operand, *, out: Tensor | None = None) -> Tensor:
     """x, but not above the elements of a tensor."""
-def clamp_min(input: _Operand, min: float = 0, *, out: Tensor | None = None) -> Tensor:
+def clamp_min(input: _Operand, min: Any = None, *, out: Tensor | None = None) -> Tensor:
+    """x, but not below min: a number or a tensor."""
+def clamp_min_number(input: _Operand, min: float = 0, *, out: Tensor | None = None) -> Tensor:
     """x, but not below min."""
 def clamp_min_tensor(input: _Operand, min: _Operand, *, out: Tensor | None = None) -> Tensor:
     """x, but not below the elements of a tensor."""

@@ -32,6 +32,7 @@ class RecorderProtocol(Protocol):
 
     trains: bool  # a product of the step has a weight that gets a gradient
     replays: bool  # the step is recorded for replays, not to plan an op
+    caches: dict[int, dict[Any, Any]]  # which are cleared when the recording ends
 
     def allocated(self, handle: Any) -> None: ...
     def upload(self, buffer: Any, stored: Any) -> None: ...
@@ -112,6 +113,12 @@ def requires(fact: Callable[[], Any]) -> None:
     """Make replays of a compiled function depend on a fact: if ``fact()`` changes later, the function is recorded again."""
     if active.recorder is not None:
         active.recorder.requires(fact)
+
+
+def clear_after(*caches: dict[Any, Any]) -> None:
+    """Clear caches when the recording of a step ends: they hold results of the step, which a replay does not put there."""
+    if active.recorder is not None and active.recorder.replays:
+        active.recorder.caches.update((id(cache), cache) for cache in caches)
 
 
 def leaf(tensor: Any) -> None:

@@ -134,7 +134,7 @@ def _by_itself(node: PendingNode) -> bool:
 def _alone(region: Region) -> bool:
     """Whether a region is exactly one op that has its own kernels."""
     whole, mode = region.order[0].whole, region.order[0].mode
-    if whole.begun or deferral.shown is not None or (mode is not None and mode.fast_math):
+    if whole.call is None or deferral.shown is not None or (mode is not None and mode.fast_math):
         return False
     if any(node.whole is not whole for node in region.order):
         return False

@@ -57,7 +57,7 @@ class TraceNode(PendingNode):
         """Store the result and drop the inputs. Pending users of this node read its memory from now on."""
         self.made = made
         if self.whole is not None:
-            self.whole.begun = True
+            self.whole.call = None
         if self.users:
             _note_readers(_shared_values(made), self.users)
         self.inputs, self.leaves, self.users, self.tensors = (), {}, [], []
@@ -85,15 +85,15 @@ class Product(CountedSource):
 class Whole:
     """An op expressed in formulas and folds. If nothing is fused with these, ``call`` computes ``results`` with the op's own kernels."""
 
-    __slots__ = ("begun", "call", "results")
+    __slots__ = ("call", "results")
 
     def __init__(self, call: Callable[[], Any]):
-        self.call = call
-        self.begun = False  # some of its formulas have been computed, so ``call`` must not run
+        self.call: Callable[[], Any] | None = call  # which holds the inputs; ``None`` once one of the formulas has been computed
         self.results: list[weakref.ref[TraceNode] | None] = []
 
     def run(self) -> None:
         """Compute the results with the op's own kernels."""
+        assert self.call is not None
         with in_mode(None):
             made = self.call()
         for ref, tensor in zip(self.results, made if isinstance(made, tuple) else (made,), strict=True):

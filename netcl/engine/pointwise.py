@@ -109,6 +109,11 @@ def signature_of(row: Pointwise | Choice) -> Signature:
 
 def _in_order(row: Pointwise | Choice, args: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, ...]:
     """Return the inputs and parameters of a call in order, with defaults."""
+    extra = len(args) - len(row.inputs)
+    if extra == 0 and named.keys() <= row.params.keys():
+        return (*args, *{**row.params, **named}.values())
+    if extra == len(row.params) and not named:
+        return args
     try:
         values = signature_of(row).bind(*args, **named)
     except TypeError as error:
@@ -123,10 +128,10 @@ def pointwise_function(row: Pointwise | Choice) -> Callable[..., Tensor]:
 
     def choose(*args: Any, out: Tensor | None = None, **named: Any) -> Tensor:
         args = _in_order(row, args, named)
-        values, params = args[: len(row.inputs)], dict(zip(row.params, args[len(row.inputs) :], strict=True))
-        chosen, rest = row.resolve(params)
-        return caller(chosen)(*values, *rest.values(), out=out)
+        chosen, rest = row.resolve(dict(zip(row.params, args[inputs:], strict=True)))
+        return caller(chosen)(*args[:inputs], *rest.values(), out=out)
 
+    inputs = len(row.inputs)
     made: Any = choose if isinstance(row, Choice) else caller(row)
     made.__name__ = made.__qualname__ = row.name
     made.__doc__, made.__module__, made.__signature__ = row.doc, "netcl.ops", signature_of(row)
@@ -184,6 +189,9 @@ def _forward_types(row: Pointwise, args: Sequence[Any], dtype: str | None) -> tu
     The dtype that inputs and parameters are promoted to determines the compute type. It is also the result's dtype, unless that is bool.
     """
     values, params = args[: row.arity], args[row.arity :]
+    for name, x in zip(row.params, params, strict=True):
+        if isinstance(x, Tensor):
+            raise TypeError(message(row.name, f"{name} must be a number, got a tensor", "pass x.item()", shape=x.shape))
     tensors = [x for x in args if isinstance(x, Tensor)]
     shape, kind = tensors[0].shape, tensors[0].dtype
     if any([x.shape != shape for x in tensors]):

@@ -464,6 +464,8 @@ def reduction_function(row: Reduction) -> Callable[..., Tensor]:
         return run_fold(row, x, axis, keepdims, (), out)
 
     def with_parameters(x: Any, axis: Axis = None, *, keepdims: bool = False, out: Tensor | None = None, **given: Any) -> Tensor:
+        if None in given.values():
+            given = {name: value for name, value in given.items() if value is not None}
         params = {**row.params, **given}
         if len(params) > len(row.params):
             raise TypeError(f"{row.name}() got an unexpected keyword argument {list(params)[-1]!r}")

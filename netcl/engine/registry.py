@@ -242,7 +242,11 @@ class Choice:
     def resolve(self, params: Mapping[str, Any]) -> tuple[Pointwise, dict[str, Any]]:
         """Return the row and the parameters that a call runs with."""
         name, rest = self.choose(**{**self.params, **params})
-        return next(row for row in self.rows if row.name == name), dict(rest)
+        return self.by_name[name], dict(rest)
+
+    @cached_property
+    def by_name(self) -> dict[str, Pointwise]:
+        return {row.name: row for row in self.rows}
 
 
 #: Parameters of a vjp that keep one of several outputs.

@@ -183,6 +183,8 @@ class InstanceNorm2d(_Running):
         super().__init__(num_features, eps, momentum, affine, track_running_stats, bias=bias)
 
     def forward(self, x: Tensor) -> Tensor:
+        if x.ndim == self.ranks[0] - 1:  # one sample without the batch dimension
+            return ag.squeeze(self.forward(ag.unsqueeze(x, 0)), 0)
         self._check(x)
         if not self.training and self.running_mean is not None:
             return ag.batch_norm(x, self.running_mean, self.running_var, self.weight, self.bias, eps=self.eps)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import math
 from collections.abc import Callable, Sequence
@@ -15,8 +16,9 @@ Sizes = int | Sequence[int]
 
 
 def several(value: Sizes, axes: int, name: str, op: str = "conv") -> tuple[int, ...]:
-    """Return a tuple of one integer per axis; a single integer is repeated for all axes."""
-    values = (value,) * axes if isinstance(value, int) else tuple(value)
+    """Return a tuple of one integer per axis; a single integer, alone or in a tuple, is repeated for all axes."""
+    values = (value,) if isinstance(value, int) else tuple(value)
+    values = values * axes if len(values) == 1 else values
     if len(values) != axes or any(not isinstance(n, int) for n in values):
         raise ShapeError(message(op, f"{name} must be an integer or {axes} integers, one per axis", given=repr(value)))
     return values
@@ -29,9 +31,23 @@ def _volume(op: str, x: Tensor, label: str = "input") -> tuple[int, ...]:
     return x.shape
 
 
+def _takes_one_sample(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Let a function of volumes also take one sample without the batch dimension, as in torch."""
+
+    @functools.wraps(function)
+    def call(input: Tensor, *args: Any, **kwargs: Any) -> Any:
+        if input.ndim != 4:
+            return function(input, *args, **kwargs)
+        made = function(ag.unsqueeze(input, 0), *args, **kwargs)
+        return tuple(y[0] for y in made) if isinstance(made, tuple) else made[0]
+
+    return call
+
+
 # ---- convolutions
 
 
+@_takes_one_sample
 def conv3d(input: Tensor, weight: Tensor, bias: Tensor | None = None, stride: Sizes = 1, padding: Sizes | str = 0, dilation: Sizes = 1,
            groups: int = 1) -> Tensor:  # fmt: skip
     """Convolve volumes, by one convolution of images: the depth of the kernel becomes part of the channels."""
@@ -59,6 +75,7 @@ def conv3d(input: Tensor, weight: Tensor, bias: Tensor | None = None, stride: Si
     return ag.transpose(ag.reshape(y, (batch, outs, *y.shape[1:])), 1, 2)
 
 
+@_takes_one_sample
 def conv_transpose3d(input: Tensor, weight: Tensor, bias: Tensor | None = None, stride: Sizes = 1, padding: Sizes = 0,
                      output_padding: Sizes = 0, groups: int = 1, dilation: Sizes = 1) -> Tensor:  # fmt: skip
     """Compute the transpose of :func:`conv3d`: one transposed convolution of images, whose results are added up along the depth."""
@@ -108,6 +125,7 @@ def _pool3d(op: str, pool: Callable[..., Any], x: Tensor, settings: Sequence[Any
     return _pooled(x, lambda y: pool(y, *plane, *rest), lambda y: pool(y, *depth, *rest), places)
 
 
+@_takes_one_sample
 def max_pool3d(input: Tensor, kernel_size: Sizes, stride: Sizes | None = None, padding: Sizes = 0, dilation: Sizes = 1,
                ceil_mode: bool = False, return_indices: bool = False) -> Any:  # fmt: skip
     """Return the largest value of each window of volumes; ``return_indices`` also gives its flat index in the volume."""
@@ -115,6 +133,7 @@ def max_pool3d(input: Tensor, kernel_size: Sizes, stride: Sizes | None = None, p
     return _pool3d("max_pool3d", ag.max_pool2d, input, settings, ceil_mode, return_indices, places=return_indices)
 
 
+@_takes_one_sample
 def avg_pool3d(input: Tensor, kernel_size: Sizes, stride: Sizes | None = None, padding: Sizes = 0, ceil_mode: bool = False,
                count_include_pad: bool = True, divisor_override: int | None = None) -> Tensor:  # fmt: skip
     """Return the mean of each window of volumes, or its sum divided by ``divisor_override``."""
@@ -156,11 +175,13 @@ def _adaptive(op: str, pool: Callable[..., Any], x: Tensor, output_size: Any, *p
     return _pooled(x, lambda y: pool(y, sizes[1:], *places), lambda y: pool(y, (depth, None), *places), any(places))
 
 
+@_takes_one_sample
 def adaptive_avg_pool3d(input: Tensor, output_size: Any) -> Tensor:
     """Pool volumes to ``output_size`` by the mean of each window."""
     return _adaptive("adaptive_avg_pool3d", ag.adaptive_avg_pool2d, input, output_size)
 
 
+@_takes_one_sample
 def adaptive_max_pool3d(input: Tensor, output_size: Any, return_indices: bool = False) -> Any:
     """Pool volumes to ``output_size`` by the maximum of each window; ``return_indices`` also gives its flat index in the volume."""
     return _adaptive("adaptive_max_pool3d", ag.adaptive_max_pool2d, input, output_size, return_indices)
@@ -169,8 +190,8 @@ def adaptive_max_pool3d(input: Tensor, output_size: Any, return_indices: bool = 
 def adaptive_max_pool1d(input: Tensor, output_size: Any, return_indices: bool = False) -> Any:
     """Pool signals to ``output_size`` by the maximum of each window; ``return_indices`` also gives its index."""
     (size,) = several(output_size, 1, "output_size", "adaptive_max_pool1d")
-    both = ag.adaptive_max_pool2d(ag.unsqueeze(input, 2), (1, size), True)
-    y, places = (ag.squeeze(part, 2) for part in both)
+    both = ag.adaptive_max_pool2d(ag.unsqueeze(input, -2), (1, size), True)
+    y, places = (ag.squeeze(part, -2) for part in both)
     return (y, places) if return_indices else y
 
 
@@ -197,14 +218,14 @@ def _unpooled(axes: int) -> Callable[..., Tensor]:
         op = f"max_unpool{axes}d"
         kernel, pads = several(kernel_size, axes, "kernel_size", op), several(padding, axes, "padding", op)
         strides = kernel if stride is None else several(stride, axes, "stride", op)
-        if input.ndim != axes + 2 or input.shape != indices.shape:
-            what = f"input and indices must have {axes + 2} dimensions and the same shape"
+        if input.ndim not in (axes + 1, axes + 2) or input.shape != indices.shape:
+            what = f"input and indices must have {axes + 2} dimensions, or {axes + 1} without the batch, and the same shape"
             raise ShapeError(message(op, what, **{"input.shape": input.shape, "indices.shape": indices.shape}))
-        rows = zip(input.shape[2:], kernel, strides, pads, strict=True)
+        lead = input.shape[:-axes]
+        rows = zip(input.shape[-axes:], kernel, strides, pads, strict=True)
         size = tuple((n - 1) * s - 2 * p + k for n, k, s, p in rows) if output_size is None else tuple(map(int, output_size))[-axes:]
-        lead = input.shape[:2]
         empty = Tensor.zeros((*lead, math.prod(size)), input.dtype, queue=input.queue)
-        filled = ag.scatter(empty, 2, ag.reshape(indices, (*lead, -1)), ag.reshape(input, (*lead, -1)))
+        filled = ag.scatter(empty, -1, ag.reshape(indices, (*lead, -1)), ag.reshape(input, (*lead, -1)))
         return ag.reshape(filled, (*lead, *size))
 
     unpool.__name__ = f"max_unpool{axes}d"

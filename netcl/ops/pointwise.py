@@ -205,9 +205,9 @@ register(Pointwise("where", "WHERE(v0, v1, v2)", (None, "WHERE(v0, g, 0)", "WHER
 _CLAMP_BOTH = unary("clamp_both", "MIN(MAX(v0, min), max)", "WHERE(AND(v0 >= min, v0 <= max), g, 0)",
                     lambda x, min, max: np.clip(x, min, max), params={"min": -1, "max": 1}, kinks=(-1.0, 1.0),
                     doc="x clamped between min and max.")  # fmt: skip
-_CLAMP_MIN = unary("clamp_min", "MAX(v0, min)", "WHERE(v0 >= min, g, 0)", lambda x, min: np.maximum(x, min), params={"min": 0},
+_CLAMP_MIN = unary("clamp_min_number", "MAX(v0, min)", "WHERE(v0 >= min, g, 0)", lambda x, min: np.maximum(x, min), params={"min": 0},
                    kinks=(0.0,), doc="x, but not below min.")  # fmt: skip
-_CLAMP_MAX = unary("clamp_max", "MIN(v0, max)", "WHERE(v0 <= max, g, 0)", lambda x, max: np.minimum(x, max), params={"max": 0},
+_CLAMP_MAX = unary("clamp_max_number", "MIN(v0, max)", "WHERE(v0 <= max, g, 0)", lambda x, max: np.minimum(x, max), params={"max": 0},
                    kinks=(0.0,), doc="x, but not above max.")  # fmt: skip
 _BOUNDS = (
     Pointwise("clamp_tensors", "MIN(MAX(v0, v1), v2)", ("WHERE(AND(v0 >= v1, v0 <= v2), g, 0)", "WHERE(AND(v0 < v1, v1 < v2), g, 0)",
@@ -298,18 +298,22 @@ def _hard_tanh_form(min_val: float, max_val: float) -> tuple[str, Mapping[str, f
     return "hard_tanh_between", {"min_val": min_val, "max_val": max_val}
 
 
-def _clamp_form(min: Any, max: Any) -> tuple[str, Mapping[str, float]]:
-    given = {name: value for name, value in (("min", min), ("max", max)) if value is not None}
-    if not given:
+def _clamp_form(min: Any = None, max: Any = None) -> tuple[str, Mapping[str, float]]:
+    tensors = isinstance(min, Tensor) or isinstance(max, Tensor)
+    if max is None and min is not None:
+        return ("clamp_min_tensor" if tensors else "clamp_min_number"), {"min": min}
+    if max is None:
         raise ValueError(message("clamp", "min or max must be given"))
-    if isinstance(min, Tensor) or isinstance(max, Tensor):
-        return ("clamp_tensors" if len(given) == 2 else f"clamp_{next(iter(given))}_tensor"), given
-    return ("clamp_both" if len(given) == 2 else f"clamp_{next(iter(given))}"), given
+    if min is None:
+        return ("clamp_max_tensor" if tensors else "clamp_max_number"), {"max": max}
+    return ("clamp_tensors" if tensors else "clamp_both"), {"min": min, "max": max}
 
 
 register(Choice("gelu", (_GELU, _GELU_TANH), {"approximate": "none"}, _gelu_form, 'x * P(N(0, 1) <= x); approximate="tanh" uses tanh.'))
 register(Choice("clamp", (_CLAMP_BOTH, _CLAMP_MIN, _CLAMP_MAX, *_BOUNDS), {"min": None, "max": None}, _clamp_form,
                 "x clamped between min and max: numbers, tensors or None."))  # fmt: skip
+register(Choice("clamp_min", (_CLAMP_MIN, _BOUNDS[1]), {"min": None}, _clamp_form, "x, but not below min: a number or a tensor."))
+register(Choice("clamp_max", (_CLAMP_MAX, _BOUNDS[2]), {"max": None}, _clamp_form, "x, but not above max: a number or a tensor."))
 register(Choice("hard_tanh", (_HARD_TANH,), _HARD_TANH.params, _hard_tanh_form, "x clamped between min_val and max_val."))
 alias("swish", "silu")
 alias("clip", "clamp")

@@ -78,8 +78,9 @@ def _pool_windows(name: str, size: tuple[int, int], kernel: Any, stride: Any, pa
 
 def _adaptive_windows(name: str, size: Any, output_size: Any) -> Windows:
     wanted = output_size if isinstance(output_size, tuple) else (output_size, output_size)
-    if len(wanted) == 2:  # else pair raises
-        wanted = tuple(n if want is None else want for n, want in zip(size, wanted, strict=True))
+    if len(wanted) != 2:
+        raise ShapeError(message(name, "output_size must be one integer or two (height, width)", output_size=repr(output_size)))
+    wanted = tuple(n if want is None else want for n, want in zip(size, wanted, strict=True))
     outs = pair(name, "output_size", wanted, 1)
     if min(size) < 1:
         raise ShapeError(message(name, "the image must not be empty", size=size))

@@ -172,6 +172,53 @@ def set_state(state: RandomState | Mapping[str, int], queue: Any = None) -> None
     stream.reset(int(values["seed"]), int(values["counter"]))
 
 
+def repeating() -> Callable[[], None]:
+    """Return a function that sets all streams back to where they are now, and those that began since to their start."""
+    held = {stream: duplicate(stream.settle()) for stream in list(_streams)}
+
+    def back() -> None:
+        for stream in list(_streams):
+            if stream in held:
+                copy_block((2,), held[stream], 0, (1,), stream.settle(), 0, (1,))
+            else:
+                stream.reset(int(stream.settle().to_host().view(np.uint64)[0]))
+
+    return back
+
+
+class _RefusingStream:
+    """A stream that raises ``message`` when this thread draws numbers."""
+
+    def __init__(self, stream: Any, message: str):
+        self.stream, self.message, self.thread = stream, message, threading.get_ident()
+
+    def refuse(self) -> None:
+        if threading.get_ident() == self.thread:
+            raise RuntimeError(self.message)
+
+    def draw(self, *args: Any) -> None:
+        self.refuse()
+        self.stream.draw(*args)
+
+    def words(self, blocks: int) -> np.ndarray:
+        self.refuse()
+        return self.stream.words(blocks)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.stream, name)
+
+
+@contextmanager
+def without_numbers(queue: Any, message: str) -> Iterator[None]:
+    """Raise ``message`` if this thread draws numbers on a queue inside the ``with`` block."""
+    state: Any = queue_state(queue)
+    state.random = _RefusingStream(before := stream_of(queue), message)
+    try:
+        yield
+    finally:
+        state.random = before
+
+
 class Generator(np.random.Generator):
     """A random number generator with its own seed, for the ``generator=`` argument of random functions, samplers and loaders.
 
@@ -209,6 +256,8 @@ class Generator(np.random.Generator):
         """Draw the random numbers of a queue from this generator inside the ``with`` block."""
         state: Any = queue_state(queue)
         before = stream_of(queue)
+        if isinstance(before, _RefusingStream):
+            before.refuse()
         if queue not in self._own:
             self._own[queue] = RandomStream(queue, self._seed, of_queue=False)
         state.random = self._own[queue]

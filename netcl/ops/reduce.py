@@ -54,12 +54,13 @@ def _extreme_vjp(F: Any, g: Any, out: Any, x: Any, axis: Axis) -> Any:
     return F.mul(_with_folded_axes(F, g, x.shape, axis), F.div(hit, F.sum(hit, axis=axis, keepdims=True)))
 
 
-def _var_vjp(F: Any, g: Any, x: Any, axis: Axis, correction: float) -> Any:
+def _var_vjp(F: Any, g: Any, x: Any, axis: Axis, correction: float | None) -> Any:
+    correction = 1 if correction is None else correction
     scale = 2.0 / max(_folded_count(x.shape, axis) - correction, 0) if _folded_count(x.shape, axis) > correction else math.nan
     return F.mul(_with_folded_axes(F, F.mul(g, scale), x.shape, axis), F.sub(x, F.mean(x, axis=axis, keepdims=True)))
 
 
-def _std_vjp(F: Any, g: Any, out: Any, x: Any, axis: Axis, correction: float) -> Any:
+def _std_vjp(F: Any, g: Any, out: Any, x: Any, axis: Axis, correction: float | None) -> Any:
     halved = F.where(F.eq(out, 0.0), 0.0, F.div(g, F.mul(out, 2.0)))  # equal values: the gradient is shared
     return _var_vjp(F, halved, x, axis, correction)
 

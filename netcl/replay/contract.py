@@ -31,6 +31,7 @@ from netcl.replay.kinds import (
     EXACTLY_PLAIN,
     IMPURE,
     NO_DICT,
+    holds_values,
     impure_call,
     instance_dict,
     is_a,
@@ -49,6 +50,7 @@ from netcl.replay.kinds import (
     report_layer,
     same_value,
     unguarded,
+    unreported,
 )
 from netcl.replay.names import ANY, FIRST, names_in
 
@@ -157,6 +159,8 @@ class Contract:
         on_request |= {"__eq__"} if "__hash__" in methods else set()  # a key of a dictionary
         found |= {name for name in methods if name[:2] == "__" == name[-2:] and (name not in _ON_REQUEST or name in on_request)}
         found |= methods & _CALLED_BY_NETCL
+        if not of_class and holds_values(value):
+            found |= set(instance_dict(value))
         if is_own_object(value) and not of_class and not is_layer(value):  # a method that is set in the object takes its place
             found |= (wanted | _CALLED_BY_NETCL) & {name for kind in type(value).__mro__ for name in vars(kind)}
         found |= {name for kind in kinds for name, member in vars(kind).items() if name in self._set and "__set__" in dir(type(member))}
@@ -235,7 +239,8 @@ class Contract:
             for layer in value.modules():
                 self._layers[id(layer)] = layer
                 self._objects.setdefault(id(layer), (layer, type(layer), label if layer is value else type(layer).__name__, set()))
-                self._attribute(layer, "forward", label)
+                for name in ("forward", *unreported(layer)):
+                    self._attribute(layer, name, label if layer is value else type(layer).__name__)
         elif is_own_object(value) and "__wrapped__" in instance_dict(value):  # compiled
             self._visit(value.__wrapped__, label)
         if is_layer(value) or is_own_object(value):
@@ -265,10 +270,8 @@ class Contract:
                 self._by_method[id(value)] = value  # what a method of netcl reads is not walked
         if not of_class and (name in own or name in self._optional):
             found = self._guard(value, own, name, label)
-            reported = (
-                is_own_object(value) and not is_layer(value) and value is not self._first and (is_a(found, Tensor) or is_own_object(found))
-            )
-            if found is not _MISSING and not reported:
+            reports = is_own_object(value) and not (is_layer(value) or holds_values(value) or value is self._first)
+            if found is not _MISSING and not (reports and (is_a(found, Tensor) or is_own_object(found))):
                 self._visit(found, label)
         elif is_own_object(value) and not of_class and not is_layer(value):
             self._guard(value, own, name, label)

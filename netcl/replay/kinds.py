@@ -50,6 +50,7 @@ IMPURE = {
     "numpy": frozenset("dump fromfile geterr get_printoptions memmap seterr set_printoptions tofile".split()),
 }
 _IMPURE_MODULES = ("netcl.data", "netcl.io", "numpy.random", "numpy.lib._npyio", "numpy.lib.npyio", "numpy.lib._datasource")
+_OF_VALUES = ("netcl.distributions.", "netcl.fft")  # modules whose objects hold numbers and tensors
 #: Modules whose functions depend on their arguments alone.
 _PURE = frozenset(
     "abc bisect builtins cmath collections contextlib copy copyreg dataclasses enum fractions functools heapq itertools math"
@@ -82,6 +83,23 @@ def is_layer(value: Any) -> bool:
     return any("_report_to_recorder" in vars(kind) for kind in type(value).__mro__)
 
 
+def unreported(layer: Any) -> list[str]:
+    """Return the attributes that methods of netcl may read in a layer, and that it does not report: functions, containers, objects."""
+    if all(not of_netcl(module_of(kind)) or "_report_to_recorder" in vars(kind) for kind in type(layer).__mro__):
+        return []  # its methods are the user's, and name what they read
+    parts = [(name, part) for name, part in instance_dict(layer).items() if name[0] != "_" and not _is_reported(part)]
+    return [name for name, part in parts if not unguarded(part)]
+
+
+def _is_reported(value: Any) -> bool:
+    return (
+        type(value) in EXACTLY_PLAIN
+        or is_a(value, (Tensor, type))
+        or is_layer(value)
+        or (type(value) is tuple and all(map(_is_reported, value)))
+    )
+
+
 def report_layer(layer: Any) -> None:
     """Let a module report its parameters and settings to the active recorder."""
     layer._report_to_recorder()
@@ -109,6 +127,11 @@ def of_user(module: Any) -> bool:
 def is_own_object(value: Any) -> bool:
     """Whether ``value`` is an object that netcl defines."""
     return of_netcl(module_of(type(value)))
+
+
+def holds_values(value: object) -> bool:
+    """Whether ``value`` is an object of netcl, or of a class derived from netcl's, that the program sets and whose methods set nothing."""
+    return any(module_of(kind).startswith(_OF_VALUES) for kind in type(value).__mro__)
 
 
 def is_users(kind: type) -> bool:

@@ -15,11 +15,13 @@ from typing import Any
 
 import numpy as np
 
+from netcl.core import recording
 from netcl.core.errors import message
 from netcl.core.tensor import Tensor
 from netcl.data.fetch import batch_rng
 from netcl.nn.module import Module
 from netcl.ops import random
+from netcl.replay.kinds import report_layer
 from netcl.vision import functional
 from netcl.vision.functional import InterpolationMode, as_pair
 
@@ -29,6 +31,7 @@ _random_state: dict[str, Any] = {"seeded": None, "rng": None}
 
 def rng() -> Any:
     """Return the generator of transforms: in a loader the batch's generator, else a generator that ``netcl.manual_seed`` seeds."""
+    recording.host_work("random numbers of a transform")
     own = batch_rng()
     if own is not None:
         return own
@@ -45,6 +48,7 @@ class Transform(Module):
         raise NotImplementedError(message(type(self).__name__, "a transform must define forward"))
 
     def __call__(self, image: Any, *others: Any) -> Any:
+        report_layer(self)
         made = self.forward(image)
         return (made, *others) if others else made
 

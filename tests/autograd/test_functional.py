@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 import pytest
 
@@ -68,6 +70,48 @@ def test_functions_are_mapped_over_dimensions():
     assert func.vmap(lambda d, s: d["k"] * s, in_dims=({"k": 0}, None))({"k": a}, 2.0).tolist() == (a * 2).tolist()
     with pytest.raises(ShapeError, match=r"\[vmap\] the mapped dimensions must have one common size; sizes=\[2, 3\]"):
         func.vmap(netcl.add)(a, netcl.ones(3))
+
+
+def test_random_numbers_of_mapped_functions(device):
+    a = netcl.zeros(3, 4, device=device)
+    mapped = functools.partial(func.vmap, lambda x: netcl.rand_like(x) + netcl.dropout(x + 1.0))
+    netcl.manual_seed(0)
+    before = netcl.rand_like(a[0]).tolist()
+    for draws in (mapped(), func.vmap(mapped(), randomness="different"), func.vmap(mapped(randomness="different"))):
+        with pytest.raises(RuntimeError, match=r"\[vmap\] the function must not draw random numbers"):
+            draws(a)
+    generator = netcl.Generator().manual_seed(1)
+    with pytest.raises(RuntimeError, match=r"\[vmap\] the function must not draw random numbers"):
+        func.vmap(lambda x: netcl.rand(2, generator=generator, device=device))(a)
+    assert func.vmap(lambda x: netcl.nn.functional.dropout(x, training=False))(a).tolist() == a.tolist()
+    same, other = mapped(randomness="same")(a).to_host(), mapped(randomness="different")(a).to_host()
+    assert (same == same[0]).all() and (same[0] != other[0]).all() and (other[0] != other[1]).all()
+    shared = func.vmap(lambda x: netcl.rand(2, generator=generator, device=device), randomness="same")(a).to_host()
+    assert (shared == shared[0]).all()
+    assert netcl.rand_like(a[0]).tolist() != before
+    inner = func.vmap(lambda x: netcl.rand_like(x), randomness="same")
+    nested = func.vmap(inner, randomness="different")(a).to_host()
+    assert (nested == nested[:, :1]).all() and (nested[0] != nested[1]).all()
+
+
+@pytest.mark.parametrize(
+    "call, text",
+    [
+        (lambda a: func.vmap(lambda x, y: x)(a, 2.0), "only tensors can be mapped; dim=0, given=float"),
+        (lambda a: func.vmap(lambda x: x, in_dims=2)(a), "in_dims must be a dimension of the argument; dim=2"),
+        (lambda a: func.vmap(lambda x: x, in_dims=({"a": 0, "c": 0},))({"a": a, "b": a}), "in_dims must be .* nested like the arguments"),
+        (lambda a: func.vmap(lambda x: x, in_dims=(0, 0))(a), "in_dims must be an integer, None, or nested like the arguments"),
+        (lambda a: func.vmap(lambda x: x, out_dims=(0, 0))(a), "out_dims must be an integer, None, or nested like the results"),
+        (lambda a: func.vmap(lambda x: x, out_dims=None)(a), "the function must return tensors, which are stacked along out_dims"),
+        (lambda a: func.vmap(lambda x: (x, 2.0))(a), "the function must return tensors, .*given=float"),
+        (lambda a: func.vmap(lambda x: x)(a[:0]), "the mapped dimensions must not be empty"),
+        (lambda a: func.vmap(lambda x: x, chunk_size=0), "chunk_size must be positive or None"),
+        (lambda a: func.vmap(lambda x: x, randomness="any"), "randomness must be 'error', 'same' or 'different'"),
+    ],
+)
+def test_arguments_that_cannot_be_mapped(call, text):
+    with pytest.raises(ValueError, match=text):
+        call(netcl.ones(2, 3))
 
 
 def test_modules_are_called_with_other_parameters():

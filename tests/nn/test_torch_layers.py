@@ -224,9 +224,9 @@ def test_ctc_of_an_impossible_target():
 
 
 @pytest.mark.parametrize(("call", "text"), [
-    (lambda: F.conv3d(netcl.ones(1, 2, 3, 3), netcl.ones(1, 2, 1, 1, 1)), r"\[conv3d\] input must have 5 dimensions .*, got 4"),
+    (lambda: F.conv3d(netcl.ones(2, 3, 3), netcl.ones(1, 2, 1, 1, 1)), r"\[conv3d\] input must have 5 dimensions .*, got 3"),
     (lambda: F.conv3d(netcl.ones(1, 2, 2, 3, 3), netcl.ones(1, 2, 3, 1, 1)), "the kernel must fit the padded input, got depth 3 > 2"),
-    (lambda: F.max_pool3d(netcl.ones(1, 2, 3, 3), 2), r"\[max_pool3d\] input must have 5 dimensions"),
+    (lambda: F.max_pool3d(netcl.ones(2, 3, 3), 2), r"\[max_pool3d\] input must have 5 dimensions"),
     (lambda: nn.Conv3d(2, 3, (1, 2)), r"\[conv\] kernel_size must be an integer or 3 integers, one per axis"),
     (lambda: F.max_unpool2d(netcl.ones(1, 1, 2, 2), netcl.ones(1, 1, 2, 1), 2), r"\[max_unpool2d\] input and indices must have 4 dim"),
     (lambda: F.embedding_bag(netcl.tensor([1]), netcl.ones(2, 3)), r"\[embedding_bag\] input must have 2 axes without offsets"),
@@ -437,3 +437,32 @@ def test_lp_pools_of_negative_sums(device):
         x = netcl.tensor([[[-1.0, -2.0, 3.0, 4.0]]])
         np.testing.assert_allclose(F.lp_pool1d(x, 1.0, 2).to_host(), [[[-3.0, 7.0]]], rtol=1e-6)
         np.testing.assert_allclose(F.lp_pool1d(x, 3.0, 2).to_host(), [[[np.nan, 91 ** (1 / 3)]]], rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "call, shape",
+    [
+        (lambda x: F.conv3d(x, netcl.ones(3, 2, 2, 2, 2), stride=(2,)), (2, 4, 4, 4)),
+        (lambda x: F.conv_transpose3d(x, netcl.ones(2, 3, 2, 2, 2)), (2, 3, 3, 3)),
+        (lambda x: F.max_pool3d(x, 2, return_indices=True), (2, 4, 4, 4)),
+        (lambda x: F.avg_pool3d(x, 2, padding=(1,)), (2, 4, 4, 4)),
+        (lambda x: F.adaptive_avg_pool3d(x, 2), (2, 3, 3, 3)),
+        (lambda x: F.adaptive_max_pool3d(x, 2, return_indices=True), (2, 3, 3, 3)),
+        (lambda x: F.adaptive_max_pool1d(x, 2, return_indices=True), (2, 5)),
+        (lambda x: F.max_unpool2d(*F.max_pool2d(x, 2, return_indices=True), 2), (2, 4, 4)),
+        (lambda x: nn.InstanceNorm1d(2, affine=True)(x), (2, 5)),
+        (lambda x: nn.InstanceNorm3d(2, track_running_stats=True).eval()(x), (2, 3, 3, 3)),
+    ],
+)
+def test_one_sample_without_the_batch_dimension(call, shape):
+    x = netcl.arange(float(np.prod(shape))).reshape(shape)
+    one, several = call(x), call(x[None])
+    pairs = zip(one, several, strict=True) if isinstance(one, tuple) else [(one, several)]
+    for y, batch in pairs:
+        np.testing.assert_array_equal(y.to_host(), batch[0].to_host(), strict=True)
+
+
+def test_a_size_in_a_tuple_is_that_of_all_axes():
+    x = netcl.arange(32.0).reshape(1, 2, 4, 4)
+    assert F.avg_pool2d(x, (2,), padding=(1,)).tolist() == F.avg_pool2d(x, 2, padding=1).tolist()
+    assert F.conv2d(x, netcl.ones(3, 2, 2, 2), stride=(2,)).tolist() == F.conv2d(x, netcl.ones(3, 2, 2, 2), stride=2).tolist()

@@ -245,3 +245,23 @@ def test_erfinv_of_float64_keeps_its_digits_near_one(device):
     want = [8.86226925452758e-10, -0.47693627620447, 1.8213863677184496, -3.123413274341571, 4.572824958544925, 5.8635847487551676, np.inf]
     found = ag.erfinv(Tensor.from_host(device.queue, x, "float64")).to_host()
     np.testing.assert_allclose(found, want, rtol=1e-14)
+
+
+def test_bounds_are_numbers_or_tensors(device):
+    x, bound = [1.0, 5.0], [3.0, 2.0]
+    with netcl.device(device):
+        assert netcl.clamp_max(netcl.tensor(x), netcl.tensor(bound)).tolist() == [1.0, 2.0]
+        assert netcl.tensor(x).clamp_min_(netcl.tensor(2.0)).tolist() == [2.0, 5.0]
+        assert netcl.clamp_min(netcl.tensor([1, 5]), 2.5).tolist() == [2.5, 5.0]
+        with pytest.raises(TypeError, match=r"\[leaky_relu\] negative_slope must be a number, got a tensor; shape=\(2,\); pass x.item\(\)"):
+            netcl.leaky_relu(netcl.tensor(x), netcl.tensor(bound))
+    assert gradients(device, ag.clamp_max, x, bound) == [[1.0, 0.0], [0.0, 1.0]]
+
+
+def test_a_correction_that_is_none_is_one(device):
+    with netcl.device(device):
+        x = netcl.tensor([1.0, 2.0, 4.0], requires_grad=True)
+        np.testing.assert_allclose(x.detach().std(correction=None).item(), np.std([1.0, 2.0, 4.0], ddof=1), rtol=1e-6)
+        assert netcl.std_mean(x.detach(), correction=None)[0].item() == x.detach().std().item()
+        x.var(correction=None).backward()
+        np.testing.assert_allclose(x.grad.to_host(), np.array([1.0, 2.0, 4.0]) - 7 / 3, rtol=1e-5)

@@ -14,12 +14,13 @@ import pytest
 
 import netcl
 import netcl.autograd as ag
-from netcl import nn, ops, optim
-from netcl.amp import GradScaler
+from netcl import distributions, nn, ops, optim, vision
+from netcl.amp import GradScaler, autocast
 from netcl.core import tensor, writes
 from netcl.core.kernel_selector import KernelConfig, KernelVariant, get_kernel_selector
 from netcl.core.tensor import Tensor
 from netcl.engine import plan
+from netcl.replay.compiled import CompiledFunction
 from netcl.runtime.capture import capture_graph
 from netcl.trainer import Trainer, metrics
 from tests.conftest import eager_fusion
@@ -734,3 +735,110 @@ def test_a_replay_of_another_thread_during_a_write_leaves_nothing_stale(cl_devic
             patch.setattr(module, "wrote", note)
         write(w)
     assert compiled(x).tolist() == [[24.0] * 4] * 2
+
+
+FACTOR = {"of": 1.0}
+
+
+def times_factor(x):
+    return x * FACTOR["of"]
+
+
+def apart(a, b):
+    return ((a - b) * FACTOR["of"]).square().sum(-1)
+
+
+@pytest.mark.parametrize("name", ["Lambda", "Permute", "TransformerEncoderLayer", "TripletMarginWithDistanceLoss"])
+def test_functions_and_lists_in_layers_of_netcl_are_guarded(cl_device, name, monkeypatch):
+    """A layer inside a model calls a function of the user's that reads a global, or holds a list that changes in place."""
+    image = Tensor.from_host(np.arange(144, dtype=np.float32).reshape(2, 8, 3, 3)[:, :, :, :2])
+    x = image if name == "Permute" else image.reshape(4, 3, 8)
+
+    def run(way):
+        monkeypatch.setitem(FACTOR, "of", 1.0)
+        permute = vision.ops.Permute([0, 2, 3, 1])
+        layer = {
+            "Lambda": lambda: vision.transforms.Lambda(times_factor),
+            "Permute": lambda: nn.Sequential(permute, nn.ReLU()),
+            "TransformerEncoderLayer": lambda: nn.TransformerEncoderLayer(8, 2, 16, activation=times_factor),
+            "TripletMarginWithDistanceLoss": lambda: nn.TripletMarginWithDistanceLoss(distance_function=apart, margin=1e7),
+        }[name]()
+        model = nn.ModuleList([layer]).eval()
+
+        def step(x):
+            with netcl.no_grad():
+                return model[0](*[x, x * 2.0, x * 3.0][: 3 if "Triplet" in name else 1]) + 1.0
+
+        step, results = way(step), []
+        for i in range(3 * (RECORDED + 1)):
+            if i == 6:
+                FACTOR["of"] = 3.0
+                permute.dims[1:] = [3, 1, 2]
+            results.append(step(x))
+        assert not isinstance(step, CompiledFunction) or step.graphs
+        return results
+
+    both_ways(run)
+
+
+@pytest.mark.parametrize("name", ["Normal", "Independent", "TransformedDistribution"])
+def test_parameters_of_distributions_are_guarded(cl_device, name):
+    def run(way):
+        normal = distributions.Normal(Tensor.full((3,), 1.0), Tensor.full((3,), 2.0))
+        shift = distributions.AffineTransform(1.0, 2.0)
+        made = {
+            "Normal": lambda: normal,
+            "Independent": lambda: distributions.Independent(normal, 1),
+            "TransformedDistribution": lambda: distributions.TransformedDistribution(normal, [shift]),
+        }[name]()
+        step, results, before = way(lambda x: (made.log_prob(x), made.rsample((2,)))), [], normal.loc
+        for i in range(3 * (RECORDED + 1)):
+            if i == 6:
+                normal.loc, shift.scale = before + 1.0, 4.0
+            results += step(Tensor.full((3,), float(i)))
+        assert not isinstance(step, CompiledFunction) or step.graphs
+        return results
+
+    both_ways(run)
+
+
+def test_random_transforms_draw_at_every_call(cl_device):
+    netcl.manual_seed(0)
+    flip = netcl.compile(nn.Sequential(vision.transforms.RandomHorizontalFlip(), nn.ReLU()).eval())
+    x = Tensor.from_host(np.arange(4, dtype=np.float32).reshape(1, 1, 1, 4))
+    assert len({tuple(flip(x).to_host().ravel()) for _ in range(40)}) == 2
+    assert "random numbers of a transform" in flip.refused[0]
+
+
+def test_a_step_inside_autocast_is_replayed(cl_device):
+    """The caller's block holds the casts of parameters, but not those of a recording."""
+
+    def run(way):
+        model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+        optimizer = optim.SGD(model.parameters(), lr=0.1)
+
+        def step(x):
+            optimizer.zero_grad()
+            loss = model(x).float().square().mean()
+            loss.backward()
+            optimizer.step()
+            return loss
+
+        step, results = way(step), []
+        for i in range(3 * (RECORDED + 1)):
+            with autocast(dtype="bfloat16"):
+                results.append(step(Tensor.full((3, 4), float(i))))
+        assert not isinstance(step, CompiledFunction) or step.graphs
+        return results
+
+    both_ways(run)
+
+
+def test_a_layer_of_a_transformer_is_replayed(cl_device):
+    """A layer norm that was computed by its own kernel holds no inputs anymore."""
+    layer = netcl.compile(nn.TransformerEncoderLayer(8, 2, 16).eval())
+    x = netcl.randn(5, 2, 8)
+    expected = layer.function(x).to_host()
+    for _ in range(RECORDED + 2):
+        np.testing.assert_allclose(layer(x).to_host(), expected, rtol=1e-5, atol=1e-5)
+    assert layer.graphs and not layer.refused

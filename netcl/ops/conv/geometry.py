@@ -72,8 +72,12 @@ def frozen(value: Any) -> Any:
 
 
 def pair(op: str, name: str, value: Any, least: int) -> tuple[int, int]:
-    """Return an integer, or a tuple (height, width), as a pair; raises ``ShapeError`` for other values and for numbers below ``least``."""
+    """Return an integer, or a tuple (height, width), as a pair; raises ``ShapeError`` for other values and for numbers below ``least``.
+
+    A tuple with one integer stands for that integer, as in torch.
+    """
     both = value if isinstance(value, tuple) else (value, value)
+    both = both * 2 if len(both) == 1 else both
     if len(both) != 2 or any(not isinstance(n, int) or isinstance(n, bool) for n in both):
         raise ShapeError(message(op, f"{name} must be one integer or two (height, width)", **{name: repr(value)}))
     if min(both) < least:
