@@ -7,37 +7,19 @@
 // Operands: X queries, keys, values, results and gradients; M mask; S sums and logarithms. Where rows are whole quads, X_QUAD(p) reads one
 // and X_QUAD_STORE(p, v) writes one.
 
-#ifndef TX  // work-items along a row of scores; a power of two, at least 8
-#define TX 16
-#endif
-#ifndef TY  // work-items along a column of scores; a power of two, at least 4
-#define TY 8
-#endif
-#ifndef RX  // scores of a work-item along a row; a multiple of 4
-#define RX 4
-#endif
-#ifndef RY  // and along a column; at most TX
-#define RY 8
-#endif
-#ifndef CHUNK  // elements of a head in local memory at a time; a multiple of 32 and of 4 * TX
-#define CHUNK 64
-#endif
-#ifndef CHUNKS  // chunks of the largest head
-#define CHUNKS 1
-#endif
-#ifndef DEPTH  // the head sizes, where they are known
-#define DEPTH size
-#endif
-#ifndef DEPTH_V
-#define DEPTH_V size_v
-#endif
-#ifndef AHEAD  // quads of a product whose loads and multiplications the compiler may mix
-#define AHEAD 2
+#ifndef TX
+#define TX 16  // work-items along a row of scores; a power of two, at least 8
+#define TY 8  // work-items along a column of scores; a power of two, at least 4
+#define RX 4  // scores of a work-item along a row; a multiple of 4
+#define RY 8  // and along a column; at most TX
+#define CHUNK 64  // elements of a head in local memory at a time; a multiple of 32 and of 4 * TX
+#define CHUNKS 1  // chunks of the largest head
+#define DEPTH 64  // the head sizes
+#define DEPTH_V 64
 #endif
 #ifndef APART  // groups until another one runs on the same unit; about as many as a large device has units
 #define APART 128
 #endif
-
 #define ITEMS (TX * TY)
 #define ROWS (RY * TY)
 #define COLUMNS (RX * TX)
@@ -47,9 +29,7 @@
 #define LOADERS (ITEMS / QUADS)  // rows that are read at a time
 #define LEFT_LOADS (ROWS / LOADERS)
 #define RIGHT_LOADS (COLUMNS / LOADERS)
-#define TEXT_(x) #x
-#define TEXT(x) TEXT_(x)
-#define AHEAD_LOOP _Pragma(TEXT(unroll AHEAD))
+#define QUAD_LOOP _Pragma("unroll 2")  // over quads of a product, whose loads and multiplications the compiler may mix
 #define SYNC barrier(CLK_LOCAL_MEM_FENCE)
 
 typedef JOIN(REAL, 4) real4;
@@ -140,7 +120,7 @@ INLINE void keep_right(__local real4* right, const real4 held[RIGHT_LOADS]) {
 // s += rows of the left tile times rows of the right one.
 INLINE void multiply(real s[RY][RX], __local const real4* left, __local const real4* right) {
   PLACE
-  AHEAD_LOOP for (int q = 0; q < QUADS; ++q) {
+  QUAD_LOOP for (int q = 0; q < QUADS; ++q) {
     __local const real4* from_a = left + LEFT_AT(q);
     __local const real4* from_b = right + RIGHT_AT(q);
     real4 b[RX];
@@ -192,7 +172,7 @@ INLINE void share_scores(__local real4* scores, real s[RY][RX]) {
 INLINE void accumulate(real result[RY][CHUNKS * OWN], const int chunk, __local const real4* scores, __local const real4* right,
                        const int begin, const int end) {
   PLACE
-  AHEAD_LOOP for (int t = begin / 4; t < (end + 3) / 4; ++t) {
+  QUAD_LOOP for (int t = begin / 4; t < (end + 3) / 4; ++t) {
     __local const real4* from_p = scores + SCORE_AT(t);
     __local const real4* from_b = right + 4 * t * QUADS + (tx ^ (t & 7));
     real4 b[OWN / 4][4];
