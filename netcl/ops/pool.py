@@ -153,10 +153,8 @@ def _window_counts(w: Windows, count_pad: bool, dtype: Any) -> np.ndarray:
 
 
 def cpu_average(x: np.ndarray, *, w: Windows, count_pad: bool = True) -> np.ndarray:
-    if not w.adaptive:
-        return _padded_windows(x, w, 0).sum(axis=(4, 5)) / _window_counts(w, count_pad, x.dtype)
     sums = np.stack([x[:, :, r.start : r.stop].sum(axis=2) for r, _ in w.along(0)], axis=2)
-    return np.stack([sums[..., c.start : c.stop].sum(axis=3) for c, _ in w.along(1)], axis=3) / _window_counts(w, True, x.dtype)
+    return np.stack([sums[..., c.start : c.stop].sum(axis=3) for c, _ in w.along(1)], axis=3) / _window_counts(w, count_pad, x.dtype)
 
 
 def cpu_average_grad(dy: np.ndarray, *, w: Windows, count_pad: bool = True) -> np.ndarray:

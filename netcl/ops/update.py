@@ -459,19 +459,9 @@ def scale(tensors: Sequence[Tensor], by: Tensor | float) -> None:
         apply(SCALE, [tensors], (float(by),))
 
 
-def zero(tensors: Sequence[Tensor]) -> None:
-    """Set every element of the tensors to 0, in place."""
-    apply(ZERO, [tensors])
-
-
 def copy(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
     """Overwrite each target with its source, converting dtypes."""
     apply(COPY, [targets, sources])
-
-
-def clamp(tensors: Sequence[Tensor], most: float) -> None:
-    """Clamp every element to ``-most .. most``, in place."""
-    apply(CLAMP, [tensors], (most,))
 
 
 # ---- norms
