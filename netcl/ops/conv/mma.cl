@@ -7,7 +7,7 @@
 //
 // C8: chunks of a pixel of one group. CB: chunks of one tap that follow each other, before the other taps of the same channels: what
 // neighbouring taps share is then still in the cache.
-// Arguments of CONV_NUMBERS (ends.cl): N C H W M OH OW KH KW, and the options in lower case.
+// Operands X W Y and arguments of CONV_NUMBERS (ends.cl): N C H W M OH OW KH KW, and the options in lower case.
 
 #ifndef BM
 #define BM 128  // filters of a work-group
