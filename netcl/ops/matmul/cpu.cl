@@ -23,7 +23,8 @@
 #else
 #define FETCH_ROW
 #endif
-#define COLUMNS(F, i) JOIN(COLUMNS_, NV)(F, i)
+#define COLUMNS(F, i) COLUMNS_(NV, F, i)
+#define COLUMNS_(n, F, i) JOIN(COLUMNS_, n)(F, i)
 #define COLUMNS_1(F, i) F(i, 0)
 #define COLUMNS_2(F, i) COLUMNS_1(F, i) F(i, 1)
 #define COLUMNS_3(F, i) COLUMNS_2(F, i) F(i, 2)
