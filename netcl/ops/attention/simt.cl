@@ -188,30 +188,24 @@ INLINE void accumulate(real result[RY][CHUNKS * OWN], const int chunk, __local c
   }
 }
 
+// A chunk of b into the right tile, once nobody reads what it holds.
+INLINE void replace(__local real4* right, __global const X_T* b, const int step, const int first, const int n, const int from,
+                    const int depth) {
+  real4 held[RIGHT_LOADS];
+  fetch_right(held, b, step, first, n, from, depth);
+  SYNC;
+  keep_right(right, held);
+}
+
 // result += scores times COLUMNS rows of b, whose first chunk lies in the right tile.
 INLINE void gather(real result[RY][CHUNKS * OWN], __local const real4* scores, __local real4* right, __global const X_T* b, const int step,
                    const int first, const int n, const int depth, const int begin, const int end) {
   EACH for (int c = 0; c < CHUNKS; ++c) {
     if (c * CHUNK < depth) {
-      if (c > 0) {
-        real4 held[RIGHT_LOADS];
-        fetch_right(held, b, step, first, n, c * CHUNK, depth);
-        SYNC;
-        keep_right(right, held);
-      }
+      if (c > 0) replace(right, b, step, first, n, c * CHUNK, depth);
       SYNC;
       accumulate(result, c, scores, right, begin, end);
     }
-  }
-}
-
-// The first chunk of b into the right tile, where another one was the last to be multiplied.
-INLINE void rewind(__local real4* right, __global const X_T* b, const int step, const int first, const int n, const int depth) {
-  if (CHUNKS > 1) {
-    real4 held[RIGHT_LOADS];
-    fetch_right(held, b, step, first, n, 0, depth);
-    SYNC;
-    keep_right(right, held);
   }
 }
 
@@ -354,7 +348,6 @@ SIZED __kernel void attention_query_grad(__global const X_T* g, READ_POINTERS, _
     safe[y] = safe_logarithm(S_LOAD(logarithms, row + min(first + ROW(y), n - 1)));
   }
   clear(sums);
-  real4 held[RIGHT_LOADS];
   const int end = causal ? min(m, first + ROWS) : m;
   for (int j = 0; j < end; j += COLUMNS) {
     const int idle = causal && j + COLUMN_FROM > first + ROW_TO;
@@ -371,7 +364,7 @@ SIZED __kernel void attention_query_grad(__global const X_T* g, READ_POINTERS, _
         s[y][x + 3] = POWER(s[y][x + 3] - safe[y]) * d.w;
       }
     share_scores(scores, s);
-    rewind(right, k, STEP_OF(k, DEPTH), j, m, DEPTH);
+    if (CHUNKS > 1) replace(right, k, STEP_OF(k, DEPTH), j, m, 0, DEPTH);
     const int seen = causal ? min(COLUMNS, first + ROW_TO - j + 1) : COLUMNS;
     gather(sums, scores, right, k, STEP_OF(k, DEPTH), j, m, DEPTH, 0, seen);
   }
@@ -392,7 +385,6 @@ SIZED __kernel void attention_key_grad(__global const X_T* g, READ_POINTERS, __g
   k += FROM(k, kv_head, kv_heads, m, DEPTH);
   v += FROM(v, kv_head, kv_heads, m, DEPTH_V);
   real s[RY][RX], result_k[RY][CHUNKS * OWN], result_v[RY][CHUNKS * OWN], scales[RY];
-  real4 held[RIGHT_LOADS];
   clear(result_k);
   clear(result_v);
   for (int r = 0; r < sharing; ++r) {
@@ -410,11 +402,9 @@ SIZED __kernel void attention_key_grad(__global const X_T* g, READ_POINTERS, __g
       }
       share_scores(scores, s);
       products(s, left, right, v, STEP_OF(v, DEPTH_V), first, m, g_here, STEP_OF(g, DEPTH_V), i, n, DEPTH_V, 1, idle);
-      rewind(right, g_here, STEP_OF(g, DEPTH_V), i, n, DEPTH_V);
+      if (CHUNKS > 1) replace(right, g_here, STEP_OF(g, DEPTH_V), i, n, 0, DEPTH_V);
       gather(result_v, scores, right, g_here, STEP_OF(g, DEPTH_V), i, n, DEPTH_V, begin, COLUMNS);
-      fetch_right(held, q_here, STEP_OF(q, DEPTH), i, n, 0, DEPTH);
-      SYNC;
-      keep_right(right, held);
+      replace(right, q_here, STEP_OF(q, DEPTH), i, n, 0, DEPTH);
       EACH for (int x = 0; x < RX; x += 4) {
         real4 less;
         less.x = S_LOAD(delta, row + min(i + COLUMN(x), n - 1));
