@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache, wraps
 from typing import Any, NamedTuple
 
@@ -17,7 +17,6 @@ from netcl.engine.pointwise import run
 from netcl.engine.reduction import run_fold
 from netcl.engine.registry import REGISTRY, S, composite, op
 from netcl.engine.strided import broadcast_to
-from netcl.ops.conv.arrays import windows
 from netcl.ops.conv.geometry import Pair, frozen, pair
 from netcl.ops.images import for_image, from_signal, image, run_lines, to_signal
 from netcl.ops.pointwise import DIV
@@ -100,42 +99,30 @@ def _run_pool(kernel: str, w: Windows, result: Tensor, *tensors: Tensor, count_p
 # ---- in NumPy
 
 
-def _padded_windows(x: np.ndarray, w: Windows, fill: float) -> np.ndarray:
-    """Return the windows of a padded image, ``(..., outs, outs, kernel, kernel)``."""
-    return windows(x, w.outs, w.kernel, w.stride, w.pad, w.dilation, fill)
-
-
 def cpu_max(x: np.ndarray, *, w: Windows) -> tuple[np.ndarray, np.ndarray]:
     """Return the maximum of each window and its flat index in the image."""
-    if w.adaptive:
-        return _each_window(x, w)
-    at = _padded_windows(np.arange(math.prod(w.size)).reshape(1, 1, *w.size), w, -1)
-    at = at.reshape(*w.outs, -1)
-    lowest = -np.inf if x.dtype.kind == "f" else np.iinfo(x.dtype).min
-    views = _padded_windows(x, w, lowest).reshape(*x.shape[:2], *w.outs, math.prod(w.kernel))
-    inside = at >= 0  # a tie with padding must not win
-    best = np.argmax(views, axis=-1) if inside.all() else _argmax_inside(views, inside)
-    values = np.take_along_axis(views, best[..., None], -1)[..., 0]
-    return values, np.take_along_axis(np.broadcast_to(at, views.shape), best[..., None], -1)[..., 0]
+    values, places = x, np.arange(math.prod(w.size)).reshape(1, 1, *w.size)
+    if w.outs == (1, 1):
+        rows, columns = (slice(pixels.start, pixels.stop, pixels.step) for axis in (0, 1) for pixels, _ in w.along(axis))
+        at = places[:, :, rows, columns].reshape(-1)
+        seen = x[:, :, rows, columns].reshape(*x.shape[:2], 1, 1, at.size)
+        best = seen.argmax(-1, keepdims=True)
+        return np.take_along_axis(seen, best, -1)[..., 0], at[best[..., 0]]
+    for axis in (1, 0):
+        values, places = _best_along(values, places, w.along(axis), axis - 2)
+    return values, np.broadcast_to(places, values.shape)
 
 
-def _argmax_inside(views: np.ndarray, inside: np.ndarray) -> np.ndarray:
-    best = np.max(views, axis=-1, keepdims=True)
-    hit = ((views == best) | ((views != views) & (best != best))) & inside
-    return np.argmax(hit, axis=-1)
-
-
-def _each_window(x: np.ndarray, w: Windows) -> tuple[np.ndarray, np.ndarray]:
-    values, places = np.empty((*x.shape[:2], *w.outs), x.dtype), np.empty((*x.shape[:2], *w.outs), np.int64)
-    for i, (rows, _) in enumerate(w.along(0)):
-        for j, (columns, _) in enumerate(w.along(1)):
-            patch = x[:, :, rows.start : rows.stop : rows.step, columns.start : columns.stop : columns.step]
-            patch = patch.reshape(*x.shape[:2], len(rows) * len(columns))
-            best = np.argmax(patch, axis=-1)
-            values[:, :, i, j] = np.take_along_axis(patch, best[..., None], -1)[..., 0]
-            r, c = np.divmod(best, len(columns))
-            places[:, :, i, j] = (rows.start + r * rows.step) * w.size[1] + columns.start + c * columns.step
-    return values, places
+def _best_along(values: np.ndarray, places: np.ndarray, windows: Sequence[tuple[range, int]], axis: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return the maximum of each window along an axis (the first of equals; NaN is larger than all), and its place."""
+    most = max(len(pixels) for pixels, _ in windows)  # a pixel that is seen again, where a window has fewer, changes nothing
+    first, *taps = ([pixels[min(tap, len(pixels) - 1)] for pixels, _ in windows] for tap in range(most))
+    best, where = values.take(first, axis), places.take(first, axis)
+    for at in taps:
+        seen = values.take(at, axis)
+        better = (seen > best) | ((seen != seen) & (best == best))
+        best, where = np.where(better, seen, best), np.where(better, places.take(at, axis), where)
+    return best, where
 
 
 def cpu_max_grad(dy: np.ndarray, places: np.ndarray, *, w: Windows) -> np.ndarray:
