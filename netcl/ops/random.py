@@ -390,10 +390,7 @@ def keep_mask(shape: SizesArgument = (), p: float = 0.5, *, queue: Any = None) -
         S((0,), (0,), dtypes=("float32", "uint8"), low=0, high=2, scale=2.0),
     ],
     errors=[
-        (
-            S((3,), (4,), dtypes=("float32", "uint8"), low=0, high=2, scale=2.0),
-            r"\[masked_scale\] x and mask must have the same shape",
-        )
+        (S((3,), (4,), dtypes=("float32", "uint8"), low=0, high=2, scale=2.0), r"\[masked_scale\] x and mask must have the same shape")
     ],
 )
 def masked_scale(x: Tensor, mask: Tensor, scale: float) -> Tensor:

@@ -218,12 +218,7 @@ class _AttentionCall(NamedTuple):
     def kernel(self, name: str) -> Any:
         dtype = self.like.dtype
         operands = {"X": dtype, "M": (self.like if self.mask.tensor is None else self.mask.tensor).dtype, "S": sum_dtype(dtype)}
-        defines: dict[str, Any] = {
-            "REAL": DTYPES[dtype].c_compute,
-            "MASK": self.mask.kind,
-            "PART": PARTS[name],
-            **self.config.defines,
-        }
+        defines: dict[str, Any] = {"REAL": DTYPES[dtype].c_compute, "MASK": self.mask.kind, "PART": PARTS[name], **self.config.defines}
         exp, text = launch.exponential(self.like.queue, defines["REAL"], defines.get("LANES", 1))
         if self.config.file == "cpu.cl":
             defines["WHOLE"] = int(self.sizes.depth == self.sizes.depth_v == defines.get("DEPTH"))

@@ -109,11 +109,7 @@ def _tile_macros(count: int, c: int, m: int, profile: ExtendedDeviceProfile, giv
         filters, vectors = 2 * filters, 1
     tiles: dict[str, Any] = {"VW": lanes, "MR": filters, "NV": vectors}
     tiles |= {name: given[name] for name in tiles if name in given}
-    tiles |= {
-        "NT": given.get("NT", max(1, strip // (lanes * tiles["NV"]))),
-        "FRESH": fresh,
-        "DEPTH": given.get("DEPTH", DEPTH),
-    }
+    tiles |= {"NT": given.get("NT", max(1, strip // (lanes * tiles["NV"]))), "FRESH": fresh, "DEPTH": given.get("DEPTH", DEPTH)}
     while tiles["NT"] > 1 and local_size(tiles) > profile.local_mem_size:
         tiles["NT"] //= 2
     return tiles
