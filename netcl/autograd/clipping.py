@@ -106,4 +106,4 @@ def clip_grad_value(parameters: Parameters, clip_value: float) -> None:
     >>> w.grad.tolist()
     [0.5, -1.0]
     """
-    update.clamp(_gradients("clip_grad_value", parameters, clip_value=clip_value), float(clip_value))
+    update.apply(update.CLAMP, [_gradients("clip_grad_value", parameters, clip_value=clip_value)], (float(clip_value),))

@@ -1,12 +1,5 @@
 // Batch norm of whole channels in one launch, or of channels in parts. Operands X Z K W B M R Y, as in norm.cl.
 
-#ifndef APPLIES  // 0: the statistics only
-#define APPLIES 1
-#endif
-#ifndef RELU  // 1: results below 0 become 0
-#define RELU 0
-#endif
-
 // ---- a whole channel in one go: on a CPU it stays in the cache between the passes
 
 // There are exactly as many groups as channels: PoCL compiles a return before a barrier into a loop without end.

@@ -143,8 +143,8 @@ def _statistics(
     update = (mean, mean, eps, -1.0) if running_mean is None else (running_mean, running_var, eps, momentum)
     if _fuses(x.queue, x, sizes.span) or (sizes.span > 1 and sizes.parts == 1):
         given = (x if weight is None else weight, x if bias is None else bias, mean if y is None else y)
-        applies = {"APPLIES": int(y is not None)}
-        run_channels("batch_norm_channels", operands, defines | applies, x.queue, sizes, sizes.channels, x, *given, mean, rstd, *update)
+        defines["APPLIES"] = int(y is not None)
+        run_channels("batch_norm_channels", operands, defines, x.queue, sizes, sizes.channels, x, *given, mean, rstd, *update)
         return mean, rstd
     parts = empty_pair((sizes.parts, sizes.channels), x, mean.dtype)
     split = (sizes.chunk, sizes.parts)

@@ -370,10 +370,9 @@ def _with_mean(name: str) -> Callable[..., Any]:
 
 
 _GAPS = S(np.array([[1.0, np.nan, 3.0], [4.0, 5.0, np.nan]], np.float32), axis=0)
-row("std_mean", _with_mean("std"), lambda x, axis: (np.std(x, axis, ddof=1), np.mean(x, axis)), S((4, 3), axis=0), amp="float",
-     doc="std and mean over axes.")  # fmt: skip
-row("var_mean", _with_mean("var"), lambda x, axis: (np.var(x, axis, ddof=1), np.mean(x, axis)), S((4, 3), axis=0), amp="float",
-     doc="var and mean over axes.")  # fmt: skip
+for _name, _ref in (("std", np.std), ("var", np.var)):
+    row(f"{_name}_mean", _with_mean(_name), lambda x, axis, ref=_ref: (ref(x, axis, ddof=1), np.mean(x, axis)),
+        S((4, 3), axis=0), amp="float", doc=f"{_name} and mean over axes.")  # fmt: skip
 row("aminmax", lambda F, x, *, axis=None, keepdims=False: Extremes(F.amin(x, axis, keepdims=keepdims), F.amax(x, axis, keepdims=keepdims)),
      lambda x, axis=None: (np.min(x, axis), np.max(x, axis)), S((4, 3), axis=1), doc="Least and largest value, (min, max).")  # fmt: skip
 row("nansum", lambda F, x, axis=None, keepdims=False: F.sum(F.masked_fill(x, F.isnan(x), 0), axis, keepdims=keepdims), np.nansum, _GAPS,

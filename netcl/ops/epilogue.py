@@ -15,9 +15,8 @@ from netcl.core.dtype import DTYPES, HALVES, promote
 from netcl.core.tensor import Tensor
 from netcl.engine.expression import compose
 from netcl.engine.opencl_text import SEPARATE, Layout, forward_body, helper_functions, rounded, statements, value_functions, vjp_body
-from netcl.engine.pointwise import run, run_vjp
+from netcl.engine.pointwise import run_vjp
 from netcl.engine.registry import REGISTRY, Pointwise
-from netcl.ops.pointwise import cast
 
 _VJP = "_vjp"  # ends the name of an activation's gradient
 
@@ -49,7 +48,7 @@ class Epilogue(NamedTuple):
 
         Without ``scaled`` the factor is ignored, which saves time in products of few terms.
         """
-        row = _activation_row(self.activation.removesuffix(_VJP)) if self.activation else None
+        row = activation_row(self.activation.removesuffix(_VJP)) if self.activation else None
         gradient = row is not None and self.activation.endswith(_VJP)
         lines, held = ["x *= scale;"] * scaled + ["if (has_bias) x += bias;"], self.dtype
         rounds: list[str] = []
@@ -82,14 +81,6 @@ static inline real epilogue(real x, const element scale, const int has_bias, con
 """
 
 
-def apply_epilogue(y: Tensor, epilogue: Epilogue, residual: Tensor | None = None, scale: float = 1) -> Tensor:
-    """Return ``y`` with the epilogue applied by separate ops, for a product whose kernel does not include it."""
-    y = y if scale == 1 else run(_activation_row("mul"), (y, scale))
-    y = y if residual is None else run(_activation_row("add"), (y, residual))
-    y = run(_activation_row(epilogue.activation), (y,)) if epilogue.activation else y
-    return cast(y, epilogue.stored)
-
-
 def read_by_vjp(row: Pointwise) -> str:
     """Return the one tensor that an activation's gradient reads besides ``g``: ``out`` or ``v0``."""
     (name,) = [name for name in vjp_body(row, (True,)).inputs if name != "g"]
@@ -98,12 +89,13 @@ def read_by_vjp(row: Pointwise) -> str:
 
 def activation_vjp_of(name: str, g: Tensor, read: Tensor) -> Tensor:
     """Return the gradient ``name`` of an activation, which reads ``g`` and the tensor ``read``."""
-    (gradient,) = run_vjp(_activation_row(name.removesuffix(_VJP)), g, read, [read], {}, [True])
+    (gradient,) = run_vjp(activation_row(name.removesuffix(_VJP)), g, read, [read], {}, [True])
     assert gradient is not None
     return gradient
 
 
-def _activation_row(name: str) -> Pointwise:
+def activation_row(name: str) -> Pointwise:
+    """Return the row of an activation."""
     row = REGISTRY[name]
     assert isinstance(row, Pointwise)
     return row
@@ -114,7 +106,7 @@ def activation_vjp(F: Any, activation: str, g: Tensor, out: Tensor, recorded: bo
 
     The kernel of the op's gradient computes it or, if it is ``recorded``, ops that have a gradient.
     """
-    row = _activation_row(activation)
+    row = activation_row(activation)
     assert row.vjp[0]
     x = before() if "v0" in row.saved() else out
     if not recorded:

@@ -145,8 +145,7 @@ def take_rows(name: str, x: Tensor, index: Tensor, outer: int, n: int, inner: in
     chunk = min(wide, _CPU_ROW) if launch.on_cpu_device(x.queue) else 1
     total = outer * index.size
     kernel = _index_kernel(x.queue, "take_rows", index.dtype, T=ELEMENTS[itemsize])
-    flag, code = faults_of(x.queue).next(name, n)
-    args = (x, index, out, flag, code, total, n, index.size, wide, chunk)
+    args = (x, index, out, *faults_of(x.queue).next(name, n), total, n, index.size, wide, chunk)
     kernel(x.queue, total * -(-wide // chunk), launch.LOCAL_1D, *args)
     _check_in_debug(x.queue)
     return out
@@ -199,9 +198,8 @@ def _scatter_keys(name: str, index: Tensor, n: int, count: int, inner: int, nowh
     """
     queue, total = index.queue, index.size
     keys = Tensor.empty((total,), "int32" if nowhere < 2**32 - 1 else "int64", queue=queue)
-    flag, code = faults_of(queue).next(name, n)
     kernel = _index_kernel(queue, "scatter_keys", index.dtype, KEY=_key_type(keys))
-    kernel(queue, total, launch.LOCAL_1D, index, keys, flag, code, total, n, count, inner, nowhere, skipped)
+    kernel(queue, total, launch.LOCAL_1D, index, keys, *faults_of(queue).next(name, n), total, n, count, inner, nowhere, skipped)
     return keys
 
 
@@ -414,9 +412,8 @@ def _add_at(out: Tensor, at: int, index: Tensor, src: Tensor) -> Tensor:
         return _add_numpy(out, flat.reshape(-1), src, 1, out.size, 1, -1)
     queue, on_cpu = out.queue, launch.on_cpu_device(out.queue)
     if outer * inner >= _MANY_COLUMNS[on_cpu] and out.dtype not in dtypes.HALVES:
-        flag, code = faults_of(queue).next("scatter_add", n)
-        kernel = _index_kernel(queue, "add_columns", index.dtype, out.dtype)
-        kernel(queue, outer * inner, launch.LOCAL_1D, out, index, src, flag, code, outer * inner, n, count, inner)
+        kernel, fault = _index_kernel(queue, "add_columns", index.dtype, out.dtype), faults_of(queue).next("scatter_add", n)
+        kernel(queue, outer * inner, launch.LOCAL_1D, out, index, src, *fault, outer * inner, n, count, inner)
     else:
         _add_sorted(out, _scatter_keys("scatter_add", index, n, count, inner, out.size), src, 1, index.size, out.size, 1)
     _check_in_debug(queue)
@@ -441,10 +438,9 @@ def joined_index(name: str, parts: Sequence[tuple[Any, int]], like: Tensor) -> T
     out = before = Tensor.empty(shape, "int64", queue=like.queue)
     for i, ((index, size), stride) in enumerate(zip(parts, strides, strict=True)):
         whole = broadcast_to(indices(name, index, like, size, wrap=True), shape)
-        flag, code = faults_of(like.queue).next(name, size)
-        kernel = _index_kernel(like.queue, "join_index", whole.dtype)
+        kernel, fault = _index_kernel(like.queue, "join_index", whole.dtype), faults_of(like.queue).next(name, size)
         out = Tensor.empty(shape, "int64", queue=like.queue)
-        kernel(like.queue, out.size, launch.LOCAL_1D, whole, before, out, flag, code, out.size, size, stride, int(i == 0))
+        kernel(like.queue, out.size, launch.LOCAL_1D, whole, before, out, *fault, out.size, size, stride, int(i == 0))
         before = out
     return out
 
@@ -563,9 +559,8 @@ def one_hot(index: Tensor, num_classes: int = -1, dtype: str = "int64") -> Tenso
         return wrap_array(dtypes.encode(hot.astype(row.host), row), row.name, index.queue)
     out = Tensor.empty((*index.shape, num_classes), row.name, queue=index.queue)
     if out.size:
-        flag, code = faults_of(index.queue).next("one_hot", num_classes)
-        kernel = _index_kernel(index.queue, "one_hot", index.dtype, row.name)
-        kernel(index.queue, out.size, launch.LOCAL_1D, index, out, flag, code, out.size, num_classes)
+        kernel, fault = _index_kernel(index.queue, "one_hot", index.dtype, row.name), faults_of(index.queue).next("one_hot", num_classes)
+        kernel(index.queue, out.size, launch.LOCAL_1D, index, out, *fault, out.size, num_classes)
         _check_in_debug(index.queue)
     return out
 

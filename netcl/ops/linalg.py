@@ -87,21 +87,12 @@ def _check_square(name: str, takes: str, tensors: Sequence[Tensor], labels: Sequ
         raise ShapeError(message(name, f"{labels[0]} must be a square matrix or a batch of them", **shape))
 
 
-def _swapped(F: Any, x: Any) -> Any:
-    return F.transpose(x, -2, -1)
-
-
 def _swap(x: np.ndarray) -> np.ndarray:
     return np.swapaxes(x, -2, -1)
 
 
 def _constant(x: Any, values: np.ndarray) -> Tensor:
     return Tensor.from_host(x.queue, values, x.dtype)
-
-
-def _scaled_columns(F: Any, x: Any) -> Any:
-    """Return vectors as rows, so that multiplication by them scales the columns of matrices."""
-    return F.unsqueeze(x, -2)
 
 
 def _differences(F: Any, values: Any) -> Any:
@@ -133,7 +124,7 @@ def _symmetric(ref: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _inv_vjp(F, g, out):
-    turned = _swapped(F, out)
+    turned = F.transpose(out)
     return F.neg(F.matmul(F.matmul(turned, g), turned))
 
 
@@ -152,8 +143,8 @@ def _as_columns(A: Any, B: Any) -> bool:
 def _solve_vjp(F, g, out, A, B, left, needs):
     if _as_columns(A, B):
         g, out = F.unsqueeze(g, -1), F.unsqueeze(out, -1)
-    d_b = F.linalg_solve(_swapped(F, A), g, left=left)
-    d_a = F.neg(F.matmul(d_b, _swapped(F, out)) if left else F.matmul(_swapped(F, out), d_b)) if needs[0] else None
+    d_b = F.linalg_solve(F.transpose(A), g, left=left)
+    d_a = F.neg(F.matmul(d_b, F.transpose(out)) if left else F.matmul(F.transpose(out), d_b)) if needs[0] else None
     return d_a, F.squeeze(d_b, -1) if _as_columns(A, B) else d_b
 
 
@@ -178,8 +169,8 @@ def _triangle(A, upper, unitriangular):
 
 
 def _solve_triangular_vjp(F, g, out, A, upper, left, unitriangular):
-    d_b = F.linalg_solve_triangular(_swapped(F, A), g, upper=not upper, left=left, unitriangular=unitriangular)
-    d_a = F.neg(F.matmul(d_b, _swapped(F, out)) if left else F.matmul(_swapped(F, out), d_b))
+    d_b = F.linalg_solve_triangular(F.transpose(A), g, upper=not upper, left=left, unitriangular=unitriangular)
+    d_a = F.neg(F.matmul(d_b, F.transpose(out)) if left else F.matmul(F.transpose(out), d_b))
     return F.triu(d_a, int(unitriangular)) if upper else F.tril(d_a, -int(unitriangular)), d_b
 
 
@@ -194,7 +185,7 @@ def linalg_solve_triangular(A, B, *, upper, left=True, unitriangular=False):
 
 def _pinv_vjp(F, g, out, A):
     rows, columns = A.shape[-2:]
-    p, turned, g_t = out, _swapped(F, out), _swapped(F, g)
+    p, turned, g_t = out, F.transpose(out), F.transpose(g)
     left = F.sub(_constant(A, np.eye(rows)), F.matmul(A, p))
     right = F.sub(_constant(A, np.eye(columns)), F.matmul(p, A))
     first = F.matmul(F.matmul(F.matmul(left, g_t), p), turned)
@@ -248,8 +239,8 @@ def linalg_lstsq(F: Any, A: Tensor, B: Tensor, rcond: float | None = None, *, dr
 
 def _det_vjp(F, g, out, A):
     if (out.to_host() == 0).any():  # the inverse does not exist, but the cofactors do
-        return F.mul(_scaled_columns(F, F.unsqueeze(g, -1)), F.linalg_cofactors(A))
-    return F.mul(_scaled_columns(F, F.unsqueeze(F.mul(g, out), -1)), _swapped(F, F.linalg_inv(A)))
+        return F.mul(F.reshape(g, (*g.shape, 1, 1)), F.linalg_cofactors(A))
+    return F.mul(F.reshape(F.mul(g, out), (*g.shape, 1, 1)), F.transpose(F.linalg_inv(A)))
 
 
 @on_host("A", vjp=_det_vjp, ref=np.linalg.det, errors=_errors("linalg_det", _FLAT, _OBLONG), **_SQUARE)
@@ -267,7 +258,7 @@ def linalg_cofactors(A):
 
 
 @on_host("A", vjp=lambda F, g, A: F.mul(A, 0) if g[1] is None else
-         F.mul(_scaled_columns(F, F.unsqueeze(g[1], -1)), _swapped(F, F.linalg_inv(A))),
+         F.mul(F.reshape(g[1], (*g[1].shape, 1, 1)), F.transpose(F.linalg_inv(A))),
          ref=lambda A: tuple(np.linalg.slogdet(A)), errors=_errors("linalg_slogdet", _FLAT, _OBLONG), **_SQUARE)  # fmt: skip
 def linalg_slogdet(A):
     """The sign of the determinant and the logarithm of its absolute value. Computed on the host."""
@@ -282,12 +273,12 @@ made_of("logdet", lambda F, A: F.log(F.linalg_det(A)), lambda A: np.log(np.linal
 
 
 def _cholesky_vjp(F, g, out, upper):
-    lower, g = (_swapped(F, out), _swapped(F, g)) if upper else (out, g)
-    n, turned = lower.shape[-1], _swapped(F, lower)
+    lower, g = (F.transpose(out), F.transpose(g)) if upper else (out, g)
+    n, turned = lower.shape[-1], F.transpose(lower)
     half = F.mul(F.matmul(turned, g), _constant(out, np.tril(np.ones((n, n))) - np.eye(n) / 2))
     once = F.linalg_solve_triangular(turned, half, upper=True)
-    whole = F.linalg_solve_triangular(turned, _swapped(F, once), upper=True)
-    return F.mul(F.add(whole, _swapped(F, whole)), 0.5)
+    whole = F.linalg_solve_triangular(turned, F.transpose(once), upper=True)
+    return F.mul(F.add(whole, F.transpose(whole)), 0.5)
 
 
 def _cholesky(A, upper=False):
@@ -314,10 +305,10 @@ def _qr_vjp(F, g, out0, out1, mode):
     if r.shape[-1] > k:  # a wide matrix: the columns after the square part are q times those of r
         (u, v), (d_u, d_v) = (F.split(x, [k, r.shape[-1] - k], -1) for x in (r, d_r))
         rest = F.matmul(q, d_v)
-        d_q = F.add(d_q, F.matmul(F.matmul(q, v), _swapped(F, d_v)))
-    m = F.sub(F.matmul(u, _swapped(F, d_u)), F.matmul(_swapped(F, d_q), q))
-    m = F.add(F.tril(m), _swapped(F, F.tril(m, -1)))
-    square = F.linalg_solve_triangular(_swapped(F, u), F.add(d_q, F.matmul(q, m)), upper=False, left=False)
+        d_q = F.add(d_q, F.matmul(F.matmul(q, v), F.transpose(d_v)))
+    m = F.sub(F.matmul(u, F.transpose(d_u)), F.matmul(F.transpose(d_q), q))
+    m = F.add(F.tril(m), F.transpose(F.tril(m, -1)))
+    square = F.linalg_solve_triangular(F.transpose(u), F.add(d_q, F.matmul(q, m)), upper=False, left=False)
     return square if rest is None else F.cat([square, rest], -1)
 
 
@@ -329,8 +320,8 @@ def linalg_qr(A, mode="reduced"):
 
 
 def _skew(F, a, b):
-    product = F.matmul(_swapped(F, a), b)
-    return F.sub(product, _swapped(F, product))
+    product = F.matmul(F.transpose(a), b)
+    return F.sub(product, F.transpose(product))
 
 
 def _svd_vjp(F, g, out0, out1, out2, A_shape):
@@ -340,16 +331,16 @@ def _svd_vjp(F, g, out0, out1, out2, A_shape):
         if d_u is not None or d_vh is not None:
             raise AutogradError(message("linalg_svd", "the gradient of U and Vh requires reduced matrices", "pass full_matrices=False"))
         u, vh = F.narrow(u, -1, 0, k), F.narrow(vh, -2, 0, k)
-    scale, gaps = _scaled_columns(F, s), _differences(F, F.square(s))
-    total = F.matmul(F.mul(u, 0 if d_s is None else _scaled_columns(F, d_s)), vh)
+    scale, gaps = F.unsqueeze(s, -2), _differences(F, F.square(s))  # vectors as rows scale the columns of matrices
+    total = F.matmul(F.mul(u, 0 if d_s is None else F.unsqueeze(d_s, -2)), vh)
     if d_u is not None:
         total = F.add(total, F.matmul(F.matmul(u, F.mul(F.div(_skew(F, u, d_u), gaps), scale)), vh))
-        outside = F.sub(d_u, F.matmul(u, F.matmul(_swapped(F, u), d_u)))
+        outside = F.sub(d_u, F.matmul(u, F.matmul(F.transpose(u), d_u)))
         total = F.add(total, F.matmul(F.div(outside, scale), vh)) if A_shape[-2] > k else total
     if d_vh is not None:
-        turned = F.div(_skew(F, _swapped(F, vh), _swapped(F, d_vh)), gaps)
+        turned = F.div(_skew(F, F.transpose(vh), F.transpose(d_vh)), gaps)
         total = F.add(total, F.matmul(F.matmul(F.mul(u, scale), turned), vh))
-        outside = F.sub(d_vh, F.matmul(F.matmul(d_vh, _swapped(F, vh)), vh))
+        outside = F.sub(d_vh, F.matmul(F.matmul(d_vh, F.transpose(vh)), vh))
         total = F.add(total, F.matmul(F.div(u, scale), outside)) if A_shape[-1] > k else total
     return total
 
@@ -365,11 +356,11 @@ def linalg_svd(A, full_matrices=True):
 def _eigh_vjp(F, g, out0, out1):
     d_values, d_vectors = g
     values, vectors = out0, out1
-    inner = F.mul(vectors, 0) if d_vectors is None else F.div(F.matmul(_swapped(F, vectors), d_vectors), _differences(F, values))
+    inner = F.mul(vectors, 0) if d_vectors is None else F.div(F.matmul(F.transpose(vectors), d_vectors), _differences(F, values))
     inner = inner if d_vectors is None else F.mul(inner, _constant(values, 1 - np.eye(values.shape[-1])))
     inner = inner if d_values is None else F.add(inner, F.diag_embed(d_values))
-    whole = F.matmul(F.matmul(vectors, inner), _swapped(F, vectors))
-    return F.mul(F.add(whole, _swapped(F, whole)), 0.5)
+    whole = F.matmul(F.matmul(vectors, inner), F.transpose(vectors))
+    return F.mul(F.add(whole, F.transpose(whole)), 0.5)
 
 
 @on_host("A", vjp=_eigh_vjp, ref=_symmetric(lambda A: tuple(np.linalg.eigh(A))), errors=_errors("linalg_eigh", _FLAT, _OBLONG), **_DEFINITE)
@@ -467,7 +458,7 @@ made_of("matrix_exp", _matrix_exp, "numpy", S(_WELL), S((2, 3, 3)), amp="float",
 
 def _old_svd(F: Any, A: Tensor, some: bool = True, compute_uv: bool = True) -> OldSVD:
     u, s, vh = F.linalg_svd(A, not some)
-    return OldSVD(u, s, _swapped(F, vh)) if compute_uv else OldSVD(F.mul(u, 0), s, F.mul(_swapped(F, vh), 0))
+    return OldSVD(u, s, F.transpose(vh)) if compute_uv else OldSVD(F.mul(u, 0), s, F.mul(F.transpose(vh), 0))
 
 
 def _old_svd_ref(A):
@@ -476,8 +467,8 @@ def _old_svd_ref(A):
 
 
 def _cholesky_solve(F: Any, B: Tensor, L: Tensor, upper: bool = False) -> Tensor:
-    lower = _swapped(F, L) if upper else L
-    return F.linalg_solve_triangular(_swapped(F, lower), F.linalg_solve_triangular(lower, B, upper=False), upper=True)
+    lower = F.transpose(L) if upper else L
+    return F.linalg_solve_triangular(F.transpose(lower), F.linalg_solve_triangular(lower, B, upper=False), upper=True)
 
 
 _LOWER = np.linalg.cholesky(_SYMMETRIC).astype(np.float32)

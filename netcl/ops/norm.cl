@@ -7,25 +7,15 @@
 #define HAS_WEIGHT 1
 #define HAS_BIAS 1
 #define PER_ELEMENT 1  // 1: weight and bias along the row (layer norm); 0: one of each per channel
+#define CENTERED 1  // 0: RMS norm, no mean is subtracted
+#define SUMS 0  // 1: the gradient of the input leaves parts of those of weight and bias, too
+#define MASKED 0  // 1: the gradient comes through a ReLU, whose result K is kept
+#define COLUMNS 0  // 1: the span is 1 and neighbouring channels make a vector
+#define VARIANCE 0  // 1: the second statistic is the variance, 0: one over the standard deviation
+#define APPLIES 1  // 0: batch norm only computes its statistics
+#define RELU 0  // 1: results of batch norm below 0 become 0
 #endif
-#ifndef CENTERED  // 0: RMS norm, no mean is subtracted
-#define CENTERED 1
-#endif
-#ifndef SUMS  // 1: the gradient of the input leaves parts of those of weight and bias, too
-#define SUMS 0
-#endif
-#ifndef MASKED  // 1: the gradient comes through a ReLU, whose result K is kept
-#define MASKED 0
-#endif
-#ifndef COLUMNS  // 1: the span is 1 and neighbouring channels make a vector
-#define COLUMNS 0
-#endif
-#ifndef STRIP  // vectors of channels that a work-item takes, so that it reads long runs of each image
-#define STRIP (VEC > 1 ? 16 : 1)
-#endif
-#ifndef VARIANCE  // 1: the second statistic is the variance, 0: one over the standard deviation
-#define VARIANCE 0
-#endif
+#define STRIP (VEC > 1 ? 16 : 1)  // vectors of channels that a work-item takes, so that it reads long runs of each image
 
 LANES_OF(X)
 LANES_OF(Z)

@@ -30,15 +30,9 @@ _ROW_SAMPLES = [
     S((2, 6, 7, 5), (6,), (6,), groups=3), S((2, 4, 3), None, None, groups=4), S((3, 4), (4,), (4,), groups=2), S((0, 5), (5,), (5,)),
 ]  # fmt: skip
 _ROW_GRAD_SAMPLES = [
-    S((3, 5), (3, 5), (5,), (3,), (3,), high=2.0), S((2, 3, 57), (2, 3, 57), (3, 57), (2,), (2,), axes=2),
-    S((4, 255), (4, 255), None, (4,), (4,)),
-    S((2, 33), (2, 33), (33,), (2,), (2,), centered=False), S((2, 6, 7, 5), (2, 6, 7, 5), (6,), (2, 3), (2, 3), groups=3),
-    S((0, 5), (0, 5), (5,), (0,), (0,)),
-]  # fmt: skip
-_ROW_GRADS_SAMPLES = [
-    S((3, 5), (3, 5), (5,), (3,), (3,)), S((70, 17), (70, 17), (17,), (70,), (70,)), S((2, 3, 57), (2, 3, 57), (3, 57), (2,), (2,), axes=2),
-    S((9, 132), (9, 132), None, (9,), (9,), centered=False), S((2, 6, 7, 5), (2, 6, 7, 5), (6,), (2, 3), (2, 3), groups=3),
-    S((0, 5), (0, 5), (5,), (0,), (0,)),
+    S((3, 5), (3, 5), (5,), (3,), (3,), high=2.0), S((70, 17), (70, 17), (17,), (70,), (70,)), S((4, 255), (4, 255), None, (4,), (4,)),
+    S((2, 3, 57), (2, 3, 57), (3, 57), (2,), (2,), axes=2), S((9, 132), (9, 132), None, (9,), (9,), centered=False),
+    S((2, 6, 7, 5), (2, 6, 7, 5), (6,), (2, 3), (2, 3), groups=3), S((0, 5), (0, 5), (5,), (0,), (0,)),
 ]  # fmt: skip
 _WEIGHT_GRAD_SAMPLES = [
     S((3, 5), (3, 5), (3,), (3,)), S((300, 17), (300, 17), (300,), (300,)), S((2, 3, 57), (2, 3, 57), (2,), (2,), axes=2),
@@ -135,9 +129,13 @@ def operands_of(x: Tensor, z: Tensor, y: Tensor, weight: Any, bias: Any, stats: 
     return {name: (stats if t is None else t).dtype for name, t in names.items()}
 
 
+_MACROS = {"centered": 1, "sums": 0, "masked": 0, "columns": 0, "variance": 0, "applies": 1, "relu": 0}  # with their defaults
+
+
 def defines_of(weight: Any, bias: Any, per_element: bool, **more: bool) -> dict[str, int]:
-    given = {"HAS_WEIGHT": weight is not None, "HAS_BIAS": bias is not None, "PER_ELEMENT": per_element}
-    return {name.upper(): int(value) for name, value in {**given, **more}.items()}
+    """Return the macros of norm.cl."""
+    given = {"has_weight": weight is not None, "has_bias": bias is not None, "per_element": per_element}
+    return {name.upper(): int(value) for name, value in {**_MACROS, **given, **more}.items()}
 
 
 def _row_sizes(shape: tuple[int, ...], axes: int, groups: int) -> tuple[int, int, int, int]:
@@ -226,7 +224,7 @@ def sums(
     ``g`` is the gradient of the norm's result or, if given, of ``kept``, the result of a ReLU after the norm. ``by_image`` is the number of
     statistics per image, 0 if they are per channel; ``by`` is the number of channels per group.
     """
-    defines = {"COLUMNS": int(sizes.span == 1 and by == 1 and by_image <= 1), "MASKED": int(kept is not None)}
+    defines = defines_of(None, None, False, columns=sizes.span == 1 and by == 1 and by_image <= 1, masked=kept is not None)
     firsts, seconds = empty_pair((sizes.parts, sizes.channels), x, mean.dtype)
     args = (g, g if kept is None else kept, x, mean, rstd, firsts, seconds, sizes.chunk, sizes.parts, by_image, by)
     run_channels("sum_parts", operands, defines, x.queue, sizes, sizes.parts * sizes.channels, *args)
@@ -325,7 +323,7 @@ def row_norm_grad(
     return y
 
 
-@op(vjp=None, formula=_of_rows(all_gradients), ref="numpy", samples=_ROW_GRADS_SAMPLES, tol=8)
+@op(vjp=None, formula=_of_rows(all_gradients), ref="numpy", samples=_ROW_GRAD_SAMPLES, tol=8)
 def row_norm_grads(
     upstream: Tensor, x: Tensor, weight: Tensor | None, mean: Tensor, rstd: Tensor, *, axes: int = 1, groups: int = 0,
     centered: bool = True,

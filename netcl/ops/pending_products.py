@@ -29,7 +29,7 @@ from netcl.engine.registry import REGISTRY, Pointwise
 from netcl.ops.conv import conv2d_with
 from netcl.ops.conv.geometry import frozen, geometry
 from netcl.ops.epilogue import Epilogue, activation_vjp_of
-from netcl.ops.matmul import affine_with, matmul_shape, matmul_with
+from netcl.ops.matmul import affine_with, in_shape, matmul_with, product_shapes
 from netcl.ops.matmul.gemm import EPILOGUE_ACTIVATIONS, Extras
 from netcl.ops.pointwise import add, cast, mul
 
@@ -169,7 +169,7 @@ class PendingChain(_Pending):
             first = first.of
         if self.made is None and all(getattr(v, "source", None) is not first for v in values):
             return x
-        return _in_shape(self.as_formula(), x.shape)
+        return in_shape(self.as_formula(), x.shape)
 
     def as_formula(self) -> Tensor:
         """Return the result as a deferred formula over the product, so that other ops can be fused with it."""
@@ -223,11 +223,6 @@ def _plus_tensor(extras: Extras, other: Tensor, of: _Pending, seen: tuple[int, .
     return extras._replace(bias=other.detach())
 
 
-def _in_shape(x: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """Return ``x`` in ``shape``: an op may read a pending value through a reshaped view."""
-    return x if x.shape == shape else with_shape(x, shape)
-
-
 class _Step(NamedTuple):
     """A call of an op with a pending value as operand number ``place``."""
 
@@ -259,17 +254,20 @@ class _Step(NamedTuple):
         return _plus_tensor(of.extras, other, of, seen.shape) if isinstance(other, Tensor) else None
 
     def alone(self) -> Callable[[Tensor], Tensor]:
-        """Return a function that runs only this op, in the shape of the call. The function keeps only the other operands alive."""
+        """Return a function that runs only this op, in the shape of the call: an op may read a pending value through a reshaped view.
+
+        The function keeps only the other operands alive.
+        """
         shape = self.values[self.place].shape
         if self.name == "cast":
             name = self.dtype.name
-            return lambda t: cast(_in_shape(t, shape), name)
+            return lambda t: cast(in_shape(t, shape), name)
         if self.name in _GRADIENTS:
             gradient, read = self.name, self.values[1]
-            return lambda t: activation_vjp_of(gradient, _in_shape(t, shape), read)
+            return lambda t: activation_vjp_of(gradient, in_shape(t, shape), read)
         before, after = tuple(self.values[: self.place]), tuple(self.values[self.place + 1 :])
         row: Any = REGISTRY[self.name]
-        return lambda t: run(row, (*before, _in_shape(t, shape), *after))
+        return lambda t: run(row, (*before, in_shape(t, shape), *after))
 
 
 def append_op(name: str, values: Sequence[Any], place: int, shape: tuple[int, ...], dtype: DType) -> Tensor | None:
@@ -329,7 +327,7 @@ def pending_matmul(a: Any, b: Any, *, transpose_a: bool = False, transpose_b: bo
     if not _fusable_operands(a, b):
         return None
     try:
-        shape = matmul_shape(a, b, transpose_a, transpose_b)
+        shape = product_shapes(a.shape, b.shape, transpose_a, transpose_b).result
     except ShapeError:  # the op raises its own error
         return None
     return _pending_product(

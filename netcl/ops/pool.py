@@ -34,18 +34,19 @@ class Windows(NamedTuple):
     dilation: tuple[int, int] = (1, 1)
     adaptive: bool = False
 
-    def along(self, axis: int) -> list[tuple[range, int]]:
-        """Return, per result along an axis, the pixels of its window and how many pixels the window spans, padding included."""
-        size, outs = self.size[axis], self.outs[axis]
+    def edges(self, axis: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return, per result along an axis, the first and the end pixel of its window, and how many it spans, padding included."""
+        size, k, s, p, d = (sizes[axis] for sizes in (self.size, self.kernel, self.stride, self.pad, self.dilation))
+        out = np.arange(self.outs[axis])
         if self.adaptive:
-            edges = [(o * size // outs, -(-(o + 1) * size // outs)) for o in range(outs)]
-            return [(range(first, end), end - first) for first, end in edges]
-        k, s, p, d = self.kernel[axis], self.stride[axis], self.pad[axis], self.dilation[axis]
-        found = []
-        for first in range(-p, outs * s - p, s):
-            inside = [at for at in range(first, first + k * d, d) if 0 <= at < size]
-            found.append((range(inside[0], inside[-1] + 1, d), min(first + (k - 1) * d + 1, size + p) - first))
-        return found
+            first, end = out * size // self.outs[axis], -(-(out + 1) * size // self.outs[axis])
+            return first, end, end - first
+        start, stop = out * s - p, out * s - p + (k - 1) * d + 1
+        return np.where(start < 0, start % d, start), np.minimum(stop, size), np.minimum(stop, size + p) - start
+
+    def slices(self, axis: int) -> list[slice]:
+        """Return the pixels of each window along an axis."""
+        return [slice(first, end, self.dilation[axis]) for first, end, _ in zip(*(edge.tolist() for edge in self.edges(axis)), strict=True)]
 
 
 def _outs(size: int, kernel: int, stride: int, pad: int, dilation: int, ceil_mode: bool) -> int:
@@ -53,12 +54,6 @@ def _outs(size: int, kernel: int, stride: int, pad: int, dilation: int, ceil_mod
     outs = (-(-reach // stride) if ceil_mode else reach // stride) + 1
     # A window that would start in the padding beyond the image contains no pixel of it.
     return outs - 1 if ceil_mode and (outs - 1) * stride >= size + pad else outs
-
-
-def _blind(size: int, kernel: int, stride: int, pad: int, dilation: int, outs: int) -> bool:
-    """Whether some window contains no pixel of the image, which is possible only with dilation."""
-    firsts = range(-pad, outs * stride - pad, stride) if dilation > 1 else ()
-    return any(first < 0 and not any(0 <= first + k * dilation < size for k in range(kernel)) for first in firsts)
 
 
 @lru_cache(maxsize=1024)
@@ -70,10 +65,12 @@ def _pool_windows(name: str, size: tuple[int, int], kernel: Any, stride: Any, pa
         raise ShapeError(message(name, what, kernel_size=kernel, padding=padding, dilation=dilation))
     rows = list(zip(size, kernels, strides, pads, dilations, strict=True))
     outs = tuple(_outs(*row, ceil_mode) for row in rows)
-    if min(outs) < 1 or min(size) < 1 or any(_blind(*row, out) for row, out in zip(rows, outs, strict=True)):
+    w = Windows(size, outs, kernels, strides, pads, dilations)  # type: ignore[arg-type]
+    edges = [w.edges(axis) for axis in (0, 1)]
+    if min(outs) < 1 or min(size) < 1 or any((first >= end).any() for first, end, _ in edges):  # dilated windows may miss the image
         what = f"a window must fit the padded image and contain a pixel of it, got an image of {size[0]} x {size[1]} pixels"
         raise ShapeError(message(name, what, kernel_size=kernel, padding=padding, dilation=dilation))
-    return Windows(size, outs, kernels, strides, pads, dilations)  # type: ignore[arg-type]
+    return w
 
 
 def _adaptive_windows(name: str, size: Any, output_size: Any) -> Windows:
@@ -101,42 +98,30 @@ def _run_pool(kernel: str, w: Windows, result: Tensor, *tensors: Tensor, count_p
 # ---- in NumPy
 
 
-def _padded_windows(x: np.ndarray, w: Windows, fill: float) -> np.ndarray:
-    """Return the windows of a padded image, ``(..., outs, outs, kernel, kernel)``."""
-    return windows(x, w.outs, w.kernel, w.stride, w.pad, w.dilation, fill)
-
-
 def cpu_max(x: np.ndarray, *, w: Windows) -> tuple[np.ndarray, np.ndarray]:
     """Return the maximum of each window and its flat index in the image."""
-    if w.adaptive:
-        return _each_window(x, w)
-    at = _padded_windows(np.arange(math.prod(w.size)).reshape(1, 1, *w.size), w, -1)
-    at = at.reshape(*w.outs, -1)
-    lowest = -np.inf if x.dtype.kind == "f" else np.iinfo(x.dtype).min
-    views = _padded_windows(x, w, lowest).reshape(*x.shape[:2], *w.outs, math.prod(w.kernel))
-    inside = at >= 0  # a tie with padding must not win
-    best = np.argmax(views, axis=-1) if inside.all() else _argmax_inside(views, inside)
-    values = np.take_along_axis(views, best[..., None], -1)[..., 0]
-    return values, np.take_along_axis(np.broadcast_to(at, views.shape), best[..., None], -1)[..., 0]
+    values, places = x, np.arange(math.prod(w.size)).reshape(1, 1, *w.size)
+    if w.outs == (1, 1):
+        (rows,), (columns,) = map(w.slices, (0, 1))
+        at = places[:, :, rows, columns].reshape(-1)
+        seen = x[:, :, rows, columns].reshape(*x.shape[:2], 1, 1, at.size)
+        best = seen.argmax(-1, keepdims=True)
+        return np.take_along_axis(seen, best, -1)[..., 0], at[best[..., 0]]
+    for axis in (1, 0):
+        values, places = _best_along(values, places, w, axis)
+    return values, np.broadcast_to(places, values.shape)
 
 
-def _argmax_inside(views: np.ndarray, inside: np.ndarray) -> np.ndarray:
-    best = np.max(views, axis=-1, keepdims=True)
-    hit = ((views == best) | ((views != views) & (best != best))) & inside
-    return np.argmax(hit, axis=-1)
-
-
-def _each_window(x: np.ndarray, w: Windows) -> tuple[np.ndarray, np.ndarray]:
-    values, places = np.empty((*x.shape[:2], *w.outs), x.dtype), np.empty((*x.shape[:2], *w.outs), np.int64)
-    for i, (rows, _) in enumerate(w.along(0)):
-        for j, (columns, _) in enumerate(w.along(1)):
-            patch = x[:, :, rows.start : rows.stop : rows.step, columns.start : columns.stop : columns.step]
-            patch = patch.reshape(*x.shape[:2], len(rows) * len(columns))
-            best = np.argmax(patch, axis=-1)
-            values[:, :, i, j] = np.take_along_axis(patch, best[..., None], -1)[..., 0]
-            r, c = np.divmod(best, len(columns))
-            places[:, :, i, j] = (rows.start + r * rows.step) * w.size[1] + columns.start + c * columns.step
-    return values, places
+def _best_along(values: np.ndarray, places: np.ndarray, w: Windows, axis: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return the maximum of each window along an axis (the first of equals; NaN is larger than all), and its place."""
+    (first, end, _), step = w.edges(axis), w.dilation[axis]
+    best, where, last = values.take(first, axis + 2), places.take(first, axis + 2), end - 1 - (end - 1 - first) % step
+    for ahead in range(step, max(end - first), step):
+        at = np.minimum(first + ahead, last)  # a pixel that is seen again changes nothing
+        seen = values.take(at, axis + 2)
+        better = (seen > best) | ((seen != seen) & (best == best))
+        best, where = np.where(better, seen, best), np.where(better, places.take(at, axis + 2), where)
+    return best, where
 
 
 def cpu_max_grad(dy: np.ndarray, places: np.ndarray, *, w: Windows) -> np.ndarray:
@@ -149,25 +134,26 @@ def cpu_max_grad(dy: np.ndarray, places: np.ndarray, *, w: Windows) -> np.ndarra
 
 def _window_counts(w: Windows, count_pad: bool, dtype: Any) -> np.ndarray:
     """Return how many pixels each average divides by."""
-    rows, columns = ([span if count_pad else len(pixels) for pixels, span in w.along(axis)] for axis in (0, 1))
+    rows, columns = (span if count_pad else end - first for first, end, span in map(w.edges, (0, 1)))
     return np.outer(rows, columns).astype(dtype)
 
 
 def cpu_average(x: np.ndarray, *, w: Windows, count_pad: bool = True) -> np.ndarray:
     if not w.adaptive:
-        return _padded_windows(x, w, 0).sum(axis=(4, 5)) / _window_counts(w, count_pad, x.dtype)
-    sums = np.stack([x[:, :, r.start : r.stop].sum(axis=2) for r, _ in w.along(0)], axis=2)
-    return np.stack([sums[..., c.start : c.stop].sum(axis=3) for c, _ in w.along(1)], axis=3) / _window_counts(w, True, x.dtype)
+        seen = windows(x, w.outs, w.kernel, w.stride, w.pad, w.dilation)
+        return seen.sum(axis=(4, 5)) / _window_counts(w, count_pad, x.dtype)
+    sums = np.stack([x[:, :, pixels].sum(axis=2) for pixels in w.slices(0)], axis=2)
+    return np.stack([sums[..., pixels].sum(axis=3) for pixels in w.slices(1)], axis=3) / _window_counts(w, count_pad, x.dtype)
 
 
 def cpu_average_grad(dy: np.ndarray, *, w: Windows, count_pad: bool = True) -> np.ndarray:
     dy = dy / _window_counts(w, count_pad, dy.dtype)
     rows = np.zeros((*dy.shape[:2], w.size[0], w.outs[1]), dy.dtype)
-    for o, (pixels, _) in enumerate(w.along(0)):
-        rows[:, :, pixels.start : pixels.stop] += dy[:, :, o : o + 1]
+    for o, pixels in enumerate(w.slices(0)):
+        rows[:, :, pixels] += dy[:, :, o : o + 1]
     dx = np.zeros((*dy.shape[:2], *w.size), dy.dtype)
-    for o, (pixels, _) in enumerate(w.along(1)):
-        dx[..., pixels.start : pixels.stop] += rows[..., o : o + 1]
+    for o, pixels in enumerate(w.slices(1)):
+        dx[..., pixels] += rows[..., o : o + 1]
     return dx
 
 

@@ -1,7 +1,4 @@
-// Max pooling on CPUs, a plane per work-item, while it is in the first cache.
-#ifndef X_T  // of values, which do not round when stored
-#define X_T float
-#endif
+// Max pooling on CPUs, a plane per work-item, while it is in the first cache. Operand X: values, which do not round when stored.
 
 typedef struct __attribute__((packed)) { float4 v; } Loose4;
 typedef struct __attribute__((packed)) { float8 v; } Loose8;

@@ -1,13 +1,9 @@
 // Random numbers from a counter: Philox 4x32-10 (Salmon, Moraes, Dror, Shaw, SC 2011). Four 32-bit words per block; the block's
-// number is the counter, the seed is the key. So a value depends on its position alone, whatever the work-group size.
+// number is the counter, the seed is the key. So a value depends on its position alone, whatever the work-group size. Operand P: probabilities.
 #ifndef OUT_T  // the result's dtype
 #define OUT_T float
 #define OUT_REAL float
 #define OUT_STORE(p, i, x) (p)[i] = (x)
-#endif
-#ifndef P_T  // the dtype of probabilities
-#define P_T float
-#define P_LOAD(p, i) ((p)[i])
 #endif
 #ifndef BITS
 #define BITS 24  // of a uniform value: as many as the dtype's significand, so that rounding never gives 1

@@ -35,8 +35,7 @@ _OUT_QUADS = {"float32": {"OUT_QUAD(p, i, v)": "*(__global float4*)(p + i) = (v)
 _M0, _M1 = np.uint64(0xD2511F53), np.uint64(0xCD9E8D57)
 _W0, _W1 = 0x9E3779B9, 0xBB67AE85
 _LOW, _SHIFT = np.uint64(0xFFFFFFFF), np.uint64(32)
-_seed = 0
-_seeded = (_seed,)
+_seeded = (0,)  # the seed
 _streams: weakref.WeakSet[RandomStream] = weakref.WeakSet()
 _unsettled: set[RandomStream] = set()  # may have drawn numbers since their counters were advanced
 
@@ -109,7 +108,7 @@ def stream_of(queue: Any) -> RandomStream:
     try:
         return queue.netcl.random
     except AttributeError:
-        return queue_state(queue).part("random", lambda real: RandomStream(real, _seed))
+        return queue_state(queue).part("random", lambda real: RandomStream(real, _seeded[0]))
 
 
 def _settle_all() -> None:
@@ -142,14 +141,13 @@ def manual_seed(seed: int) -> None:
     >>> rand(3).tolist() == first
     True
     """
-    global _seed, _seeded
+    global _seeded
     if isinstance(seed, bool) or not isinstance(seed, (int, np.integer)):
         raise ShapeError(message("manual_seed", "seed must be an integer", seed=repr(seed)))
-    _seed = int(seed)
-    _seeded = (_seed,)
+    _seeded = (int(seed),)
     for stream in list(_streams):
         if stream.of_queue:
-            stream.reset(_seed)
+            stream.reset(_seeded[0])
 
 
 def seeded() -> tuple[int]:

@@ -159,20 +159,24 @@ def _batches(queue: Any, sizes: Sequence[int], slots: int, block: int) -> tuple[
 
 
 def _batched(
-    queue: Any, key: tuple[Any, ...], make: Callable[[BlockSpread, int], program.Kernel], roles: Sequence[Sequence[Tensor]]
+    queue: Any, rule: Rule, kinds: tuple[str, ...], given: tuple[str, ...], roles: Sequence[Sequence[Tensor]], **defines: int
 ) -> BatchedKernel:
-    """Return the kernel and its batches for the tensors of ``roles``; ``make`` builds the kernel for a spread and a number of slots."""
-    key = ("batches", *key, tuple([t.shape for t in roles[0]]))
+    """Return the kernel and its batches for the tensors of ``roles``, of dtypes ``kinds``, and device numbers of dtypes ``given``."""
+    key = ("batches", rule, kinds, given, tuple([t.shape for t in roles[0]]))
     try:
         return queue.netcl.plans[key]
     except (AttributeError, KeyError):  # a new context, new tensors
         sizes = [t.size for t in roles[0]]
+    launch.check_double(rule.name, queue, (*kinds, *given))
     spread = _device_spread(queue, sum(sizes))
-    if key[1].packed:
+    if rule.packed:
         spread = BlockSpread(spread.local, 1, -(-spread.block // PACK) * PACK)
     slots = slots_for(queue, len(roles), sum(size > 0 for size in sizes))
+    layout = opencl_text.Layout(width=spread.width, half_bits=launch.on_cpu_device(queue), ahead=launch.ahead(queue))
+    source = _rule_source(rule, kinds, given, layout, slots, {**defines, "LOCAL": spread.local})
     with recording.paused():  # the tables of the batches never change: uploading them is no part of a step
-        made = BatchedKernel(make(spread, slots), spread.local, _batches(queue, sizes, slots, spread.block))
+        kernel = program.get_later(queue, source, "fold" if defines["FOLD"] else "update")
+        made = BatchedKernel(kernel, spread.local, _batches(queue, sizes, slots, spread.block))
     plan_cache(queue)[key] = made
     return made
 
@@ -180,39 +184,15 @@ def _batched(
 # ---- kernels
 
 
-def _update_kernel(
-    queue: Any,
-    rule: Rule,
-    kinds: Sequence[dtypes.DType],
-    given: Sequence[dtypes.DType],
-    spread: BlockSpread,
-    slots: int,
-    defines: Mapping[str, Any],
-) -> program.Kernel:
-    used = [kind.name for kind in (*kinds, *given)]
-    launch.check_double(rule.name, queue, used)
-    compute = "double" if "float64" in used else "float"
-    layout = opencl_text.Layout(width=spread.width, half_bits=launch.on_cpu_device(queue), ahead=launch.ahead(queue))
-    macros = {**defines, "LOCAL": spread.local}
-    source = rule_source(rule, kinds, given, compute, layout, slots, macros)
-    return program.get_later(queue, source, "fold" if defines["FOLD"] else "update")
-
-
-def rule_source(
-    rule: Rule,
-    kinds: Sequence[dtypes.DType],
-    given: Sequence[dtypes.DType],
-    compute: str,
-    layout: opencl_text.Layout,
-    slots: int,
-    defines: Mapping[str, Any],
+def _rule_source(
+    rule: Rule, kinds: Sequence[str], given: Sequence[str], layout: opencl_text.Layout, slots: int, defines: Mapping[str, Any]
 ) -> str:
     """Return the OpenCL source of a rule for tensors and device numbers of these dtypes; a launch takes ``slots`` tensors of each name."""
-    of = dict(zip(rule.tensors, kinds, strict=True))
-    width = layout.width
+    of = {name: dtypes.DTYPES[kind] for name, kind in zip(rule.tensors, kinds, strict=True)}
+    compute, width = "double" if "float64" in (*kinds, *given) else "float", layout.width
     values = opencl_text.value_functions([of[name] for name in rule.reads], [of[name] for name in rule.writes], compute, layout)
     lines = opencl_text.statements(rule.body, compute)
-    words = _word_macros(rule, of, given, compute, slots, lines)
+    words = _word_macros(rule, of, [dtypes.DTYPES[kind] for kind in given], compute, slots, lines)
     words["AHEAD"] = " ".join(opencl_text.prefetches((f"t_{name} + i" for name in rule.reads), layout))
     text = _HEADER.sub("", primitives.cl_source(__file__, "update_packed.cl" if rule.packed else "update.cl"))
     lanes = {"LANES": f"(mask)({', '.join(map(str, range(width)))})", "PUT_LANES(v, p)": f"vstore{width}(v, 0, p)"}
@@ -321,12 +301,7 @@ def _update_plans(
     rule: Rule, queue: Any, kinds: tuple[str, ...], roles: Sequence[Sequence[Tensor]], given: Sequence[Tensor]
 ) -> list[tuple[Callable[[Sequence[Any]], tuple[Any, ...]], Plan]]:
     """Return the plan of each batch, whose operands are the tensors that ``pick`` selects from each list and then ``given``."""
-
-    def make(spread: BlockSpread, slots: int) -> program.Kernel:
-        rows, more = [dtypes.DTYPES[name] for name in kinds], [dtypes.DTYPES[x.dtype] for x in given]
-        return _update_kernel(queue, rule, rows, more, spread, slots, {"FOLD": 0})
-
-    kernel, local, batches = _batched(queue, (rule, kinds, tuple([x.dtype for x in given])), make, roles)
+    kernel, local, batches = _batched(queue, rule, kinds, tuple([x.dtype for x in given]), roles, FOLD=0)
     plans = []
     for batch in batches:
         commands = command_list(queue, [*chain.from_iterable(map(batch.pick, roles)), *given])
@@ -461,19 +436,9 @@ def scale(tensors: Sequence[Tensor], by: Tensor | float) -> None:
         apply(SCALE, [tensors], (float(by),))
 
 
-def zero(tensors: Sequence[Tensor]) -> None:
-    """Set every element of the tensors to 0, in place."""
-    apply(ZERO, [tensors])
-
-
 def copy(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
     """Overwrite each target with its source, converting dtypes."""
     apply(COPY, [targets, sources])
-
-
-def clamp(tensors: Sequence[Tensor], most: float) -> None:
-    """Clamp every element to ``-most .. most``, in place."""
-    apply(CLAMP, [tensors], (most,))
 
 
 # ---- norms
@@ -540,15 +505,11 @@ def _folded_norm(name: str, tensors: Sequence[Tensor], order: float, max_norm: f
 
 
 def _fold_opencl(name: str, tensors: Sequence[Tensor], kind: str, order: float, max_norm: float) -> tuple[Tensor, Tensor]:
-    queue, (rule, end), real = tensors[0].queue, _FOLDS[name], dtypes.DTYPES[kind]
+    queue, (rule, end) = tensors[0].queue, _FOLDS[name]
     folds = []
     for dtype in dict.fromkeys(t.dtype for t in tensors):
         same = [t for t in tensors if t.dtype == dtype]
-
-        def make(spread: BlockSpread, slots: int, dtype: str = dtype) -> program.Kernel:
-            return _update_kernel(queue, rule, [dtypes.DTYPES[dtype]], [real], spread, slots, {"FOLD": 1, "ORDER": end})
-
-        folds.append((_batched(queue, (rule, dtype, kind), make, [same]), same))
+        folds.append((_batched(queue, rule, (dtype,), (kind,), [same], FOLD=1, ORDER=end), same))
     count = sum(batch.groups for fold, _ in folds for batch in fold.batches)
     partial, total, factor = (Tensor.empty(shape, kind, queue=queue) for shape in ((max(count, 1),), (), ()))
     start = 0

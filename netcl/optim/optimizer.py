@@ -389,7 +389,7 @@ class Optimizer:
         gradients = [g for p in self._parameters() if (g := p.grad) is not None]
         for g in gradients:
             g.grad_fn, g._requires_grad = None, False
-        update.zero(gradients)
+        update.apply(update.ZERO, [gradients])
 
     # ---- state
 

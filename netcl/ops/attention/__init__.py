@@ -234,11 +234,9 @@ class _AttentionCall(NamedTuple):
         """Return q, k, v and, if given, the gradient of the result as the kernels read them: those of ``cpu.cl`` read contiguous heads."""
         if self.config.file != "cpu.cl" or not self.strided:
             return tuple(tensors)
-        s = self.sizes
-        parts = ((s.heads, s.n, s.depth), (s.kv_heads, s.m, s.depth), (s.kv_heads, s.m, s.depth_v), (s.heads, s.n, s.depth_v))
         return tuple(
-            t if block == new_block(*part) else take_block(t, (s.batch, *part), block[0], (*block[1:], 1))
-            for t, block, part in zip(tensors, blocks, parts, strict=False)
+            t if block == new_block(*part) else take_block(t, (self.sizes.batch, *part), block[0], (*block[1:], 1))
+            for t, block, part in zip(tensors, blocks, self.sizes.parts, strict=False)
         )
 
     def run(self, name: str, rows: int, heads: int, args: Sequence[Any], made: Sequence[HeadBlock], read: Sequence[HeadBlock]) -> None:
@@ -258,39 +256,14 @@ def quad_macros(dtype: str) -> dict[str, str]:
     return read if dtype in HALVES else {**read, "X_QUAD_STORE(p, v)": "(*(__global real4*)(p) = (v))"}
 
 
-class Attended(NamedTuple):
-    """An attention call without its tensors. ``shape``: of the queries."""
-
-    shape: tuple[int, ...]
-    sizes: HeadSizes
-    causal: bool
-    scale: float
-
-    @property
-    def shapes(self) -> tuple[tuple[int, ...], ...]:
-        """The shapes of q, k and v."""
-        s = self.sizes
-        rows = (*self.shape[:-3], *(s.kv_heads,)[: len(self.shape) - 2], s.m)
-        return self.shape, (*rows, s.depth), (*rows, s.depth_v)
-
-    @property
-    def contiguous(self) -> tuple[HeadBlock, ...]:
-        """The blocks of q, k, v and the result, if these are contiguous."""
-        s = self.sizes
-        ours, theirs = (s.heads, s.n), (s.kv_heads, s.m)
-        return (new_block(*ours, s.depth), new_block(*theirs, s.depth), new_block(*theirs, s.depth_v), new_block(*ours, s.depth_v))
-
-    def call(self, tensors: Sequence[Tensor], mask: Mask, strided: bool, grad: bool) -> _AttentionCall:
-        """Choose the kernels for ``tensors``: q, k, v and others."""
-        q, sizes = tensors[0], self.sizes
-        problem = AttentionProblem(sizes, q.dtype, grad, alignment(*tensors) == 16, strided)
-        config = choose_kernel(q.queue, self.shapes[:2], problem)
-        return _AttentionCall(q, config, sizes, mask, _kernel_numbers(sizes, mask, self.causal, self.scale), strided)
-
-
-def _attended(op: str, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None) -> Attended:
-    sizes = attention_geometry(op, q, k, v)
-    return Attended(q.shape, sizes, causal, score_scale(scale, sizes.depth))
+def _call_of(
+    tensors: Sequence[Tensor], shapes: tuple[tuple[int, ...], ...], sizes: HeadSizes, mask: Mask, causal: bool, scale: float, strided: bool,
+    grad: bool,
+) -> _AttentionCall:  # fmt: skip
+    """Choose the kernels for ``tensors``: q, k, v and others. ``shapes``: of q and k."""
+    problem = AttentionProblem(sizes, tensors[0].dtype, grad, alignment(*tensors) == 16, strided)
+    config = choose_kernel(tensors[0].queue, shapes, problem)
+    return _AttentionCall(tensors[0], config, sizes, mask, _kernel_numbers(sizes, mask, causal, scale), strided)
 
 
 def _kernel_numbers(sizes: HeadSizes, mask: Mask, causal: bool, scale: float) -> tuple[float, ...]:
@@ -392,12 +365,12 @@ def attention(
 ) -> tuple[Tensor, Tensor]:
     """Compute ``softmax(q k' scale + mask) v`` and the log-sum-exp of each row of scores, in tiles."""
     q, k, v, mask = launch.as_tensors("attention", q, k, v, mask)
-    at = _attended("attention", q, k, v, causal, scale)
+    sizes = attention_geometry("attention", q, k, v)
+    scale = score_scale(scale, sizes.depth)
     if q.backend == "cpu":
-        place, dtypes = mask_of("attention", mask, q.shape, at.sizes), (q.dtype, sum_dtype(q.dtype))
-        how = {"sizes": at.sizes, "place": place, "causal": causal, "scale": at.scale}
-        return launch.run_cpu(attention_cpu, q, k, v, place.tensor, dtype=dtypes, **how)
-    return _attend(q, k, v, mask, q.shape, numbers_of(at.sizes, at.contiguous), causal, at.scale)
+        place, dtypes = mask_of("attention", mask, q.shape, sizes), (q.dtype, sum_dtype(q.dtype))
+        return launch.run_cpu(attention_cpu, q, k, v, place.tensor, dtype=dtypes, sizes=sizes, place=place, causal=causal, scale=scale)
+    return _attend(q, k, v, mask, q.shape, numbers_of(sizes, sizes.contiguous), causal, scale)
 
 
 def _attend(
@@ -405,16 +378,16 @@ def _attend(
 ) -> tuple[Tensor, Tensor]:
     """Run the kernel of :func:`attention` for queries of ``shape``. ``numbers``: sizes and the blocks of q, k, v and the result."""
     sizes, places = numbers_read(numbers)
-    at, place = Attended(shape, sizes, causal, scale), mask_of("attention", mask, shape, sizes)
-    out = Tensor.empty((*at.shape[:-1], sizes.depth_v), q.dtype, queue=q.queue)
-    logarithms = Tensor.empty(at.shape[:-1], sum_dtype(q.dtype), queue=q.queue)
+    place = mask_of("attention", mask, shape, sizes)
+    out = Tensor.empty((*shape[:-1], sizes.depth_v), q.dtype, queue=q.queue)
+    logarithms = Tensor.empty(shape[:-1], sum_dtype(q.dtype), queue=q.queue)
     if not logarithms.size:
         return out, logarithms
     if not sizes.m:
         return out.fill_(0), logarithms.fill_(-math.inf)
     dtype, (q, k, v) = q.dtype, _widened_halves(q, k, v)
     out = out if out.dtype == q.dtype else Tensor.empty(out.shape, q.dtype, queue=q.queue)
-    call = at.call((q, k, v), place, places[:3] != at.contiguous[:3], False)
+    call = _call_of((q, k, v), sizes.shapes(shape)[:2], sizes, place, causal, scale, places[:3] != sizes.contiguous[:3], False)
     given = (*call.gathered((q, k, v), places[:3]), q if place.tensor is None else place.tensor, out, logarithms)
     call.run("attention", sizes.n, sizes.batch * sizes.heads, given, places[3:], places[:3])
     return cast(out, dtype), logarithms
@@ -463,18 +436,19 @@ def attention_grad(
     """
     name = "attention_grad"
     upstream, q, k, v, mask, result, logarithms, through = launch.as_tensors(name, upstream, q, k, v, mask, result, logarithms, through)
-    at = _attended(name, q, k, v, causal, scale)
-    shape = (*q.shape[:-1], at.sizes.depth_v)
+    sizes = attention_geometry(name, q, k, v)
+    scale, shape = score_scale(scale, sizes.depth), (*q.shape[:-1], sizes.depth_v)
     if upstream.shape != shape or result.shape != shape:
         raise ShapeError(message(name, f"upstream and result must have shape {shape}", upstream=upstream.shape, result=result.shape))
     if q.backend == "cpu":
-        place = mask_of(name, mask, q.shape, at.sizes)
+        place = mask_of(name, mask, q.shape, sizes)
         given = (upstream, q, k, v, place.tensor, result, logarithms, through)
-        how = {"sizes": at.sizes, "place": place, "causal": causal, "scale": at.scale}
+        how = {"sizes": sizes, "place": place, "causal": causal, "scale": scale}
         dtypes = (q.dtype,) * 3 + (_mask_grad_dtype(q.dtype, mask),) * mask_grad
         return launch.run_cpu(attention_grad_cpu, *given, dtype=dtypes, mask_grad=mask_grad, **how)
-    numbers = numbers_of(at.sizes, (*at.contiguous, at.contiguous[3], *at.contiguous[:3]))
-    return _attend_grad(q, k, v, upstream, result, mask, logarithms, through, q.shape, numbers, causal, at.scale, 0, mask_grad)
+    blocks = sizes.contiguous
+    numbers = numbers_of(sizes, (*blocks, blocks[3], *blocks[:3]))
+    return _attend_grad(q, k, v, upstream, result, mask, logarithms, through, q.shape, numbers, causal, scale, 0, mask_grad)
 
 
 def _attend_grad(
@@ -488,14 +462,15 @@ def _attend_grad(
     """
     sizes, blocks = numbers_read(numbers)
     read, made = blocks[:5], blocks[5:]
-    at, place = Attended(shape, sizes, causal, scale), mask_of("attention_grad", mask, shape, sizes)
+    place, shapes = mask_of("attention_grad", mask, shape, sizes), sizes.shapes(shape)
     dtype, (q, k, v) = q.dtype, _widened_halves(q, k, v)
-    shapes = (*(((joint,),) if joint else at.shapes), *(((*shape[:-1], sizes.m),) if mask_grad else ()))
-    results = tuple(Tensor.empty(shape, q.dtype, queue=q.queue) for shape in shapes)
+    made_shapes = (*(((joint,),) if joint else shapes), *(((*shape[:-1], sizes.m),) if mask_grad else ()))
+    results = tuple(Tensor.empty(shape, q.dtype, queue=q.queue) for shape in made_shapes)
     dtypes = [_mask_grad_dtype(dtype, mask) if mask_grad and t is results[-1] else dtype for t in results]
     if not sum(t.size for t in results) or not sizes.n or not sizes.m:
         return tuple(cast(t.fill_(0), dtype) for t, dtype in zip(results, dtypes, strict=True))
-    call = at.call((q, k, v, upstream), place, read != (*at.contiguous, at.contiguous[3]), True)
+    strided = read != (*sizes.contiguous, sizes.contiguous[3])
+    call = _call_of((q, k, v, upstream), shapes[:2], sizes, place, causal, scale, strided, True)
     sums = sum_dtype(q.dtype)
     through = None if through is None else cast(through, sums)
     tensors = (*call.gathered((q, k, v, cast(upstream, q.dtype)), read[:4]), cast(result, q.dtype))

@@ -5,23 +5,13 @@
 // Results: lanes are elements of a head where vectors divide its size (add_rows); elsewhere they are queries or keys (gather, unpack).
 // Operands: X queries, keys, values, results and gradients (X_T is REAL); M mask; S sums and logarithms.
 
-#ifndef LANES  // queries of a work-item: 16 or 8
-#define LANES 16
-#endif
-#ifndef BLOCK  // keys whose scores are known at a time
-#define BLOCK 32
-#endif
-#ifndef TILE  // accumulators held in registers: rows of a product at a time
-#define TILE 6
-#endif
-#ifndef DEPTH  // the largest head size
-#define DEPTH 64
-#endif
-#ifndef WHOLE  // 1: every head has that size, and addresses are constants
-#define WHOLE 0
-#endif
-#ifndef BY_HEAD  // 1: the gradients of a head are computed by one work-item
-#define BY_HEAD 0
+#ifndef LANES
+#define LANES 16  // queries of a work-item: 16 or 8
+#define BLOCK 32  // keys whose scores are known at a time
+#define TILE 6  // accumulators held in registers: rows of a product at a time
+#define DEPTH 64  // the largest head size
+#define WHOLE 0  // 1: every head has that size, and addresses are constants
+#define BY_HEAD 0  // 1: the gradients of a head are computed by one work-item
 #endif
 
 typedef JOIN(REAL, LANES) vec;
@@ -275,13 +265,17 @@ static inline real safe_logarithm(const real logarithm) { return logarithm == LO
 
 // ---- kernels
 
+// The head and the first query of a work-item, their head of keys, and the mask.
+#define QUERIES_OF_ITEM                                                                   \
+  const int depth = WHOLE ? DEPTH : size, depth_v = WHOLE ? DEPTH : size_v;               \
+  const int head = get_global_id(1), first = get_global_id(0) * LANES;                    \
+  const long kv = (long)key_head(head, heads, sharing) * m;                               \
+  __global const M_T* mask_here = mask + (long)(head / heads) * by_batch + (long)(head % heads) * by_head;
+
 #if PART == 1
 __kernel __attribute__((reqd_work_group_size(1, 1, 1))) void attention(
     READ_POINTERS, __global X_T* out, __global S_T* logarithms, CALL_NUMBERS, O_NUMBERS) {
-  const int depth = WHOLE ? DEPTH : size, depth_v = WHOLE ? DEPTH : size_v;
-  const int head = get_global_id(1), first = get_global_id(0) * LANES;
-  const long kv = (long)key_head(head, heads, sharing) * m;
-  __global const M_T* mask_here = mask + (long)(head / heads) * by_batch + (long)(head % heads) * by_head;
+  QUERIES_OF_ITEM
   vec packed[DEPTH], s[BLOCK];
   pack(packed, q + (long)head * n * depth, depth, first, n, depth, scale);
 #if WHOLE  // vectors divide heads: results are added in memory, and only those of queries that exist
@@ -330,10 +324,7 @@ __kernel __attribute__((reqd_work_group_size(1, 1, 1))) void attention(
 __kernel __attribute__((reqd_work_group_size(1, 1, 1))) void attention_query_grad(
     __global const X_T* g, READ_POINTERS, __global const S_T* logarithms, __global S_T* delta, __global const X_T* forward,
     __global const S_T* through, __global X_T* out, const int has_through, CALL_NUMBERS, O_NUMBERS, F_NUMBERS) {
-  const int depth = WHOLE ? DEPTH : size, depth_v = WHOLE ? DEPTH : size_v;
-  const int head = get_global_id(1), first = get_global_id(0) * LANES;
-  const long kv = (long)key_head(head, heads, sharing) * m;
-  __global const M_T* mask_here = mask + (long)(head / heads) * by_batch + (long)(head % heads) * by_head;
+  QUERIES_OF_ITEM
   vec packed[DEPTH], packed_g[DEPTH], result[DEPTH], s[BLOCK], dp[BLOCK];
   pack(packed, q + (long)head * n * depth, depth, first, n, depth, scale);
   pack(packed_g, g + (long)head * n * depth_v, depth_v, first, n, depth_v, 1);

@@ -46,6 +46,22 @@ class HeadSizes(NamedTuple):
         """The shape of the queries after the batch axis: key heads, query heads per key head, rows."""
         return (self.kv_heads, self.sharing, self.n)
 
+    @property
+    def parts(self) -> tuple[tuple[int, int, int], ...]:
+        """Heads, rows and head size of q, k, v and the result."""
+        ours, theirs = (self.heads, self.n), (self.kv_heads, self.m)
+        return (*ours, self.depth), (*theirs, self.depth), (*theirs, self.depth_v), (*ours, self.depth_v)
+
+    @property
+    def contiguous(self) -> tuple[HeadBlock, ...]:
+        """The blocks of q, k, v and the result, if these are contiguous."""
+        return tuple(new_block(*part) for part in self.parts)
+
+    def shapes(self, queries: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
+        """Return the shapes of q, k and v for queries of a shape."""
+        rows = (*queries[:-3], *(self.kv_heads,)[: len(queries) - 2], self.m)
+        return queries, (*rows, self.depth), (*rows, self.depth_v)
+
 
 def attention_geometry(op: str, q: Tensor, k: Tensor, v: Tensor) -> HeadSizes:
     """Return the sizes of a call; raises ``ShapeError`` or ``DtypeError`` if the operands do not fit together."""

@@ -7,27 +7,13 @@
 // Operands: X queries, keys, values, results and gradients; M mask; S sums and logarithms.
 #ifndef WARPS
 #define WARPS 4
-#endif
-#ifndef COLUMNS  // keys (queries) of a block: 16, or a multiple of 32
-#define COLUMNS 32
-#endif
-#ifndef BUCKET  // values of a row in local memory: 32, 64 or 128
-#define BUCKET 64
-#endif
-#ifndef DEPTH  // the head sizes; rows are multiples of 16 bytes
-#define DEPTH BUCKET
-#endif
-#ifndef DEPTH_V
+#define COLUMNS 32  // keys (queries) of a block: 16, or a multiple of 32
+#define BUCKET 64  // values of a row in local memory: 32, 64 or 128
+#define DEPTH BUCKET  // the head sizes; rows are multiples of 16 bytes
 #define DEPTH_V BUCKET
-#endif
-#ifndef MMA  // how the units multiply: float16, bfloat16 or TF32
-#define MMA MMA_TF32
-#endif
-#ifndef SIZE  // bytes of a value: 2, or 4 for TF32
-#define SIZE 4
-#endif
-#ifndef TERMS  // 1: float32 is rounded to TF32. 2: it is split into two, three products
-#define TERMS 1
+#define MMA MMA_TF32  // how the units multiply: float16, bfloat16 or TF32
+#define SIZE 4  // bytes of a value: 2, or 4 for TF32
+#define TERMS 1  // 1: float32 is rounded to TF32. 2: it is split into two, three products
 #endif
 #ifndef PAIR  // two values of 16 bits
 #define PAIR pair_bfloat16

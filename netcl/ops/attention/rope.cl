@@ -2,9 +2,6 @@
 // A work-item turns one pair in all rows that share its position, so its sine and cosine are computed once.
 // Operand X: rows (X_T X_LOAD X_STORE); P: positions (P_T P_LOAD).
 
-#ifndef REAL  // the type arithmetic is done in
-#define REAL float
-#endif
 #ifndef INTERLEAVED
 #define INTERLEAVED 0  // 1: pairs of neighbours, 0: an element of the first half with one of the second
 #define POSITIONS 0  // 0: offset, offset + 1, ..; 1: from a tensor

@@ -7,37 +7,19 @@
 // Operands: X queries, keys, values, results and gradients; M mask; S sums and logarithms. Where rows are whole quads, X_QUAD(p) reads one
 // and X_QUAD_STORE(p, v) writes one.
 
-#ifndef TX  // work-items along a row of scores; a power of two, at least 8
-#define TX 16
-#endif
-#ifndef TY  // work-items along a column of scores; a power of two, at least 4
-#define TY 8
-#endif
-#ifndef RX  // scores of a work-item along a row; a multiple of 4
-#define RX 4
-#endif
-#ifndef RY  // and along a column; at most TX
-#define RY 8
-#endif
-#ifndef CHUNK  // elements of a head in local memory at a time; a multiple of 32 and of 4 * TX
-#define CHUNK 64
-#endif
-#ifndef CHUNKS  // chunks of the largest head
-#define CHUNKS 1
-#endif
-#ifndef DEPTH  // the head sizes, where they are known
-#define DEPTH size
-#endif
-#ifndef DEPTH_V
-#define DEPTH_V size_v
-#endif
-#ifndef AHEAD  // quads of a product whose loads and multiplications the compiler may mix
-#define AHEAD 2
+#ifndef TX
+#define TX 16  // work-items along a row of scores; a power of two, at least 8
+#define TY 8  // work-items along a column of scores; a power of two, at least 4
+#define RX 4  // scores of a work-item along a row; a multiple of 4
+#define RY 8  // and along a column; at most TX
+#define CHUNK 64  // elements of a head in local memory at a time; a multiple of 32 and of 4 * TX
+#define CHUNKS 1  // chunks of the largest head
+#define DEPTH 64  // the head sizes
+#define DEPTH_V 64
 #endif
 #ifndef APART  // groups until another one runs on the same unit; about as many as a large device has units
 #define APART 128
 #endif
-
 #define ITEMS (TX * TY)
 #define ROWS (RY * TY)
 #define COLUMNS (RX * TX)
@@ -47,9 +29,7 @@
 #define LOADERS (ITEMS / QUADS)  // rows that are read at a time
 #define LEFT_LOADS (ROWS / LOADERS)
 #define RIGHT_LOADS (COLUMNS / LOADERS)
-#define TEXT_(x) #x
-#define TEXT(x) TEXT_(x)
-#define AHEAD_LOOP _Pragma(TEXT(unroll AHEAD))
+#define QUAD_LOOP _Pragma("unroll 2")  // over quads of a product, whose loads and multiplications the compiler may mix
 #define SYNC barrier(CLK_LOCAL_MEM_FENCE)
 
 typedef JOIN(REAL, 4) real4;
@@ -140,7 +120,7 @@ INLINE void keep_right(__local real4* right, const real4 held[RIGHT_LOADS]) {
 // s += rows of the left tile times rows of the right one.
 INLINE void multiply(real s[RY][RX], __local const real4* left, __local const real4* right) {
   PLACE
-  AHEAD_LOOP for (int q = 0; q < QUADS; ++q) {
+  QUAD_LOOP for (int q = 0; q < QUADS; ++q) {
     __local const real4* from_a = left + LEFT_AT(q);
     __local const real4* from_b = right + RIGHT_AT(q);
     real4 b[RX];
@@ -192,7 +172,7 @@ INLINE void share_scores(__local real4* scores, real s[RY][RX]) {
 INLINE void accumulate(real result[RY][CHUNKS * OWN], const int chunk, __local const real4* scores, __local const real4* right,
                        const int begin, const int end) {
   PLACE
-  AHEAD_LOOP for (int t = begin / 4; t < (end + 3) / 4; ++t) {
+  QUAD_LOOP for (int t = begin / 4; t < (end + 3) / 4; ++t) {
     __local const real4* from_p = scores + SCORE_AT(t);
     __local const real4* from_b = right + 4 * t * QUADS + (tx ^ (t & 7));
     real4 b[OWN / 4][4];
@@ -208,30 +188,24 @@ INLINE void accumulate(real result[RY][CHUNKS * OWN], const int chunk, __local c
   }
 }
 
+// A chunk of b into the right tile, once nobody reads what it holds.
+INLINE void replace(__local real4* right, __global const X_T* b, const int step, const int first, const int n, const int from,
+                    const int depth) {
+  real4 held[RIGHT_LOADS];
+  fetch_right(held, b, step, first, n, from, depth);
+  SYNC;
+  keep_right(right, held);
+}
+
 // result += scores times COLUMNS rows of b, whose first chunk lies in the right tile.
 INLINE void gather(real result[RY][CHUNKS * OWN], __local const real4* scores, __local real4* right, __global const X_T* b, const int step,
                    const int first, const int n, const int depth, const int begin, const int end) {
   EACH for (int c = 0; c < CHUNKS; ++c) {
     if (c * CHUNK < depth) {
-      if (c > 0) {
-        real4 held[RIGHT_LOADS];
-        fetch_right(held, b, step, first, n, c * CHUNK, depth);
-        SYNC;
-        keep_right(right, held);
-      }
+      if (c > 0) replace(right, b, step, first, n, c * CHUNK, depth);
       SYNC;
       accumulate(result, c, scores, right, begin, end);
     }
-  }
-}
-
-// The first chunk of b into the right tile, where another one was the last to be multiplied.
-INLINE void rewind(__local real4* right, __global const X_T* b, const int step, const int first, const int n, const int depth) {
-  if (CHUNKS > 1) {
-    real4 held[RIGHT_LOADS];
-    fetch_right(held, b, step, first, n, 0, depth);
-    SYNC;
-    keep_right(right, held);
   }
 }
 
@@ -374,7 +348,6 @@ SIZED __kernel void attention_query_grad(__global const X_T* g, READ_POINTERS, _
     safe[y] = safe_logarithm(S_LOAD(logarithms, row + min(first + ROW(y), n - 1)));
   }
   clear(sums);
-  real4 held[RIGHT_LOADS];
   const int end = causal ? min(m, first + ROWS) : m;
   for (int j = 0; j < end; j += COLUMNS) {
     const int idle = causal && j + COLUMN_FROM > first + ROW_TO;
@@ -391,7 +364,7 @@ SIZED __kernel void attention_query_grad(__global const X_T* g, READ_POINTERS, _
         s[y][x + 3] = POWER(s[y][x + 3] - safe[y]) * d.w;
       }
     share_scores(scores, s);
-    rewind(right, k, STEP_OF(k, DEPTH), j, m, DEPTH);
+    if (CHUNKS > 1) replace(right, k, STEP_OF(k, DEPTH), j, m, 0, DEPTH);
     const int seen = causal ? min(COLUMNS, first + ROW_TO - j + 1) : COLUMNS;
     gather(sums, scores, right, k, STEP_OF(k, DEPTH), j, m, DEPTH, 0, seen);
   }
@@ -412,7 +385,6 @@ SIZED __kernel void attention_key_grad(__global const X_T* g, READ_POINTERS, __g
   k += FROM(k, kv_head, kv_heads, m, DEPTH);
   v += FROM(v, kv_head, kv_heads, m, DEPTH_V);
   real s[RY][RX], result_k[RY][CHUNKS * OWN], result_v[RY][CHUNKS * OWN], scales[RY];
-  real4 held[RIGHT_LOADS];
   clear(result_k);
   clear(result_v);
   for (int r = 0; r < sharing; ++r) {
@@ -430,11 +402,9 @@ SIZED __kernel void attention_key_grad(__global const X_T* g, READ_POINTERS, __g
       }
       share_scores(scores, s);
       products(s, left, right, v, STEP_OF(v, DEPTH_V), first, m, g_here, STEP_OF(g, DEPTH_V), i, n, DEPTH_V, 1, idle);
-      rewind(right, g_here, STEP_OF(g, DEPTH_V), i, n, DEPTH_V);
+      if (CHUNKS > 1) replace(right, g_here, STEP_OF(g, DEPTH_V), i, n, 0, DEPTH_V);
       gather(result_v, scores, right, g_here, STEP_OF(g, DEPTH_V), i, n, DEPTH_V, begin, COLUMNS);
-      fetch_right(held, q_here, STEP_OF(q, DEPTH), i, n, 0, DEPTH);
-      SYNC;
-      keep_right(right, held);
+      replace(right, q_here, STEP_OF(q, DEPTH), i, n, 0, DEPTH);
       EACH for (int x = 0; x < RX; x += 4) {
         real4 less;
         less.x = S_LOAD(delta, row + min(i + COLUMN(x), n - 1));

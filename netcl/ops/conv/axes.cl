@@ -2,7 +2,7 @@
 //   out[out_first + i * out_step] += weight[w_first + t * w_step] * in[i * in_step + first + t * step]   for t < taps, 0 <= index < size.
 // Forward has one such class of pixels. The input gradient has one per remainder of the pixel modulo the stride: within
 // a class the same taps reach every pixel, so nothing is multiplied by inserted zeros.
-// N, C, H, W, M, OH and OW are arguments of the kernels: CONV_NUMBERS of ends.cl.
+// N, C, H, W, M, OH and OW are arguments of the kernels, X and Y operands: see ends.cl.
 
 #ifndef INPUT_GRAD
 #define INPUT_GRAD 0  // 1: the input is a gradient of the output, the output the gradient of the input

@@ -5,7 +5,7 @@
 // direct   one output row of one channel at a time: for groups with few filters, where a panel would serve too few rows.
 // depth    groups of one channel: taps are offsets into lines in local memory, which are split by remainders modulo the stride.
 // Weight gradients have the same two forms, with pixels as the summed dimension.
-// Arguments of CONV_NUMBERS (ends.cl): N C H W M OH OW KH KW, and the options in lower case.
+// Operands X W Y and arguments of CONV_NUMBERS (ends.cl): N C H W M OH OW KH KW, and the options in lower case.
 #ifndef PART
 #define PART 0  // 1: only forward and input gradient, 2: only the weight gradient; a program compiles what it needs
 #endif
@@ -13,9 +13,7 @@
 #define KC 512  // rows of a panel
 #define ROWS 96  // most rows a work-group makes: their sums wait in local memory between panels; a multiple of MR
 #endif
-#ifndef AHEAD
 #define AHEAD 18  // terms of a sum by which an input gradient fetches weights: each channel's lie in another page, which no hardware foresees
-#endif
 #ifndef PACKED_W
 #define PACKED_W 0  // 1: weights were packed by pack_weights: one stream that every core fetches ahead, not one per row
 #endif

@@ -1,21 +1,6 @@
-// Where a convolution begins and ends: the operands with their defaults, and what a sum becomes before it is stored.
+// Where a convolution begins and ends: its arguments, and what a sum becomes before it is stored. Operands X the gathered input (forward: x;
+// input gradient: dy), W weights (of a weight gradient: dy), B bias, Y the result.
 
-#ifndef X_T  // the gathered input (forward: x; input gradient: dy)
-#define X_T float
-#define X_LOAD(p, i) ((p)[i])
-#endif
-#ifndef W_T  // weights; for weight gradients dy
-#define W_T float
-#define W_LOAD(p, i) ((p)[i])
-#endif
-#ifndef B_T  // bias
-#define B_T float
-#define B_LOAD(p, i) ((p)[i])
-#endif
-#ifndef Y_T  // the result
-#define Y_T float
-#define Y_STORE(p, i, x) ((p)[i] = (x))
-#endif
 // The tensors of ConvOperands.end, and the sizes of Convolution.sizes. C, M: channels and filters of a group; H, W: plane of x; OH, OW: plane of y.
 #define END_POINTERS __global const B_T* restrict bias, __global const ADDED_T* restrict added, __global Y_T* restrict y
 #define CONV_NUMBERS                                                                                                           \

@@ -1,12 +1,10 @@
 // What the CPU kernels of convolutions share, beside ends.cl: explicit vectors, the tiles of registers they multiply in, what their ends
-// read and write. Inputs are of the type of sums; narrower ones are widened before.
+// read and write. Inputs are of the type of sums; narrower ones are widened before. Operand Y: as in ends.cl.
 // Defined for dtypes that are not converted value by value: ADDED_LANES(p), a vector of what is added; Y_LANES(x, p), one is stored.
 #pragma OPENCL FP_CONTRACT ON
 
 #ifndef VW
 #define VW 4  // lanes of a vector
-#endif
-#ifndef NV
 #define NV 4  // vectors of a micro tile
 #endif
 #ifndef MR

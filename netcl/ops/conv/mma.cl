@@ -7,7 +7,7 @@
 //
 // C8: chunks of a pixel of one group. CB: chunks of one tap that follow each other, before the other taps of the same channels: what
 // neighbouring taps share is then still in the cache.
-// Arguments of CONV_NUMBERS (ends.cl): N C H W M OH OW KH KW, and the options in lower case.
+// Operands X W Y and arguments of CONV_NUMBERS (ends.cl): N C H W M OH OW KH KW, and the options in lower case.
 
 #ifndef BM
 #define BM 128  // filters of a work-group
@@ -15,16 +15,15 @@
 #define WM 64  // of a warp; a multiple of 16
 #define WN 64  // of a warp; a multiple of 32
 #define STAGES 3
+#define STEP 4  // chunks along k of one step, 4 or 8
 #define MMA MMA_BFLOAT16
 #endif
 #define ITEMS ((BM / WM) * (BN / WN) * 32)
 #define MI (WM / 16)
 #define NI (WN / 8)
-#ifndef STEP
-#define STEP 4  // chunks along k of one step, 4 or 8
-#endif
 #ifndef EVEN
 #define EVEN 0  // 1: CB is STEP, so that a step has one tap
+#define Y_EIGHT 1  // 1: eight results are stored as 16 bytes
 #endif
 #define A_BYTES (BM * STEP * 16)
 #define STAGE_BYTES ((BM + BN) * STEP * 16)
@@ -160,9 +159,6 @@ __kernel void mma_pad(__global const X_T* restrict x, __global ushort* restrict 
 #if PART == 2
 #ifndef Y_PAIR
 #define Y_PAIR(low, high) pair_bfloat16(low, high)
-#endif
-#ifndef Y_EIGHT
-#define Y_EIGHT 1  // 1: eight results are stored as 16 bytes
 #endif
 
 // Rows are filters, columns pixels.

@@ -5,7 +5,7 @@
 // the image or outside it as a whole. Numbers that the compiler must know are macros: taps, strides, and the padding at the TOP and LEFT.
 // Callers give X_QUAD, W_QUAD and Y_QUAD, which read and write four values, and for PART 2 LOW, HIGH, ROW_LOW and ROW_HIGH: the first and
 // last columns and rows of the input that a result needs, relative to its own.
-// Arguments of CONV_NUMBERS (ends.cl): N C H W M OH OW KH KW, and the options in lower case.
+// Operands X W Y and arguments of CONV_NUMBERS (ends.cl): N C H W M OH OW KH KW, and the options in lower case.
 #pragma OPENCL FP_CONTRACT ON
 
 #ifndef PART

@@ -30,6 +30,7 @@ from netcl.ops.conv.convolution import FORWARD, GROUPS_PER_UNIT, INPUT_GRAD, THI
 from netcl.ops.conv.ending import CPU_FILES, widened
 from netcl.ops.conv.geometry import Geometry, geometry
 from netcl.ops.matmul import cpu
+from netcl.ops.matmul.mma import round_up
 
 __all__ = ["FORWARD", "INPUT_GRAD", "WEIGHT_GRAD", "Convolution", "conv_problem", "cpu_tiles", "run", "simt_tiles"]
 
@@ -183,7 +184,7 @@ def _cpu_panel(queue: Any, conv: Convolution, config: KernelConfig, profile: Dev
     units = profile.max_compute_units
     enough = units * max(1, conv.filters // (PACKING_TILES * tiles["MR"] * units))  # every block packs the panel again
     blocks = max(bound, min(-(-conv.filters // tiles["MR"]), -(-_busy_groups(profile) // max(1, strips * third)), enough))
-    rows = _ceil_to(-(-conv.filters // blocks), tiles["MR"])
+    rows = round_up(-(-conv.filters // blocks), tiles["MR"])
     tiles["FETCHES"] = int(launch.fetches(queue))
     size = (strips, -(-conv.filters // rows), third)
     if conv.kept:
@@ -208,9 +209,9 @@ def _cpu_weights(queue: Any, conv: Convolution, config: KernelConfig, profile: D
     # Pixels are divided before filters, because every block of filters rereads all pixels.
     alike, wanted = strips * taps * g.groups, 2 * _busy_groups(profile)
     splits = max(1, min(-(-wanted // alike), conv.pixels // 1024))
-    rows = _ceil_to(-(-m // max(1, min(m // (2 * tiles["MR"]), -(-wanted // (alike * splits))))), tiles["MR"])
+    rows = round_up(-(-m // max(1, min(m // (2 * tiles["MR"]), -(-wanted // (alike * splits))))), tiles["MR"])
     blocks = -(-m // rows)
-    turned, padded = g.groups * g.n * high * wide * channels, _ceil_to(m, tiles["MR"])
+    turned, padded = g.groups * g.n * high * wide * channels, round_up(m, tiles["MR"])
     turn, multiply, collect = (
         launch.kernel(queue, __file__, "ends.cl lanes.cl weights.cl", name, {"Y": conv.dtype}, {"REAL": conv.compute, **tiles})
         for name in ("channels_last", "conv_weights", "collect_weights")
@@ -226,7 +227,7 @@ def _cpu_weights(queue: Any, conv: Convolution, config: KernelConfig, profile: D
 def _cpu_panel_weights(queue: Any, conv: Convolution, tiles: dict[str, Any], profile: DeviceProfile, t: ConvOperands) -> None:
     g, strip = conv.g, tiles["NT"] * tiles["NV"] * tiles["VW"]
     blocks = -(-conv.filters // tiles["ROWS"])
-    rows = _ceil_to(-(-conv.filters // blocks), tiles["MR"])
+    rows = round_up(-(-conv.filters // blocks), tiles["MR"])
     size = (-(-g.c // g.groups * g.taps // strip), -(-conv.filters // rows), g.groups)
     splits = max(1, min(-(-_busy_groups(profile) // math.prod(size)), conv.pixels // 256))
     columns.split_weight_grad(queue, conv, t, splits, CPU_FILES, "conv_panel_weights", tiles, (*size[:2], g.groups * splits), None, rows)
@@ -312,7 +313,7 @@ def _taps(queue: Any, conv: Convolution, config: KernelConfig, profile: DevicePr
     if conv.kind == WEIGHT_GRAD:
         return _taps_weights(queue, conv, config, profile, t)
     tiles, c, m = _taps_tiles(conv, config, profile, conv.pixels), conv.sizes[1], conv.filters
-    deep, wide, items = _ceil_to(c, tiles["BK"]), _ceil_to(m, tiles["BM"]), _work_items(tiles)
+    deep, wide, items = round_up(c, tiles["BK"]), round_up(m, tiles["BM"]), _work_items(tiles)
     n = conv.g.groups * conv.g.taps * deep * wide
     macros: dict[str, Any] = {"REAL": conv.compute, "PART": 1, "INPUT_GRAD": conv.kind == INPUT_GRAD}
     pack = launch.kernel(queue, __file__, TAPS_FILES, "pack_taps", {"X": conv.dtype, "Y": conv.accumulator}, macros)
@@ -343,10 +344,6 @@ def _simt_naive(queue: Any, conv: Convolution, config: KernelConfig, profile: De
         return columns.split_weight_grad(queue, conv, t, splits, SIMT_FILES, "conv_naive_weights", {"LANES": lanes}, size, (lanes, 1))
     results = conv.g.x_shape if conv.kind == INPUT_GRAD else conv.g.y_shape
     ending.launch_ending(queue, conv, t, SIMT_FILES, "conv_naive", {}, (math.prod(results),), (config.local_size_1d,))
-
-
-def _ceil_to(n: int, step: int) -> int:
-    return -(-n // step) * step
 
 
 # ---- the table

@@ -3,7 +3,7 @@
 // gemm     implicit GEMM: a work-group makes BM filters x BN pixels, BK rows of the unfolded input at a time. The input is
 //          gathered straight into local memory; no unfolded matrix exists.
 // naive    one work-item per result.
-// Arguments of CONV_NUMBERS (ends.cl): N C H W M OH OW KH KW, and the options in lower case.
+// Operands X W Y and arguments of CONV_NUMBERS (ends.cl): N C H W M OH OW KH KW, and the options in lower case.
 #pragma OPENCL FP_CONTRACT ON
 
 #ifndef PART

@@ -3,7 +3,7 @@
 // A work-group makes BM filters x BN pixels over one of `splits` parts of the sum, BK terms at a time; a work-item makes TM x 4 of them.
 // With several parts, sums go to `y` part after part, and sum_splits of columns.cl adds them in their order and ends the convolution. Weights are
 // read where they are. While one step is multiplied out of local memory, the next is on its way into registers.
-// Arguments of CONV_NUMBERS (ends.cl): N C H W M OH OW KH KW, and the options in lower case.
+// Operands X W Y and arguments of CONV_NUMBERS (ends.cl): N C H W M OH OW KH KW, and the options in lower case.
 #pragma OPENCL FP_CONTRACT ON
 
 #ifndef BM

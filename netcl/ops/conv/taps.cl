@@ -3,7 +3,7 @@
 // A work-group makes BM x BN results, BK terms at a time; a work-item makes TM x TN of them, in blocks of 4 x 4 that neighbours
 // interleave. All terms of a step belong to one tap, so whether a pixel lies inside the image is asked once per step and not
 // once per term. While one step is multiplied out of local memory, the next is on its way into registers.
-// Arguments of CONV_NUMBERS (ends.cl): N C H W M OH OW KH KW, and the options in lower case.
+// Operands X W Y and arguments of CONV_NUMBERS (ends.cl): N C H W M OH OW KH KW, and the options in lower case.
 #pragma OPENCL FP_CONTRACT ON
 
 #ifndef REAL4

@@ -1,7 +1,7 @@
 // The weight gradient on CPU devices as matrix products that unfold nothing. With the channels of a pixel side by side, the KW taps of
 // a kernel row are KW * C neighbours in memory: for each row of the kernel
 //   parts[row][filter][s * C + c] = sum over pixels p of dy[filter][p] * t[p shifted by the row][s * C + c],
-// dy read in place by scalar broadcast, t in vectors. Three kernels: x into t, the products, and parts into the weights' order.
+// dy read in place by scalar broadcast, t in vectors. Three kernels: x into t, the products, and parts into the weights' order. Operand Y: dw.
 #ifndef KB
 #define KB 256  // pixels of a block: what a sweep over the filters reads of t again and again stays in the second-level cache
 #endif

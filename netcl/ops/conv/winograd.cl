@@ -1,20 +1,18 @@
 // Winograd's convolution on GPUs, 3 x 3 kernels and stride 1: tiles of 4 x 4 outputs by 36 products per channel and filter where a plain
 // sum has 144. Between the transforms here stands one batched product, a matrix per element of a tile. Neighbouring work-items take
 // neighbouring tiles, so that what is wide (36 values for 16 of the image) is read and written in whole lines. What a product reads is
-// made in one launch: the second axis counts planes of channels, then whatever else there is. SCALES as in transforms.cl.
+// made in one launch: the second axis counts planes of channels, then whatever else there is. SCALES as in transforms.cl, X W Y as in ends.cl.
 #pragma OPENCL FP_CONTRACT ON
 
 #ifndef INPUT_GRAD
 #define INPUT_GRAD 0  // 1: weights are mirrored
+#define ITEMS 64  // most work-items of a group
 #endif
 #ifndef QUADS
 #define QUADS 0  // 1: four neighbours of a row of outputs are one aligned vector of floats
 #endif
 #ifndef INPUT_QUADS
 #define INPUT_QUADS 0  // 1: the same of inputs, where a tile begins one before
-#endif
-#ifndef ITEMS
-#define ITEMS 64  // most work-items of a group
 #endif
 
 // Where a tile lies: its image, and the first output it makes.

@@ -3,7 +3,7 @@
 // The transformed inputs of a strip wait in a room of global memory that the group keeps to itself, small enough for the second cache;
 // there every block of MR filters meets them: 36 small products in registers, then the way back to pixels. Products never leave the caches.
 // Where there are few tiles, a block's weights are FRESH: transformed by the group that multiplies with them, and never seen by memory.
-// SCALES as in transforms.cl.
+// SCALES as in transforms.cl, operand Y as in ends.cl.
 #ifndef PART
 #define PART 0  // 1: only the transform of weights, 2: only the convolution
 #define FRESH 0  // 1: the convolution transforms weights itself

@@ -8,8 +8,6 @@
 #define A_PLAIN 1  // 1: a holds float32, else bfloat16
 #define B_PLAIN 1
 #endif
-#define A_BITS (TERMS == 1 && !A_PLAIN)  // packed as it is
-#define B_BITS (TERMS == 1 && !B_PLAIN)
 #define TILE 512  // values of a packed tile
 
 // The parts of x; gives whether x is not finite. That stays in the first part, and a rounding never makes a part infinite.
@@ -44,27 +42,14 @@ static inline int split_many(float16 x, uint16* terms) {
 }
 
 // 16 neighbours of an operand, split.
-static inline int split_a(__global const A_T* p, uint16* terms) {
-#if A_BITS
-  terms[0] = convert_uint16(((__global const loose_shorts*)p)->v);
-  return 0;
-#elif A_PLAIN
-  return split_many(((__global const loose_floats*)p)->v, terms);
-#else
-  return split_many(as_float16(convert_uint16(((__global const loose_shorts*)p)->v) << 16), terms);
-#endif
-}
-
-static inline int split_b(__global const B_T* p, uint16* terms) {
-#if B_BITS
-  terms[0] = convert_uint16(((__global const loose_shorts*)p)->v);
-  return 0;
-#elif B_PLAIN
-  return split_many(((__global const loose_floats*)p)->v, terms);
-#else
-  return split_many(as_float16(convert_uint16(((__global const loose_shorts*)p)->v) << 16), terms);
-#endif
-}
+#define SPLIT_OPERAND(name, T, plain)                                                \
+  static inline int name(__global const T* p, uint16* terms) {                       \
+    if (plain) return split_many(((__global const loose_floats*)p)->v, terms);       \
+    terms[0] = convert_uint16(((__global const loose_shorts*)p)->v);                 \
+    return TERMS == 1 ? 0 : split_many(as_float16(terms[0] << 16), terms);           \
+  }
+SPLIT_OPERAND(split_a, A_T, A_PLAIN)
+SPLIT_OPERAND(split_b, B_T, B_PLAIN)
 
 // A tile of a, whose rows are neighbours in memory and whose values along k lie `step` apart: pairs of those, 16 rows at a time.
 static inline int pack_across(__global const A_T* a, const long step, __global ushort* packed, const long plane) {

@@ -23,15 +23,12 @@
 #else
 #define FETCH_ROW
 #endif
-#if NV == 1
-#define COLUMNS(F, i) F(i, 0)
-#elif NV == 2
-#define COLUMNS(F, i) F(i, 0) F(i, 1)
-#elif NV == 3
-#define COLUMNS(F, i) F(i, 0) F(i, 1) F(i, 2)
-#else
-#define COLUMNS(F, i) F(i, 0) F(i, 1) F(i, 2) F(i, 3)
-#endif
+#define COLUMNS(F, i) COLUMNS_(NV, F, i)
+#define COLUMNS_(n, F, i) JOIN(COLUMNS_, n)(F, i)
+#define COLUMNS_1(F, i) F(i, 0)
+#define COLUMNS_2(F, i) COLUMNS_1(F, i) F(i, 1)
+#define COLUMNS_3(F, i) COLUMNS_2(F, i) F(i, 2)
+#define COLUMNS_4(F, i) COLUMNS_3(F, i) F(i, 3)
 #define ROWS(F) REPEAT(MR, F)
 
 #if PACKED_A

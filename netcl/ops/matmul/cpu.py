@@ -39,9 +39,6 @@ _KEPT_SWEEPS = 256  # rows of A up to which a panel of a packed B is read too se
 _KEPT_DEPTH = 64  # rows of B that a work-item of pack_b packs
 
 
-_NOTHING: Mapping[str, Any] = {}
-
-
 class _Tile(NamedTuple):
     """A register tile; ``strips`` of them lie side by side in a panel."""
 
@@ -62,7 +59,7 @@ def _register_lanes(p: Matmul, profile: DeviceProfile) -> int:
     return profile.lanes * 4 // p.itemsize
 
 
-def _register_tile(p: Matmul, profile: DeviceProfile, extra: Mapping[str, Any] = _NOTHING) -> _Tile:
+def _register_tile(p: Matmul, profile: DeviceProfile, extra: Mapping[str, Any]) -> _Tile:
     """Return the tile for the device's registers (32 of 4 or 16 lanes, or 16 of 8 lanes); ``extra`` may set its rows and vectors."""
     lanes, speeds = _register_lanes(p, profile), _TILE_SPEEDS[profile.vector_registers]
     rows, vectors = min(speeds, key=lambda tile: -(-p.n // (tile[1] * lanes)) * tile[1] / speeds[tile])

@@ -80,14 +80,15 @@ class _Side(NamedTuple):
 
     def padded(self, p: Matmul, dtype: str) -> tuple[_Side, int, int]:
         """Return the padded layout, the number of matrices along the inner batch axis (1 if broadcast), and the number of elements."""
-        wide = _round_up(self.width, 16 // DTYPES[dtype].itemsize)
+        wide = round_up(self.width, 16 // DTYPES[dtype].itemsize)
         size = self.lines * wide
         outer, inner = (count if step else 1 for count, step in zip(p.batch, self.strides, strict=True))
         strides = (inner * size if self.strides[0] else 0, size if self.strides[1] else 0)
         return _Side(dtype, self.lines, wide, strides), inner, outer * inner * size
 
 
-def _round_up(value: int, each: int) -> int:
+def round_up(value: int, each: int) -> int:
+    """Return the least multiple of ``each`` that is not below ``value``."""
     return -(-value // each) * each
 
 
@@ -126,7 +127,7 @@ def run(queue: Any, p: Matmul, t: Operands, tile: Tile | None = None) -> None:
     tile = tile or best(p, int(queue.device.max_compute_units))[0]
     dtype = unit_dtype(p) or "float32"
     (a, b), (left, right), first = written_out(queue, p, dtype, t)
-    depth = _round_up(-(-p.k // tile.splits), tile.k)
+    depth = round_up(-(-p.k // tile.splits), tile.k)
     splits = -(-p.k // depth)
     ended = replace(p, a=dtype, b=dtype) if splits == 1 else p.bare(a=dtype, b=dtype)
     kernel = gemm.compiled(queue, "reads.cl ptx.cl mma.cl", "gemm_mma", ended, **_mma_macros(ended, tile))
@@ -146,7 +147,7 @@ def written_out(queue: Any, p: Matmul, dtype: str, t: Operands) -> tuple[list[_S
         quads, lines = -(-wide.width // 4), count // wide.width
         across = min(64, 1 << (quads - 1).bit_length())
         numbers = (sides[i].width, wide.width, wide.lines, inner, *sides[i].strides, at, lines)
-        size = (_round_up(quads, across), _round_up(lines, 256 // across))
+        size = (round_up(quads, across), round_up(lines, 256 // across))
         kernel(queue, size, (across, 256 // across), tensors[i], packed, *numbers)
         sides[i], tensors[i], first, at = wide, packed, at if i else 0, at + count
     return sides, tensors, first

@@ -77,13 +77,14 @@ def _check_queue(queue: Any, apart: bool) -> Any:
 
 def trusted(queue: Any, tier: str, dtype: str, run: Callable[[Any, Matmul, Operands], Any]) -> bool:
     """Whether the kernels of ``run(queue, product, operands)`` build and are correct for operands of a dtype."""
-    return verdict(queue, "matmul", tier, dtype, lambda queue: _multiplies_right(queue, dtype, run))
+    return verdict(queue, "matmul", tier, dtype, lambda queue: multiplies_right(queue, dtype, run, BOUNDS[dtype]))
 
 
-def _multiplies_right(queue: Any, dtype: str, run: Callable[[Any, Matmul, Operands], Any]) -> bool:
+def multiplies_right(queue: Any, dtype: str, run: Callable[[Any, Matmul, Operands], Any], bound: float) -> bool:
+    """Whether the error of ``run`` is at most ``bound`` for a product of odd sizes, relative to its largest value."""
     rng, (m, n, k) = np.random.default_rng(0), (77, 136, 200)
     a, b = (Tensor.from_host(queue, rng.standard_normal(shape, np.float32), dtype) for shape in ((m, k), (k, n)))
     out = Tensor.empty((m, n), queue=queue)
     run(queue, Matmul(m, n, k, False, False, dtype, dtype, "float32", aligned=True), Operands(a, b, out))
     exact = a.to_host().astype(np.float64) @ b.to_host().astype(np.float64)
-    return bool(np.abs(out.to_host() - exact).max() <= BOUNDS[dtype] * np.abs(exact).max())
+    return bool(np.abs(out.to_host() - exact).max() <= bound * np.abs(exact).max())

@@ -4,9 +4,7 @@
 #define TRANS_A 0  // 1: the left operand is stored transposed, K x M
 #define TRANS_B 0  // 1: the right operand is stored transposed, N x K
 #endif
-#ifndef BAND  // block rows that neighbouring work-groups share, so that B is read from cache
-#define BAND 8
-#endif
+#define BAND 8  // block rows that neighbouring work-groups share, so that B is read from cache
 #ifndef WIDTH  // values per load: 4 where rows of both operands are multiples of four values long and aligned, else 1
 #define WIDTH 1
 #endif

@@ -55,10 +55,7 @@
 #define STORE_4(at, x, y, z, w) __asm__ volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" :: "r"(at), "r"(x), "r"(y), "r"(z), "r"(w))
 
 // Two sets of sums do not fit a third of the registers each: the copiers give some of theirs.
-#ifndef MOVES_REGISTERS
-#define MOVES_REGISTERS (SIZE == 4 && COLUMNS == 128)
-#endif
-#if MOVES_REGISTERS
+#if SIZE == 4 && COLUMNS == 128
 #define FEWER_REGISTERS() __asm__ volatile("//@sm_90a setmaxnreg.dec.sync.aligned.u32 104;")
 #define MORE_REGISTERS() __asm__ volatile("//@sm_90a setmaxnreg.inc.sync.aligned.u32 200;")
 #else

@@ -124,9 +124,10 @@ def run(queue: Any, p: Matmul, t: Operands, tile: WarpGroupTile | None = None, *
     (a, b), (left, right), first = mma.written_out(queue, p, dtype, t)
     p = replace(p, a=dtype, b=dtype)
     inner = p if tile.splits == 1 else p.bare()
+    width = 4 if inner.c in HALVES and p.n % 4 == 0 else 2 if inner.c == "float32" and p.n % 2 == 0 else 1  # results stored at once
     macros: dict[str, Any] = {
         "COLUMNS": tile.columns, "STAGES": tile.stages, "SIZE": DTYPES[dtype].itemsize, "TRANS_A": int(p.trans_a),
-        "TRANS_B": int(p.trans_b), "SWAPPED": int(tile.swapped), "C_WIDTH": 1 if tile.swapped else _width(inner),
+        "TRANS_B": int(p.trans_b), "SWAPPED": int(tile.swapped), "C_WIDTH": 1 if tile.swapped else width,
     }  # fmt: skip
     if inner.c in HALVES:
         macros["PAIR(low, high)"] = f"pair_{inner.c}(low, high)"
@@ -134,11 +135,6 @@ def run(queue: Any, p: Matmul, t: Operands, tile: WarpGroupTile | None = None, *
     numbers = (*p.sizes(), a.width, b.width, inner.has_bias, p.batch[1], *a.strides, *b.strides, first, p.batches, tile.splits)
     groups = min(gemm.groups_of(p, tile.m, tile.n) * tile.splits, units)
     gemm.in_parts(queue, p, tile.splits, kernel, groups * ITEMS, ITEMS, left, right, numbers, t)
-
-
-def _width(p: Matmul) -> int:
-    """Return how many results a work-item stores at once."""
-    return 4 if p.c in HALVES and p.n % 4 == 0 else 2 if p.c == "float32" and p.n % 2 == 0 else 1
 
 
 algorithms.add(

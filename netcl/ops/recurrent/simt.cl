@@ -10,6 +10,8 @@
 #define RT 8  // BLOCK * RT must not exceed ITEMS
 #define CT 4
 #define ITEMS 256
+#define QUADS 2  // of an item in a chunk
+#define VK 1  // values of a load: 4, 2 or 1, a divisor of DEPTH
 #endif
 #ifndef HOLDS
 #define HOLDS 0
@@ -24,14 +26,8 @@
 #endif
 #define COLS (BLOCK * COLUMN_GATES)
 #define SLICES (ITEMS / (COLS / CT))
-#ifndef QUADS  // of an item in a chunk
-#define QUADS 2
-#endif
 #define KC (4 * SLICES * QUADS)
 #define CHUNKS ((DEPTH + KC - 1) / KC)
-#ifndef VK  // values of a load: 4, 2 or 1, a divisor of DEPTH
-#define VK 1
-#endif
 #define LOADS ((RT * KC / VK + ITEMS - 1) / ITEMS)
 #define REAL4 JOIN(REAL, 4)
 #define STAGE (RT * KC)                   // values of a chunk
