@@ -112,7 +112,7 @@ def jvp(func: Callable[..., Any], primals: Any, tangents: Any, *, strict: bool =
     return (_finished_output(out, leaves), made, _finished_output(aux, leaves)) if has_aux else (_finished_output(out, leaves), made)
 
 
-def _dims(name: str, dims: Any, tree: Any) -> list[int | None]:
+def _dims(name: str, dims: object, tree: object) -> list[int | None]:
     """Return the dimension of each leaf of ``tree``; ``None`` for leaves that every call gets whole."""
     if dims is None or (isinstance(dims, int) and not isinstance(dims, bool)):
         return [dims] * len(leaves_of(tree))
@@ -126,7 +126,7 @@ def _dims(name: str, dims: Any, tree: Any) -> list[int | None]:
     return [dim for part in pairs for dim in _dims(name, *part)]
 
 
-def _mapped_size(x: Any, dim: int | None) -> int | None:
+def _mapped_size(x: object, dim: int | None) -> int | None:
     """Return the size of ``x`` along a dimension that is mapped."""
     if dim is None:
         return None

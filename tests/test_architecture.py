@@ -207,30 +207,30 @@ def test_no_function_is_named_as_a_copy():
 # Figures that may only fall. A feature that needs more raises its figure in its own commit and says there what for.
 # Lines of Python and OpenCL by package; "" stands for the modules at the root.
 LINES = {
-    "": 1070,
-    "amp": 478,
+    "": 1117,
+    "amp": 479,
     "autograd": 3254,
     "bench": 327,
     "cli": 1706,
-    "core": 7726,
+    "core": 7734,
     "data": 3117,
     "distributed": 2021,
     "distributions": 884,
-    "engine": 6157,
+    "engine": 6171,
     "io": 4940,
     "models": 3471,
-    "nn": 7063,
+    "nn": 7086,
     "onnx": 730,
-    "ops": 29176,
+    "ops": 28990,
     "optim": 2316,
     "profiling": 1300,
-    "replay": 2698,
+    "replay": 2727,
     "runtime": 742,
     "serve": 658,
     "torch": 1236,
     "trainer": 3051,
     "utils": 125,
-    "vision": 2394,
+    "vision": 2398,
 }
 SLACK = 60  # a package that is further below its figure must lower it
 # Public names of the standard library that begin with an underscore: of named tuples, and os._exit.
@@ -240,7 +240,7 @@ COUPLING = {
     "imports inside functions": 66,
     "hooks": 8,
     "functions put into lower modules": 0,
-    "Any": 5101,
+    "Any": 5099,
 }
 # Top-level functions, classes and constants that several files define: a search for such a name finds several things. Most are torch's.
 NAMES_OF_SEVERAL_FILES = 74

@@ -179,7 +179,7 @@ class Notes:
 
     def __init__(self, commands: CommandList):
         self.commands = commands
-        self.caches: dict[int, dict[Any, Any]] = {}
+        self.ends: dict[int, Callable[[], None]] = {}
 
     def allocated(self, handle: Any) -> None:
         """Ignore the lease: it belongs to a constant of the op, which is on the device's own queue."""

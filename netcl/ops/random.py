@@ -187,7 +187,7 @@ def repeating() -> Callable[[], None]:
 class _RefusingStream:
     """A stream that raises ``message`` when this thread draws numbers."""
 
-    def __init__(self, stream: Any, message: str):
+    def __init__(self, stream: RandomStream, message: str):
         self.stream, self.message, self.thread = stream, message, threading.get_ident()
 
     def refuse(self) -> None:

@@ -83,7 +83,7 @@ def is_layer(value: Any) -> bool:
     return any("_report_to_recorder" in vars(kind) for kind in type(value).__mro__)
 
 
-def unreported(layer: Any) -> list[str]:
+def unreported(layer: object) -> list[str]:
     """Return the attributes that methods of netcl may read in a layer, and that it does not report: functions, containers, objects."""
     if all(not of_netcl(module_of(kind)) or "_report_to_recorder" in vars(kind) for kind in type(layer).__mro__):
         return []  # its methods are the user's, and name what they read
@@ -91,7 +91,7 @@ def unreported(layer: Any) -> list[str]:
     return [name for name, part in parts if not unguarded(part)]
 
 
-def _is_reported(value: Any) -> bool:
+def _is_reported(value: object) -> bool:
     return (
         type(value) in EXACTLY_PLAIN
         or is_a(value, (Tensor, type))

@@ -86,7 +86,7 @@ class Recorder:
         self.asked: list[int] = []  # number of nodes before each source was called
         self.facts: list[tuple[Callable[[], Any], Any]] = []
         self.checks: list[ValueCheck] = []
-        self.caches: dict[int, dict[Any, Any]] = {}
+        self.ends: dict[int, Callable[[], None]] = {}
         self.dependencies: dict[int, Dependency] = {}
         self.leaves: dict[int, Tensor] = {}
         self.queue: Any = None
@@ -123,8 +123,8 @@ class Recorder:
                 self._end()  # an interrupt may have come before the first call did anything
 
     def _end(self) -> None:
-        for cache in self.caches.values():
-            cache.clear()
+        for end in self.ends.values():
+            end()
         if recording.active.recorder is self:
             recording.stop()
         if self.launch in hooks.launch_observers:

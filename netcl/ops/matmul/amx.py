@@ -63,7 +63,7 @@ def _driver_works(queue: Any) -> bool:
     if profile_of(queue).has_quirk("no_amx"):
         return False
 
-    def right(queue: Any) -> bool:
+    def right(queue: object) -> bool:
         checks = ((partial(run, terms=terms, units=2), bound) for terms, bound in ((1, 2**-6), (2, 2**-14)))
         return all(nvidia.multiplies_right(queue, "float32", multiply, bound) for multiply, bound in checks)
 

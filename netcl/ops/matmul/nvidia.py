@@ -80,7 +80,7 @@ def trusted(queue: Any, tier: str, dtype: str, run: Callable[[Any, Matmul, Opera
     return verdict(queue, "matmul", tier, dtype, lambda queue: multiplies_right(queue, dtype, run, BOUNDS[dtype]))
 
 
-def multiplies_right(queue: Any, dtype: str, run: Callable[[Any, Matmul, Operands], Any], bound: float) -> bool:
+def multiplies_right(queue: object, dtype: str, run: Callable[[object, Matmul, Operands], object], bound: float) -> bool:
     """Whether the error of ``run`` is at most ``bound`` for a product of odd sizes, relative to its largest value."""
     rng, (m, n, k) = np.random.default_rng(0), (77, 136, 200)
     a, b = (Tensor.from_host(queue, rng.standard_normal(shape, np.float32), dtype) for shape in ((m, k), (k, n)))
