@@ -253,7 +253,7 @@ def test_a_new_size_does_not_recompile(cl_device, rng):
     def run(m, n, k):
         ops.matmul(*tensors(cl_device.queue, np.ones((m, k), np.float32), np.ones((k, n), np.float32)))
 
-    run(100, 128, 140)
+    run(100, 190, 140)
     before = program.build_count()
     for size in ((101, 190, 141), (90, 250, 75), (150, 125, 301)):  # of columns that leave the usual tile of CPUs nearly full
         run(*size)
