@@ -216,6 +216,14 @@ class ConstantLR(Scheduler):
             return [lr * self.factor for lr in self.present()]
         return [lr * (1.0 / self.factor) for lr in self.present()] if self.last_epoch == self.total_iters else self.present()
 
+    def restart(self) -> None:
+        """Restart at step 0, from the initial learning rates; with ``total_iters=0`` they stay, as in torch."""
+        super().restart()
+        if not self.total_iters:
+            for group, rate in zip(self.groups, self.base_lrs, strict=True):
+                group["lr"] = rate
+            self._last_lr = self.present()
+
 
 class PolynomialLR(Scheduler):
     """Sets the learning rate to ``initial lr * (1 - step / total_iters) ** power``, then 0."""

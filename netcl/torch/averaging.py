@@ -72,13 +72,18 @@ class SWALR(LRScheduler):
         self.anneal_epochs, self.anneal_strategy = anneal_epochs, anneal_strategy
         super().__init__(optimizer, last_epoch)
 
+    def restart(self) -> None:
+        """Restart at step 0, but from the current learning rate, as torch does."""
+        self._begin()
+
     def _share(self, epoch: int) -> float:
         done = max(0.0, min(1.0, epoch / max(1, self.anneal_epochs)))
         return (1 - math.cos(math.pi * done)) / 2 if self.anneal_strategy == "cos" else done
 
     def get_lr(self) -> list[float]:
         """Return the learning rates of this step."""
-        before, share = self._share(max(0, self.last_epoch - 1)), self._share(max(0, self.last_epoch))
+        step = max(self.last_epoch, 0 if self.anneal_epochs else 1)  # without an annealing, the first rate is swa_lr
+        before, share = self._share(step - 1), self._share(step)
         rates = []
         for group in self.optimizer.param_groups:
             start = group["swa_lr"] if before == 1 else (group["lr"] - before * group["swa_lr"]) / (1 - before)
