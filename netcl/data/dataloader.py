@@ -240,9 +240,10 @@ class DataLoader:
 
     def _new_workers(self, first: Task) -> ProcessPool | ThreadPool:
         ahead, most = self.num_workers * self.prefetch, max(self.batch_size, len(first.indices))
+        seed = self.seed + first.key[2] * self.num_workers  # plus the number of a worker; workers of other epochs have other seeds
         if self.use_shared_mem:
-            return ProcessPool(self._fetch, self.num_workers, ahead, most, first, self.timeout, self.seed)
-        return ThreadPool(self._fetch, self.num_workers, ahead, self.timeout, self.seed)
+            return ProcessPool(self._fetch, self.num_workers, ahead, most, first, self.timeout, seed)
+        return ThreadPool(self._fetch, self.num_workers, ahead, self.timeout, seed)
 
     def _generator_states(self) -> list[Any]:
         return [generator.bit_generator.state for generator in self._generators]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import queue
+import random
 import signal
 import threading
 import time
@@ -20,6 +21,8 @@ from functools import partial
 from itertools import chain, islice
 from multiprocessing import connection
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from netcl.data.collate import WholeBatch
 from netcl.data.errors import TransferError, WorkerError, message
@@ -64,8 +67,13 @@ class _Failure(NamedTuple):
 
 def _serve(pipe: Any, fetch: Fetch, number: int, workers: int, seed: int) -> None:
     """The main function of a worker process: answers each request until the pipe is closed."""
+    from netcl.data.augment_gpu import manual_seed
+
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which closes the pipe
     threading.Thread(target=_leave_with_the_parent, daemon=True).start()
+    random.seed(seed + number)  # what a dataset draws is repeatable, and differs by worker
+    np.random.seed((seed + number) % 2**32)
+    manual_seed(seed + number)
     fetch.begin(number, workers, seed)
     try:
         pipe.send(_READY)

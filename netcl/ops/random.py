@@ -37,6 +37,8 @@ _W0, _W1 = 0x9E3779B9, 0xBB67AE85
 _LOW, _SHIFT = np.uint64(0xFFFFFFFF), np.uint64(32)
 _seed = 0
 _seeded = (_seed,)
+#: What loaders, samplers and splits without a seed draw their seeds from. Random until the first :func:`manual_seed`.
+host_rng = np.random.Generator(np.random.PCG64())
 _streams: weakref.WeakSet[RandomStream] = weakref.WeakSet()
 _unsettled: set[RandomStream] = set()  # may have drawn numbers since their counters were advanced
 
@@ -134,7 +136,7 @@ class RandomState:
 
 
 def manual_seed(seed: int) -> None:
-    """Restart the random numbers of every device from a seed.
+    """Restart the random numbers of every device from a seed, and those of loaders, samplers and splits made later without a seed.
 
     >>> manual_seed(7)
     >>> first = rand(3).tolist()
@@ -147,6 +149,7 @@ def manual_seed(seed: int) -> None:
         raise ShapeError(message("manual_seed", "seed must be an integer", seed=repr(seed)))
     _seed = int(seed)
     _seeded = (_seed,)
+    host_rng.bit_generator.state = np.random.PCG64(_seed % 2**64).state
     for stream in list(_streams):
         if stream.of_queue:
             stream.reset(_seed)

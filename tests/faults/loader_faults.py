@@ -148,6 +148,32 @@ def agree():
     say("agreed")
 
 
+class Drawn(Dataset):
+    """Samples of three sources of random numbers that are not the loader's."""
+
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, index):
+        import netcl
+
+        return np.array([random.random(), np.random.rand(), netcl.rand(1, device="cpu").item()])
+
+
+def draws():
+    """The draws of workers are repeatable, and differ by worker and by epoch."""
+
+    def epochs(**more):
+        with DataLoader(Drawn(), num_workers=2, seed=3, **more) as loader:
+            return [np.concatenate(list(loader)) for _ in range(2)]
+
+    for options in ({}, {"persistent_workers": False}):
+        first, second = epochs(**options), epochs(**options)
+        assert np.array_equal(first, second)
+        assert all(len(set(column)) == 8 for column in np.concatenate(first).T), first
+    say("drawn")
+
+
 def context(selector, order):
     """A context before the workers, or after: batches reach the device and kernels run."""
     from netcl.core.device import manager
