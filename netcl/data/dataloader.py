@@ -14,13 +14,15 @@ from typing import Any
 import numpy as np
 
 from netcl.data.collate import WholeBatch, map_arrays, only_sample
-from netcl.data.dataset import IterableDataset
+from netcl.data.dataset import IterableDataset, attributes, same_attributes
 from netcl.data.errors import check_count, message
 from netcl.data.fetch import Fetch, Task, steps
 from netcl.data.sampler import BatchSampler, generators_of, rng_of
 from netcl.data.workers import ProcessPool, ThreadPool
 
 _ORDER, _DRAWS = 0, 1  # uses of random numbers: the order of an epoch, the transforms of a batch
+#: What workers have a copy of, or other attributes depend on.
+_FIXED = {"dataset", "batch_size", "drop_last", "sampler", "batch_sampler", "num_workers", "collate_fn", "worker_init_fn", "augment"}
 
 
 #: Called with a name, the begin and the end (``time.perf_counter``) of every wait for a batch. Filled by profilers.
@@ -47,8 +49,8 @@ class DataLoader:
       there are no ``transforms`` and no ``collate_fn``, batches are fetched at once.
     - **batch_size, shuffle, drop_last**: by default one sample at a time, in order; ``drop_last`` leaves out a smaller last batch.
       ``batch_size=None`` delivers single samples, without a batch dimension.
-    - **num_workers**: 0 fetches in this thread. Workers stay from epoch to epoch, unless ``persistent_workers=False``. Except for
-      iterable datasets, order and augmentations do not depend on their number.
+    - **num_workers**: 0 fetches in this thread. Workers stay from epoch to epoch, unless ``persistent_workers=False`` or an attribute of
+      the dataset has changed. Except for iterable datasets, order and augmentations do not depend on their number.
     - **prefetch**: batches each worker makes ahead; 2 by default.
     - **seed**: fixes order and augmentations; without one, each loader draws its own.
     - **transforms**: one or several functions of a sample's ``x``; a function with a parameter ``rng`` gets a seeded generator.
@@ -114,11 +116,17 @@ class DataLoader:
         self._fetch = Fetch(dataset, transforms, here, collate_fn, worker_init_fn, self.drop_last)
         self._others: weakref.WeakSet[Any] = weakref.WeakSet()
         self._pool: ProcessPool | ThreadPool | None = None
+        self._sent: list[Any] = []  # the attributes of the dataset when the workers began
         self.epoch = 0  # the current one or, after one has ended, the next
         self._batch, self._at_position = 0, True
         self._generators = generators_of(self.batch_sampler)
         self._drawn_from: list[Any] = []  # the states of the generators when the epoch began
         self._iterations = 0
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in _FIXED and name in vars(self):
+            raise ValueError(message("DataLoader", f"{name} must not be changed after the loader was made", "make another loader"))
+        super().__setattr__(name, value)
 
     def __repr__(self) -> str:
         streams = isinstance(self.dataset, IterableDataset)
@@ -230,8 +238,11 @@ class DataLoader:
         return tensors
 
     def _workers(self, first: Task) -> ProcessPool | ThreadPool:
-        if self._pool is None or self._pool.closed:
-            self._pool = self._new_workers(first)
+        held = attributes(self.dataset)
+        if self._pool is None or self._pool.closed or not (self._pool.busy or same_attributes(held, self._sent)):
+            if self._pool is not None:
+                self._pool.close()
+            self._pool, self._sent = self._new_workers(first), held
         if self._pool.busy:
             self._others.add(another := self._new_workers(first))
             return another
