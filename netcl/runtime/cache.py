@@ -35,9 +35,13 @@ def replace_file(path: Path, data: bytes) -> None:
     """Replace a file atomically: a reader sees the old or the new content, even with several writers."""
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=".writing-")
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(data)
-    os.replace(temporary, path)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
+        os.replace(temporary, path)
+    except OSError:  # the disk is full
+        os.unlink(temporary)
+        raise
 
 
 def _binary_digest(key: str, binary: bytes) -> bytes:

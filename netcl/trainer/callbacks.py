@@ -12,6 +12,7 @@ import numpy as np
 
 from netcl.core.errors import message
 from netcl.io import FileError, checkpoints, run_of
+from netcl.io.archive import replacing
 
 if TYPE_CHECKING:
     from netcl.trainer.trainer import Trainer
@@ -193,7 +194,8 @@ class ModelCheckpoint(Callback):
     def on_train_begin(self, logs: Logs) -> None:
         if self.trainer.writes:
             self.folder.mkdir(parents=True, exist_ok=True)
-            (self.folder / "run.txt").write_text(f"{self.trainer.run_id}\n", encoding="utf-8")
+            with replacing(self.folder / "run.txt") as file:
+                file.write(f"{self.trainer.run_id}\n".encode())
 
     def on_train_batch_end(self, batch: int, logs: Logs) -> None:
         if self.every_steps and self.trainer.at_boundary and self.trainer.step % self.every_steps == 0:
