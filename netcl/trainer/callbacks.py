@@ -111,7 +111,7 @@ class EarlyStopping(Callback):
     """Ends the run after ``patience`` epochs in a row in which a number did not improve by more than ``min_delta``.
 
     - **monitor**: the name of the number. **mode**: ``min``, ``max``, or ``auto``, which decides by the name.
-    - **restore_best**: load the weights of the best epoch when training ends.
+    - **restore_best**: load the weights of the best epoch, and the averages of ``ema``, when training ends.
     """
 
     def __init__(
@@ -122,12 +122,15 @@ class EarlyStopping(Callback):
         self.waited = 0
         self.best_epoch: int | None = None
         self._weights: dict[str, np.ndarray] | None = None
+        self._averages: dict[str, Any] | None = None  # the state of the trainer's ``ema`` after the best epoch
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any]) -> None:
         if self.watch.better(logs):
             self.waited, self.best_epoch = 0, epoch
             if self.restore_best:
-                self._weights = {name: np.array(tensor.to_host()) for name, tensor in self.trainer.model.state_dict().items()}
+                self._weights = _on_host(self.trainer.model.state_dict())
+                state = None if self.trainer.ema is None else self.trainer.ema.state_dict()
+                self._averages = state and {**state, "shadow": _on_host(state["shadow"])}
             return
         self.waited += 1
         if self.waited >= self.patience:
@@ -136,13 +139,20 @@ class EarlyStopping(Callback):
     def on_train_end(self, logs: Logs) -> None:
         if self._weights is not None:
             self.trainer.model.load_state_dict(self._weights)
+        if self._averages is not None and self.trainer.ema is not None:
+            self.trainer.ema.load_state_dict(self._averages)
 
     def state_dict(self) -> dict[str, Any]:
-        return {"best": self.watch.best, "waited": self.waited, "best_epoch": self.best_epoch, "weights": self._weights}
+        kept = {"weights": self._weights, "averages": self._averages}
+        return {"best": self.watch.best, "waited": self.waited, "best_epoch": self.best_epoch, **kept}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.watch.best, self.waited, self.best_epoch = float(state["best"]), int(state["waited"]), state["best_epoch"]
-        self._weights = state["weights"]
+        self._weights, self._averages = state["weights"], state.get("averages")
+
+
+def _on_host(state: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    return {name: np.array(tensor.to_host()) for name, tensor in state.items()}
 
 
 class ModelCheckpoint(Callback):

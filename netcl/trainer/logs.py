@@ -45,9 +45,9 @@ class JSONLLogger(Callback):
 
     def on_train_begin(self, logs: Logs) -> None:
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        at = self.trainer.step, self.trainer.epoch
-        earlier = read_jsonl(self.path) if self.trainer.step else []
-        kept = [row for row in earlier if row["step"] <= at[0] and not (row["kind"] == "epoch" and row.get("epoch", -1) >= at[1])]
+        step, at = self.trainer.step, (self.trainer.epoch, self.trainer.batch)
+        earlier = read_jsonl(self.path) if step else []
+        kept = [row for row in earlier if row["step"] <= step and (row.get("epoch", 0), row.get("batch", math.inf)) < at]
         with replacing(self.path) as file:
             file.writelines(f"{json.dumps(row)}\n".encode() for row in kept)
         self._began = time.perf_counter() - (kept[-1].get("time", 0.0) if kept else 0.0)

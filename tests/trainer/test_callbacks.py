@@ -87,6 +87,24 @@ def test_early_stopping_waits_and_brings_the_best_back():
     np.testing.assert_array_equal(trainer.model.weight.to_host(), kept[1])
 
 
+def test_restored_averages_are_those_of_the_best_epoch(tmp_path):
+    found = []
+
+    class Each(Callback):
+        def on_test_end(self, logs):
+            found.append(logs["loss"])
+
+    def run(epochs, resume=None):
+        torn = make(EarlyStopping(patience=9, restore_best=True), Numbers(2.0, 1.0, 3.0, 4.0), Each(), ModelCheckpoint(tmp_path), lr=0.1)
+        torn.ema = optim.ModelEMA(torn.model, 0.5)
+        torn.fit(DATA, val=DATA, epochs=epochs, resume=resume)
+        return torn
+
+    run(2)
+    trainer = run(4, "auto")
+    assert trainer.evaluate(DATA)["loss"] == found[1] != found[3]
+
+
 @pytest.mark.parametrize(("name", "values", "value"), [("val_loss", (math.nan, 1.0, 3.0), 1.0), ("val_accuracy", (0.1, 0.9, 0.5), 0.9)])
 def test_the_restored_epoch_is_reported(tmp_path, name, values, value):
     keep = ModelCheckpoint(tmp_path, monitor=name)
@@ -170,6 +188,7 @@ def test_logs_hold_every_epoch_and_go_on_after_a_resume(tmp_path):
         table = list(csv.DictReader(file))
     assert [row["epoch"] for row in table] == ["0", "1", "2"] and float(table[-1]["loss"]) == pytest.approx(rows[-1]["loss"])
     with (tmp_path / "log.jsonl").open("a") as file:  # of an epoch that ended, but after which no checkpoint was written
+        file.write('{"kind": "step", "step": 12, "epoch": 3, "batch": 0, "loss": 1.0, "time": 9.0}\n')  # of a step of several batches
         file.write('{"kind": "epoch", "step": 12, "epoch": 3, "loss": 1.0, "time": 9.0}\n')
     run(3, "auto")
     assert read_jsonl(tmp_path / "log.jsonl") == rows
