@@ -105,6 +105,15 @@ def test_restored_averages_are_those_of_the_best_epoch(tmp_path):
     assert trainer.evaluate(DATA)["loss"] == found[1] != found[3]
 
 
+def test_a_checkpoint_between_accumulated_batches_is_refused(tmp_path):
+    class Each(Callback):
+        def on_train_batch_end(self, batch, logs):
+            self.trainer.save(tmp_path / "each.netcl")
+
+    with pytest.raises(RuntimeError, match=r"\[Trainer.save\] .*; accumulated=1, of=2; save where trainer.at_boundary is true"):
+        make(Each(), accumulation_steps=2).fit(DATA * 2)
+
+
 @pytest.mark.parametrize(("name", "values", "value"), [("val_loss", (math.nan, 1.0, 3.0), 1.0), ("val_accuracy", (0.1, 0.9, 0.5), 0.9)])
 def test_the_restored_epoch_is_reported(tmp_path, name, values, value):
     keep = ModelCheckpoint(tmp_path, monitor=name)
