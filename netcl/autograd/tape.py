@@ -137,7 +137,9 @@ class Node:
         return RemovableHandle(remove)
 
     def release(self) -> None:
-        """Release everything that was kept for backward."""
+        """Release everything that was kept for backward. A parameter's cast is kept: ``autocast`` shares it among several losses."""
+        if self.name == "cast" and isinstance(self.edges[0][0], Tensor):
+            return
         self.saved = self.rule = None
         self.edges = []
 
