@@ -543,6 +543,9 @@ def test_states_of_random_numbers_are_saved(installed, tmp_path):
         first = torch.rand(3).tolist()
         put(torch.load(tmp_path / "state.pt")["rng"])
         assert torch.rand(3).tolist() == first and get().dtype == torch.uint8
+    x = torch.ones(2, requires_grad=True)
+    torch.utils.checkpoint.checkpoint(torch.tanh, x, use_reentrant=False, preserve_rng_state=False).sum().backward()
+    assert x.grad is not None
     generator = torch.manual_seed(3)
     assert torch.rand(2, generator=generator).shape == (2,)
     assert [part.tolist() for part in torch.where(torch.tensor([0, 1, 1]) > 0)] == [[1, 2]]

@@ -91,6 +91,9 @@ class DataLoader:
                 what = "batch_size=None cannot be combined with drop_last or batch_sampler"
                 raise ValueError(message("DataLoader", what, "leave them out"))
             batch_size, collate_fn = 1, partial(only_sample, collate_fn)
+        for name, flag in (("shuffle", shuffle), ("drop_last", drop_last)):
+            if not isinstance(flag, bool | int | np.bool_):  # torch has a sampler in the place of drop_last
+                raise TypeError(message("DataLoader", f"{name} must be true or false", "pass samplers by name", given=type(flag).__name__))
         streams = isinstance(dataset, IterableDataset)
         if not streams and not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
             remedy = "write __len__ and __getitem__, or derive from IterableDataset"

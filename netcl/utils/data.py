@@ -23,7 +23,6 @@ from netcl.data.errors import TransferError
 from netcl.data.fetch import Task, get_worker_info
 from netcl.data.sampler import *  # noqa: F403
 from netcl.data.workers import ProcessPool, ThreadPool
-from netcl.ops import random
 
 log = logging.getLogger("netcl")
 
@@ -84,7 +83,6 @@ class DataLoader(data.DataLoader):
             what = "worker processes require `if __name__ == '__main__':` in the script, which they would otherwise run again"
             log.warning(message("DataLoader", what, "threads are used instead", num_workers=num_workers))
         at_once = taker(dataset) is not None and not isinstance(dataset, IterableDataset)
-        netcl_options.setdefault("seed", random.get_state().as_dict()["seed"] if generator is None else None)
         if collate_fn is None and batch_size is not None and not at_once:
             collate_fn = data.default_collate
         super().__init__(

@@ -271,6 +271,13 @@ def test_torchs_loader_follows_the_seed():
         orders.append([batch[0].tolist() for batch in loader])
     netcl.manual_seed(0)
     assert orders[0] == orders[1] != orders[2]
+    loaders = [torch_data.DataLoader(torch_data.TensorDataset(np.arange(40)), 40, shuffle=True) for _ in range(2)]  # one per epoch
+    assert len({tuple(batch[0].tolist()) for loader in loaders for batch in loader}) == 2
+
+
+def test_a_sampler_in_the_place_of_a_flag_is_refused():
+    with pytest.raises(TypeError, match=r"\[DataLoader\] drop_last must be true or false; given=list; pass samplers by name"):
+        DataLoader(range_set(), 2, False, [2, 1, 0])
 
 
 # ---- samples that differ in type
