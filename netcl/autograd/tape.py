@@ -138,7 +138,7 @@ class Node:
 
     def release(self) -> None:
         """Release everything that was kept for backward. A parameter's cast is kept: ``autocast`` shares it among several losses."""
-        if self.name == "cast" and self.edges[0] is not None and isinstance(self.edges[0][0], Tensor):
+        if self.name == "cast" and any(edge is not None and isinstance(edge[0], Tensor) for edge in self.edges):
             return
         self.saved = self.rule = None
         self.edges = []
