@@ -540,9 +540,9 @@ def test_states_of_random_numbers_are_saved(installed, tmp_path):
 
     for get, put in ((torch.get_rng_state, torch.set_rng_state), (torch.cuda.get_rng_state, torch.cuda.set_rng_state)):
         torch.save({"rng": get()}, tmp_path / "state.pt")
-        first = torch.rand(3).tolist()
+        first = torch.rand(3).tolist(), list(torch.utils.data.RandomSampler(range(20)))
         put(torch.load(tmp_path / "state.pt")["rng"])
-        assert torch.rand(3).tolist() == first and get().dtype == torch.uint8
+        assert (torch.rand(3).tolist(), list(torch.utils.data.RandomSampler(range(20)))) == first and get().dtype == torch.uint8
     x = torch.ones(2, requires_grad=True)
     torch.utils.checkpoint.checkpoint(torch.tanh, x, use_reentrant=False, preserve_rng_state=False).sum().backward()
     assert x.grad is not None

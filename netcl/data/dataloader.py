@@ -52,7 +52,8 @@ class DataLoader:
     - **num_workers**: 0 fetches in this thread. Workers stay from epoch to epoch, unless ``persistent_workers=False`` or an attribute of
       the dataset has changed. Except for iterable datasets, order and augmentations do not depend on their number.
     - **prefetch**: batches each worker makes ahead; 2 by default.
-    - **seed**: fixes order and augmentations; without one, each loader draws its own.
+    - **seed**: fixes order and augmentations; without one, each loader draws its own, which follows ``netcl.manual_seed``. Worker processes
+      seed ``random``, ``numpy.random`` and netcl's generator with the sum of this seed and their number.
     - **transforms**: one or several functions of a sample's ``x``; a function with a parameter ``rng`` gets a seeded generator.
     - **use_shared_mem**: workers are processes that write arrays into shared memory; ``False`` makes them threads.
     - **device_queue** or **device**: a queue, a device handle or a selector; arrays of batches become tensors there, and the
