@@ -22,7 +22,7 @@ from netcl.data.workers import ProcessPool, ThreadPool
 
 _ORDER, _DRAWS = 0, 1  # uses of random numbers: the order of an epoch, the transforms of a batch
 #: What workers have a copy of, or other attributes depend on.
-_FIXED = {"dataset", "batch_size", "drop_last", "sampler", "batch_sampler", "num_workers", "collate_fn", "worker_init_fn", "augment"}
+_SET_ONCE = {"dataset", "batch_size", "drop_last", "sampler", "batch_sampler", "num_workers", "collate_fn", "worker_init_fn", "augment"}
 
 
 #: Called with a name, the begin and the end (``time.perf_counter``) of every wait for a batch. Filled by profilers.
@@ -128,7 +128,7 @@ class DataLoader:
         self._iterations = 0
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name in _FIXED and name in vars(self):
+        if name in _SET_ONCE and name in vars(self):
             raise ValueError(message("DataLoader", f"{name} must not be changed after the loader was made", "make another loader"))
         super().__setattr__(name, value)
 

@@ -25,7 +25,7 @@ from netcl.ops import random
 log = logging.getLogger("netcl")
 
 SAVE, LOAD = "save_checkpoint", "load_checkpoint"
-_HOST = "netcl.host_rng"  # the name of the generator of seeds among the generators of a checkpoint
+_SEEDS = "netcl.host_rng"  # the name of the generator of seeds among the generators of a checkpoint
 #: What is raised over states that are not made as they should be.
 _NO_STATE = (TypeError, LookupError, AttributeError, ArithmeticError)
 _CHECKPOINT_NAME = re.compile(r"step-(\d{6,})\.netcl")
@@ -66,7 +66,7 @@ def save_checkpoint(
     states = {name: _state_of(name, part, SAVE) for name, part in parts.items()}
     states |= {
         "random": [random.get_state(queue).as_dict() for queue in _queues(model)],
-        "rng": {name: generator.bit_generator.state for name, generator in {**_generators(rng, SAVE), _HOST: random.host_rng}.items()},
+        "rng": {name: generator.bit_generator.state for name, generator in {**_generators(rng, SAVE), _SEEDS: random.host_rng}.items()},
     }
     packed, arrays = tree.pack({**states, "extra": extra}, op=SAVE)
     archive.write(target, {"kind": "checkpoint", "step": step, "run": str(run), "state": packed}, arrays, SAVE)
@@ -94,8 +94,8 @@ def load_checkpoint(
     step, state, run = _read(found, max_bytes)
     parts = _given(scheduler=scheduler, scaler=scaler, loader=loader, ema=ema, optimizer=optimizer, model=model)
     generators = _generators(rng, LOAD)
-    if isinstance(saved := state.get("rng"), dict) and _HOST in saved:  # not in files of earlier versions
-        generators[_HOST] = random.host_rng
+    if isinstance(saved := state.get("rng"), dict) and _SEEDS in saved:  # not in files of earlier versions
+        generators[_SEEDS] = random.host_rng
     _check_fits(parts, generators, state, found)
     _restore_parts(parts, state, found)
     streams = state.get("random", [])

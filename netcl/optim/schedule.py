@@ -73,6 +73,8 @@ class Scheduler(Described):
     and scheduler.
     """
 
+    from_initial = True  # whether a restart begins at the initial learning rates
+
     def __init__(self, optimizer: Optimizer, last_epoch: int = -1):
         op = type(self).__name__
         _check_optimizer(op, optimizer)
@@ -108,7 +110,7 @@ class Scheduler(Described):
 
     def restart(self) -> None:
         """Restart at step 0, from the initial learning rates: :class:`SequentialLR` does this at a milestone."""
-        for group, rate in zip(self.groups, self.base_lrs, strict=True):
+        for group, rate in zip(self.groups, self.base_lrs, strict=True) if self.from_initial else ():
             group["lr"] = rate
         self._begin()
 

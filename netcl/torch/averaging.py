@@ -65,16 +65,14 @@ class AveragedModel(Module):
 class SWALR(LRScheduler):
     """Anneals the learning rates to ``swa_lr`` in ``anneal_epochs`` steps, by a cosine or a line, and keeps them."""
 
+    from_initial = False
+
     def __init__(self, optimizer: Any, swa_lr: Any, anneal_epochs: int = 10, anneal_strategy: str = "cos", last_epoch: int = -1):
         given = swa_lr if isinstance(swa_lr, list | tuple) else [swa_lr] * len(optimizer.param_groups)
         for group, rate in zip(optimizer.param_groups, given, strict=True):
             group["swa_lr"] = rate
         self.anneal_epochs, self.anneal_strategy = anneal_epochs, anneal_strategy
         super().__init__(optimizer, last_epoch)
-
-    def restart(self) -> None:
-        """Restart at step 0, but from the current learning rate, as torch does."""
-        self._begin()
 
     def _share(self, epoch: int) -> float:
         done = max(0.0, min(1.0, epoch / max(1, self.anneal_epochs)))

@@ -128,9 +128,9 @@ class EarlyStopping(Callback):
         if self.watch.better(logs):
             self.waited, self.best_epoch = 0, epoch
             if self.restore_best:
-                self._weights = _on_host(self.trainer.model.state_dict())
+                self._weights = _copied_to_host(self.trainer.model.state_dict())
                 state = None if self.trainer.ema is None else self.trainer.ema.state_dict()
-                self._averages = state and {**state, "shadow": _on_host(state["shadow"])}
+                self._averages = state and {**state, "shadow": _copied_to_host(state["shadow"])}
             return
         self.waited += 1
         if self.waited >= self.patience:
@@ -151,7 +151,7 @@ class EarlyStopping(Callback):
         self._weights, self._averages = state["weights"], state.get("averages")
 
 
-def _on_host(state: Mapping[str, Any]) -> dict[str, np.ndarray]:
+def _copied_to_host(state: Mapping[str, Any]) -> dict[str, np.ndarray]:
     return {name: np.array(tensor.to_host()) for name, tensor in state.items()}
 
 

@@ -235,7 +235,7 @@ assert {path.name: path.read_bytes() for path in place.iterdir()} == before
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="limits of Linux")
-@pytest.mark.fault("disk is full", "a limit that ends a write in the middle", "logs of earlier epochs are whole")
+@pytest.mark.fault("disk is full while a log is written", "a limit that ends a write in the middle", "logs of earlier epochs are whole")
 def test_a_full_disk_leaves_the_logs_of_earlier_epochs(tmp_path):
     done = subprocess.run([sys.executable, "-B", "-c", FULL, str(tmp_path)], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
