@@ -96,7 +96,7 @@ def _leave_with_the_parent() -> None:
 
 
 def _answer(fetch: Fetch, ring: SharedBatchRingBuffer | None, number: int, task: Task, slot: int) -> Any:
-    """Run a task and return its batch. With a ring, write it to ``slot`` and return the sample count. On error, return a :class:`_Failure`.
+    """Run a task and return its batch. With a ring, write it to ``slot`` if it fits, and return its size. On error, return a ``_Failure``.
 
     If ``slot`` is ``_DESCRIBE``, return the fields of the batch instead, or ``None`` for a :class:`WholeBatch`.
     """
@@ -113,6 +113,8 @@ def _answer(fetch: Fetch, ring: SharedBatchRingBuffer | None, number: int, task:
 
         arrays: Any = fetch(task, beat)
         check_batch(arrays, ring.fields, len(task.indices))
+        if len(task.indices) > ring.batch_size:  # of a batch_sampler whose first batch was smaller
+            return arrays
         ring.put(slot, arrays)
         return len(task.indices)
     error = caught.error
@@ -346,7 +348,7 @@ class ProcessPool(Pool):
 
     def _receive(self, task: Task) -> Any:
         answer = self._result(self._of(task), task)
-        if self._ring is None:
+        if self._ring is None or isinstance(answer, tuple):
             return answer
         return self._ring.view(self._slots[task.key], len(task.indices))
 

@@ -145,6 +145,9 @@ def agree():
             got = [*first, *loader]
             assert pids == loader.worker_pids() and len(pids) == workers
             assert all(np.array_equal(a, b) for one, other in zip(got, wanted, strict=True) for a, b in zip(one, other, strict=True))
+    sizes = {"batch_size": 1, "batch_sampler": [[0], [1, 2, 3], [4, 5, 6, 7, 8], [9]], "shuffle": False}
+    for one, other in zip(*(list(made(num_workers=workers, transforms=noisy, **sizes)) for workers in (0, 2)), strict=True):
+        assert all(np.array_equal(a, b) for a, b in zip(one, other, strict=True))
     say("agreed")
 
 
