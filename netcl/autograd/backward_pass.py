@@ -193,7 +193,7 @@ class _Walk:
             else:
                 self.accumulate(target, gradient)
             return
-        if target.order < self.since and self.into is not None:  # outside of a checkpoint, whose function uses its result
+        if self.into is not None and target.order < self.since:  # outside of a checkpoint, whose function uses its result
             if self.into.passed is not None:
                 self.into.passed |= _nodes_to(self.into.all_found(), [target])
             return self.into.send(edge, gradient)

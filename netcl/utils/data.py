@@ -11,10 +11,13 @@ from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
+import numpy as np
+
 from netcl import data
 from netcl.core.device import get_active_device, require
 from netcl.core.errors import message
 from netcl.core.tensor import Tensor
+from netcl.core.writes import writes_of
 from netcl.data import datapipes, sampler
 from netcl.data.collate import map_arrays
 from netcl.data.datapipes import *  # noqa: F403
@@ -52,14 +55,24 @@ class TensorDataset(data.TensorDataset):
     def __init__(self, *tensors: Any):
         super().__init__(*tensors)
         self.tensors = tuple(t if isinstance(t, Tensor) else Tensor.from_host(t) for t in tensors)
+        self._read = [writes_of(t).last for t in self.tensors]  # when the tensors were written that the arrays are copies of
 
     def __getitem__(self, index: Any) -> Any:
         return tuple(t[index] for t in self.tensors)
 
-    take = data.TensorDataset.take  # the same samples, as arrays
+    def take(self, indices: np.ndarray) -> Any:
+        """Return the samples at ``indices``, stacked, as arrays."""
+        self._refresh()
+        return super().take(indices)
 
     def __getstate__(self) -> dict[str, Any]:
+        self._refresh()
         return {**vars(self), "tensors": self.arrays}  # worker processes read arrays alone
+
+    def _refresh(self) -> None:
+        """Copy the tensors to the host again if one was written in place."""
+        if isinstance(self.tensors[0], Tensor) and (now := [writes_of(t).last for t in self.tensors]) != self._read:
+            self.arrays, self._read = tuple(np.array(t) for t in self.tensors), now
 
 
 class DataLoader(data.DataLoader):

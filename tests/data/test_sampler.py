@@ -275,6 +275,18 @@ def test_torchs_loader_follows_the_seed():
     assert len({tuple(batch[0].tolist()) for loader in loaders for batch in loader}) == 2
 
 
+def test_loaders_see_tensors_of_a_dataset_that_were_written(device):
+    labels = Tensor.from_host(device.queue, np.zeros(4, np.float32))
+    dataset = torch_data.TensorDataset(labels)
+    loaders = [torch_data.DataLoader(dataset, 4, num_workers=workers, use_shared_mem=False) for workers in (0, 1)]
+    for expected in ([0.0] * 4, [1.0] * 4, [1.0, 5.0, 1.0, 1.0]):
+        assert [next(iter(loader))[0].tolist() for loader in loaders] == [expected] * 2
+        if expected[0] == 0.0:
+            labels.add_(1.0)
+        else:
+            labels[1] = 5.0
+
+
 def test_a_sampler_in_the_place_of_a_flag_is_refused():
     with pytest.raises(TypeError, match=r"\[DataLoader\] drop_last must be true or false; given=list; pass samplers by name"):
         DataLoader(range_set(), 2, False, [2, 1, 0])
