@@ -209,27 +209,27 @@ def test_no_function_is_named_as_a_copy():
 LINES = {
     "": 1117,
     "amp": 479,
-    "autograd": 3254,
+    "autograd": 3275,
     "bench": 327,
     "cli": 1706,
-    "core": 7734,
-    "data": 3117,
+    "core": 7737,
+    "data": 3180,
     "distributed": 2021,
     "distributions": 884,
     "engine": 6171,
-    "io": 4940,
-    "models": 3471,
+    "io": 4944,
+    "models": 3478,
     "nn": 7086,
     "onnx": 730,
-    "ops": 28990,
-    "optim": 2316,
+    "ops": 28993,
+    "optim": 2326,
     "profiling": 1300,
     "replay": 2727,
     "runtime": 742,
     "serve": 658,
-    "torch": 1236,
-    "trainer": 3051,
-    "utils": 125,
+    "torch": 1257,
+    "trainer": 3071,
+    "utils": 136,
     "vision": 2398,
 }
 SLACK = 60  # a package that is further below its figure must lower it
@@ -237,10 +237,10 @@ SLACK = 60  # a package that is further below its figure must lower it
 DOCUMENTED = {"_replace", "_make", "_fields", "_asdict", "_exit"}
 COUPLING = {
     "private names of other modules": 32,
-    "imports inside functions": 66,
+    "imports inside functions": 68,
     "hooks": 8,
     "functions put into lower modules": 0,
-    "Any": 5099,
+    "Any": 5103,
 }
 # Top-level functions, classes and constants that several files define: a search for such a name finds several things. Most are torch's.
 NAMES_OF_SEVERAL_FILES = 74

@@ -8,6 +8,7 @@ import os
 import re
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -280,7 +281,7 @@ def test_files_and_scaler(installed, tmp_path):
         assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype == torch.bfloat16
 
 
-def test_what_tensors_say_about_their_device(cl_device, monkeypatch, request):
+def test_what_tensors_say_about_their_device(cl_device, monkeypatch, request, tmp_path):
     monkeypatch.setenv("NETCL_DEVICE", request.node.callspec.params["cl_device"].selector)
     netcl.torch.install()
     try:
@@ -294,6 +295,19 @@ def test_what_tensors_say_about_their_device(cl_device, monkeypatch, request):
         for place, there in ((None, "cuda"), ("cpu", "cpu"), (lambda storage, location: storage, "cpu")):
             file.seek(0)
             assert torch.load(file, map_location=place)["x"][0].device.type == there
+        torch.save({"x": x}, tmp_path / "x.pt")
+        before, whole = (tmp_path / "x.pt").read_bytes(), zipfile.ZipFile
+
+        def full(path, mode="r", *more):
+            if mode == "a":
+                os.truncate(path, 100)
+                raise OSError(28, "No space left on device")
+            return whole(path, mode, *more)
+
+        monkeypatch.setattr("zipfile.ZipFile", full)
+        with pytest.raises(OSError, match="No space left"):
+            torch.save({"x": x + 1}, tmp_path / "x.pt")
+        assert (tmp_path / "x.pt").read_bytes() == before and os.listdir(tmp_path) == ["x.pt"]
     finally:
         netcl.torch.uninstall()
     assert repr(x.device).startswith("DeviceHandle(") and x.device.type == cl_device.device_type
@@ -526,9 +540,12 @@ def test_states_of_random_numbers_are_saved(installed, tmp_path):
 
     for get, put in ((torch.get_rng_state, torch.set_rng_state), (torch.cuda.get_rng_state, torch.cuda.set_rng_state)):
         torch.save({"rng": get()}, tmp_path / "state.pt")
-        first = torch.rand(3).tolist()
+        first = torch.rand(3).tolist(), list(torch.utils.data.RandomSampler(range(20)))
         put(torch.load(tmp_path / "state.pt")["rng"])
-        assert torch.rand(3).tolist() == first and get().dtype == torch.uint8
+        assert (torch.rand(3).tolist(), list(torch.utils.data.RandomSampler(range(20)))) == first and get().dtype == torch.uint8
+    x = torch.ones(2, requires_grad=True)
+    torch.utils.checkpoint.checkpoint(torch.tanh, x, use_reentrant=False, preserve_rng_state=False).sum().backward()
+    assert x.grad is not None
     generator = torch.manual_seed(3)
     assert torch.rand(2, generator=generator).shape == (2,)
     assert [part.tolist() for part in torch.where(torch.tensor([0, 1, 1]) > 0)] == [[1, 2]]

@@ -185,6 +185,16 @@ def test_weights_are_averaged_and_rates_annealed():
         schedule.step()
         rates.append(schedule.get_last_lr()[0])
     assert np.allclose(rates, [0.075, 0.05, 0.05])
+    at_once = averaging.SWALR(optim.SGD(layer.parameters(), lr=0.1), swa_lr=0.05, anneal_epochs=0)
+    assert at_once.get_last_lr() == [0.05]
+    opt = optim.SGD(layer.parameters(), lr=0.1)
+    parts = [optim.ExponentialLR(opt, 0.5), averaging.SWALR(opt, swa_lr=0.01, anneal_epochs=2, anneal_strategy="linear")]
+    both = optim.SequentialLR(opt, parts, [2])
+    rates = []
+    for _ in range(4):
+        both.step()
+        rates.append(both.get_last_lr()[0])
+    assert np.allclose(rates, [0.05, 0.05, 0.03, 0.01])  # torch 2.13: annealed from the rate of the step before, not from 0.1
     norm = nn.BatchNorm1d(1)
     averaging.update_bn([netcl.tensor([[1.0], [3.0]]), netcl.tensor([[5.0], [7.0]])], norm)
     assert np.allclose(norm.running_mean.tolist(), [4.0]) and norm.momentum == 0.1 and norm.training

@@ -56,10 +56,11 @@ def run_backward(
     create_graph: bool = False,
     retain_graph: bool = False,
     into: _Walk | None = None,
+    since: int = 0,
 ) -> list[Tensor | None]:
     """Run backward from ``outputs``: accumulate ``.grad`` in the leaves or, if ``wanted`` names tensors, return their gradients.
 
-    Gradients of leaves that only the walk ``into`` wants are added there.
+    Gradients of leaves that only the walk ``into`` wants, and of nodes made before the time ``since``, are added there.
     """
     enabled, finishers, outer = grad_mode.get(), modes.finishers, modes.walk
     callbacks: list[Callable[[], None]] = []
@@ -67,10 +68,10 @@ def run_backward(
     try:
         grad_mode.set(create_graph)
         modes.finishers = callbacks if finishers is None else finishers
-        if wanted is None and not create_graph and len(outputs) == 1 and _ran_as_plan(outputs[0], gradients[0], retain_graph):
+        if wanted is None and not create_graph and len(outputs) == 1 and _ran_as_plan(outputs[0], gradients[0], retain_graph, since):
             failed = False
             return []
-        modes.walk = walk = _Walk(wanted, create_graph, retain_graph or create_graph, into)
+        modes.walk = walk = _Walk(wanted, create_graph, retain_graph or create_graph, into, since)
         for out, gradient in zip(outputs, gradients, strict=True):
             walk.start(out, gradient)
         walk.run()
@@ -113,8 +114,8 @@ def walk_under_way() -> object | None:
 
 
 class _Walk:
-    def __init__(self, wanted: Sequence[Tensor] | None, create_graph: bool, retain: bool, into: _Walk | None = None):
-        self.into = into
+    def __init__(self, wanted: Sequence[Tensor] | None, create_graph: bool, retain: bool, into: _Walk | None = None, since: int = 0):
+        self.into, self.since = into, since
         self.F = differentiable_ops() if create_graph else ops
         self.retain = retain
         self.given: list[tuple[tuple[object, int], Tensor]] = []
@@ -192,6 +193,10 @@ class _Walk:
             else:
                 self.accumulate(target, gradient)
             return
+        if self.into is not None and target.order < self.since:  # outside of a checkpoint, whose function uses its result
+            if self.into.passed is not None:
+                self.into.passed |= _nodes_to(self.into.all_found(), [target])
+            return self.into.send(edge, gradient)
         passed = self.passed is None or target in self.passed
         if not passed and _edge_key(edge) not in self.found:
             return
@@ -345,11 +350,11 @@ _MOST_KEYS = 1 << 17  # entries of keys, about ten per launch: a launch of a pla
 _MOST_MEMORY = 1 / 16  # of the device, for gradients and temporaries: a walk allocates them while it releases saved tensors
 
 
-def _ran_as_plan(out: Any, gradient: Any, retain: bool) -> bool:
+def _ran_as_plan(out: Tensor, gradient: Tensor | None, retain: bool, since: int) -> bool:
     """Run the plan of a backward pass; ``False`` if the graph must be walked. A graph is planned when its key comes for the second time."""
     key: list[Any] = []
     graph = _planned_graph(out, gradient, key)
-    if graph is None:
+    if graph is None or graph.nodes[-1].order < since:
         return False
     plans, signature = plan_cache(out.queue), tuple(key)
     known = plans.get(_PASSES) or plans.setdefault(_PASSES, _KnownPasses())

@@ -8,8 +8,11 @@ from typing import Any
 from netcl.amp.autocast import autocast, get_autocast_dtype
 from netcl.autograd.backward_pass import run_backward
 from netcl.autograd.tape import Node, edges_to, enable_grad, grad_mode, intact, modes, no_grad, recording
+from netcl.core.device import get_active_device
 from netcl.core.errors import message
+from netcl.core.nested import map_leaves, tensors_in
 from netcl.core.tensor import Tensor
+from netcl.core.writes import clock
 from netcl.ops import random
 
 
@@ -117,35 +120,46 @@ def _function_rule(cls: type[Function]) -> Callable[..., Sequence[Any]]:
 def checkpoint(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Return the result of ``function`` without saving intermediate tensors for its gradient; backward runs the function again.
 
-    The second run uses the state of the random generator and of ``autocast`` that the first run had.
+    The second run uses the state of ``autocast`` and of the random generators that the first run had: those of the active device and of the
+    devices of the arguments.
     """
     if not grad_mode.get():
         return function(*args, **kwargs)
-    state = random.get_state()
+    queues = dict.fromkeys([get_active_device().queue, *(x.queue for x in tensors_in([args, kwargs]))])
+    states = [(random.get_state(queue), queue) for queue in queues]
     with no_grad():
-        out = function(*args, **kwargs)
-    results = out if isinstance(out, tuple) else (out,)
-    node = Node("checkpoint", _checkpoint_rule, *edges_to(args), (function, args, kwargs, state, get_autocast_dtype()))
-    node.attach([r.detach() if any(r is x for x in args) else r for r in results])
+        out = map_leaves(function(*args, **kwargs), _result)  # not the tensors themselves: they may be arguments, weights or buffers
+    node = Node("checkpoint", _checkpoint_rule, *edges_to(args), (function, args, kwargs, states, get_autocast_dtype()))
+    node.attach(tensors_in(out))
     return out
 
 
+def _result(leaf: Any) -> Any:
+    if isinstance(leaf, Tensor):
+        return leaf.detach()
+    if leaf is None or isinstance(leaf, bool | int | float | str):
+        return leaf
+    what = "function must return tensors, numbers, strings or None, or lists, tuples and dicts of them"
+    raise TypeError(message("checkpoint", what, given=type(leaf).__name__))
+
+
 def _checkpoint_rule(node: Node, F: object, grads: Sequence[Any]) -> list[Any]:
-    function, args, kwargs, state, half = node.saved
+    function, args, kwargs, states, half = node.saved
     args = intact(node, *args)
     if grad_mode.get():
         raise RuntimeError(message("checkpoint", "a checkpoint cannot be differentiated twice", "call the function without checkpoint"))
     fresh = [x.detach().requires_grad_(x.requires_grad) if isinstance(x, Tensor) else x for x in args]
-    now = random.get_state()
-    random.set_state(state)
+    now, since = [(random.get_state(queue), queue) for _, queue in states], clock.tick()
+    for state, queue in states:
+        random.set_state(state, queue)
     with enable_grad(), autocast(half is not None, half or "float16"):
         out = function(*fresh, **kwargs)
-    random.set_state(now)
-    results = out if isinstance(out, tuple) else (out,)
-    pairs = [(r, g) for r, g in zip(results, grads, strict=True) if g is not None and r.requires_grad]
+    for state, queue in now:
+        random.set_state(state, queue)
+    pairs = [(r, g) for r, g in zip(tensors_in(out), grads, strict=True) if g is not None and r.requires_grad]
     outs, given, walk = [r for r, _ in pairs], [g for _, g in pairs], modes.walk
     if walk.wanted is None:
-        run_backward(outs, given)
+        run_backward(outs, given, into=walk, since=since)
         return [x.grad if isinstance(x, Tensor) else None for x in fresh]
-    found = run_backward(outs, given, wanted=[x for x in fresh if isinstance(x, Tensor)], into=walk)
+    found = run_backward(outs, given, wanted=[x for x in fresh if isinstance(x, Tensor)], into=walk, since=since)
     return [found.pop(0) if isinstance(x, Tensor) else None for x in fresh]

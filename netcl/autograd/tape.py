@@ -137,7 +137,9 @@ class Node:
         return RemovableHandle(remove)
 
     def release(self) -> None:
-        """Release everything that was kept for backward."""
+        """Release everything that was kept for backward. A parameter's cast is kept: ``autocast`` shares it among several losses."""
+        if self.name == "cast" and any(edge is not None and isinstance(edge[0], Tensor) for edge in self.edges):
+            return
         self.saved = self.rule = None
         self.edges = []
 

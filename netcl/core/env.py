@@ -159,9 +159,12 @@ def replace_file(path: Path, data: bytes) -> None:
     """Replace a file atomically, for instance one in :func:`cache_dir`: a reader sees the old or the new content."""
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=".writing-")
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(data)
-    os.replace(temporary, path)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
+        os.replace(temporary, path)
+    finally:
+        Path(temporary).unlink(missing_ok=True)  # there only after an error or an interrupt
 
 
 def for_child(**changes: str) -> dict[str, str]:

@@ -1,7 +1,7 @@
 """Transfers of batches to the device, and the augmentations that run there.
 
-This is the only module of ``netcl.data`` that uses tensors and ops. Augmentations draw a few numbers per image on the host and change
-pixels on the device. With the same generator, results equal those of :mod:`netcl.data.augment` up to rounding.
+This is the only module of ``netcl.data`` that uses tensors, ops and the seed of ``netcl.manual_seed``. Augmentations draw a few numbers per
+image on the host and change pixels on the device. With the same generator, results equal those of :mod:`netcl.data.augment` up to rounding.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from netcl import ops
 from netcl.core.memory import is_integrated_gpu
 from netcl.core.tensor import Tensor
 from netcl.data import augment
+from netcl.ops.random import host_rng as host_rng
+from netcl.ops.random import manual_seed as manual_seed
 from netcl.runtime.scheduler import Stream
 
 __all__ = [

@@ -14,13 +14,15 @@ from typing import Any
 import numpy as np
 
 from netcl.data.collate import WholeBatch, map_arrays, only_sample
-from netcl.data.dataset import IterableDataset
+from netcl.data.dataset import IterableDataset, attributes, same_attributes
 from netcl.data.errors import check_count, message
 from netcl.data.fetch import Fetch, Task, steps
 from netcl.data.sampler import BatchSampler, generators_of, rng_of
 from netcl.data.workers import ProcessPool, ThreadPool
 
 _ORDER, _DRAWS = 0, 1  # uses of random numbers: the order of an epoch, the transforms of a batch
+#: What workers have a copy of, or other attributes depend on.
+_SET_ONCE = {"dataset", "batch_size", "drop_last", "sampler", "batch_sampler", "num_workers", "collate_fn", "worker_init_fn", "augment"}
 
 
 #: Called with a name, the begin and the end (``time.perf_counter``) of every wait for a batch. Filled by profilers.
@@ -47,10 +49,11 @@ class DataLoader:
       there are no ``transforms`` and no ``collate_fn``, batches are fetched at once.
     - **batch_size, shuffle, drop_last**: by default one sample at a time, in order; ``drop_last`` leaves out a smaller last batch.
       ``batch_size=None`` delivers single samples, without a batch dimension.
-    - **num_workers**: 0 fetches in this thread. Workers stay from epoch to epoch, unless ``persistent_workers=False``. Except for
-      iterable datasets, order and augmentations do not depend on their number.
+    - **num_workers**: 0 fetches in this thread. Workers stay from epoch to epoch, unless ``persistent_workers=False`` or an attribute of
+      the dataset has changed. Except for iterable datasets, order and augmentations do not depend on their number.
     - **prefetch**: batches each worker makes ahead; 2 by default.
-    - **seed**: fixes order and augmentations; without one, each loader draws its own.
+    - **seed**: fixes order and augmentations; without one, each loader draws its own, which follows ``netcl.manual_seed``. Worker processes
+      seed ``random``, ``numpy.random`` and netcl's generator with the sum of this seed and their number.
     - **transforms**: one or several functions of a sample's ``x``; a function with a parameter ``rng`` gets a seeded generator.
     - **use_shared_mem**: workers are processes that write arrays into shared memory; ``False`` makes them threads.
     - **device_queue** or **device**: a queue, a device handle or a selector; arrays of batches become tensors there, and the
@@ -89,6 +92,9 @@ class DataLoader:
                 what = "batch_size=None cannot be combined with drop_last or batch_sampler"
                 raise ValueError(message("DataLoader", what, "leave them out"))
             batch_size, collate_fn = 1, partial(only_sample, collate_fn)
+        for name, flag in (("shuffle", shuffle), ("drop_last", drop_last)):
+            if not isinstance(flag, bool | int | np.bool_):  # torch has a sampler in the place of drop_last
+                raise TypeError(message("DataLoader", f"{name} must be true or false", "pass samplers by name", given=type(flag).__name__))
         streams = isinstance(dataset, IterableDataset)
         if not streams and not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
             remedy = "write __len__ and __getitem__, or derive from IterableDataset"
@@ -114,11 +120,17 @@ class DataLoader:
         self._fetch = Fetch(dataset, transforms, here, collate_fn, worker_init_fn, self.drop_last)
         self._others: weakref.WeakSet[Any] = weakref.WeakSet()
         self._pool: ProcessPool | ThreadPool | None = None
+        self._sent: list[object] = []  # the attributes of the dataset when the workers began
         self.epoch = 0  # the current one or, after one has ended, the next
         self._batch, self._at_position = 0, True
         self._generators = generators_of(self.batch_sampler)
         self._drawn_from: list[Any] = []  # the states of the generators when the epoch began
         self._iterations = 0
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in _SET_ONCE and name in vars(self):
+            raise ValueError(message("DataLoader", f"{name} must not be changed after the loader was made", "make another loader"))
+        super().__setattr__(name, value)
 
     def __repr__(self) -> str:
         streams = isinstance(self.dataset, IterableDataset)
@@ -230,8 +242,11 @@ class DataLoader:
         return tensors
 
     def _workers(self, first: Task) -> ProcessPool | ThreadPool:
-        if self._pool is None or self._pool.closed:
-            self._pool = self._new_workers(first)
+        held = attributes(self.dataset)
+        if self._pool is None or self._pool.closed or not (self._pool.busy or same_attributes(held, self._sent)):
+            if self._pool is not None:
+                self._pool.close()
+            self._pool, self._sent = self._new_workers(first), held
         if self._pool.busy:
             self._others.add(another := self._new_workers(first))
             return another
@@ -240,9 +255,10 @@ class DataLoader:
 
     def _new_workers(self, first: Task) -> ProcessPool | ThreadPool:
         ahead, most = self.num_workers * self.prefetch, max(self.batch_size, len(first.indices))
+        seed = self.seed + first.key[2] * self.num_workers  # plus the number of a worker; workers of other epochs have other seeds
         if self.use_shared_mem:
-            return ProcessPool(self._fetch, self.num_workers, ahead, most, first, self.timeout, self.seed)
-        return ThreadPool(self._fetch, self.num_workers, ahead, self.timeout, self.seed)
+            return ProcessPool(self._fetch, self.num_workers, ahead, most, first, self.timeout, seed)
+        return ThreadPool(self._fetch, self.num_workers, ahead, self.timeout, seed)
 
     def _generator_states(self) -> list[Any]:
         return [generator.bit_generator.state for generator in self._generators]

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 from netcl.data.collate import default_collate
 from netcl.data.dataset import Dataset, IterableDataset
 from netcl.data.errors import message
-from netcl.data.fetch import get_worker_info
+from netcl.data.fetch import epoch_seed, get_worker_info
 from netcl.data.sampler import BatchSampler, rng_of
 
 __all__ = [
@@ -109,7 +109,7 @@ class _Stream(IterDataPipe):
 
 
 def _shuffled(source: Any, *, buffer_size: int = 10000, seed: Any = None) -> Iterator[Any]:
-    rng, held = rng_of(seed), []
+    rng, held = rng_of(epoch_seed() if seed is None else seed), []  # the same in all workers, which take their shares of the result
     for sample in source:
         held.append(sample)
         if len(held) > buffer_size:

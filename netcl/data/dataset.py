@@ -161,6 +161,30 @@ def taker(dataset: Any) -> Callable[[np.ndarray], Any] | None:
     return None if hasattr(dataset, "__array__") or latest != "take" else getattr(dataset, "take", None)
 
 
+def attributes(dataset: object) -> list[object]:
+    """Return the attributes of a dataset, and of datasets, functions and short containers in them, for :func:`same_attributes`."""
+    found: list[object] = []
+    left, known = [dataset], set()
+    while left and len(found) < 10_000:
+        one = left.pop()
+        if id(one) in known or isinstance(one, type):
+            continue
+        known.add(id(one))
+        parts = (
+            list(one) if isinstance(one, list | tuple) else list((one if isinstance(one, dict) else getattr(one, "__dict__", {})).values())
+        )
+        found += parts
+        left += [x for x in parts if (len(x) < 100 if isinstance(x, list | tuple | dict) else callable(x) or hasattr(x, "__getitem__"))]
+    return found
+
+
+def same_attributes(one: Sequence[object], other: Sequence[object]) -> bool:
+    """Whether two results of :func:`attributes` hold the same objects, and equal numbers and strings."""
+    plain = (bool, int, float, str, bytes)
+    pairs = zip(one, other, strict=False)
+    return len(one) == len(other) and all(a is b or (type(a) is type(b) and isinstance(a, plain) and a == b) for a, b in pairs)
+
+
 class Subset(Dataset):
     """A dataset with the samples of another dataset at the given ``indices``, in that order."""
 

@@ -73,6 +73,7 @@ class WorkerInfo(NamedTuple):
 
 class _Local(threading.local):
     info: WorkerInfo | None = None
+    epoch: tuple[int, ...] | None = None
     stream: tuple[Any, Iterator[Any]] | None = None
     rng: np.random.Generator | None = None
 
@@ -88,6 +89,11 @@ def get_worker_info() -> WorkerInfo | None:
 def batch_rng() -> np.random.Generator | None:
     """Return the random generator of the batch that a loader is making, for use in a dataset; ``None`` outside a loader."""
     return _local.rng
+
+
+def epoch_seed() -> tuple[int, ...] | None:
+    """Return the seed that all workers of a loader share in an epoch of an iterable dataset; ``None`` outside a loader."""
+    return _local.epoch
 
 
 class Fetch:
@@ -128,13 +134,13 @@ class Fetch:
     def of_stream(self, stream: Iterator[Any], task: Task, beat: Callable[[], None] = lambda: None) -> WholeBatch:
         """Return the next batch of an iterable dataset; ``ended`` is set if no samples are left, or too few and ``drop_last`` is set."""
         samples: list[Any] = []
-        _local.rng = np.random.default_rng(task.key)
+        _local.rng, _local.epoch = np.random.default_rng(task.key), task.key[:-1]
         try:
             for sample in islice(stream, len(task.indices)):
                 beat()
                 samples.append(self._transformed(sample, np.random.default_rng((*task.key, len(samples)))))
         finally:
-            _local.rng = None
+            _local.rng = _local.epoch = None
         if not samples or (self.drop_last and len(samples) < len(task.indices)):
             return WholeBatch(None, ended=True)
         return self._collated(samples)

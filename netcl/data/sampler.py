@@ -17,8 +17,13 @@ __all__ = [
 
 
 def rng_of(generator: Any) -> np.random.Generator:
-    """Return a NumPy generator from a generator, an integer, or an object with ``initial_seed()``; ``None`` gives a fresh one."""
-    return np.random.default_rng(generator.initial_seed() if hasattr(generator, "initial_seed") else generator)
+    """Return the given NumPy generator, or one seeded by an integer or ``initial_seed()``; ``None`` follows ``netcl.manual_seed``."""
+    if generator is None:
+        from netcl.data.augment_gpu import host_rng
+
+        generator = int(host_rng.integers(2**63))
+    seeds = not isinstance(generator, np.random.Generator) and hasattr(generator, "initial_seed")
+    return np.random.default_rng(generator.initial_seed() if seeds else generator)
 
 
 def generators_of(sampler: Any) -> list[np.random.Generator]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import queue
+import random
 import signal
 import threading
 import time
@@ -20,6 +21,8 @@ from functools import partial
 from itertools import chain, islice
 from multiprocessing import connection
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from netcl.data.collate import WholeBatch
 from netcl.data.errors import TransferError, WorkerError, message
@@ -64,8 +67,13 @@ class _Failure(NamedTuple):
 
 def _serve(pipe: Any, fetch: Fetch, number: int, workers: int, seed: int) -> None:
     """The main function of a worker process: answers each request until the pipe is closed."""
+    from netcl.data.augment_gpu import manual_seed
+
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which closes the pipe
     threading.Thread(target=_leave_with_the_parent, daemon=True).start()
+    random.seed(seed + number)  # what a dataset draws is repeatable, and differs by worker
+    np.random.seed((seed + number) % 2**32)
+    manual_seed(seed + number)
     fetch.begin(number, workers, seed)
     try:
         pipe.send(_READY)
@@ -88,7 +96,7 @@ def _leave_with_the_parent() -> None:
 
 
 def _answer(fetch: Fetch, ring: SharedBatchRingBuffer | None, number: int, task: Task, slot: int) -> Any:
-    """Run a task and return its batch. With a ring, write it to ``slot`` and return the sample count. On error, return a :class:`_Failure`.
+    """Run a task and return its batch. With a ring, write it to ``slot`` if it fits, and return its size. On error, return a ``_Failure``.
 
     If ``slot`` is ``_DESCRIBE``, return the fields of the batch instead, or ``None`` for a :class:`WholeBatch`.
     """
@@ -105,6 +113,8 @@ def _answer(fetch: Fetch, ring: SharedBatchRingBuffer | None, number: int, task:
 
         arrays: Any = fetch(task, beat)
         check_batch(arrays, ring.fields, len(task.indices))
+        if len(task.indices) > ring.batch_size:  # of a batch_sampler whose first batch was smaller
+            return arrays
         ring.put(slot, arrays)
         return len(task.indices)
     error = caught.error
@@ -338,7 +348,7 @@ class ProcessPool(Pool):
 
     def _receive(self, task: Task) -> Any:
         answer = self._result(self._of(task), task)
-        if self._ring is None:
+        if self._ring is None or isinstance(answer, tuple):
             return answer
         return self._ring.view(self._slots[task.key], len(task.indices))
 

@@ -25,6 +25,7 @@ from netcl.ops import random
 log = logging.getLogger("netcl")
 
 SAVE, LOAD = "save_checkpoint", "load_checkpoint"
+_SEEDS = "netcl.host_rng"  # the name of the generator of seeds among the generators of a checkpoint
 #: What is raised over states that are not made as they should be.
 _NO_STATE = (TypeError, LookupError, AttributeError, ArithmeticError)
 _CHECKPOINT_NAME = re.compile(r"step-(\d{6,})\.netcl")
@@ -48,7 +49,8 @@ def save_checkpoint(
 
     - **path**: a file, or a folder (existing, without a suffix, or with ``keep_last``) for a file ``step-000123.netcl``.
     - **model, optimizer, scheduler, scaler, loader, ema**: objects with ``state_dict()`` and ``load_state_dict()``.
-    - **rng**: a NumPy generator, or a dictionary of generators. The random states of the model's and the active device are always saved.
+    - **rng**: a NumPy generator, or a dictionary of generators. The random states of the model's and the active device are always saved,
+      and so is the generator from which loaders and samplers without a seed draw theirs.
     - **extra**: any nesting of dictionaries, lists, numbers, strings, arrays and tensors.
     - **keep_last**: how many checkpoints to keep in the folder, including the new one; checkpoints with lower steps are removed.
     - **run**: the id of the run the checkpoint belongs to.
@@ -63,7 +65,7 @@ def save_checkpoint(
     parts = _given(model=model, optimizer=optimizer, scheduler=scheduler, scaler=scaler, loader=loader, ema=ema)
     states = {name: _state_of(name, part, SAVE) for name, part in parts.items()}
     states["random"] = [random.get_state(queue).as_dict() for queue in _queues(model)]
-    states["rng"] = {name: generator.bit_generator.state for name, generator in _generators(rng, SAVE).items()}
+    states["rng"] = {name: generator.bit_generator.state for name, generator in {**_generators(rng, SAVE), _SEEDS: random.host_rng}.items()}
     packed, arrays = tree.pack({**states, "extra": extra}, op=SAVE)
     archive.write(target, {"kind": "checkpoint", "step": step, "run": str(run), "state": packed}, arrays, SAVE)
     if keep_last is not None:
@@ -90,15 +92,17 @@ def load_checkpoint(
     step, state, run = _read(found, max_bytes)
     parts = _given(scheduler=scheduler, scaler=scaler, loader=loader, ema=ema, optimizer=optimizer, model=model)
     generators = _generators(rng, LOAD)
+    if isinstance(saved := state.get("rng"), dict) and _SEEDS in saved:  # not in files of earlier versions
+        generators[_SEEDS] = random.host_rng
     _check_fits(parts, generators, state, found)
     _restore_parts(parts, state, found)
-    for name, generator in generators.items():
-        generator.bit_generator.state = state["rng"][name]
     streams = state.get("random", [])
     if streams:  # on a machine with fewer devices the rest is dropped, on one with more the seed is shared
         random.manual_seed(streams[0]["seed"])
     for queue, stream in zip(_queues(model), streams, strict=False):
         random.set_state(stream, queue)
+    for name, generator in generators.items():
+        generator.bit_generator.state = state["rng"][name]
     return Checkpoint(step, _on_device(state.get("extra")), found, run)
 
 

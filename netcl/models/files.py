@@ -186,8 +186,8 @@ def save(model: Model, path: str | os.PathLike[str], format: str = "hf", kind: s
     folder.mkdir(parents=True, exist_ok=True)
     dtype = next(iter(model.parameters())).dtype
     described = {key: value for key, value in config.source.items() if key != "torch_dtype"}
-    write_json(folder / "config.json", {**described, "architectures": [row.hf_class], "dtype": dtype})
     write_tensors(folder, {name: one.array for name, one in push(model, hub_names(row, config)).items()})
+    write_json(folder / "config.json", {**described, "architectures": [row.hf_class], "dtype": dtype})
     generation = getattr(model, "generation", {})
     if generation or (folder / "generation_config.json").exists():  # of a model that was here before
         write_json(folder / "generation_config.json", generation)

@@ -90,20 +90,27 @@ def write_tensors(folder: Path, tensors: Mapping[str, Callable[[], np.ndarray]],
     """
     shard: dict[str, np.ndarray] = {}
     places: dict[str, int] = {}
-    total = held = count = 0
-    for name, make in tensors.items():
-        array = make()
-        if shard and held + array.nbytes > shard_bytes:
-            save_safetensors(shard, folder / f"model-{count}.safetensors")
-            shard, held, count = {}, 0, count + 1
-        shard[name] = array
-        places[name], held, total = count, held + array.nbytes, total + array.nbytes
-    if not count:
-        save_safetensors(shard, folder / _ONE_FILE)
-        return (folder / _SHARD_INDEX).unlink(missing_ok=True)
-    save_safetensors(shard, folder / f"model-{count}.safetensors")
-    final = [f"model-{i + 1:05d}-of-{count + 1:05d}.safetensors" for i in range(count + 1)]
-    for i, name in enumerate(final):
-        os.replace(folder / f"model-{i}.safetensors", folder / name)
+    total = held = 0
+    made = [folder / "model-0.safetensors"]
+    try:
+        for name, make in tensors.items():
+            array = make()
+            if shard and held + array.nbytes > shard_bytes:
+                save_safetensors(shard, made[-1])
+                shard, held = {}, 0
+                made.append(folder / f"model-{len(made)}.safetensors")
+            shard[name] = array
+            places[name], held, total = len(made) - 1, held + array.nbytes, total + array.nbytes
+        if len(made) == 1:
+            save_safetensors(shard, folder / _ONE_FILE)
+            return (folder / _SHARD_INDEX).unlink(missing_ok=True)
+        save_safetensors(shard, made[-1])
+        final = [f"model-{i + 1:05d}-of-{len(made):05d}.safetensors" for i in range(len(made))]
+        (folder / _SHARD_INDEX).unlink(missing_ok=True)  # if this process is killed, no index may name shards of two models
+        for path, name in zip(made, final, strict=True):
+            os.replace(path, folder / name)
+    finally:
+        for path in made:
+            path.unlink(missing_ok=True)
     write_json(folder / _SHARD_INDEX, {"metadata": {"total_size": total}, "weight_map": {n: final[at] for n, at in sorted(places.items())}})
     return (folder / _ONE_FILE).unlink(missing_ok=True)

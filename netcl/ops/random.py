@@ -36,6 +36,8 @@ _M0, _M1 = np.uint64(0xD2511F53), np.uint64(0xCD9E8D57)
 _W0, _W1 = 0x9E3779B9, 0xBB67AE85
 _LOW, _SHIFT = np.uint64(0xFFFFFFFF), np.uint64(32)
 _seeded = (0,)  # the seed
+#: What loaders, samplers and splits without a seed draw their seeds from. Random until the first :func:`manual_seed`.
+host_rng = np.random.Generator(np.random.PCG64())
 _streams: weakref.WeakSet[RandomStream] = weakref.WeakSet()
 _unsettled: set[RandomStream] = set()  # may have drawn numbers since their counters were advanced
 
@@ -133,7 +135,7 @@ class RandomState:
 
 
 def manual_seed(seed: int) -> None:
-    """Restart the random numbers of every device from a seed.
+    """Restart the random numbers of every device from a seed, and those of loaders, samplers and splits made later without a seed.
 
     >>> manual_seed(7)
     >>> first = rand(3).tolist()
@@ -145,6 +147,7 @@ def manual_seed(seed: int) -> None:
     if isinstance(seed, bool) or not isinstance(seed, (int, np.integer)):
         raise ShapeError(message("manual_seed", "seed must be an integer", seed=repr(seed)))
     _seeded = (int(seed),)
+    host_rng.bit_generator.state = np.random.PCG64(_seeded[0] % 2**64).state
     for stream in list(_streams):
         if stream.of_queue:
             stream.reset(_seeded[0])

@@ -73,6 +73,8 @@ class Scheduler(Described):
     and scheduler.
     """
 
+    from_initial = True  # whether a restart begins at the initial learning rates
+
     def __init__(self, optimizer: Optimizer, last_epoch: int = -1):
         op = type(self).__name__
         _check_optimizer(op, optimizer)
@@ -108,7 +110,7 @@ class Scheduler(Described):
 
     def restart(self) -> None:
         """Restart at step 0, from the initial learning rates: :class:`SequentialLR` does this at a milestone."""
-        for group, rate in zip(self.groups, self.base_lrs, strict=True):
+        for group, rate in zip(self.groups, self.base_lrs, strict=True) if self.from_initial else ():
             group["lr"] = rate
         self._begin()
 
@@ -215,6 +217,14 @@ class ConstantLR(Scheduler):
         if self.last_epoch == 0:
             return [lr * self.factor for lr in self.present()]
         return [lr * (1.0 / self.factor) for lr in self.present()] if self.last_epoch == self.total_iters else self.present()
+
+    def restart(self) -> None:
+        """Restart at step 0, from the initial learning rates; with ``total_iters=0`` they stay, as in torch."""
+        super().restart()
+        if not self.total_iters:
+            for group, rate in zip(self.groups, self.base_lrs, strict=True):
+                group["lr"] = rate
+            self._last_lr = self.present()
 
 
 class PolynomialLR(Scheduler):

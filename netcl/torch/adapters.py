@@ -99,8 +99,11 @@ def compile(model: Any = None, **options: Any) -> Any:
     return compile if model is None else model if isinstance(model, Module) else compile_function(model)
 
 
-def checkpoint(function: Callable[..., Any], *args: Any, use_reentrant: bool | None = None, **options: Any) -> Any:
-    """``torch.utils.checkpoint.checkpoint``: recompute activations in backward. ``use_reentrant`` is ignored."""
+def checkpoint(
+    function: Callable[..., Any], *args: Any, use_reentrant: bool | None = None, preserve_rng_state: bool = True,
+    determinism_check: str = "default", debug: bool = False, **options: Any,
+) -> Any:  # fmt: skip
+    """``torch.utils.checkpoint.checkpoint``: recompute activations in backward. Options are ignored; random numbers are repeated."""
     return autograd.checkpoint(function, *args, **options)
 
 

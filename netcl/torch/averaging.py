@@ -65,6 +65,8 @@ class AveragedModel(Module):
 class SWALR(LRScheduler):
     """Anneals the learning rates to ``swa_lr`` in ``anneal_epochs`` steps, by a cosine or a line, and keeps them."""
 
+    from_initial = False
+
     def __init__(self, optimizer: Any, swa_lr: Any, anneal_epochs: int = 10, anneal_strategy: str = "cos", last_epoch: int = -1):
         given = swa_lr if isinstance(swa_lr, list | tuple) else [swa_lr] * len(optimizer.param_groups)
         for group, rate in zip(optimizer.param_groups, given, strict=True):
@@ -78,7 +80,8 @@ class SWALR(LRScheduler):
 
     def get_lr(self) -> list[float]:
         """Return the learning rates of this step."""
-        before, share = self._share(max(0, self.last_epoch - 1)), self._share(max(0, self.last_epoch))
+        step = max(self.last_epoch, 0 if self.anneal_epochs else 1)  # without an annealing, the first rate is swa_lr
+        before, share = self._share(step - 1), self._share(step)
         rates = []
         for group in self.optimizer.param_groups:
             start = group["swa_lr"] if before == 1 else (group["lr"] - before * group["swa_lr"]) / (1 - before)

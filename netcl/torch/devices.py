@@ -161,13 +161,19 @@ class Event:
 
 def rng_state(device: Any = None) -> Tensor:
     """``torch.get_rng_state``: the position of the random numbers as a tensor of bytes, which can be saved."""
-    values = np.array([*random.get_state().as_dict().values()], np.uint64)
+    host = random.host_rng.bit_generator.state["state"]
+    words = [host[name] >> shift & 2**64 - 1 for name in ("state", "inc") for shift in (0, 64)]
+    values = np.array([*random.get_state().as_dict().values(), *words], np.uint64)
     return Tensor.from_host(core.require("cpu").queue, values.view(np.uint8))
 
 
 def set_rng_state(new_state: Tensor, device: Any = None) -> None:
     """``torch.set_rng_state``: continue from a result of :func:`rng_state`."""
-    random.set_state(dict(zip(("seed", "counter"), map(int, new_state.to_host().view(np.uint64)), strict=True)))
+    seed, counter, *words = map(int, new_state.to_host().view(np.uint64))
+    random.set_state({"seed": seed, "counter": counter})
+    if words:  # which states of earlier versions do not have
+        state, inc = words[0] + (words[1] << 64), words[2] + (words[3] << 64)
+        random.host_rng.bit_generator.state = {**random.host_rng.bit_generator.state, "state": {"state": state, "inc": inc}}
 
 
 def _memory(name: str) -> Any:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import secrets
 import sys
 import tempfile
 import zipfile
@@ -52,15 +53,23 @@ def save(obj: Any, f: Any, *unused: Any, **options: Any) -> None:
         with tempfile.TemporaryDirectory() as folder:
             save(obj, path := Path(folder, "state.pt"))
             f.write(path.read_bytes())
-    elif isinstance(obj, Module):
-        with _registered(type(part) for part in obj.modules()):
-            save_model(obj, f)
-    else:
-        save_torch(obj, f)
+        return
     tensors = tensors_in(obj.state_dict() if isinstance(obj, Module) else obj)
-    if isinstance(f, str | os.PathLike) and {x.backend for x in tensors} == {"cl"}:
-        with zipfile.ZipFile(f, "a") as archive:
-            archive.comment = _DEVICE_MARK
+    marked = {x.backend for x in tensors} == {"cl"}
+    target = Path(f).with_name(f".writing-{secrets.token_hex(8)}") if marked else f
+    try:
+        if isinstance(obj, Module):
+            with _registered(type(part) for part in obj.modules()):
+                save_model(obj, target)
+        else:
+            save_torch(obj, target)
+        if marked:
+            with zipfile.ZipFile(target, "a") as archive:
+                archive.comment = _DEVICE_MARK
+            os.replace(target, f)
+    finally:
+        if marked:
+            Path(target).unlink(missing_ok=True)
 
 
 def _saved_on(f: str | os.PathLike[str]) -> str:

@@ -12,6 +12,7 @@ import numpy as np
 
 from netcl.core.errors import message
 from netcl.io import FileError, checkpoints, run_of
+from netcl.io.archive import replacing
 
 if TYPE_CHECKING:
     from netcl.trainer.trainer import Trainer
@@ -110,7 +111,7 @@ class EarlyStopping(Callback):
     """Ends the run after ``patience`` epochs in a row in which a number did not improve by more than ``min_delta``.
 
     - **monitor**: the name of the number. **mode**: ``min``, ``max``, or ``auto``, which decides by the name.
-    - **restore_best**: load the weights of the best epoch when training ends.
+    - **restore_best**: load the weights of the best epoch, and the averages of ``ema``, when training ends.
     """
 
     def __init__(
@@ -121,12 +122,15 @@ class EarlyStopping(Callback):
         self.waited = 0
         self.best_epoch: int | None = None
         self._weights: dict[str, np.ndarray] | None = None
+        self._averages: dict[str, Any] | None = None  # the state of the trainer's ``ema`` after the best epoch
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any]) -> None:
         if self.watch.better(logs):
             self.waited, self.best_epoch = 0, epoch
             if self.restore_best:
-                self._weights = {name: np.array(tensor.to_host()) for name, tensor in self.trainer.model.state_dict().items()}
+                self._weights = _copied_to_host(self.trainer.model.state_dict())
+                state = None if self.trainer.ema is None else self.trainer.ema.state_dict()
+                self._averages = state and {**state, "shadow": _copied_to_host(state["shadow"])}
             return
         self.waited += 1
         if self.waited >= self.patience:
@@ -135,13 +139,20 @@ class EarlyStopping(Callback):
     def on_train_end(self, logs: Logs) -> None:
         if self._weights is not None:
             self.trainer.model.load_state_dict(self._weights)
+        if self._averages is not None and self.trainer.ema is not None:
+            self.trainer.ema.load_state_dict(self._averages)
 
     def state_dict(self) -> dict[str, Any]:
-        return {"best": self.watch.best, "waited": self.waited, "best_epoch": self.best_epoch, "weights": self._weights}
+        kept = {"weights": self._weights, "averages": self._averages}
+        return {"best": self.watch.best, "waited": self.waited, "best_epoch": self.best_epoch, **kept}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.watch.best, self.waited, self.best_epoch = float(state["best"]), int(state["waited"]), state["best_epoch"]
-        self._weights = state["weights"]
+        self._weights, self._averages = state["weights"], state.get("averages")
+
+
+def _copied_to_host(state: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    return {name: np.array(tensor.to_host()) for name, tensor in state.items()}
 
 
 class ModelCheckpoint(Callback):
@@ -193,7 +204,8 @@ class ModelCheckpoint(Callback):
     def on_train_begin(self, logs: Logs) -> None:
         if self.trainer.writes:
             self.folder.mkdir(parents=True, exist_ok=True)
-            (self.folder / "run.txt").write_text(f"{self.trainer.run_id}\n", encoding="utf-8")
+            with replacing(self.folder / "run.txt") as file:
+                file.write(f"{self.trainer.run_id}\n".encode())
 
     def on_train_batch_end(self, batch: int, logs: Logs) -> None:
         if self.every_steps and self.trainer.at_boundary and self.trainer.step % self.every_steps == 0:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 import math
 import os
@@ -11,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from netcl.io.archive import filling
+from netcl.io.archive import filling, replacing
 from netcl.io.packages import optional_module
 from netcl.trainer.callbacks import Callback, Logs
 
@@ -22,9 +23,9 @@ def _finite_numbers(logs: Logs) -> dict[str, Any]:
 
 
 def write_run_json(path: Path, content: Mapping[str, Any]) -> None:
-    """Write an object as a JSON file."""
-    with filling(path):
-        path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    """Write an object as a JSON file, atomically."""
+    with replacing(path) as file:
+        file.write(f"{json.dumps(content, indent=1)}\n".encode())
 
 
 class JSONLLogger(Callback):
@@ -44,9 +45,11 @@ class JSONLLogger(Callback):
 
     def on_train_begin(self, logs: Logs) -> None:
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        kept = [row for row in read_jsonl(self.path) if row["step"] <= self.trainer.step] if self.trainer.step else []
-        with filling(self.path), self.path.open("w", encoding="utf-8") as file:
-            file.writelines(f"{json.dumps(row)}\n" for row in kept)
+        step, at = self.trainer.step, (self.trainer.epoch, self.trainer.batch)
+        earlier = read_jsonl(self.path) if step else []
+        kept = [row for row in earlier if row["step"] <= step and (row.get("epoch", 0), row.get("batch", math.inf)) < at]
+        with replacing(self.path) as file:
+            file.writelines(f"{json.dumps(row)}\n".encode() for row in kept)
         self._began = time.perf_counter() - (kept[-1].get("time", 0.0) if kept else 0.0)
         self._batches = []
 
@@ -102,10 +105,12 @@ class CSVLogger(Callback):
             with self.path.open(encoding="utf-8", newline="") as file:
                 rows = [row for row in csv.DictReader(file) if row.get("epoch", "").isdecimal() and int(row["epoch"]) < epoch]
         rows.append({name: str(value) for name, value in _finite_numbers(logs).items()})
-        with filling(self.path), self.path.open("w", encoding="utf-8", newline="") as file:
-            writer = csv.DictWriter(file, fieldnames=list(rows[0]), restval="", extrasaction="ignore")
-            writer.writeheader()
-            writer.writerows(rows)
+        text = io.StringIO(newline="")
+        writer = csv.DictWriter(text, fieldnames=list(rows[0]), restval="", extrasaction="ignore")
+        writer.writeheader()
+        writer.writerows(rows)
+        with replacing(self.path) as file:
+            file.write(text.getvalue().encode())
 
 
 class TensorBoard(Callback):

@@ -27,7 +27,7 @@ from netcl.core.tensor import Tensor
 from netcl.data import DataLoader
 from netcl.data.files import read_inputs
 from netcl.io import FileError, load_model, save_model
-from netcl.io.archive import filling
+from netcl.io.archive import replacing
 from netcl.ops.random import manual_seed
 from netcl.profiling import profile
 from netcl.trainer.callbacks import Callback, EarlyStopping, Logs, LRMonitor, ModelCheckpoint, NaNGuard
@@ -192,8 +192,8 @@ def save_samples(path: Path, trainer: Trainer, test: DataLoader, data: Data) -> 
         kept = {"confusion": confusion, "labels": y[shown], "chosen": chosen[shown], "likely": likely.max(axis=1)[shown], "rows": shown}
         if x.ndim == 4:
             kept["images"] = np.clip(x[shown] * 255, 0, 255).astype(np.uint8)
-    with filling(path):
-        np.savez(path, **kept)  # type: ignore[arg-type]
+    with replacing(path) as file:
+        np.savez(file, **kept)  # type: ignore[arg-type]
 
 
 def probabilities(scores: np.ndarray) -> np.ndarray:

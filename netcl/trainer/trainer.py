@@ -452,6 +452,9 @@ class Trainer:
 
         Ranks of a ``DistributedDataParallel`` model all call this; rank 0 writes, and the others get ``None``.
         """
+        if not self.at_boundary:
+            what, remedy = "a checkpoint has no gradients, so a step must not be under way", "save where trainer.at_boundary is true"
+            raise RuntimeError(message("Trainer.save", what, remedy, accumulated=self._accumulated, of=self.accumulation_steps))
         whole = {**self._parts(), "step": self.step, "extra": self.state_dict(), "keep_last": keep_last, "run": self.run_id}
         ranks = self._ranks
         with self._phase("saving"):

@@ -11,10 +11,13 @@ from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
+import numpy as np
+
 from netcl import data
 from netcl.core.device import get_active_device, require
 from netcl.core.errors import message
 from netcl.core.tensor import Tensor
+from netcl.core.writes import writes_of
 from netcl.data import datapipes, sampler
 from netcl.data.collate import map_arrays
 from netcl.data.datapipes import *  # noqa: F403
@@ -23,7 +26,6 @@ from netcl.data.errors import TransferError
 from netcl.data.fetch import Task, get_worker_info
 from netcl.data.sampler import *  # noqa: F403
 from netcl.data.workers import ProcessPool, ThreadPool
-from netcl.ops import random
 
 log = logging.getLogger("netcl")
 
@@ -53,14 +55,24 @@ class TensorDataset(data.TensorDataset):
     def __init__(self, *tensors: Any):
         super().__init__(*tensors)
         self.tensors = tuple(t if isinstance(t, Tensor) else Tensor.from_host(t) for t in tensors)
+        self._read = [writes_of(t).last for t in self.tensors]  # when the tensors were written that the arrays are copies of
 
     def __getitem__(self, index: Any) -> Any:
         return tuple(t[index] for t in self.tensors)
 
-    take = data.TensorDataset.take  # the same samples, as arrays
+    def take(self, indices: np.ndarray) -> Any:
+        """Return the samples at ``indices``, stacked, as arrays."""
+        self._refresh()
+        return super().take(indices)
 
     def __getstate__(self) -> dict[str, Any]:
+        self._refresh()
         return {**vars(self), "tensors": self.arrays}  # worker processes read arrays alone
+
+    def _refresh(self) -> None:
+        """Copy the tensors to the host again if one was written in place."""
+        if isinstance(self.tensors[0], Tensor) and (now := [writes_of(t).last for t in self.tensors]) != self._read:
+            self.arrays, self._read = tuple(np.array(t) for t in self.tensors), now
 
 
 class DataLoader(data.DataLoader):
@@ -84,7 +96,6 @@ class DataLoader(data.DataLoader):
             what = "worker processes require `if __name__ == '__main__':` in the script, which they would otherwise run again"
             log.warning(message("DataLoader", what, "threads are used instead", num_workers=num_workers))
         at_once = taker(dataset) is not None and not isinstance(dataset, IterableDataset)
-        netcl_options.setdefault("seed", random.get_state().as_dict()["seed"] if generator is None else None)
         if collate_fn is None and batch_size is not None and not at_once:
             collate_fn = data.default_collate
         super().__init__(

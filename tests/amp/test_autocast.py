@@ -134,6 +134,18 @@ def test_a_weight_is_cast_once_per_step_and_again_after_it_changed(numpy_device)
     assert first.shape == w.grad.shape
 
 
+def test_two_losses_of_one_block_may_be_differentiated_in_turn(device):
+    def gradients(backward):
+        w = ag.tensor(np.array([[1.0, 2.0], [3.0, 4.0]], np.float32), requires_grad=True, queue=device.queue)
+        x = Tensor.ones((1, 2), queue=device.queue)
+        with autocast(dtype="bfloat16"):
+            losses = (x @ w).sum(), ((x * 2) @ w).sum()
+        backward(*losses)
+        return w.grad.tolist()
+
+    assert gradients(lambda one, other: (one.backward(), other.backward())) == gradients(lambda one, other: (one + other).backward())
+
+
 def test_nan_and_inf_reach_the_loss(device):
     w, target = values(3, 3, grad=True), np.array([0, 1])
     for bad in (np.nan, np.inf, 1e30):  # the last one is finite in float32 only

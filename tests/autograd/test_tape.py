@@ -9,6 +9,7 @@ import pytest
 import netcl.autograd as ag
 from netcl import ops
 from netcl.core import memory
+from netcl.core.device import device as use_device
 from netcl.core.errors import AutogradError, ShapeError
 from netcl.core.tensor import Tensor
 from netcl.engine.registry import op
@@ -388,6 +389,45 @@ def test_checkpoint(leaf):
     w.zero_grad()
     ag.checkpoint(block, x).sum().backward()
     assert (x.grad.tolist(), w.grad.tolist()) == expected
+
+
+@pytest.mark.parametrize("retain", [False, True])
+def test_a_checkpoint_may_use_computed_tensors(leaf, retain):
+    def gradients(call):
+        x, w = leaf([1.0, 2.0]), leaf([0.3, 0.4])
+        v = ag.tanh(w) * 3.0
+
+        def inner(b):
+            return call(lambda c, by: c * v * by, b, by=b)
+
+        y = call(lambda a, extra: inner(ag.tanh(a * v) * extra["scale"][0]), x, extra={"scale": [v * 2.0]})
+        loss = y.sum() + (v * v).sum()
+        found = ag.grad(loss, [x, w, v], retain_graph=True)
+        for _ in range(1 + retain):
+            loss.backward(retain_graph=retain)
+        return [g.tolist() for g in (*found, x.grad, w.grad)]
+
+    expected = gradients(lambda function, *args, **options: function(*args, **options))
+    np.testing.assert_allclose(gradients(ag.checkpoint), expected, rtol=1e-5)
+
+
+def test_results_of_a_checkpoint(leaf):
+    x, w, buffer = leaf([1.0, 2.0]), leaf([3.0, 4.0]), ag.tensor([5.0, 6.0])
+    out = ag.checkpoint(lambda a: {"y": [a * w, None], "same": (w, buffer, a, 7)}, x)
+    (w2, buffer2, x2, seven), (y, none) = out["same"], out["y"]
+    assert (none, seven) == (None, 7) and w.grad_fn is x.grad_fn is None and not buffer.requires_grad and buffer2.tolist() == [5.0, 6.0]
+    (y.sum() + (w2 * w2).sum() + (x2 * 3.0).sum()).backward()
+    assert (x.grad.tolist(), w.grad.tolist()) == ([6.0, 7.0], [7.0, 10.0])
+    with pytest.raises(TypeError, match=r"\[checkpoint\] function must return tensors, .*; given=object"):
+        ag.checkpoint(lambda a: object(), x)
+
+
+def test_a_checkpoint_repeats_random_numbers_of_other_devices(cl_device):
+    x = ag.tensor(np.ones(1000), "float32", requires_grad=True, device="cpu")
+    with use_device(cl_device):
+        y = ag.checkpoint(lambda a: ag.dropout(a, 0.5), x)
+        y.sum().backward()
+    np.testing.assert_array_equal(x.grad.to_host(), y.to_host())
 
 
 def test_a_deep_graph(leaf):

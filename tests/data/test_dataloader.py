@@ -87,6 +87,29 @@ def test_workers_begin_the_next_epoch_while_this_one_is_used():
         same(list(loader), list(DataLoader(Numbered(), 4, shuffle=True, seed=0)))
 
 
+class Scaled(Numbered):
+    """Samples that depend on attributes of the dataset and of what it holds."""
+
+    def __init__(self):
+        self.factor, self.offsets = 1, [0]
+
+    def __getitem__(self, index):
+        return self.factor * index + self.offsets[0]
+
+
+def test_workers_see_attributes_of_the_dataset_that_changed_between_epochs():
+    dataset = Scaled()
+    with DataLoader(data.Subset(dataset, [1, 2, 3]), 3, num_workers=1, use_shared_mem=False) as loader:
+        assert [next(iter(loader)).tolist() for _ in range(2)] == [[1, 2, 3]] * 2
+        dataset.factor = 2
+        assert next(iter(loader)).tolist() == [2, 4, 6]
+        dataset.offsets[0] = 1
+        assert next(iter(loader)).tolist() == [3, 5, 7]
+        for name in ("dataset", "collate_fn", "num_workers"):
+            with pytest.raises(ValueError, match=rf"{name} must not be changed after the loader was made; make"):
+                setattr(loader, name, 1)
+
+
 def test_samples_fetched_at_once_are_the_same_samples():
     images = np.random.default_rng(0).random((23, 3, 2)).astype(np.float32)
     at_once = DataLoader(TensorDataset(images, np.arange(23)), 5, shuffle=True, seed=3)

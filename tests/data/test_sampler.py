@@ -55,6 +55,25 @@ def test_random_samplers():
     few = data.RandomSampler(range(5), num_samples=12, generator=2)
     assert len(few) == len(list(few)) == 12 and sorted(list(few)[:5]) == list(range(5))
     assert sorted(data.SubsetRandomSampler([4, 8, 15], generator=0)) == [4, 8, 15]
+    shared = netcl.Generator().manual_seed(0)
+    orders = [list(sampler) for sampler in (data.RandomSampler(range(20), generator=shared),) * 2]
+    orders += [part.indices.tolist() for _ in range(2) for part in data.random_split(range(20), [20], generator=shared)]
+    assert len(set(map(tuple, orders))) == 4  # each draws on, as from torch's generators
+    assert list(data.RandomSampler(range(20), generator=shared.manual_seed(0))) == orders[0]
+
+
+def test_loaders_without_a_seed_follow_manual_seed():
+    def orders():
+        netcl.manual_seed(4)
+        loaders = [DataLoader(TensorDataset(np.arange(20)), 20, shuffle=True) for _ in range(2)]
+        made = [next(iter(loader)).tolist() for loader in loaders]
+        return [*made, list(data.RandomSampler(range(20))), *(part.indices.tolist() for part in data.random_split(range(20), [20]))]
+
+    first = orders()
+    assert first == orders() and len(set(map(tuple, first))) == 4
+
+
+def test_random_samplers_of_weights_and_parts():
     weighted = list(data.WeightedRandomSampler([0.0, 1.0, 3.0], 4000, generator=3))
     assert set(weighted) == {1, 2} and 0.7 < np.mean(np.array(weighted) == 2) < 0.8
     assert sorted(data.WeightedRandomSampler([1.0, 0.0, 5.0], 2, replacement=False, generator=0)) == [0, 2]
@@ -252,6 +271,25 @@ def test_torchs_loader_follows_the_seed():
         orders.append([batch[0].tolist() for batch in loader])
     netcl.manual_seed(0)
     assert orders[0] == orders[1] != orders[2]
+    loaders = [torch_data.DataLoader(torch_data.TensorDataset(np.arange(40)), 40, shuffle=True) for _ in range(2)]  # one per epoch
+    assert len({tuple(batch[0].tolist()) for loader in loaders for batch in loader}) == 2
+
+
+def test_loaders_see_tensors_of_a_dataset_that_were_written(device):
+    labels = Tensor.from_host(device.queue, np.zeros(4, np.float32))
+    dataset = torch_data.TensorDataset(labels)
+    loaders = [torch_data.DataLoader(dataset, 4, num_workers=workers, use_shared_mem=False) for workers in (0, 1)]
+    for expected in ([0.0] * 4, [1.0] * 4, [1.0, 5.0, 1.0, 1.0]):
+        assert [next(iter(loader))[0].tolist() for loader in loaders] == [expected] * 2
+        if expected[0] == 0.0:
+            labels.add_(1.0)
+        else:
+            labels[1] = 5.0
+
+
+def test_a_sampler_in_the_place_of_a_flag_is_refused():
+    with pytest.raises(TypeError, match=r"\[DataLoader\] drop_last must be true or false; given=list; pass samplers by name"):
+        DataLoader(range_set(), 2, False, [2, 1, 0])
 
 
 # ---- samples that differ in type

@@ -71,6 +71,10 @@ def test_pipes_of_streams():
     assert [batch.tolist() for batch in pipe.batch(5).collate()] == [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9]]
     shared = DataLoader(pipe.sharding_filter(), 5, num_workers=2, use_shared_mem=False)
     assert sorted(np.concatenate(list(shared)).tolist()) == list(range(10))
+    for workers in (0, 2):
+        with DataLoader(pipe.shuffle().sharding_filter(), 5, num_workers=workers, use_shared_mem=False, seed=1) as loader:
+            epochs = [np.concatenate(list(loader)).tolist() for _ in range(2)]
+        assert sorted(epochs[0]) == sorted(epochs[1]) == list(range(10)) and epochs[0] != epochs[1]
     assert list(pickle.loads(pickle.dumps(pipe.map(twice).batch(5))))[1] == [10, 12, 14, 16, 18]
     with pytest.raises(AttributeError, match=r"\[IterDataPipe\] unknown method 'mapp'; known are map, filter"):
         pipe.mapp(twice)

@@ -153,7 +153,7 @@ def test_a_rank_of_netcl_train_that_cannot_write_ends_the_job(tmp_path):
     done = subprocess.run([sys.executable, *words], capture_output=True, text=True, env=more, timeout=200, check=False)
     assert done.returncode != 0
     assert time.monotonic() - start < 120
-    assert "[train] Is a directory; file=" in done.stderr and "rank 0 failed: IsADirectoryError" in done.stderr
+    assert "[save] the path must not be a folder or a device; path=" in done.stderr and "rank 0 failed: FileExistsError" in done.stderr
 
 
 def test_one_process_needs_neither_mpiexec_nor_mpi4py(tmp_path):

@@ -145,7 +145,36 @@ def agree():
             got = [*first, *loader]
             assert pids == loader.worker_pids() and len(pids) == workers
             assert all(np.array_equal(a, b) for one, other in zip(got, wanted, strict=True) for a, b in zip(one, other, strict=True))
+    sizes = {"batch_size": 1, "batch_sampler": [[0], [1, 2, 3], [4, 5, 6, 7, 8], [9]], "shuffle": False}
+    for one, other in zip(*(list(made(num_workers=workers, transforms=noisy, **sizes)) for workers in (0, 2)), strict=True):
+        assert all(np.array_equal(a, b) for a, b in zip(one, other, strict=True))
     say("agreed")
+
+
+class Drawn(Dataset):
+    """Samples of three sources of random numbers that are not the loader's."""
+
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, index):
+        import netcl
+
+        return np.array([random.random(), np.random.rand(), netcl.rand(1, device="cpu").item()])
+
+
+def draws():
+    """The draws of workers are repeatable, and differ by worker and by epoch."""
+
+    def epochs(**more):
+        with DataLoader(Drawn(), num_workers=2, seed=3, **more) as loader:
+            return [np.concatenate(list(loader)) for _ in range(2)]
+
+    for options in ({}, {"persistent_workers": False}):
+        first, second = epochs(**options), epochs(**options)
+        assert np.array_equal(first, second)
+        assert all(len(set(column)) == 8 for column in np.concatenate(first).T), first
+    say("drawn")
 
 
 def context(selector, order):

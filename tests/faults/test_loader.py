@@ -91,6 +91,10 @@ def test_the_number_of_workers_changes_nothing():
     assert run("agree") == "agreed\n"
 
 
+def test_what_samples_draw_is_repeatable_and_differs_by_worker():
+    assert run("draws") == "drawn\n"
+
+
 @pytest.mark.parametrize("order", ["context-first", "workers-first"])
 def test_workers_and_a_context_in_either_order(cl_device, order):
     assert run("context", cl_device.platform_name, order) == "trained\n"

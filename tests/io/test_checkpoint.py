@@ -10,6 +10,7 @@ import pytest
 from netcl import nn, optim
 from netcl.core.device import device as activate
 from netcl.core.tensor import Tensor
+from netcl.data import RandomSampler
 from netcl.io import FileError, checkpoints, latest, load_checkpoint, save_checkpoint
 from netcl.ops import random
 
@@ -157,7 +158,7 @@ def test_several_generators_and_random_streams_come_back(tmp_path):
     random.manual_seed(11)
     Tensor.rand(5)
     path = save_checkpoint(tmp_path / "a.netcl", rng=rngs)
-    expected = [Tensor.rand(3).tolist(), *[rng.random() for rng in rngs.values()]]
+    expected = [Tensor.rand(3).tolist(), list(RandomSampler(range(20))), *[rng.random() for rng in rngs.values()]]
     random.manual_seed(0)
     load_checkpoint(path, rng=rngs)
-    assert [Tensor.rand(3).tolist(), *[rng.random() for rng in rngs.values()]] == expected
+    assert [Tensor.rand(3).tolist(), list(RandomSampler(range(20))), *[rng.random() for rng in rngs.values()]] == expected

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -168,7 +169,7 @@ def test_a_saved_folder_has_the_tensors_it_was_read_from(case, folder_of, tmp_pa
         assert ours[name].shape == value.shape  # NumPy compares a scalar with a vector
 
 
-def test_shards_are_read_by_their_index(folder_of, tmp_path):
+def test_shards_are_read_by_their_index(folder_of, tmp_path, monkeypatch):
     from netcl.models.folder import read_object, write_tensors
     from netcl.models.weights import push
 
@@ -193,8 +194,29 @@ def test_shards_are_read_by_their_index(folder_of, tmp_path):
         model.norm.weight.mul_(2.0)
     write_tensors(tmp_path, shards, shard_bytes=20_000)  # and shards over one file
     np.testing.assert_array_equal(logits(models.load(tmp_path, "cpu")), logits(model))
+    left = sorted(path.name for path in tmp_path.iterdir())
+    replaced = []
+
+    def killed(path, name):
+        os.rename(path, name)
+        if "-of-" in name.name and replaced.append(name) is None and len(replaced) == 2:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("netcl.models.folder.os.replace", killed)
+    with no_grad(), pytest.raises(KeyboardInterrupt):
+        write_tensors(tmp_path, {name: lambda x=one.array: x() * 2 for name, one in push(model, row.names).items()}, shard_bytes=20_000)
+    monkeypatch.undo()
+    with pytest.raises(FileError, match=r"the folder must have model.safetensors or its index"):  # not shards of two models
+        models.load(tmp_path, "cpu")
+    assert {path.name for path in tmp_path.iterdir()} == {*left} - {"model.safetensors.index.json"}
     models.save(model, tmp_path)
     assert models.load(tmp_path, "cpu").generation == {}
+    before = (tmp_path / "config.json").read_bytes()
+    model.config.source["note"] = 1
+    monkeypatch.setattr("netcl.models.folder.save_safetensors", killed)
+    with pytest.raises(TypeError):
+        models.save(model, tmp_path)
+    assert (tmp_path / "config.json").read_bytes() == before  # the weights are still those of the model before
     (tmp_path / "model.safetensors").unlink()
     index["weight_map"]["model.norm.weight"] = "../outside.safetensors"
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))

@@ -92,6 +92,17 @@ def test_multiplicative():
     assert "lr_lambdas" not in schedule.state_dict()
 
 
+def test_a_constant_schedule_without_steps_keeps_the_rates_at_a_milestone():
+    opt = optimizer()
+    schedule = optim.SequentialLR(opt, [optim.ExponentialLR(opt, 0.5), optim.ConstantLR(opt, 0.5, total_iters=0)], [2])
+    found = []
+    for _ in range(4):
+        found.append(schedule.get_last_lr()[0])
+        schedule.step()
+    np.testing.assert_allclose(found, [0.1, 0.05, 0.1, 0.1], rtol=1e-12)  # torch 2.13
+    assert schedule.get_last_lr()[0] == opt.param_groups[0]["lr"]
+
+
 def test_restarts_go_to_a_fraction_of_an_epoch():
     first, second = (optim.CosineAnnealingWarmRestarts(optimizer(), 2, 2) for _ in range(2))
     for _ in range(7):

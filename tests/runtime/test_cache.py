@@ -129,6 +129,15 @@ def test_nothing_can_be_written(cl_device, monkeypatch, tmp_path):
     assert program_cache.info()["folder"] == "none"
 
 
+def test_a_full_disk_leaves_no_part_of_an_entry(folder, monkeypatch):
+    def full(*paths):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("netcl.core.env.os.replace", full)
+    ProgramCache().save("aa1", b"x" * 100)
+    assert ProgramCache().info()["programs"] == 0
+
+
 def test_the_oldest_entries_go_first(folder):
     cache = ProgramCache()
     for i, key in enumerate(("aa1", "bb2", "cc3")):

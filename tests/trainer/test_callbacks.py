@@ -6,6 +6,8 @@ import csv
 import io
 import json
 import math
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -83,6 +85,33 @@ def test_early_stopping_waits_and_brings_the_best_back():
     trainer.fit(DATA, epochs=5)
     assert len(trainer.history.rows) == 4 and stop.best_epoch == 1
     np.testing.assert_array_equal(trainer.model.weight.to_host(), kept[1])
+
+
+def test_restored_averages_are_those_of_the_best_epoch(tmp_path):
+    found = []
+
+    class Each(Callback):
+        def on_test_end(self, logs):
+            found.append(logs["loss"])
+
+    def run(epochs, resume=None):
+        torn = make(EarlyStopping(patience=9, restore_best=True), Numbers(2.0, 1.0, 3.0, 4.0), Each(), ModelCheckpoint(tmp_path), lr=0.1)
+        torn.ema = optim.ModelEMA(torn.model, 0.5)
+        torn.fit(DATA, val=DATA, epochs=epochs, resume=resume)
+        return torn
+
+    run(2)
+    trainer = run(4, "auto")
+    assert trainer.evaluate(DATA)["loss"] == found[1] != found[3]
+
+
+def test_a_checkpoint_between_accumulated_batches_is_refused(tmp_path):
+    class Each(Callback):
+        def on_train_batch_end(self, batch, logs):
+            self.trainer.save(tmp_path / "each.netcl")
+
+    with pytest.raises(RuntimeError, match=r"\[Trainer.save\] .*; accumulated=1, of=2; save where trainer.at_boundary is true"):
+        make(Each(), accumulation_steps=2).fit(DATA * 2)
 
 
 @pytest.mark.parametrize(("name", "values", "value"), [("val_loss", (math.nan, 1.0, 3.0), 1.0), ("val_accuracy", (0.1, 0.9, 0.5), 0.9)])
@@ -167,8 +196,49 @@ def test_logs_hold_every_epoch_and_go_on_after_a_resume(tmp_path):
     with (tmp_path / "log.csv").open(newline="") as file:
         table = list(csv.DictReader(file))
     assert [row["epoch"] for row in table] == ["0", "1", "2"] and float(table[-1]["loss"]) == pytest.approx(rows[-1]["loss"])
+    with (tmp_path / "log.jsonl").open("a") as file:  # of an epoch that ended, but after which no checkpoint was written
+        file.write('{"kind": "step", "step": 12, "epoch": 3, "batch": 0, "loss": 1.0, "time": 9.0}\n')  # of a step of several batches
+        file.write('{"kind": "epoch", "step": 12, "epoch": 3, "loss": 1.0, "time": 9.0}\n')
+    run(3, "auto")
+    assert read_jsonl(tmp_path / "log.jsonl") == rows
     run(1, None)
     assert len(read_jsonl(tmp_path / "log.jsonl")) == 3 and len((tmp_path / "log.csv").read_text().splitlines()) == 2
+
+
+FULL = """
+import resource, sys
+from pathlib import Path
+from netcl import nn, optim
+from netcl.core.device import manager
+from netcl.trainer import CSVLogger, JSONLLogger, Progress, Trainer
+from netcl.trainer.logs import write_run_json
+import numpy as np
+
+place = Path(sys.argv[1])
+files = [JSONLLogger(place / "log.jsonl"), CSVLogger(place / "log.csv")]
+model = nn.Linear(manager.default("cpu"), 4, 2)
+trainer = Trainer(model, optim.SGD(model.parameters(), lr=0.1), callbacks=[Progress("off"), *files])
+trainer.fit([(np.eye(4, dtype=np.float32), np.arange(4) % 2)], epochs=2)
+write_run_json(place / "run.json", {"written": 1})
+before = {path.name: path.read_bytes() for path in place.iterdir()}
+resource.setrlimit(resource.RLIMIT_FSIZE, (10, 10))  # as a full disk does, it ends a write in the middle
+writes = [lambda: files[0].on_train_begin({}), lambda: files[1].on_epoch_end(2, {"epoch": 2, "loss": 1.0})]
+for write in [*writes, lambda: write_run_json(place / "run.json", {"written": 2})]:
+    try:
+        write()
+    except OSError as full:
+        assert "there is no room for the file" in str(full)
+    else:
+        raise AssertionError("nothing was raised")
+assert {path.name: path.read_bytes() for path in place.iterdir()} == before
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="limits of Linux")
+@pytest.mark.fault("disk is full while a log is written", "a limit that ends a write in the middle", "logs of earlier epochs are whole")
+def test_a_full_disk_leaves_the_logs_of_earlier_epochs(tmp_path):
+    done = subprocess.run([sys.executable, "-B", "-c", FULL, str(tmp_path)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 def test_a_step_logs_its_own_loss_and_an_epoch_the_mean(tmp_path):
