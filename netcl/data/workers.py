@@ -67,10 +67,10 @@ class _Failure(NamedTuple):
 
 def _serve(pipe: Any, fetch: Fetch, number: int, workers: int, seed: int) -> None:
     """The main function of a worker process: answers each request until the pipe is closed."""
-    from netcl.data.augment_gpu import manual_seed
-
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which closes the pipe
     threading.Thread(target=_leave_with_the_parent, daemon=True).start()
+    from netcl.data.augment_gpu import manual_seed
+
     random.seed(seed + number)  # what a dataset draws is repeatable, and differs by worker
     np.random.seed((seed + number) % 2**32)
     manual_seed(seed + number)
