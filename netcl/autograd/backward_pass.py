@@ -38,7 +38,7 @@ from netcl.core.dtype import HALVES
 from netcl.core.errors import OutOfMemoryError, ShapeError, message
 from netcl.core.hooks import hooks
 from netcl.core.kernel_selector import get_kernel_selector
-from netcl.core.tensor import Tensor, duplicate, memory_of
+from netcl.core.tensor import AccumulationHook, Tensor, duplicate, memory_of
 from netcl.engine import lazy_graph
 from netcl.engine.lazy_graph import MULTIPLIED, deferred_from
 from netcl.engine.modes import in_mode
@@ -172,7 +172,7 @@ class _Walk:
 
     def after_hooks(self, leaf: Tensor, gradient: Tensor) -> Tensor:
         """Return the gradient of a leaf as its hooks leave it."""
-        if found := leaf._hooks:
+        if found := [hook for hook in leaf._hooks or () if type(hook) is not AccumulationHook]:
             gradient = self.own(gradient)
             for hook in found:
                 gradient = self.answered(gradient, hook)
@@ -221,17 +221,21 @@ class _Walk:
             self.accumulate(leaf, ops.cast(self.narrow.pop(leaf), leaf.dtype))
         if recorded.listening and recorded.active.recorder is not None:
             recorded.active.recorder.leaf(leaf)
-        gradient = self.after_hooks(leaf, gradient)
+        if hooked := leaf._hooks:
+            gradient = self.after_hooks(leaf, gradient)
         self.leaves.append(leaf)
-        if leaf.grad is not None:
-            if self.F is ops and leaf.grad.grad_fn is None and id(_memory_owner(leaf.grad)) not in self.handed:
-                ops.add(leaf.grad, gradient, out=leaf.grad)  # in place, as torch does it: no second copy, and recorded launches find it
-            else:  # a node may still have to read the gradient that the leaf got in this walk: a rule may return it for several inputs
-                leaf.grad = self.F.add(leaf.grad, gradient)
-            return
-        leaf.grad = gradient = self.own(gradient)
-        if isinstance(gradient.source, lazy_graph.Product):
-            gradient.realize()  # a deferred product keeps its operands in memory
+        if leaf.grad is None:
+            leaf.grad = gradient = self.own(gradient)
+            if isinstance(gradient.source, lazy_graph.Product):
+                gradient.realize()  # a deferred product keeps its operands in memory
+        elif self.F is ops and leaf.grad.grad_fn is None and id(_memory_owner(leaf.grad)) not in self.handed:
+            ops.add(leaf.grad, gradient, out=leaf.grad)  # in place, as torch does it: no second copy, and recorded launches find it
+        else:  # a node may still have to read the gradient that the leaf got in this walk: a rule may return it for several inputs
+            leaf.grad = self.F.add(leaf.grad, gradient)
+        for hook in hooked or ():
+            if type(hook) is AccumulationHook:
+                recorded.host_work("a hook on a gradient")
+                hook(leaf)
 
     def all_found(self) -> set[tuple[int, int]]:
         """Return the keys of the tensors that this walk, or the one it adds to, has to find."""

@@ -45,6 +45,11 @@ def _without_keywords(hook: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
+def without_module(hook: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a hook in the form that takes the module first."""
+    return lambda module, *args: hook(*args)
+
+
 def call(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Call the forward of a module with its hooks; returns the output, which a hook may have replaced."""
     hooks = {kind: list(group.values()) for kind, group in module._module_hooks.items()}
