@@ -21,6 +21,7 @@ from netcl import ops
 from netcl.autograd.tape import (
     LASTING,
     RELEASED,
+    AccumulationHook,
     Node,
     Saved,
     anomaly_mode,
@@ -38,7 +39,7 @@ from netcl.core.dtype import HALVES
 from netcl.core.errors import OutOfMemoryError, ShapeError, message
 from netcl.core.hooks import hooks
 from netcl.core.kernel_selector import get_kernel_selector
-from netcl.core.tensor import AccumulationHook, Tensor, duplicate, memory_of
+from netcl.core.tensor import Tensor, duplicate, memory_of
 from netcl.engine import lazy_graph
 from netcl.engine.lazy_graph import MULTIPLIED, deferred_from
 from netcl.engine.modes import in_mode
@@ -170,13 +171,16 @@ class _Walk:
         self.hand(answer)
         return answer
 
-    def after_hooks(self, leaf: Tensor, gradient: Tensor) -> Tensor:
-        """Return the gradient of a leaf as its hooks leave it."""
-        if found := [hook for hook in leaf._hooks or () if type(hook) is not AccumulationHook]:
+    def after_hooks(self, leaf: Tensor, gradient: Tensor) -> tuple[Tensor, list[Any]]:
+        """Return the gradient of a leaf as its hooks leave it, and the hooks that run after the gradient was accumulated."""
+        found = leaf._hooks or ()
+        later = [hook for hook in found if type(hook) is AccumulationHook]
+        if len(later) < len(found):
             gradient = self.own(gradient)
-            for hook in found:
+        for hook in found:
+            if type(hook) is not AccumulationHook:
                 gradient = self.answered(gradient, hook)
-        return gradient
+        return gradient, later
 
     def send(self, edge: tuple[Any, int], gradient: Tensor) -> None:
         """Add a gradient to a leaf or to an output of a node."""
@@ -221,8 +225,7 @@ class _Walk:
             self.accumulate(leaf, ops.cast(self.narrow.pop(leaf), leaf.dtype))
         if recorded.listening and recorded.active.recorder is not None:
             recorded.active.recorder.leaf(leaf)
-        if hooked := leaf._hooks:
-            gradient = self.after_hooks(leaf, gradient)
+        gradient, later = self.after_hooks(leaf, gradient)
         self.leaves.append(leaf)
         if leaf.grad is None:
             leaf.grad = gradient = self.own(gradient)
@@ -232,10 +235,9 @@ class _Walk:
             ops.add(leaf.grad, gradient, out=leaf.grad)  # in place, as torch does it: no second copy, and recorded launches find it
         else:  # a node may still have to read the gradient that the leaf got in this walk: a rule may return it for several inputs
             leaf.grad = self.F.add(leaf.grad, gradient)
-        for hook in hooked or ():
-            if type(hook) is AccumulationHook:
-                recorded.host_work("a hook on a gradient")
-                hook(leaf)
+        for hook in later:
+            recorded.host_work("a hook on a gradient")
+            hook(leaf)
 
     def all_found(self) -> set[tuple[int, int]]:
         """Return the keys of the tensors that this walk, or the one it adds to, has to find."""
@@ -270,7 +272,7 @@ class _Walk:
         self.hand_over()
         for leaf in dict.fromkeys(self.wanted or ()):
             if leaf.grad_fn is None and (gradient := self.found[id(leaf), 0]) is not None:
-                self.found[id(leaf), 0] = self.after_hooks(leaf, gradient)
+                self.found[id(leaf), 0] = self.after_hooks(leaf, gradient)[0]
 
     def hand_over(self) -> None:
         """Pass complete gradients to leaves with hooks: a hook receives the whole gradient, once."""

@@ -77,18 +77,6 @@ class RemovableHandle:
         self.remove()
 
 
-class AccumulationHook:
-    """A hook of a leaf that is called with the leaf, after its gradient has changed."""
-
-    __slots__ = ("function",)
-
-    def __init__(self, function: Callable[[Tensor], None]):
-        self.function = function
-
-    def __call__(self, leaf: Tensor) -> None:
-        self.function(leaf)
-
-
 class _OnClassOrInstance:
     """A method with two meanings: ``Tensor.f(...)`` creates a tensor, ``t.f(...)`` acts on one."""
 
@@ -520,16 +508,10 @@ class Tensor(TensorMethods):
         values = self.to_host()
         return values if dtype is None else values.astype(dtype, copy=False)
 
-    def __copy__(self) -> Tensor:
-        return self._mark_copy(self.detach())
-
     def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
-        copy = self._mark_copy(duplicate(self))
-        copy.grad = None if self.grad is None else self.grad.__deepcopy__(memo)
-        return copy
-
-    def _mark_copy(self, copy: Tensor) -> Tensor:
+        copy = duplicate(self)
         copy._mark(self.requires_grad and self.grad_fn is None, self.persistent)
+        copy.grad = None if self.grad is None else self.grad.__deepcopy__(memo)
         if hasattr(self, "is_param"):
             copy.is_param = True
         return copy
@@ -606,13 +588,6 @@ class Tensor(TensorMethods):
             self._hooks = [h for h in self._hooks or () if h is not hook] or None
 
         return RemovableHandle(remove)
-
-    def register_post_accumulate_grad_hook(self, hook: Callable[[Tensor], None]) -> RemovableHandle:
-        """Call ``hook(tensor)`` after backward has added a gradient to ``grad`` of this leaf; ``remove()`` of the result removes it."""
-        if self.grad_fn is not None or not self._requires_grad:
-            what = "only a leaf tensor that requires a gradient accumulates one"
-            raise AutogradError(message("register_post_accumulate_grad_hook", what, shape=self.shape))
-        return self.register_hook(AccumulationHook(hook))
 
     # ---- items
 

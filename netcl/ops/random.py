@@ -252,7 +252,7 @@ class Generator(np.random.Generator):
         return self._seed
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Generator:
-        made = _restored(self.device, self._seed, self.bit_generator.state)
+        made = _generator_of(self.device, self._seed, self.bit_generator.state)
         for queue, stream in self._own.items():
             made._own[queue] = copy = RandomStream(queue, self._seed, of_queue=False)
             copy_block((2,), stream.settle(), 0, (1,), copy.state, 0, (1,))
@@ -262,7 +262,7 @@ class Generator(np.random.Generator):
         if self._own:
             what = "a generator that has drawn numbers on a device cannot be pickled"
             raise TypeError(message("pickle", what, "make one from a seed: Generator().manual_seed(seed)", seed=self._seed))
-        return _restored, (self.device, self._seed, self.bit_generator.state)
+        return _generator_of, (self.device, self._seed, self.bit_generator.state)
 
     @contextmanager
     def drawing_on(self, queue: Any) -> Iterator[None]:
@@ -280,7 +280,7 @@ class Generator(np.random.Generator):
             state.random = before
 
 
-def _restored(device: Any, seed: int, state: Any) -> Generator:
+def _generator_of(device: Any, seed: int, state: Any) -> Generator:
     made = Generator(device)
     made._seed, made.bit_generator.state = seed, state
     return made
