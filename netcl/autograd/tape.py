@@ -408,4 +408,4 @@ def register_post_accumulate_grad_hook(tensor: Tensor, hook: Callable[[Tensor], 
     if tensor.grad_fn is not None or not tensor.requires_grad:
         what = "only a leaf tensor that requires a gradient accumulates one"
         raise AutogradError(message("register_post_accumulate_grad_hook", what, shape=tensor.shape))
-    return tensor.register_hook(AccumulationHook(hook))  # type: ignore[arg-type]
+    return tensor.register_hook(AccumulationHook(hook))
