@@ -29,6 +29,7 @@ from netcl.autograd.tape import (
     get_current_tape,
     is_grad_enabled,
     no_grad,
+    register_post_accumulate_grad_hook,
     retain_grad,
     set_current_tape,
     set_detect_anomaly,
@@ -84,7 +85,8 @@ _twins.put("setitem", _in_place.recorded_setitem)
 _CALLED_BY_CORE: dict[str, _Function] = {
     "assign": _in_place.assign, "backward": backward, "changing_history": changing_history, "check_write": _views.check_write,
     "contiguous": _views.contiguous, "follow_view": _views.follow, "in_place": _in_place.in_place, "is_grad_enabled": is_grad_enabled,
-    "move": move, "no_grad": no_grad, "refresh_copies": _views.refresh_copies, "retain_grad": retain_grad, "signature": _twins.signature,
+    "move": move, "no_grad": no_grad, "refresh_copies": _views.refresh_copies, "retain_grad": retain_grad,
+    "register_post_accumulate_grad_hook": register_post_accumulate_grad_hook, "signature": _twins.signature,
     "store": _views.write_into,
 }  # fmt: skip
 

@@ -21,6 +21,7 @@ from netcl import ops
 from netcl.autograd.tape import (
     LASTING,
     RELEASED,
+    AccumulationHook,
     Node,
     Saved,
     anomaly_mode,
@@ -171,13 +172,16 @@ class _Walk:
         self.hand(answer)
         return answer
 
-    def after_hooks(self, leaf: Tensor, gradient: Tensor) -> Tensor:
-        """Return the gradient of a leaf as its hooks leave it."""
-        if found := leaf._hooks:
+    def after_hooks(self, leaf: Tensor, gradient: Tensor) -> tuple[Tensor, list[Any]]:
+        """Return the gradient of a leaf as its hooks leave it, and the hooks that run after the gradient was accumulated."""
+        found = leaf._hooks or ()
+        later = [hook for hook in found if type(hook) is AccumulationHook]
+        if len(later) < len(found):
             gradient = self.own(gradient)
-            for hook in found:
+        for hook in found:
+            if type(hook) is not AccumulationHook:
                 gradient = self.answered(gradient, hook)
-        return gradient
+        return gradient, later
 
     def send(self, edge: tuple[Any, int], gradient: Tensor) -> None:
         """Add a gradient to a leaf or to an output of a node."""
@@ -226,17 +230,19 @@ class _Walk:
             self.accumulate(leaf, ops.cast(self.narrow.pop(leaf), leaf.dtype))
         if recorded.listening and recorded.active.recorder is not None:
             recorded.active.recorder.leaf(leaf)
-        gradient = self.after_hooks(leaf, gradient)
+        gradient, later = self.after_hooks(leaf, gradient)
         self.leaves.append(leaf)
-        if leaf.grad is not None:
-            if self.F is ops and leaf.grad.grad_fn is None and id(_memory_owner(leaf.grad)) not in self.handed:
-                ops.add(leaf.grad, gradient, out=leaf.grad)  # in place, as torch does it: no second copy, and recorded launches find it
-            else:  # a node may still have to read the gradient that the leaf got in this walk: a rule may return it for several inputs
-                leaf.grad = self.F.add(leaf.grad, gradient)
-            return
-        leaf.grad = gradient = self.own(gradient)
-        if isinstance(gradient.source, lazy_graph.Product):
-            gradient.realize()  # a deferred product keeps its operands in memory
+        if leaf.grad is None:
+            leaf.grad = gradient = self.own(gradient)
+            if isinstance(gradient.source, lazy_graph.Product):
+                gradient.realize()  # a deferred product keeps its operands in memory
+        elif self.F is ops and leaf.grad.grad_fn is None and id(_memory_owner(leaf.grad)) not in self.handed:
+            ops.add(leaf.grad, gradient, out=leaf.grad)  # in place, as torch does it: no second copy, and recorded launches find it
+        else:  # a node may still have to read the gradient that the leaf got in this walk: a rule may return it for several inputs
+            leaf.grad = self.F.add(leaf.grad, gradient)
+        for hook in later:
+            recorded.host_work("a hook on a gradient")
+            hook(leaf)
 
     def all_found(self) -> set[tuple[int, int]]:
         """Return the keys of the tensors that this walk, or the one it adds to, has to find."""
@@ -271,7 +277,7 @@ class _Walk:
         self.hand_over()
         for leaf in dict.fromkeys(self.wanted or ()):
             if leaf.grad_fn is None and (gradient := self.found[id(leaf), 0]) is not None:
-                self.found[id(leaf), 0] = self.after_hooks(leaf, gradient)
+                self.found[id(leaf), 0] = self.after_hooks(leaf, gradient)[0]
 
     def hand_over(self) -> None:
         """Pass complete gradients to leaves with hooks: a hook receives the whole gradient, once."""

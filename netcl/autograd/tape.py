@@ -400,3 +400,21 @@ def retain_grad(tensor: Tensor) -> None:
         raise AutogradError(message("retain_grad", "the tensor must require grad", "compute it from one that does", shape=tensor.shape))
     if tensor.grad_fn is not None and not keeps_gradient(tensor):
         tensor.register_hook(KeptGradient(tensor))
+
+
+class AccumulationHook:
+    """A hook of :func:`register_post_accumulate_grad_hook`."""
+
+    def __init__(self, function: Callable[[Tensor], None]):
+        self.function = function
+
+    def __call__(self, leaf: Tensor) -> None:
+        self.function(leaf)
+
+
+def register_post_accumulate_grad_hook(tensor: Tensor, hook: Callable[[Tensor], None]) -> RemovableHandle:
+    """Call ``hook(tensor)`` after backward has added a gradient to ``grad`` of a leaf; ``remove()`` of the result removes the hook."""
+    if tensor.grad_fn is not None or not tensor.requires_grad:
+        what = "only a leaf tensor that requires a gradient accumulates one"
+        raise AutogradError(message("register_post_accumulate_grad_hook", what, shape=tensor.shape))
+    return tensor.register_hook(AccumulationHook(hook))

@@ -216,6 +216,14 @@ def _detached(self: Any) -> Any:
     return self
 
 
+def _shallow_copy(self: Any) -> Any:
+    made = self.detach()
+    made.requires_grad, made.persistent = self.requires_grad and self.grad_fn is None, self.persistent
+    if hasattr(self, "is_param"):
+        made.is_param = True
+    return made
+
+
 def _fill_diagonal(self: Any, fill_value: float, wrap: bool = False) -> Any:
     """Write a number to the diagonal in place; a tensor with more than 2 dimensions has equal ones."""
     if self.ndim < 2 or (self.ndim > 2 and len(set(self.shape)) > 1) or (wrap and self.shape[0] > self.shape[1] + 1):
@@ -265,6 +273,8 @@ _SHORT_METHODS: dict[str, Callable[..., Any]] = {
     "expand_as": lambda self, other: hooks.call("expand", self, other.shape),
     "type_as": lambda self, other: self.to(other.dtype),
     "retain_grad": lambda self: hooks.call("retain_grad", self),
+    "register_post_accumulate_grad_hook": lambda self, hook: hooks.call("register_post_accumulate_grad_hook", self, hook),
+    "__copy__": _shallow_copy,
     "positive": lambda self: self, "__pos__": lambda self: self,
     "adjoint": lambda self: hooks.call("transpose", self, -2, -1),
 }  # fmt: skip

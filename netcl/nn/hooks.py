@@ -45,6 +45,30 @@ def _without_keywords(hook: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
+def add_loading_hook(module: Any, kind: str, hook: Callable[..., Any]) -> RemovableHandle:
+    """Add a hook that runs ``before`` or ``after`` a state dict is loaded."""
+    return add_hook(vars(module).setdefault("_loading_hooks", {}), kind, hook)
+
+
+def _loading_hooks(module: Any, kind: str) -> list[Callable[..., Any]]:
+    return list(vars(module).get("_loading_hooks", {}).get(kind, {}).values())
+
+
+def before_loading(root: Any, state: dict[str, Any], strict: bool) -> tuple[list[str], list[str], list[str]]:
+    """Prepare all modules for a state dict, which hooks may change. Returns missing names, unexpected names and errors of the hooks."""
+    reports: tuple[list[str], list[str], list[str]] = [], [], []
+    for path, module in list(root.named_modules()):
+        for hook in _loading_hooks(module, "before"):
+            hook(module, state, f"{path}." if path else "", {}, strict, *reports)
+        module._before_loading(path, state)
+    return reports
+
+
+def after_loading(module: Any, keys: Any) -> None:
+    for hook in _loading_hooks(module, "after"):
+        hook(module, keys)
+
+
 def call(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Call the forward of a module with its hooks; returns the output, which a hook may have replaced."""
     hooks = {kind: list(group.values()) for kind, group in module._module_hooks.items()}

@@ -353,12 +353,13 @@ class Module(metaclass=_Constructed):
         >>> layer([[1.0, 1.0]]).tolist()
         [[6.0]]
         """
-        for path, module in list(self.named_modules()):
-            module._before_loading(path, state)
+        missing, unexpected, errors = hooks.before_loading(self, state := dict(state), strict)
+        if errors:
+            raise StateDictError(message("load_state_dict", f"a hook reports: {'; '.join(errors)}"))
         own = self._named_state()
         given = {name: value if isinstance(value, Tensor) else np.asarray(value) for name, value in state.items()}
         absent = [name for name in own if name not in given and name.rpartition(".")[2] != "num_batches_tracked"]  # torch added it in 0.4.1
-        keys = IncompatibleKeys(absent, [name for name in given if name not in own])
+        keys = IncompatibleKeys([*missing, *absent], [*unexpected, *(name for name in given if name not in own)])
         if strict and (keys.missing_keys or keys.unexpected_keys):
             what = f"the state dict must have exactly the parameters and buffers of this {type(self).__name__}"
             parts = {name: f"[{some(names)}]" for name, names in zip(("missing", "unexpected"), keys, strict=True) if names}
@@ -372,6 +373,7 @@ class Module(metaclass=_Constructed):
                 own[name].write(value)
         for module in self.modules():
             module._after_loading()
+            hooks.after_loading(module, keys)
         return keys
 
     def _before_loading(self, prefix: str, state: Mapping[str, Any]) -> None:
@@ -473,6 +475,17 @@ class Module(metaclass=_Constructed):
         return here() if tensor is None else tensor.queue
 
     # ---- hooks
+
+    def register_load_state_dict_pre_hook(self, hook: Callable[..., Any]) -> RemovableHandle:
+        """Register a hook, called as in torch, that may change a copy of the state dict before it is loaded; returns a handle."""
+        return hooks.add_loading_hook(self, "before", hook)
+
+    def _register_load_state_dict_pre_hook(self, hook: Callable[..., Any], with_module: bool = False) -> RemovableHandle:
+        return hooks.add_loading_hook(self, "before", hook if with_module else lambda module, *args: hook(*args))
+
+    def register_load_state_dict_post_hook(self, hook: Callable[[Any, IncompatibleKeys], None]) -> RemovableHandle:
+        """Register ``hook(module, keys)`` to run after a state dict was loaded; ``keys`` is the result. Returns a handle."""
+        return hooks.add_loading_hook(self, "after", hook)
 
     def register_forward_pre_hook(self, hook: Callable[..., Any], *, prepend: bool = False, with_kwargs: bool = False) -> RemovableHandle:
         """Register ``hook(module, args)`` to run before each forward; its result, if any, replaces the arguments. Returns a handle.

@@ -252,6 +252,19 @@ class Generator(np.random.Generator):
         """Return the seed that was set last."""
         return self._seed
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> Generator:
+        made = _generator_of(self.device, self._seed, self.bit_generator.state)
+        for queue, stream in self._own.items():
+            made._own[queue] = copy = RandomStream(queue, self._seed, of_queue=False)
+            copy_block((2,), stream.settle(), 0, (1,), copy.state, 0, (1,))
+        return made
+
+    def __reduce__(self) -> Any:
+        if self._own:
+            what = "a generator that has drawn numbers on a device cannot be pickled"
+            raise TypeError(message("pickle", what, "make one from a seed: Generator().manual_seed(seed)", seed=self._seed))
+        return _generator_of, (self.device, self._seed, self.bit_generator.state)
+
     @contextmanager
     def drawing_on(self, queue: Any) -> Iterator[None]:
         """Draw the random numbers of a queue from this generator inside the ``with`` block."""
@@ -266,6 +279,12 @@ class Generator(np.random.Generator):
             yield
         finally:
             state.random = before
+
+
+def _generator_of(device: Any, seed: int, state: Any) -> Generator:
+    made = Generator(device)
+    made._seed, made.bit_generator.state = seed, state
+    return made
 
 
 def with_generator(function: Callable[..., Any]) -> Callable[..., Any]:

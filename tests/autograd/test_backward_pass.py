@@ -416,3 +416,31 @@ def test_graphs_of_many_lengths_do_not_fill_the_memory(cl_device, monkeypatch):
     for length in (*range(2, 50), *range(2, 50), 3, 3, 3):
         assert step(length) == pytest.approx(length * 0.5 ** (length - 1))
     assert launches() < before + 1000
+
+
+def test_hooks_run_after_a_gradient_was_accumulated(device):
+    """Once per backward pass, with the sum of all gradients; they may update the tensor and drop the gradient."""
+    with nc.device(device):
+        w, seen = nc.tensor([1.0, 2.0], requires_grad=True), []
+        handle = w.register_post_accumulate_grad_hook(lambda leaf: seen.append((leaf is w, leaf.grad.tolist())))
+        w.register_hook(lambda g: g * 10.0)
+        for _ in range(2):
+            ((w * 2.0).sum() + (w * w).sum()).backward()
+        assert seen == [(True, [40.0, 60.0]), (True, [80.0, 120.0])]
+        assert ag.grad((w * 2.0).sum(), [w])[0].tolist() == [20.0, 20.0] and len(seen) == 2
+        handle.remove()
+        w.sum().backward()
+        assert len(seen) == 2
+
+        def update(leaf):
+            with nc.no_grad():
+                leaf -= 0.1 * leaf.grad
+            leaf.grad = None
+
+        w = nc.tensor([1.0], requires_grad=True)
+        w.register_post_accumulate_grad_hook(update)
+        (w * 3.0).sum().backward()
+        np.testing.assert_allclose(w.tolist(), [0.7], rtol=1e-6)
+        assert w.grad is None
+        with pytest.raises(AutogradError, match="only a leaf tensor that requires a gradient accumulates one"):
+            (w * 2.0).register_post_accumulate_grad_hook(update)

@@ -203,7 +203,7 @@ NOT_EXPORTED = set(
 def calls(row) -> list[tuple[list, dict]]:
     rng = np.random.default_rng(0)
     if isinstance(row, registry.Pointwise | registry.Choice):
-        options = {"min": 0.3, "max": 0.5} if row.name == "clamp" else {}
+        options = {name: 0.3 + 0.2 * (name == "max") for name in row.params if row.name in ("clamp", "clamp_min", "clamp_max")}
         return [([rng.uniform(0.2, 0.9, (3, 4)).astype(np.float32) for _ in row.inputs], options)]
     if isinstance(row, registry.Reduction):
         x = rng.standard_normal((3, 4, 5)).astype(np.float32)

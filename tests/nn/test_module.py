@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import pickle
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from netcl import nn
 from netcl.core.device import manager
 from netcl.core.errors import DtypeError, ShapeError
 from netcl.core.tensor import Tensor
+from netcl.nn.module import StateDictError
 from netcl.nn.utils import prune
 from netcl.ops import random
 
@@ -476,3 +478,37 @@ def test_pruning_keeps_the_original_and_a_mask(device):
         assert [m.weight.tolist() for m in pair] == [[[0.0, 2.0]], [[0.0, 3.0]]]
         with pytest.raises(ValueError, match="amount must be an integer from 0 to 2, or a float from 0 to 1"):
             prune.random_unstructured(nn.Linear(2, 1), "weight", amount=1.5)
+
+
+def test_hooks_change_a_state_dict_before_it_is_loaded():
+    class Renamed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(2, 1)
+            self._register_load_state_dict_pre_hook(self.rename)
+
+        def rename(self, state, prefix, *rest):
+            state[f"{prefix}layer.bias"] = state.pop(f"{prefix}old.bias")
+
+    model = nn.Sequential(Renamed())
+    given = {"0.layer.weight": netcl.ones(1, 2), "0.old.bias": netcl.tensor([3.0])}
+    seen = []
+    model[0].register_load_state_dict_post_hook(lambda module, keys: seen.append((module, keys)))
+    keys = model.load_state_dict(given)
+    assert model[0].layer.bias.tolist() == [3.0] and list(given) == ["0.layer.weight", "0.old.bias"]
+    assert seen == [(model[0], keys)]
+    assert copy.deepcopy(model).load_state_dict(given) == keys
+
+    layer = nn.Linear(2, 1)
+    handle = layer.register_load_state_dict_pre_hook(lambda module, state, prefix, *rest: rest[-1].append(f"{prefix}weight is old"))
+    with pytest.raises(StateDictError, match=r"\[load_state_dict\] a hook reports: weight is old"):
+        layer.load_state_dict(layer.state_dict())
+    handle.remove()
+    layer.load_state_dict(layer.state_dict())
+
+
+def test_a_module_with_computed_parameters_is_not_pickled():
+    layer = nn.utils.parametrizations.weight_norm(nn.Linear(2, 2))
+    with pytest.raises(TypeError, match=r"a Linear with computed parameters cannot be pickled; computed=\['weight'\]; save its state_dict"):
+        pickle.dumps(layer)
+    assert copy.deepcopy(layer).weight.tolist() == layer.weight.tolist()

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
+
 import numpy as np
 import pytest
 
@@ -195,3 +198,15 @@ def test_multinomial_of_unlike_weights(device):
     assert (netcl.multinomial(netcl.tensor(weights), 20, replacement=True).to_host() == 0).all()
     drawn = netcl.multinomial(netcl.tensor([1e38, 3e38]), 4000, replacement=True).to_host()
     assert 0.7 < drawn.mean() < 0.8
+
+
+def test_copies_of_generators(device):
+    with netcl.device(device):
+        generator = netcl.Generator().manual_seed(3)
+        stored = pickle.loads(pickle.dumps(generator))
+        assert netcl.rand(4, generator=stored).tolist() == netcl.rand(4, generator=generator).tolist()
+        copied = copy.deepcopy(generator)
+        assert netcl.rand(4, generator=copied).tolist() == netcl.rand(4, generator=generator).tolist()
+        assert copied.random() == generator.random() == stored.random() and copied.initial_seed() == 3
+        with pytest.raises(TypeError, match=r"a generator that has drawn numbers on a device cannot be pickled; seed=3"):
+            pickle.dumps(generator)

@@ -27,7 +27,13 @@ def recompute(module: Module, name: str, function: Callable[[Any], Tensor] | Non
     real = vars(type(module)).get("_real", type(module))
     body: dict[str, Any] = {key: property(partial(_computed, key)) for key in computed}
     body |= {"_real": real, "__module__": real.__module__, "saved_by": "save its state_dict, or remove the parametrization first"}
+    body["__reduce_ex__"] = _refuse_pickle
     module.__class__ = type(real)(real.__name__, (real,), body) if computed else real
+
+
+def _refuse_pickle(module: Any, protocol: int) -> Any:
+    what = f"a {type(module).__name__} with computed parameters cannot be pickled"
+    raise TypeError(message("pickle", what, module.saved_by, computed=list(module._computed)))
 
 
 def _computed(name: str, module: Any) -> Tensor:
