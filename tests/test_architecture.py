@@ -209,19 +209,19 @@ def test_no_function_is_named_as_a_copy():
 LINES = {
     "": 1117,
     "amp": 479,
-    "autograd": 3275,
+    "autograd": 3301,
     "bench": 327,
     "cli": 1706,
-    "core": 7737,
+    "core": 7748,
     "data": 3180,
     "distributed": 2021,
     "distributions": 884,
     "engine": 6171,
     "io": 4944,
     "models": 3478,
-    "nn": 7086,
+    "nn": 7121,
     "onnx": 730,
-    "ops": 28993,
+    "ops": 29012,
     "optim": 2326,
     "profiling": 1300,
     "replay": 2727,
@@ -240,7 +240,7 @@ COUPLING = {
     "imports inside functions": 68,
     "hooks": 8,
     "functions put into lower modules": 0,
-    "Any": 5103,
+    "Any": 5102,
 }
 # Top-level functions, classes and constants that several files define: a search for such a name finds several things. Most are torch's.
 NAMES_OF_SEVERAL_FILES = 74

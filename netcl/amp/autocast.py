@@ -212,7 +212,7 @@ def _cast_parameter(parameter: Tensor, wanted: str) -> Tensor:
     block, key = autocast_block.get(), id(parameter)
     if block is None:
         return parameter.to(wanted)
-    recording.clear_after(block.casts, block.ahead)
+    recording.at_end(block.casts.clear, block.ahead.clear)
     first, known = not block.casts, block.casts.get(key) or block.ahead.pop(key, None)
     if known is None or not known.good(wanted):
         known = _cast_of(parameter, parameter.to(wanted))

@@ -172,7 +172,7 @@ class _Walk:
         self.hand(answer)
         return answer
 
-    def after_hooks(self, leaf: Tensor, gradient: Tensor) -> tuple[Tensor, list[Any]]:
+    def after_hooks(self, leaf: Tensor, gradient: Tensor) -> tuple[Tensor, list[AccumulationHook]]:
         """Return the gradient of a leaf as its hooks leave it, and the hooks that run after the gradient was accumulated."""
         found = leaf._hooks or ()
         later = [hook for hook in found if type(hook) is AccumulationHook]

@@ -179,7 +179,7 @@ class Notes:
 
     def __init__(self, commands: CommandList):
         self.commands = commands
-        self.ends: dict[int, Callable[[], None]] = {}
+        self.ends: dict[Callable[[], None], None] = {}
 
     def allocated(self, handle: Any) -> None:
         """Ignore the lease: it belongs to a constant of the op, which is on the device's own queue."""

@@ -32,7 +32,7 @@ class RecorderProtocol(Protocol):
 
     trains: bool  # a product of the step has a weight that gets a gradient
     replays: bool  # the step is recorded for replays, not to plan an op
-    ends: dict[int, Callable[[], None]]  # called when the recording ends
+    ends: dict[Callable[[], None], None]  # called when the recording ends
 
     def allocated(self, handle: Any) -> None: ...
     def upload(self, buffer: Any, stored: Any) -> None: ...
@@ -115,10 +115,10 @@ def requires(fact: Callable[[], Any]) -> None:
         active.recorder.requires(fact)
 
 
-def clear_after(*caches: dict[Any, Any]) -> None:
-    """Clear caches when the recording of a step ends: they hold results of the step, which a replay does not put there."""
+def at_end(*functions: Callable[[], None]) -> None:
+    """Call functions when the recording of a step ends: they clear results of the step, which a replay does not put there."""
     if active.recorder is not None and active.recorder.replays:
-        active.recorder.ends.update((id(cache), cache.clear) for cache in caches)
+        active.recorder.ends |= dict.fromkeys(functions)
 
 
 def leaf(tensor: Any) -> None:

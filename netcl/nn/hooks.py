@@ -45,28 +45,23 @@ def _without_keywords(hook: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-def add_loading_hook(module: Any, kind: str, hook: Callable[..., Any]) -> RemovableHandle:
-    """Add a hook that runs ``before`` or ``after`` a state dict is loaded."""
-    return add_hook(vars(module).setdefault("_loading_hooks", {}), kind, hook)
+def register_load_state_dict_pre_hook(module: object, hook: Callable[..., object]) -> RemovableHandle:
+    """Register a hook, called as in torch, that may change a copy of the state dict before it is loaded; returns a handle."""
+    return add_hook(vars(module).setdefault("_loading_hooks", {}), "before", hook)
 
 
-def _loading_hooks(module: Any, kind: str) -> list[Callable[..., Any]]:
-    return list(vars(module).get("_loading_hooks", {}).get(kind, {}).values())
+def register_pre_hook_without_module(module: object, hook: Callable[..., object], with_module: bool = False) -> RemovableHandle:
+    return register_load_state_dict_pre_hook(module, hook if with_module else lambda module, *args: hook(*args))
 
 
-def before_loading(root: Any, state: dict[str, Any], strict: bool) -> tuple[list[str], list[str], list[str]]:
-    """Prepare all modules for a state dict, which hooks may change. Returns missing names, unexpected names and errors of the hooks."""
-    reports: tuple[list[str], list[str], list[str]] = [], [], []
-    for path, module in list(root.named_modules()):
-        for hook in _loading_hooks(module, "before"):
-            hook(module, state, f"{path}." if path else "", {}, strict, *reports)
-        module._before_loading(path, state)
-    return reports
+def register_load_state_dict_post_hook(module: object, hook: Callable[..., object]) -> RemovableHandle:
+    """Register ``hook(module, keys)`` to run after a state dict was loaded; ``keys`` is the result. Returns a handle."""
+    return add_hook(vars(module).setdefault("_loading_hooks", {}), "after", hook)
 
 
-def after_loading(module: Any, keys: Any) -> None:
-    for hook in _loading_hooks(module, "after"):
-        hook(module, keys)
+def call_loading_hooks(module: object, kind: str, *arguments: object) -> None:
+    for hook in list(vars(module).get("_loading_hooks", {}).get(kind, {}).values()):
+        hook(module, *arguments)
 
 
 def call(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -353,7 +353,11 @@ class Module(metaclass=_Constructed):
         >>> layer([[1.0, 1.0]]).tolist()
         [[6.0]]
         """
-        missing, unexpected, errors = hooks.before_loading(self, state := dict(state), strict)
+        state, missing, unexpected, errors = dict(state), list[str](), list[str](), list[str]()
+        for path, module in list(self.named_modules()):
+            prefix = f"{path}." if path else ""
+            hooks.call_loading_hooks(module, "before", state, prefix, {}, strict, missing, unexpected, errors)
+            module._before_loading(path, state)
         if errors:
             raise StateDictError(message("load_state_dict", f"a hook reports: {'; '.join(errors)}"))
         own = self._named_state()
@@ -373,7 +377,7 @@ class Module(metaclass=_Constructed):
                 own[name].write(value)
         for module in self.modules():
             module._after_loading()
-            hooks.after_loading(module, keys)
+            hooks.call_loading_hooks(module, "after", keys)
         return keys
 
     def _before_loading(self, prefix: str, state: Mapping[str, Any]) -> None:
@@ -476,16 +480,9 @@ class Module(metaclass=_Constructed):
 
     # ---- hooks
 
-    def register_load_state_dict_pre_hook(self, hook: Callable[..., Any]) -> RemovableHandle:
-        """Register a hook, called as in torch, that may change a copy of the state dict before it is loaded; returns a handle."""
-        return hooks.add_loading_hook(self, "before", hook)
-
-    def _register_load_state_dict_pre_hook(self, hook: Callable[..., Any], with_module: bool = False) -> RemovableHandle:
-        return hooks.add_loading_hook(self, "before", hook if with_module else lambda module, *args: hook(*args))
-
-    def register_load_state_dict_post_hook(self, hook: Callable[[Any, IncompatibleKeys], None]) -> RemovableHandle:
-        """Register ``hook(module, keys)`` to run after a state dict was loaded; ``keys`` is the result. Returns a handle."""
-        return hooks.add_loading_hook(self, "after", hook)
+    register_load_state_dict_pre_hook = hooks.register_load_state_dict_pre_hook
+    _register_load_state_dict_pre_hook = hooks.register_pre_hook_without_module
+    register_load_state_dict_post_hook = hooks.register_load_state_dict_post_hook
 
     def register_forward_pre_hook(self, hook: Callable[..., Any], *, prepend: bool = False, with_kwargs: bool = False) -> RemovableHandle:
         """Register ``hook(module, args)`` to run before each forward; its result, if any, replaces the arguments. Returns a handle.

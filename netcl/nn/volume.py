@@ -31,11 +31,11 @@ def _volume(op: str, x: Tensor, label: str = "input") -> tuple[int, ...]:
     return x.shape
 
 
-def _takes_one_sample(function: Callable[..., Any]) -> Callable[..., Any]:
+def _takes_one_sample(function: Callable[..., Any]) -> Callable[..., Tensor]:
     """Let a function of volumes also take one sample without the batch dimension, as in torch."""
 
     @functools.wraps(function)
-    def call(input: Tensor, *args: Any, **kwargs: Any) -> Any:
+    def call(input: Tensor, *args: object, **kwargs: object) -> Any:
         if input.ndim != 4:
             return function(input, *args, **kwargs)
         made = function(ag.unsqueeze(input, 0), *args, **kwargs)

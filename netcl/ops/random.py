@@ -252,7 +252,7 @@ class Generator(np.random.Generator):
         """Return the seed that was set last."""
         return self._seed
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Generator:
+    def __deepcopy__(self, memo: object) -> Generator:
         made = _generator_of(self.device, self._seed, self.bit_generator.state)
         for queue, stream in self._own.items():
             made._own[queue] = copy = RandomStream(queue, self._seed, of_queue=False)
@@ -281,7 +281,7 @@ class Generator(np.random.Generator):
             state.random = before
 
 
-def _generator_of(device: Any, seed: int, state: Any) -> Generator:
+def _generator_of(device: object, seed: int, state: Mapping[str, object]) -> Generator:
     made = Generator(device)
     made._seed, made.bit_generator.state = seed, state
     return made

@@ -86,7 +86,7 @@ class Recorder:
         self.asked: list[int] = []  # number of nodes before each source was called
         self.facts: list[tuple[Callable[[], Any], Any]] = []
         self.checks: list[ValueCheck] = []
-        self.ends: dict[int, Callable[[], None]] = {}
+        self.ends: dict[Callable[[], None], None] = {}
         self.dependencies: dict[int, Dependency] = {}
         self.leaves: dict[int, Tensor] = {}
         self.queue: Any = None
@@ -123,7 +123,7 @@ class Recorder:
                 self._end()  # an interrupt may have come before the first call did anything
 
     def _end(self) -> None:
-        for end in self.ends.values():
+        for end in self.ends:
             end()
         if recording.active.recorder is self:
             recording.stop()

@@ -31,7 +31,7 @@ def recompute(module: Module, name: str, function: Callable[[Any], Tensor] | Non
     module.__class__ = type(real)(real.__name__, (real,), body) if computed else real
 
 
-def _refuse_pickle(module: Any, protocol: int) -> Any:
+def _refuse_pickle(module: Any, protocol: int) -> str:
     what = f"a {type(module).__name__} with computed parameters cannot be pickled"
     raise TypeError(message("pickle", what, module.saved_by, computed=list(module._computed)))
 
