@@ -55,7 +55,7 @@ FAULTS: dict[str, Fault] = {
     ),
     # ---- epilogues: what a product may end in
     "a pending product forgets its view": Fault(
-        "epilogues", _EPILOGUE, "(*before, _in_shape(t, shape), *after)", "(*before, t, *after)", _OF_FUSION
+        "epilogues", _EPILOGUE, "(*before, in_shape(t, shape), *after)", "(*before, t, *after)", _OF_FUSION
     ),
     "a bias follows the last axis of the view": Fault(
         "epilogues", _EPILOGUE, "seen == root.shape and root.by_column", "seen == of.shape and root.by_column", _OF_FUSION

@@ -62,6 +62,7 @@ def labels_of(rng: np.random.Generator, queue: Any) -> tuple[Tensor, Tensor]:
     return x, Tensor.from_host(queue, rng.integers(0, 4, 16).astype(np.int32))
 
 
+@pytest.mark.fault("Ctrl-C in a write to a view", "`KeyboardInterrupt` at every place of five writes", "the views agree with their base")
 @pytest.mark.parametrize(
     "write",
     [
@@ -91,6 +92,9 @@ def test_views_follow_an_interrupted_write(queue, write):
     at_every_place(run, check)
 
 
+@pytest.mark.fault(
+    "Ctrl-C in a compiled step", "`KeyboardInterrupt` at every place of a replay", "the next call computes with its own inputs and numbers"
+)
 def test_a_replay_after_an_interrupted_replay(cl_queue):
     """Neither inputs nor numbers of the interrupted replay are used again."""
     rng = np.random.default_rng(0)
@@ -129,6 +133,7 @@ def test_a_replay_after_an_interrupted_replay(cl_queue):
     assert not compiled.refused
 
 
+@pytest.mark.fault("Ctrl-C while a step is recorded", "`KeyboardInterrupt` at every fifth place", "recorded and replayed by the next calls")
 def test_an_interrupted_recording(cl_queue):
     """The next calls are recorded and replayed, and ops outside of the function are not recorded."""
     rng = np.random.default_rng(0)
@@ -155,6 +160,7 @@ def test_an_interrupted_recording(cl_queue):
     at_every_place(run, check, step=5)
 
 
+@pytest.mark.fault("Ctrl-C in a mode block", "`KeyboardInterrupt` at every place, in `no_grad` and `autocast`", "modes are as before")
 def test_an_interrupted_block_leaves_its_mode(queue):
     w = Tensor.from_host(queue, np.ones((3, 3), np.float32))
 
@@ -172,6 +178,7 @@ def test_an_interrupted_block_leaves_its_mode(queue):
     at_every_place(run, check)
 
 
+@pytest.mark.fault("Ctrl-C in backward", "`KeyboardInterrupt` at every place", "gradients are enabled")
 def test_an_interrupted_backward_leaves_gradients_enabled(queue):
     w = Tensor.from_host(queue, np.ones((3, 3), np.float32))
     w.requires_grad = True
