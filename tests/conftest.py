@@ -308,11 +308,11 @@ def cl_device(request: pytest.FixtureRequest) -> Iterator:
 def unoptimized(cl_device) -> Iterator[None]:
     """CPUs compile without optimization, in a third of the time: for tests of kernels that a CPU runs in these tests alone.
 
-    No later test gets such a kernel: the context's caches are what they were.
+    No later test gets such a kernel: the context's caches are what they were. PoCL 5.0 aborts when it compiles a few of them this way.
     """
     from netcl.core.kernels import program
 
-    if cl_device.device_type != "cpu":
+    if cl_device.device_type != "cpu" or re.search(r"PoCL ([4-9]|\d\d)", cl_device.device.platform.version):
         yield
         return
     make, cached = program._program, program.state(cl_device.queue)
