@@ -76,7 +76,7 @@ def __getattr__(name: str) -> Any:
     if name in _SHORTCUTS or name in _RENAMED:
         module, name_there = _RENAMED.get(name) or (_SHORTCUTS[name], name)
         value = getattr(importlib.import_module(module), name_there)
-    elif name.startswith("__") or importlib.util.find_spec(f"netcl.{name}") is not None:  # a module that is not imported yet
+    elif name[0] == "_" or importlib.util.find_spec(f"netcl.{name}") is not None:  # a module that is not imported yet
         raise AttributeError(f"module 'netcl' has no attribute {name!r}")
     else:
         value = _of_torch(name)

@@ -36,7 +36,9 @@ def on_numpy():
 
 def ran(path, *inputs: np.ndarray) -> list[np.ndarray]:
     """What onnxruntime makes of a file."""
-    session = runtime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    alone = runtime.SessionOptions()
+    alone.intra_op_num_threads = 1  # its threads wait by spinning
+    session = runtime.InferenceSession(str(path), alone, providers=["CPUExecutionProvider"])
     return session.run(None, {entry.name: x for entry, x in zip(session.get_inputs(), inputs, strict=True)})
 
 

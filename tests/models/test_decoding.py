@@ -218,12 +218,12 @@ def test_logits_with_a_cache_of_int8_do_not_depend_on_how_positions_are_grouped(
     model = model.merge_projections() if merged else model
     with no_grad():
         found = []
-        for size in (1, 3, 8, 22):
+        for size in (1, 5, 22):
             cache, parts = model.new_cache(40), []
             for begin in range(0, ids.shape[1], size):
                 parts.append(model(Tensor.from_host(device.queue, ids[:, begin : begin + size]), cache).to_host())
             found.append(np.concatenate(parts, axis=1))
-    for size, logits in zip((3, 8, 22), found[1:], strict=True):
+    for size, logits in zip((5, 22), found[1:], strict=True):
         np.testing.assert_allclose(logits, found[0], atol=2e-4, err_msg=str(size))
 
 
