@@ -314,7 +314,8 @@ def gaussian_nll_loss(input: Tensor, target: Tensor, var: Tensor, full: bool = F
     ``var`` is a number, or has the shape of ``input``, perhaps without the last axis or with one axis of size 1. A negative element gives
     NaN: torch reads the values to raise an error.
     """
-    var = var if isinstance(var, Tensor) else Tensor.full(input.shape, var, input.dtype, queue=input.queue)
+    if not isinstance(var, Tensor) or var.ndim == 0:
+        var = ag.mul(Tensor.ones(input.shape, input.dtype, queue=input.queue), var)
     unlike = [n for n, size in zip(var.shape, input.shape, strict=False) if n != size]
     if var.shape != input.shape and var.shape == input.shape[:-1]:
         var = ag.unsqueeze(var, -1)

@@ -102,6 +102,7 @@ def test_attention_dropout_only_in_training(device, inputs):
     layer = nn.MultiheadAttention(E, H, dropout=0.5, batch_first=True)
     runs = [layer(*inputs, need_weights=flag)[0].to_host() for flag in (True, True, False, False)]
     assert (runs[0] != runs[1]).any() and (runs[2] != runs[3]).any()
+    assert (layer(*inputs)[1] == 0).any().item()  # the weights are those after dropout
     layer.eval()
     np.testing.assert_allclose(layer(*inputs, need_weights=False)[0].to_host(), by_definition(layer, *inputs)[0], atol=2e-5)
 
