@@ -17,7 +17,7 @@ from netcl.core.errors import ShapeError, message
 from netcl.core.tensor import Tensor
 from netcl.nn.ctc import ctc_loss
 from netcl.nn.layer_class import function_layer, layer_class
-from netcl.nn.loss import Loss
+from netcl.nn.loss import Loss, refuse_bools
 from netcl.nn.module import Module
 from netcl.nn.norm import EPSILON
 
@@ -400,6 +400,7 @@ for _name, (_function, _example, _gives) in _FUNCTION_LAYERS.items():
 def _reducing(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
     @wraps(function)
     def call(*args: Any, size_average: Any = None, reduce: Any = None, **kwargs: Any) -> Tensor:
+        refuse_bools(function.__name__, function, args)
         return function(*args, **kwargs | older_reduction(size_average, reduce))
 
     return call

@@ -116,6 +116,13 @@ def test_rotary_attention_depends_on_distances_only(device, rng):
     assert layer(x).shape == (1, 6, 16)
 
 
+def test_stacks_copy_the_weights_of_a_layer():
+    layer = nn.TransformerEncoderLayer(4, 2, 8)
+    layer.linear1.bias.data.fill_(3.0)
+    stack = nn.TransformerEncoder(layer, 2)
+    assert all(copied.linear1.bias.tolist() == [3.0] * 8 and copied.linear1.bias is not layer.linear1.bias for copied in stack.layers)
+
+
 def test_the_encoder_is_causal_when_told(device, rng):
     layer = nn.TransformerEncoderLayer(E, H, 16, dropout=0.0, batch_first=True).eval()
     x = rng.standard_normal((N, L, E)).astype(np.float32)
