@@ -58,7 +58,7 @@ _BAD_LABEL = (S((2, 3), np.array([0, 3])), r"labels must be classes, got 3")
 # ---- reductions
 
 
-def _check_reduction(name: str, reduction: str) -> None:
+def _check_reduction(name: str, reduction: object) -> None:
     more = ("batchmean",) * (name == "kl_div")
     if reduction not in ("mean", "sum", "none", *more):
         raise ValueError(message(name, f"reduction must be {', '.join(('mean', 'sum', *more))} or none", reduction=repr(reduction)))
