@@ -511,7 +511,7 @@ class Tensor(TensorMethods):
     def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
         copy = duplicate(self)
         copy._mark(self.requires_grad and self.grad_fn is None, self.persistent)
-        copy.grad = None if self.grad is None else self.grad.__deepcopy__(memo)
+        copy.grad = None if self.grad is None or hasattr(self, "is_param") else self.grad.__deepcopy__(memo)  # as in torch
         if hasattr(self, "is_param"):
             copy.is_param = True
         return copy

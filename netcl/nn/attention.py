@@ -424,8 +424,8 @@ class MultiheadAttention(Module):
         dropout = self.dropout if self.training else 0.0
         if need_weights:
             scores = ag.matmul(ag.mul(q, 1 / math.sqrt(q.shape[-1])), k, transpose_b=True)
-            weights = ag.softmax(scores if mask is None else ag.add(scores, mask), axis=-1)
-            out = ag.matmul(ag.dropout(weights, dropout) if dropout else weights, v)
+            weights = ag.dropout(ag.softmax(scores if mask is None else ag.add(scores, mask), axis=-1), dropout)
+            out = ag.matmul(weights, v)
         else:
             out, weights = ag.scaled_dot_product_attention(q, k, v, mask, dropout_p=dropout, is_causal=is_causal), None
         out = self.out_proj(join_heads(out))

@@ -17,7 +17,7 @@ from netcl.core.errors import ShapeError, message
 from netcl.core.tensor import Tensor
 from netcl.nn.ctc import ctc_loss
 from netcl.nn.layer_class import function_layer, layer_class
-from netcl.nn.loss import Loss
+from netcl.nn.loss import Loss, refuse_bools
 from netcl.nn.module import Module
 from netcl.nn.norm import EPSILON
 
@@ -314,7 +314,8 @@ def gaussian_nll_loss(input: Tensor, target: Tensor, var: Tensor, full: bool = F
     ``var`` is a number, or has the shape of ``input``, perhaps without the last axis or with one axis of size 1. A negative element gives
     NaN: torch reads the values to raise an error.
     """
-    var = var if isinstance(var, Tensor) else Tensor.full(input.shape, var, input.dtype, queue=input.queue)
+    if not isinstance(var, Tensor) or var.ndim == 0:
+        var = ag.mul(Tensor.ones(input.shape, input.dtype, queue=input.queue), var)
     unlike = [n for n, size in zip(var.shape, input.shape, strict=False) if n != size]
     if var.shape != input.shape and var.shape == input.shape[:-1]:
         var = ag.unsqueeze(var, -1)
@@ -399,6 +400,7 @@ for _name, (_function, _example, _gives) in _FUNCTION_LAYERS.items():
 def _reducing(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
     @wraps(function)
     def call(*args: Any, size_average: Any = None, reduce: Any = None, **kwargs: Any) -> Tensor:
+        refuse_bools(function.__name__, function, args)
         return function(*args, **kwargs | older_reduction(size_average, reduce))
 
     return call

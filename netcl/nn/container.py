@@ -89,6 +89,11 @@ class _Ordered(_Container):
             self.append(module)
         return self
 
+    __iadd__ = extend
+
+    def __add__(self, modules: Iterable[Module]) -> Any:
+        return self._of([*self, *modules])
+
     def insert(self, index: int, module: Module) -> Any:
         """Insert a module before ``index`` and rename all entries by index; returns the container."""
         kept = list(self)

@@ -9,14 +9,14 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 from netcl.core import dtype as dtypes
 from netcl.core.errors import message
 from netcl.core.tensor import Tensor
 from netcl.nn import conv, linear, norm
-from netcl.nn.module import Module, dotted_name
+from netcl.nn.module import Module
 from netcl.nn.parameter import here
 
 
@@ -40,11 +40,13 @@ class _Lazy(Module):
         self._become(x.shape[self.of_input], x.queue, x.dtype if dtypes.DTYPES[x.dtype].is_float else None)
         return self.forward(x, *rest)
 
-    def _before_loading(self, prefix: str, state: Mapping[str, Any]) -> None:
-        for name in ("weight", "running_mean"):
-            if dotted_name(prefix, name) in state:
-                groups = self._made_from.get("groups", 1) if self.of_weight else 1
-                return self._become(state[dotted_name(prefix, name)].shape[self.of_weight] * groups, here(), None)
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, *rest: Any) -> None:
+        given = [state_dict[prefix + name] for name in ("weight", "running_mean") if prefix + name in state_dict]
+        if not given:
+            return super()._load_from_state_dict(state_dict, prefix, *rest)
+        groups = self._made_from.get("groups", 1) if self.of_weight else 1
+        self._become(given[0].shape[self.of_weight] * groups, here(), None)
+        return self._load_from_state_dict(state_dict, prefix, *rest)
 
     def _named_tensors(self, *wanted: str) -> Iterator[tuple[str, Tensor]]:
         if wanted == ("parameter",):

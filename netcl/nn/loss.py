@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
 from typing import Any
 
 import netcl.autograd as ag  # noqa: F401, the expressions below are in it
@@ -18,10 +19,15 @@ class _Reducing(type(Module)):  # type: ignore[misc]
     """Metaclass of losses; their constructors also take torch's older ``size_average=`` and ``reduce=``."""
 
     def __call__(cls, *args: Any, size_average: Any = None, reduce: Any = None, **kwargs: Any) -> Any:
-        given = zip([*inspect.signature(cls.__init__).parameters.values()][1:], args, strict=False)  # type: ignore[misc]
-        if wrong := [p.name for p, value in given if isinstance(value, bool) and not isinstance(p.default, bool)]:
-            raise TypeError(message(cls.__name__, f"{wrong[0]} must not be a bool", "pass torch's size_average and reduce by name"))
+        refuse_bools(cls.__name__, cls.__init__, (None, *args))  # type: ignore[misc]
         return super().__call__(*args, **kwargs | older_reduction(size_average, reduce))
+
+
+def refuse_bools(name: str, function: Callable[..., object], args: tuple[object, ...]) -> None:
+    """Raise if a positional argument is a bool but its default is none: torch takes ``size_average`` in that place."""
+    given = zip(inspect.signature(function).parameters.values(), args, strict=False)
+    if wrong := [p.name for p, value in given if isinstance(value, bool) and not isinstance(p.default, bool)]:
+        raise TypeError(message(name, f"{wrong[0]} must not be a bool", "pass torch's size_average and reduce by name"))
 
 
 class Loss(Module, metaclass=_Reducing):

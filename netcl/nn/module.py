@@ -6,8 +6,9 @@ import copy
 import inspect
 from abc import ABCMeta
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from functools import partial
 from types import BuiltinFunctionType, FunctionType, MethodType
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -15,12 +16,13 @@ import netcl.autograd as ag
 from netcl.core import dtype as dtypes
 from netcl.core import notebook, recording
 from netcl.core.device import queue_of
-from netcl.core.errors import DtypeError, ShapeError, message, some
+from netcl.core.errors import DtypeError, message
 from netcl.core.next_list import NextList
 from netcl.core.tensor import RemovableHandle, Tensor
 from netcl.nn import factory, hooks
 from netcl.nn.parameter import Buffer, constructor, here, is_parameter, peel, stand_on
 from netcl.nn.pickling import to_stored
+from netcl.nn.state import Stateful
 from netcl.nn.summary import Summary, summarize
 
 M = TypeVar("M", bound="Module")
@@ -38,17 +40,6 @@ def _holds_numbers(value: object) -> bool:
 def _is_setting(value: Any) -> bool:
     """Whether a value is a number, a string, ``None``, a function or a type, or a tuple of such values."""
     return all(map(_is_setting, value)) if type(value) is tuple else isinstance(value, _SETTINGS)
-
-
-class StateDictError(ValueError, RuntimeError):
-    """Raised when the names of a state dict do not match those of a module."""
-
-
-class IncompatibleKeys(NamedTuple):
-    """The names that ``load_state_dict(strict=False)`` could not match."""
-
-    missing_keys: list[str]
-    unexpected_keys: list[str]
 
 
 class _Constructed(ABCMeta):
@@ -98,7 +89,7 @@ def _conversion(dtype: str) -> Callable[[M], M]:
 _USE_A_LAYER = "use a layer (nn.ReLU() for relu), or call the function in forward"
 
 
-class Module(metaclass=_Constructed):
+class Module(Stateful, metaclass=_Constructed):
     """The base class of all layers and models.
 
     Assign parameters (:class:`~netcl.nn.parameter.Parameter`) and modules to attributes in ``__init__``: this registers them. Then define
@@ -174,10 +165,10 @@ class Module(metaclass=_Constructed):
         queue = next((x.queue for x in args if isinstance(x, Tensor)), None) or self.queue
         own = self._takes_lists and type(self).forward.__module__.startswith("netcl.")
 
-        def is_converted(x: object) -> bool:
+        def is_at_target(x: object) -> bool:
             return isinstance(x, np.ndarray) or (own and isinstance(x, list | float) and _holds_numbers(x))
 
-        return tuple(Tensor.from_host(queue, x) if is_converted(x) else x for x in args)
+        return tuple(Tensor.from_host(queue, x) if is_at_target(x) else x for x in args)
 
     # ---- attributes
 
@@ -207,6 +198,8 @@ class Module(metaclass=_Constructed):
             if value is not None and not isinstance(value, Tensor):
                 what = f"{name!r} of {type(self).__name__} is a buffer and must be set to a tensor or None"
                 raise TypeError(message("setattr", what, given=type(value).__name__))
+        elif value is None and roles.get(name) == "module":
+            return self.add_module(name, None)
         elif name in roles and (not isinstance(value, Tensor) or roles[name] in ("module", "none")):
             self._unregister(name)
         object.__setattr__(self, name, value)
@@ -224,7 +217,7 @@ class Module(metaclass=_Constructed):
 
         The tensor may be ``None``, and the attribute may be set to ``None`` or a tensor later.
         """
-        self._check_name(name, "register_buffer")
+        self._check_name(name, "register_buffer", "buffer", "scratch")
         if tensor is not None and not isinstance(tensor, Tensor):
             tensor = Tensor.from_host(here(), tensor)
         object.__setattr__(self, name, tensor)
@@ -233,15 +226,17 @@ class Module(metaclass=_Constructed):
             tensor._mark(False, persistent=True)
 
     def register_parameter(self, name: str, tensor: Tensor | None) -> None:
-        """Register a tensor as parameter ``name``; ``None`` only sets the attribute."""
-        self._check_name(name, "register_parameter")
+        """Register a parameter, which may be ``None``: the attribute may be set to a parameter later, and keeps its place among them."""
+        self._check_name(name, "register_parameter", "parameter")
+        if tensor is not None and not is_parameter(tensor):
+            what = f"{name!r} must be a parameter or None"
+            raise TypeError(message("register_parameter", what, "pass nn.Parameter(value)", given=type(tensor).__name__))
         object.__setattr__(self, name, tensor)
-        if tensor is not None:
-            self._roles[name] = "parameter"
+        self._roles[name] = "parameter"
 
     def add_module(self, name: str, module: Module | None) -> None:
         """Register a module under ``name``, which need not be a Python identifier but must not contain dots."""
-        self._check_name(name, "add_module")
+        self._check_name(name, "add_module", "module", "none")
         if module is not None and not isinstance(module, Module):
             raise TypeError(message("add_module", f"{name!r} must be a module", _USE_A_LAYER, given=type(module).__name__))
         if module is not None:
@@ -250,11 +245,11 @@ class Module(metaclass=_Constructed):
         self._roles[name] = "none"  # keeps its place in a container
         self._changed_names.add(name)
 
-    def _check_name(self, name: Any, op: str) -> None:
+    def _check_name(self, name: Any, op: str, *roles: str) -> None:
         if not isinstance(name, str) or not name or "." in name:
             raise ValueError(message(op, "name must be a nonempty string without dots", name=repr(name)))
         of_class = inspect.getattr_static(type(self), name, None)
-        if name not in self._roles and (name in self.__dict__ or of_class is not None) and not isinstance(of_class, property):
+        if self._roles.get(name) not in roles and (name in self.__dict__ or of_class is not None) and not isinstance(of_class, property):
             raise ValueError(message(op, f"name must be new, but {type(self).__name__} already has this attribute", name=repr(name)))
 
     # ---- walking the tree
@@ -328,63 +323,7 @@ class Module(metaclass=_Constructed):
         """List every buffer once; the list also supports ``next``."""
         return NextList(tensor for _, tensor in self.named_buffers(recurse=recurse))
 
-    # ---- state
-
-    def state_dict(self, prefix: str = "") -> dict[str, Tensor]:
-        """Return parameters and persistent buffers by torch's dotted names after ``prefix``. The tensors share the module's memory."""
-        return {prefix + name: tensor.detach() for name, tensor in self._named_state().items()}
-
-    def _named_state(self, prefix: str = "") -> dict[str, Tensor]:
-        found = {dotted_name(prefix, name): tensor for name, tensor in self._named_tensors("parameter", "buffer")}
-        for name, child in self.named_children():
-            found |= child._named_state(dotted_name(prefix, name))
-        return found
-
-    def load_state_dict(self, state: Mapping[str, Any], strict: bool = True, assign: bool = False) -> IncompatibleKeys:
-        """Overwrite parameters and buffers with the values of a state dict: tensors, NumPy arrays or torch tensors.
-
-        Names, shapes and dtypes are checked before values are written; ``strict=False`` returns mismatched names instead of raising. Values
-        are converted to the dtypes of the module; ``assign=True`` shares the memory of given tensors instead.
-
-        >>> from netcl import nn
-        >>> layer = nn.Linear(2, 1)
-        >>> layer.load_state_dict({"weight": [[1.0, 2.0]], "bias": [3.0]})
-        IncompatibleKeys(missing_keys=[], unexpected_keys=[])
-        >>> layer([[1.0, 1.0]]).tolist()
-        [[6.0]]
-        """
-        state, missing, unexpected, errors = dict(state), list[str](), list[str](), list[str]()
-        for path, module in list(self.named_modules()):
-            prefix = f"{path}." if path else ""
-            hooks.call_loading_hooks(module, "before", state, prefix, {}, strict, missing, unexpected, errors)
-            module._before_loading(path, state)
-        if errors:
-            raise StateDictError(message("load_state_dict", f"a hook reports: {'; '.join(errors)}"))
-        own = self._named_state()
-        given = {name: value if isinstance(value, Tensor) else np.asarray(value) for name, value in state.items()}
-        absent = [name for name in own if name not in given and name.rpartition(".")[2] != "num_batches_tracked"]  # torch added it in 0.4.1
-        keys = IncompatibleKeys([*missing, *absent], [*unexpected, *(name for name in given if name not in own)])
-        if strict and (keys.missing_keys or keys.unexpected_keys):
-            what = f"the state dict must have exactly the parameters and buffers of this {type(self).__name__}"
-            parts = {name: f"[{some(names)}]" for name, names in zip(("missing", "unexpected"), keys, strict=True) if names}
-            raise StateDictError(message("load_state_dict", what, "pass strict=False to load the matching ones", **parts))
-        fitting = {name: value for name, value in given.items() if name in own}
-        _check_state(own, fitting)
-        for name, value in fitting.items():
-            if assign and isinstance(value, Tensor):
-                stand_on(own[name], value.detach())
-            else:
-                own[name].write(value)
-        for module in self.modules():
-            module._after_loading()
-            hooks.call_loading_hooks(module, "after", keys)
-        return keys
-
-    def _before_loading(self, prefix: str, state: Mapping[str, Any]) -> None:
-        """Do nothing: a hook for subclasses, called before a state dict is loaded, with the path of this module."""
-
-    def _after_loading(self) -> None:
-        """Do nothing: a hook for subclasses, called after a state dict was loaded."""
+    # ---- copies
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the state for pickle: the attributes, with host values in place of tensors."""
@@ -392,7 +331,7 @@ class Module(metaclass=_Constructed):
 
     def __copy__(self: M) -> M:
         made = type(self).__new__(type(self))
-        made.__dict__.update(self.__dict__)
+        made.__dict__.update(self.__dict__, _roles={**self._roles}, _changed_names={*self._changed_names})
         return made
 
     def __deepcopy__(self: M, memo: dict[int, Any]) -> M:
@@ -404,8 +343,9 @@ class Module(metaclass=_Constructed):
 
     def train(self: M, mode: bool = True) -> M:
         """Set training mode (dropout is active, batch norm uses the batch) or, with ``mode=False``, evaluation mode; returns the module."""
-        for module in self.modules():
-            module.__dict__["training"] = mode
+        self.__dict__["training"] = mode
+        for child in self.children():
+            child.train(mode)
         return self
 
     def eval(self: M) -> M:
@@ -456,10 +396,17 @@ class Module(metaclass=_Constructed):
         if row is not None and not row.is_float:
             raise DtypeError(message("to", "dtype must be a floating-point dtype", dtype=row.name))
         with ag.no_grad():
-            for _, tensor in self._walk_tensors("parameter", "buffer", "scratch"):
-                _convert(tensor, queue, None if row is None else row.name)
-                if tensor.grad is not None:
-                    _convert(tensor.grad, queue, None if row is None else row.name)
+            return self._apply(partial(_at_target, queue=queue, dtype=None if row is None else row.name))
+
+    def _apply(self: M, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> M:
+        """Replace the memory of parameters, buffers and gradients by that of ``fn(tensor)``. :meth:`to` calls it for every submodule."""
+        for child in self.children() if recurse else ():
+            child._apply(fn)
+        for _, tensor in self._named_tensors("parameter", "buffer", "scratch"):
+            for each in (tensor,) if tensor.grad is None else (tensor, tensor.grad):
+                made = fn(kept := each.detach())
+                if made is not kept:
+                    stand_on(each, made)
         return self
 
     def cuda(self: M, device: Any = None) -> M:
@@ -667,25 +614,11 @@ class _Attributes(MutableMapping[str, Any]):
         return len(list(iter(self)))
 
 
-def _check_state(own: Mapping[str, Tensor], given: Mapping[str, Any]) -> None:
-    wrong = [f"{name} is {tuple(v.shape)}, expected {own[name].shape}" for name, v in given.items() if tuple(v.shape) != own[name].shape]
-    if wrong:
-        raise ShapeError(message("load_state_dict", "each tensor must have the shape that the module expects", shapes=f"[{some(wrong)}]"))
-    arrays = {name: v.dtype for name, v in given.items() if not isinstance(v, Tensor)}
-    odd = [f"{name} is {dtype}" for name, dtype in arrays.items() if dtype.kind not in "biuf" and dtype.name != "bfloat16"]
-    if odd:
-        raise DtypeError(message("load_state_dict", "values must be numbers", dtypes=f"[{some(odd)}]"))
-
-
-def _convert(tensor: Tensor, queue: Any, dtype: str | None) -> None:
-    """Move a tensor to a queue and convert floats to a dtype, in place."""
-    moved = tensor.detach()
-    if dtype is not None and dtypes.DTYPES[tensor.dtype].is_float:
-        moved = moved.to(dtype)
-    if queue is not None and queue != tensor.queue:
-        moved = moved.to(queue)
-    if moved.queue is not tensor.queue or moved.dtype != tensor.dtype:
-        stand_on(tensor, moved)
+def _at_target(tensor: Tensor, queue: Any, dtype: str | None) -> Tensor:
+    """Return a tensor on a queue, with floats converted to a dtype; the given tensor if nothing changes."""
+    if dtype is not None and dtype != tensor.dtype and dtypes.DTYPES[tensor.dtype].is_float:
+        tensor = tensor.to(dtype)
+    return tensor if queue is None or queue == tensor.queue else tensor.to(queue)
 
 
 def _modules_in(value: Any) -> Iterator[Module]:

@@ -45,6 +45,7 @@ class _Running(_Norm):
     ranks: tuple[int, ...] = ()
     running_mean: Tensor | None
     running_var: Tensor | None
+    _counted: Tensor
 
     def __init__(self, num_features: int, eps: float = 1e-5, momentum: float | None = 0.1, affine: bool = True,
                  track_running_stats: bool = True, *, bias: bool = True):  # fmt: skip
@@ -63,7 +64,7 @@ class _Running(_Norm):
     @property
     def num_batches_tracked(self) -> Tensor | None:
         """The number of batches in the running statistics, as a tensor; ``None`` without running statistics."""
-        if not self.track_running_stats:
+        if not hasattr(self, "_counted"):  # it is there also if track_running_stats was turned off later
             return None
         self._take_written()
         if self._shown != self._batches:
@@ -75,9 +76,10 @@ class _Running(_Norm):
 
     @num_batches_tracked.setter
     def num_batches_tracked(self, value: Tensor | int) -> None:
-        if self.track_running_stats:
-            self._set_count(int(self.num_batches_tracked.item() if value is None else value))
-        if not self.track_running_stats or value is None:
+        counted = self.num_batches_tracked
+        if counted is not None:
+            self._set_count(int(counted.item() if value is None else value))
+        if counted is None or value is None:
             what = "num_batches_tracked must be a count, of a layer with running statistics"
             raise TypeError(message(type(self).__name__, what, given=type(value).__name__, track_running_stats=self.track_running_stats))
 
@@ -101,7 +103,7 @@ class _Running(_Norm):
             self._set_count(0)
 
     def _after_loading(self) -> None:
-        if self.track_running_stats:
+        if hasattr(self, "_counted"):
             self._set_count(int(self._counted.item()))
 
     def _count(self) -> float:

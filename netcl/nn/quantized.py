@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, MutableMapping
 from typing import Any, TypeVar, cast
 
 import numpy as np
@@ -15,7 +15,7 @@ from netcl.core.errors import message, some
 from netcl.core.tensor import Tensor
 from netcl.nn.embedding import Embedding
 from netcl.nn.linear import Linear
-from netcl.nn.module import Module, dotted_name, may_join
+from netcl.nn.module import Module, may_join
 from netcl.nn.norm import EPSILON, LayerNorm, RMSNorm
 from netcl.nn.parameter import Parameter, here
 
@@ -42,20 +42,22 @@ class _PackedLayer(Module):
         strips = max(1, -(-rows // packed.STRIP_ROWS))
         self.register_buffer("weight", Tensor.zeros((strips, size // strips) if row.bits == 4 else (size,), "uint8", queue=here()))
 
-    def _before_loading(self, prefix: str, state: Mapping[str, Any]) -> None:
-        given = state.get(dotted_name(prefix, "weight"))
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, *rest: Any) -> None:
+        given, number = state_dict.get(f"{prefix}weight"), state_dict.pop(f"{prefix}kind", None)
         if given is not None and self.weight.ndim == 2 and np.ndim(given) == 1:
-            what = f"{dotted_name(prefix, 'weight')} must have the current layout of {self.kind}, but has that of an earlier version"
+            what = f"{prefix}weight must have the current layout of {self.kind}, but has that of an earlier version"
             raise ValueError(message("load_state_dict", what, "quantize the unpacked model again", shape=tuple(given.shape)))
-
-        number = state.get(dotted_name(prefix, "kind"))
-        if number is not None and int(np.asarray(getattr(number, "to_host", lambda: number)())) != packed.kind_of(self.kind).number:
-            what, own = f"{dotted_name(prefix, 'kind')} must be that of the layer's block type", packed.kind_of(self.kind).number
+        own = packed.kind_of(self.kind).number
+        if number is not None and int(np.asarray(getattr(number, "to_host", lambda: number)())) != own:
+            what = f"{prefix}kind must be that of the layer's block type"
             raise ValueError(message("load_state_dict", what, f"make the layer with the kind of the state; it is {self.kind}", kind=own))
+        super()._load_from_state_dict(state_dict, prefix, *rest)
+        if number is None:
+            rest[2].append(f"{prefix}kind")  # missing
 
-    def _named_state(self, prefix: str = "") -> dict[str, Tensor]:
-        number = np.array(packed.kind_of(self.kind).number, np.uint8)
-        return super()._named_state(prefix) | {dotted_name(prefix, "kind"): Tensor.from_host(self.weight.queue, number)}
+    def _save_to_state_dict(self, destination: MutableMapping[str, Tensor], prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        destination[f"{prefix}kind"] = Tensor.from_host(self.weight.queue, np.array(packed.kind_of(self.kind).number, np.uint8))
 
     def load_blocks(self: PackedT, blocks: Any) -> PackedT:
         """Load the weights from GGUF blocks: bytes, or a uint8 array ``(rows, bytes per row)``. Returns the layer."""

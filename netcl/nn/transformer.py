@@ -84,7 +84,7 @@ class _LayerStack(Module):
 
     def __init__(self, layer: Module, num_layers: int, norm: Module | None):
         super().__init__()
-        self.layers, self.num_layers, self.norm = ModuleList(_fresh(layer) for _ in range(num_layers)), num_layers, norm
+        self.layers, self.num_layers, self.norm = ModuleList(copy.deepcopy(layer) for _ in range(num_layers)), num_layers, norm
 
     def _made_with(self, arguments: Mapping[str, Any]) -> None:
         super()._made_with({**arguments, next(iter(arguments)): self.layers[0]} if self.num_layers else arguments)
@@ -93,7 +93,7 @@ class _LayerStack(Module):
 class TransformerEncoder(_LayerStack):
     """A stack of encoder layers with the same settings: ``x = layer_n(... layer_1(x))``, then an optional norm.
 
-    - **encoder_layer**: the layer to copy; unlike in torch, each copy is initialized separately.
+    - **encoder_layer**: the layer to copy, with its weights.
     - **num_layers**: how many. **norm**: a module applied to the result. The other arguments of torch are ignored.
 
     Shapes and masks: as in :class:`TransformerEncoderLayer` (``mask``, ``src_key_padding_mask``, ``is_causal``).
@@ -191,12 +191,6 @@ class Transformer(Module):
             tgt, memory, tgt_mask=tgt_mask, memory_mask=memory_mask, tgt_key_padding_mask=tgt_key_padding_mask,
             memory_key_padding_mask=memory_key_padding_mask, tgt_is_causal=tgt_is_causal, memory_is_causal=memory_is_causal,
         )  # fmt: skip
-
-
-def _fresh(layer: Module) -> Module:
-    made = copy.deepcopy(layer)
-    made.apply(lambda module: module.reset_parameters() if hasattr(module, "reset_parameters") else None)
-    return made
 
 
 class SwiGLU(Module):

@@ -58,7 +58,7 @@ _BAD_LABEL = (S((2, 3), np.array([0, 3])), r"labels must be classes, got 3")
 # ---- reductions
 
 
-def _check_reduction(name: str, reduction: str) -> None:
+def _check_reduction(name: str, reduction: object) -> None:
     more = ("batchmean",) * (name == "kl_div")
     if reduction not in ("mean", "sum", "none", *more):
         raise ValueError(message(name, f"reduction must be {', '.join(('mean', 'sum', *more))} or none", reduction=repr(reduction)))
@@ -91,7 +91,7 @@ def _loss(name: str, elements: Any, *samples: Any, doc: str, errors: Any = (), a
     def call(F: Any, *args: Any, reduction: str = "mean", **options: Any) -> Tensor:
         if len(args) < 2:
             own.bind(F, *args, **options)  # raises if a tensor is missing
-        _check_reduction(name, reduction)
+        _check_reduction(name, args[-1] if type(args[-1]) is bool else reduction)  # torch takes size_average in this place
         given = tensors(name, *args, *(options.pop(label, None) for label in inputs[len(args) :]))
         loss = elements(F, *given, **options)
         if reduction == "batchmean":

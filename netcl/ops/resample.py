@@ -77,7 +77,7 @@ def resample2d(x: Tensor, *, size: Pair, steps: Steps, mode: str = "nearest", al
 _MODES = ("nearest", "nearest-exact", "linear", "bilinear", "bicubic", "trilinear", "area")
 
 
-def _target_size(size: Any, wanted: Any, factor: Any, mode: str, align: bool) -> tuple[tuple[int, ...], tuple[float, ...]]:
+def _target_size(size: Any, wanted: Any, factor: Any, mode: str, align: bool, smooth: bool) -> tuple[tuple[int, ...], tuple[float, ...]]:
     """Return, per resampled axis, the result's size and the distance between neighboring results in input pixels."""
     name = "interpolate"
     _one_of(name, "mode", mode, _MODES)
@@ -89,13 +89,13 @@ def _target_size(size: Any, wanted: Any, factor: Any, mode: str, align: bool) ->
     values = value if isinstance(value, tuple) else (value,) * len(size)
     if len(values) != len(size):
         raise ShapeError(message(name, f"{label} must be one number or one per resampled axis", **{label: value, "axes": len(size)}))
-    outs, steps = [], []
+    outs, steps, kept = [], [], smooth or mode.endswith("linear")  # whether an axis that keeps its size is copied, as in torch
     for n, each in zip(size, values, strict=True):
         out = int(each) if factor is None else math.floor(n * each)
         if out < 1 or n < 1:
             raise ShapeError(message(name, f"x and the result must not be empty, got {n} and {out}", size=wanted, scale_factor=factor))
         outs.append(out)
-        steps.append(((n - 1) / (out - 1) if out > 1 else 0.0) if align else n / out if factor is None else 1 / each)
+        steps.append(((n - 1) / (out - 1) if out > 1 else 0.0) if align else n / out if factor is None or (kept and n == out) else 1 / each)
     return tuple(outs), tuple(steps)
 
 
@@ -189,9 +189,9 @@ def interpolate(
     if len(x.shape) not in (3, 4, 5):
         raise ShapeError(message("interpolate", "x must have three to five dimensions", **{"x.shape": x.shape}))
     align, ndim = bool(align_corners), len(x.shape)
-    outs, steps = _target_size(x.shape[2:], frozen(size), frozen(scale_factor), mode, align)
+    outs, steps = _target_size(x.shape[2:], frozen(size), frozen(scale_factor), mode, align, antialias)
     if recompute_scale_factor:
-        steps = _target_size(x.shape[2:], outs, None, mode, align)[1]
+        steps = _target_size(x.shape[2:], outs, None, mode, align, antialias)[1]
     if antialias and (mode not in ("bilinear", "bicubic") or ndim != 4):
         what = "antialias requires x with 4 dimensions and mode bilinear or bicubic"
         raise ShapeError(message("interpolate", what, mode=repr(mode), **{"x.shape": x.shape}))

@@ -84,8 +84,17 @@ class TokenLosses(Module):
         super().__init__()
         self.model = model
 
-    def _named_state(self, prefix: str = "") -> dict[str, Tensor]:
-        return {name: tensor for name, tensor in self.named_parameters(prefix) if tensor.requires_grad}
+    def state_dict(self, destination: dict[str, Tensor] | None = None, prefix: str = "", keep_vars: bool = False) -> dict[str, Tensor]:
+        found = super().state_dict(destination, prefix, keep_vars=True)
+        for name in [name for name, tensor in found.items() if not tensor.requires_grad]:
+            del found[name]
+        return found
+
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, *rest: Any) -> None:
+        for name, tensor in super().state_dict(None, prefix, keep_vars=True).items():
+            if not tensor.requires_grad:
+                state_dict.setdefault(name, tensor)
+        super()._load_from_state_dict(state_dict, prefix, *rest)
 
     def forward(self, batch: Tensor) -> Tensor:
         ids, documents, positions, targets = (ag.select(batch, 1, i) for i in range(4))

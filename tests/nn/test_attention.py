@@ -102,6 +102,7 @@ def test_attention_dropout_only_in_training(device, inputs):
     layer = nn.MultiheadAttention(E, H, dropout=0.5, batch_first=True)
     runs = [layer(*inputs, need_weights=flag)[0].to_host() for flag in (True, True, False, False)]
     assert (runs[0] != runs[1]).any() and (runs[2] != runs[3]).any()
+    assert (layer(*inputs)[1] == 0).any().item()  # the weights are those after dropout
     layer.eval()
     np.testing.assert_allclose(layer(*inputs, need_weights=False)[0].to_host(), by_definition(layer, *inputs)[0], atol=2e-5)
 
@@ -113,6 +114,13 @@ def test_rotary_attention_depends_on_distances_only(device, rng):
     scores = [ag.matmul(ag.rope(q, offset=n), ag.rope(k, offset=n), transpose_b=True).to_host() for n in (0, 11)]
     np.testing.assert_allclose(scores[0], scores[1], atol=1e-4)
     assert layer(x).shape == (1, 6, 16)
+
+
+def test_stacks_copy_the_weights_of_a_layer():
+    layer = nn.TransformerEncoderLayer(4, 2, 8)
+    layer.linear1.bias.data.fill_(3.0)
+    stack = nn.TransformerEncoder(layer, 2)
+    assert all(copied.linear1.bias.tolist() == [3.0] * 8 and copied.linear1.bias is not layer.linear1.bias for copied in stack.layers)
 
 
 def test_the_encoder_is_causal_when_told(device, rng):

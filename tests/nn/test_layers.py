@@ -317,6 +317,11 @@ def test_functions_take_what_torchs_take():
     assert F.pad(x, pad=(1, 0), value=7.0).tolist() == [[7.0, -1.0, 2.0]]
     images = Tensor.from_host(np.arange(8, dtype=np.float32).reshape(1, 2, 2, 2))
     assert F.instance_norm(images, None, None, None, None, True, 0.1, 1e-3).tolist() == ag.instance_norm(images, eps=1e-3).tolist()
+    wide = F.interpolate(images, scale_factor=(1.3, 2), mode="bilinear")  # the first axis keeps its size
+    assert wide[0, 0].tolist() == [[0.0, 0.25, 0.75, 1.0], [2.0, 2.25, 2.75, 3.0]]
+    assert F.interpolate(images, scale_factor=1.3, mode="bicubic", antialias=True).tolist() == images.tolist()
+    loss = nn.GaussianNLLLoss(reduction="none")(images, images + 1.0, 0.5)
+    np.testing.assert_allclose(loss.to_host(), np.full(images.shape, np.log(0.5) / 2 + 1), rtol=1e-6)
     with pytest.raises(ShapeError, match=r"\[GLU\] the size of dim must be even; dim=-1, shape=\(3,\)"):
         F.glu(Tensor.ones((3,)))
     with pytest.raises(ShapeError, match=r"\[pixel_shuffle\] x must have four dimensions"):

@@ -15,7 +15,7 @@ from netcl import nn
 from netcl.core.device import manager
 from netcl.core.errors import DtypeError, ShapeError
 from netcl.core.tensor import Tensor
-from netcl.nn.module import StateDictError
+from netcl.nn.state import StateDictError
 from netcl.nn.utils import prune
 from netcl.ops import random
 
@@ -512,3 +512,81 @@ def test_a_module_with_computed_parameters_is_not_pickled():
     with pytest.raises(TypeError, match=r"a Linear with computed parameters cannot be pickled; computed=\['weight'\]; save its state_dict"):
         pickle.dumps(layer)
     assert copy.deepcopy(layer).weight.tolist() == layer.weight.tolist()
+
+
+class Overriding(nn.Module):
+    """A module that overrides what torch calls on submodules; ``calls`` are the calls."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm, self.grid, self.calls = nn.BatchNorm1d(2), netcl.ones(2), []
+
+    def train(self, mode=True):
+        super().train(mode)
+        self.norm.eval()
+        return self
+
+    def _apply(self, fn, recurse=True):
+        super()._apply(fn)
+        self.grid = fn(self.grid)
+        return self
+
+    def get_extra_state(self):
+        return {"version": 3}
+
+    def set_extra_state(self, state):
+        self.calls.append(state)
+
+    def _save_to_state_dict(self, destination, prefix, keep_vars):
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        destination[f"{prefix}note"] = netcl.ones(1)
+
+    def _load_from_state_dict(self, state_dict, prefix, *rest):
+        self.calls.append(state_dict.pop(f"{prefix}note").tolist())
+        super()._load_from_state_dict(state_dict, prefix, *rest)
+
+
+def test_methods_that_submodules_override_are_called():
+    model = nn.Sequential(Overriding(), nn.Linear(2, 2))
+    assert not model.train()[0].norm.training and model[1].training and not model.eval().train()[0].norm.training
+    state = model.half().state_dict(prefix="p.")
+    assert model[0].grid.dtype == model[0].norm.weight.dtype == "float16"
+    assert list(state)[:2] == ["p.0._extra_state", "p.0.note"] and state["p.0._extra_state"] == {"version": 3}
+    state = model.state_dict()
+    assert model.load_state_dict(state) == ([], []) and model[0].calls == [[1.0], {"version": 3}]
+    state["0.other"] = state.pop("0._extra_state")
+    with pytest.raises(StateDictError, match=r"missing=\[0._extra_state\], unexpected=\[0.other\]"):
+        model.load_state_dict(state)
+
+    class NoBias(nn.Linear):
+        def state_dict(self, *args, prefix="", **options):
+            found = super().state_dict(*args, prefix=prefix, **options)
+            del found[f"{prefix}bias"]
+            return found
+
+    assert list(nn.Sequential(NoBias(1, 1)).state_dict()) == ["0.weight"]
+
+
+def test_names_keep_their_order_and_their_kind():
+    module = nn.Module()
+    module.register_buffer("mean", netcl.ones(1))
+    module.register_parameter("scale", None)
+    module.shift = nn.Parameter([1.0])
+    module.scale = nn.Parameter([1.0])
+    module.a, module.b = nn.Linear(1, 1, bias=False), nn.Linear(1, 1, bias=False)
+    module.a = None
+    module.a = nn.Linear(1, 1, bias=False)
+    found = {}
+    assert module.state_dict(destination=found, keep_vars=True) is found and found["scale"] is module.scale
+    assert list(found) == ["scale", "shift", "mean", "a.weight", "b.weight"]
+    for register, value in ((module.register_buffer, None), (module.add_module, nn.ReLU()), (module.register_parameter, netcl.ones(1))):
+        with pytest.raises((TypeError, ValueError), match="'scale'"):
+            register("scale", value)
+    other = copy.copy(module)
+    other.c = nn.Linear(1, 1, bias=False)
+    assert list(module.state_dict()) == list(found) == list(other.state_dict())[:-1]
+    module.shift.grad = netcl.ones(1)
+    assert copy.deepcopy(module).shift.grad is None
+    norm = nn.BatchNorm1d(2)
+    norm.track_running_stats = False
+    assert "num_batches_tracked" in norm.state_dict()

@@ -416,6 +416,9 @@ def test_losses_refuse_older_arguments_by_position():
         with pytest.raises(TypeError, match="must not be a bool; pass torch's size_average and reduce by name"):
             make()
     x = Tensor.ones((2, 3))
+    for loss in (lambda: F.poisson_nll_loss(x, x, True, False, False), lambda: F.binary_cross_entropy_with_logits(x, x, None, False)):
+        with pytest.raises((TypeError, ValueError), match=r"must not be a bool|reduction=False"):
+            loss()
     assert nn.PoissonNLLLoss(False, True)(x, x).shape == ()
     with pytest.raises(ValueError, match=r"reduction must be mean, sum or none; reduction='meen'"):
         F.soft_margin_loss(x, x, reduction="meen")
