@@ -466,6 +466,15 @@ def test_published_gpt2_files_have_no_prefix(folder_of, tmp_path):
     np.testing.assert_array_equal(logits(models.load(tmp_path, "cpu")), logits(models.load(folder_of("gpt2"), "cpu")))
 
 
+def test_older_llama_files_have_rotary_frequencies(folder_of, tmp_path):
+    from netcl.io import load_safetensors, save_safetensors
+
+    shutil.copy(folder_of("llama") / "config.json", tmp_path)
+    more = {"model.layers.0.self_attn.rotary_emb.inv_freq": np.ones(4, np.float32)}
+    save_safetensors({**load_safetensors(folder_of("llama") / "model.safetensors"), **more}, tmp_path / "model.safetensors")
+    np.testing.assert_array_equal(logits(models.load(tmp_path, "cpu")), logits(models.load(folder_of("llama"), "cpu")))
+
+
 def test_half_weights_and_the_limit_of_the_context(folder_of):
     model = models.load(folder_of("llama"), "cpu", dtype="float16", context=20)
     assert {parameter.dtype for parameter in model.parameters()} == {"float16"}
