@@ -218,15 +218,16 @@ def read_config(config: Mapping[str, Any]) -> ModelConfig:
         what = "heads must divide hidden_size (unless head_dim is given), kv_heads must divide heads, and layers must be at most 10,000"
         raise refusal("config", what, hidden_size=width, heads=heads, kv_heads=kv_heads, layers=layers)
     end_ids(config)  # raises if they are malformed
-    if wrong := {key: config[key] for key, value in row.fixed.items() if config.get(key, value) not in (None, value)}:
-        raise refusal("config", f"the model must have {', '.join(f'{key}={row.fixed[key]!r}' for key in wrong)}", **wrong)
-    settings = dict(row.settings)
+    fixed = {**row.fixed, **({"is_causal": True} if row.kind == "decoder" else {})}
+    if wrong := {key: config[key] for key, value in fixed.items() if config.get(key, value) not in (None, value)}:
+        raise refusal("config", f"the model must have {', '.join(f'{key}={fixed[key]!r}' for key in wrong)}", **wrong)
+    settings, rms = dict(row.settings), row.kind == "decoder" and "norm" not in row.settings
     found = ModelConfig(
         architecture=name, source=dict(config), vocab_size=whole_number(given, "vocab_size", default=1), width=width, layers=layers,
         heads=heads, kv_heads=kv_heads, head_size=whole_number(given, "head_dim", default=width // heads),
         inner=whole_number(given, "intermediate_size", default=4 * width),
         context=whole_number(given, "max_position_embeddings", default=2048),
-        eps=real_number(given, "rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", default=1e-5 if row.settings.get("norm") else 1e-6),
+        eps=real_number(given, "rms_norm_eps" if rms else "layer_norm_epsilon", default=1e-5 if row.settings.get("norm") else 1e-6),
         activation=check_activation(given.get(row.keys.get("hidden_act", "hidden_act")) or settings.pop("activation", "silu")),
         **{key: value for key, value in settings.items() if key != "activation"},
     )  # fmt: skip
@@ -234,8 +235,9 @@ def read_config(config: Mapping[str, Any]) -> ModelConfig:
         raise refusal("config", "the epsilon of norms must be above 0", given=found.eps)
     if row.kind == "seq2seq":
         gate, _, act = str(given.get("feed_forward_proj", "relu")).rpartition("-")
-        act = "gelu_new" if (gate, act) == ("gated", "gelu") else act
-        details: dict[str, Any] = {"gated": gate == "gated", "activation": check_activation(act), "scale": 1.0}
+        act = given.get("dense_act_fn", "gelu_new" if (gate, act) == ("gated", "gelu") else act)
+        gated = bool(given.get("is_gated_act", gate == "gated"))
+        details: dict[str, Any] = {"gated": gated, "activation": check_activation(act), "scale": 1.0}
     else:
         details = _decoder_details(given, row, found) if row.kind == "decoder" else _encoder_details(given, name, found)
     return ModelConfig(**{**vars(found), **details})
@@ -272,17 +274,18 @@ def _decoder_details(given: Mapping[str, Any], row: Architecture, found: ModelCo
 
 
 def _layer_types(given: Mapping[str, Any], row: Architecture, layers: int) -> list[str]:
-    types = given.get("layer_types")
-    if types is not None:
-        if not isinstance(types, list) or len(types) != layers or not set(types) <= {"full_attention", "sliding_attention"}:
-            raise refusal("config", "layer_types must list full_attention or sliding_attention per layer", layers=layers, given=types)
-        return types
     window, pattern = given.get("sliding_window"), whole_number(given, "sliding_window_pattern", default=6)
     used, most = bool(given.get("use_sliding_window")), whole_number(given, "max_window_layers", default=28, least=0)
     slides = {"all": lambda i: True, "even": lambda i: i % 2 == 0, "most": lambda i: (i + 1) % pattern != 0, "used": lambda i: used,
               "upper": lambda i: used and i >= most, "lower": lambda i: used and i % 2 == 0 and i < most,
               "none": lambda i: False}[row.windows]  # fmt: skip
-    return ["sliding_attention" if window and slides(i) else "full_attention" for i in range(layers)]
+    usual = ["sliding_attention" if window is not None and slides(i) else "full_attention" for i in range(layers)]
+    types = usual if given.get("layer_types") is None else given["layer_types"]
+    if not isinstance(types, list) or len(types) != layers or not set(types) <= {"full_attention", "sliding_attention"}:
+        raise refusal("config", "layer_types must list full_attention or sliding_attention per layer", layers=layers, given=types)
+    if types != usual and row.windows in ("all", "used", "none"):  # transformers ignores the key there
+        raise refusal("config", f"all layer_types of {row.hf_class} must be {usual[0]!r}", given=types)
+    return types
 
 
 def _experts(given: Mapping[str, Any], row: Architecture, found: ModelConfig) -> Experts | None:

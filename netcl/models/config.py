@@ -121,6 +121,8 @@ def rope_of(config: Mapping[str, Any], head: int, layer_type: str) -> Rope:
     if given.get("factor") is not None and real_number(given, "factor") <= 0:
         raise refusal("config", "factor must be above 0", rope_type=kind, factor=given["factor"])
     share = real_number(given, "partial_rotary_factor", default=real_number(config, "partial_rotary_factor", default=1.0))
+    if share != 1 and config.get("model_type") != "phi3":  # transformers ignores it, or fails
+        raise refusal("config", "partial_rotary_factor must be 1 except in phi3", model_type=config.get("model_type"), given=share)
     context = whole_number(config, "max_position_embeddings", default=2048)
     original = None if apart else config.get("original_max_position_embeddings")
     options = given if original is None else {**given, "original_max_position_embeddings": original}
@@ -130,7 +132,7 @@ def rope_of(config: Mapping[str, Any], head: int, layer_type: str) -> Rope:
         what = f"the rotary size (head_dim * partial_rotary_factor) must be even and from {least} to {head}, and the base above 1"
         raise refusal("config", what, size=found.size, base=found.base)
     try:
-        tables = [found.frequencies(length) for length in (1, MOST_ELEMENTS)]
+        tables = [found.frequencies(length) * found.attention_factor for length in (1, MOST_ELEMENTS)]
     except (ArithmeticError, KeyError, TypeError, ValueError) as fault:
         if isinstance(fault, FileError):
             raise

@@ -327,7 +327,7 @@ def _context_of(tokenizer: Tokenizer, before: Sequence[int]) -> tuple[list[int],
     for behind, more in ((behind, more) for behind in ends for more in begins):  # tokens of a character that ends, and of those that begin
         begin = max(0, len(ids) - behind - more - _CONTEXT_TOKENS)
         text = tokenizer.decode(ids[begin : len(ids) - behind])
-        if not text.startswith(_REPLACED) and not text.endswith(_REPLACED):
+        if (text or not begin) and not text.startswith(_REPLACED) and not text.endswith(_REPLACED):
             return ids[begin:], len(text)
     return ids[-_CONTEXT_TOKENS:], len(tokenizer.decode(ids[-_CONTEXT_TOKENS:]))
 

@@ -94,7 +94,7 @@ def load(path: str | os.PathLike[str], device: Any = "auto", dtype: str | None =
     with _naming(path), placed(place, dtype or "float32", room, blank=True):
         parts = [_clip_config(config.source, name) for name in ("text", "vision")] if row.kind == "pair" else []
         model: Any = {"decoder": CausalLM, "seq2seq": Seq2SeqLM, "pair": DualEncoder}.get(row.kind, Encoder)(config, *parts)
-    fill(model, source, names, row.ignored, pack)
+    fill(model, source, names, (*row.ignored, "rotary_emb.inv_freq"), pack)  # frequencies, which older files have
     if bits is not None:
         quantize_model(model, bits)
     if isinstance(model, CausalLM):

@@ -44,9 +44,10 @@ def config_from_gguf(metadata: Mapping[str, Any], shapes: Mapping[str, tuple[int
         parts = metadata["split.count"]
         raise refusal("gguf", "the file must be complete, but is one of several parts", "merge them: llama-gguf-split --merge", parts=parts)
     found = {ours: metadata[f"{arch}.{theirs}"] for ours, theirs in KEYS.items() if f"{arch}.{theirs}" in metadata}
+    found |= {"sliding_window": None} if found.get("sliding_window") == 0 else {}  # what llama.cpp writes for Phi-4
     rotary = {key: value for key, value in metadata.items() if ".rope." in key and not key.endswith(".type")}
     settings = {**found, **rotary, "attention.scale": metadata.get(f"{arch}.attention.scale", 0)}
-    if wrong := [name for name, value in settings.items() if not isinstance(value, int | float)]:
+    if wrong := [name for name, value in settings.items() if not isinstance(value, int | float | None)]:
         raise refusal("gguf", "settings must be numbers, the same for all layers", architecture=arch, settings=wrong)
     tokens = {ours: metadata.get(f"tokenizer.ggml.{theirs}") for ours, theirs in _TOKEN_IDS.items()}
     ends = [metadata[key] for key in END_KEYS if isinstance(metadata.get(key), int)]
@@ -56,6 +57,8 @@ def config_from_gguf(metadata: Mapping[str, Any], shapes: Mapping[str, tuple[int
         "model_type": types[0], "architectures": [row.hf_class], **tokens, "vocab_size": embedding[0],
         "tie_word_embeddings": "output.weight" not in shapes,
     }  # fmt: skip
+    if metadata.get(f"{arch}.attention.causal") is False:
+        found["is_causal"] = False
     if "query_bias" not in row.settings:
         found |= {"attention_bias": "blk.0.attn_q.bias" in shapes, "mlp_bias": "blk.0.ffn_up.bias" in shapes}
     if arch != "gpt2":
@@ -70,7 +73,9 @@ def config_from_gguf(metadata: Mapping[str, Any], shapes: Mapping[str, tuple[int
             local = {"rope_type": "default", "rope_theta": metadata.get("gemma3.rope.freq_base_swa", 10000.0)}
             found["rope_parameters"] = {"full_attention": found["rope_parameters"], "sliding_attention": local}
             pattern = metadata.get("gemma3.attention.sliding_window_pattern")
-            if isinstance(pattern, np.ndarray):
+            if isinstance(pattern, int):
+                found["sliding_window_pattern"] = pattern
+            elif isinstance(pattern, np.ndarray):
                 found["layer_types"] = ["sliding_attention" if slides else "full_attention" for slides in pattern]
     if arch == "phi3":
         original = metadata.get("phi3.rope.scaling.original_context_length")
@@ -91,6 +96,9 @@ def _rope_parameters(metadata: Mapping[str, Any], arch: str, shapes: Mapping[str
     found.setdefault("rope_theta", 10000.0)
     if found.get("rope_type") == "yarn" and "attention_factor" in found:
         found["attention_factor"] *= _yarn_factor(found.get("factor", 1.0))
+    factor = found.get("factor") or metadata.get(f"{arch}.rope.scale_linear") or 1.0
+    if factor != 1 and "rope_type" not in found:  # of older files; llama.cpp reads them so
+        found |= {"rope_type": "linear", "factor": factor}
     if found.get("rope_type", "none") == "none":
         found |= {"rope_type": "default"}
     size, head = metadata.get(f"{arch}.rope.dimension_count"), metadata.get(f"{arch}.attention.key_length")

@@ -70,6 +70,9 @@ _SPACE = "\N{LOWER ONE EIGHTH BLOCK}"  # what SentencePiece writes for a space
 #: Tokens of Phi-3 that keep white space behind them; the other special tokens of its SentencePiece vocabulary remove it, without a key.
 _PHI3_PLAIN = ("<unk>", "<s>", "<|endoftext|>")
 _PROBE = "It's a PROBE:  x=12345; naïve ＷＩＤＥ ﬁt\n\n\t你好 🙂."  # what normalizers change, and splits divide
+#: Parameters of transformers' ``apply_chat_template`` that would otherwise be taken for values of the template, and ignored.
+_NOT_VALUES = ("continue_final_message", "chat_template", "padding", "truncation", "max_length", "return_tensors", "return_dict",
+               "return_assistant_tokens_mask", "tokenizer_kwargs")  # fmt: skip
 _SPECIAL_NAMES = {"bos": "bos", "eos": "eos", "pad": "padding", "unk": "unknown"}  # and their names in GGUF files
 
 
@@ -114,6 +117,8 @@ class Tokenizer:
         """
         if not self.chat_template:
             raise ValueError(message("apply_chat_template", "the model has no chat template", "write the prompt as a text"))
+        if wrong := [name for name in _NOT_VALUES if values.get(name)]:
+            raise ValueError(message("apply_chat_template", f"{', '.join(wrong)} must be left out", "other values are the template's"))
         given: dict[str, object] = {"tools": None, "documents": None, **dict.fromkeys([f"{name}_token" for name in _SPECIAL_NAMES], "")}
         text = render_template(self.chat_template, messages=[dict(m) for m in messages], add_generation_prompt=add_generation_prompt,
                                **{**given, **self.special, **values})  # fmt: skip

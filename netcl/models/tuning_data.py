@@ -6,6 +6,7 @@ import json
 import os
 import warnings
 from bisect import bisect_left, insort
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -139,18 +140,23 @@ def pack_documents(documents: Sequence[Document], length: int) -> tuple[np.ndarr
 
     Inputs ``(blocks, 3, length)``: ids, document numbers (0 for padding), positions in the document. Targets ``(blocks, length)``: the id
     that follows, or :data:`IGNORED_TARGET`. A document longer than ``length`` is split into several if all its tokens are learned, else cut
-    after ``length`` tokens. Parts in which no token after the first is learned are dropped.
+    after ``length`` tokens. Parts in which no token after the first is learned are dropped. Warnings count
+    documents that are cut, and those of which nothing is left.
     """
     pieces: list[Document] = []
+    lost = Counter[str]()
     for ids, learned in documents:
         starts = range(0, len(ids), length) if all(learned) else (0,)
-        pieces += [Document(ids[at : at + length], learned[at : at + length]) for at in starts]
-    pieces = sorted((piece for piece in pieces if any(piece.learned[1:])), key=lambda piece: -len(piece.ids))
-    cut = sum(len(ids) > length and not all(learned) for ids, learned in documents)
+        parts = [Document(ids[at : at + length], learned[at : at + length]) for at in starts]
+        kept = [part for part in parts if any(part.learned[1:])]
+        if not kept or (len(ids) > length and not all(learned)):
+            lost["cut" if kept else "left out, because they have no tokens to learn"] += 1
+        pieces += kept
     if not pieces:
         raise ValueError(message("finetune", "at least one document must have a token to learn", "raise length or add text", length=length))
-    if cut:
-        warnings.warn(message("finetune", f"{cut} conversations are cut", "raise the block length", length=length), stacklevel=2)
+    for what, count in lost.items():
+        warnings.warn(message("finetune", f"{count} documents are {what}", "raise the block length", length=length), stacklevel=2)
+    pieces.sort(key=lambda piece: -len(piece.ids))
     room: list[tuple[int, int]] = []  # positions left, number of the block
     blocks: dict[int, list[Document]] = {}
     for piece in pieces:

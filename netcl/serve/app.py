@@ -110,7 +110,8 @@ async def _read_fields(http: Request, needed: str, model: str) -> dict[str, Any]
     if not isinstance(given, dict):
         raise ServeError(400, "the body must be a JSON object")
     found = {name: value for name, value in given.items() if value is not None and name not in _WITHOUT_EFFECT}
-    known = {*_FIELDS, *_NEUTRAL, "model"} - ({"messages", "prompt", "input"} - {needed})
+    writes = {*_FIELDS, *_NEUTRAL, "model"} - ({"messages", "prompt", "input"} - {needed})
+    known = {"input", "model", "encoding_format"} if needed == "input" else writes - {"encoding_format"}
     for name, value in found.items():
         if name not in known:
             raise ServeError(400, f"unknown field {name!r}; known are {', '.join(sorted(known))}")
@@ -118,6 +119,8 @@ async def _read_fields(http: Request, needed: str, model: str) -> dict[str, Any]
             raise ServeError(400, f"{name} must be {_FIELDS[name][1]}, got {value!r:.80}")
         if name in _NEUTRAL and (type(value), value) not in [(type(known), known) for known in _NEUTRAL[name]]:  # 0 is not False
             raise ServeError(400, f"{name}={value!r:.80} is not supported; leave the field out")
+    if {"max_tokens", "max_completion_tokens"} <= found.keys():
+        raise ServeError(400, "max_tokens and max_completion_tokens must not both be given; leave max_tokens out")
     if needed not in found:
         raise ServeError(400, f"{needed} is required: {_FIELDS[needed][1]}")
     if found.get("model", model) != model:

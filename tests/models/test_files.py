@@ -17,6 +17,7 @@ from netcl.autograd import no_grad
 from netcl.core.tensor import Tensor
 from netcl.io import FileError
 from netcl.models.gguf import GGUFFile, NewTensor, write_gguf
+from netcl.models.gguf_config import config_from_gguf
 from netcl.ops.quantized.formats import kind_of
 
 GGUF_CASES = ["gpt2", "llama", "llama-linear", "llama-yarn", "qwen3", "phi3-long", "mixtral", "qwen3_moe"]
@@ -99,8 +100,8 @@ def test_settings_that_gguf_has_are_kept(config, tmp_path):
     ("name", "config"),
     [
         ("activation", {"hidden_act": "gelu"}), ("activation", {"model_type": "gpt2", "activation_function": "relu"}),
-        ("windows", {"model_type": "gemma2", **_MIXED}), ("windows", {"model_type": "phi3", **_MIXED}),
-        ("windows", {"model_type": "qwen3_moe", "norm_topk_prob": True, **_EXPERTS, **_MIXED}),
+        ("windows", {"model_type": "gemma2", **_MIXED}),
+        ("windows", {"model_type": "qwen3_moe", "norm_topk_prob": True, "use_sliding_window": True, "sliding_window": 3, **_EXPERTS}),
         ("experts", {"model_type": "qwen3_moe", "norm_topk_prob": False, **_EXPERTS}),
         ("experts", {"model_type": "qwen2_moe", "norm_topk_prob": True, **_EXPERTS}),
         ("ropes", {"model_type": "gemma3_text", "rope_parameters": _ROPES, **_MIXED}),
@@ -247,7 +248,6 @@ def test_shards_are_read_by_their_index(folder_of, tmp_path, monkeypatch):
         ({"rope_parameters": {"rope_type": "linear", "factor": -2.0}}, r"\[config\] factor must be above 0"),
         ({"tie_word_embeddings": True}, r"\[models\] a head tied to the embedding must equal it; .*tie_word_embeddings"),
         ({"rms_norm_eps": "a"}, r"\[config\] rms_norm_eps must be a finite number"),
-        ({"rms_norm_eps": None, "layer_norm_eps": "a"}, r"\[config\] layer_norm_eps must be a finite number"),
     ],
 )
 @pytest.mark.fault("configuration of a language model that does not fit", "`config.json` with other sizes and kinds", "refused by name")
@@ -258,6 +258,9 @@ def test_a_configuration_that_does_not_fit_is_refused(change, expected, folder_o
     with pytest.raises(FileError, match=expected) as caught:
         models.load(tmp_path, "cpu")
     assert str(tmp_path) in str(caught.value)
+
+
+_LONG = {"rope_type": "longrope", "short_factor": [1.0] * 4, "long_factor": [2.0] * 4}
 
 
 @pytest.mark.parametrize(
@@ -271,8 +274,13 @@ def test_a_configuration_that_does_not_fit_is_refused(change, expected, folder_o
         ({}, {"rope_parameters": "linear"}, r"rope_parameters must be an object or null"),
         ({}, {"rope_parameters": {"full_attention": 4}}, r"rope_parameters must be an object or null"),
         ({"model_type": "qwen3_moe", **_EXPERTS}, {"mlp_only_layers": "0"}, r"mlp_only_layers must be a list"),
+        ({}, {"is_causal": False}, r"the model must have is_causal=True"),
+        ({}, {"partial_rotary_factor": 0.5}, r"partial_rotary_factor must be 1 except in phi3"),
+        ({"model_type": "phi3"}, {"sliding_window": 0}, r"sliding_window must be a whole number from 1"),
+        ({"model_type": "phi3", "rope_scaling": _LONG}, {"original_max_position_embeddings": 1}, r".* must be complete and valid"),
+        ({"model_type": "mistral"}, _MIXED, r"all layer_types of MistralForCausalLM must be 'sliding_attention'"),
     ],
-)
+)  # fmt: skip
 def test_configurations_that_are_not_supported_are_refused(config, change, expected):
     random_model(**config)
     with pytest.raises(ValueError, match=rf"\[config\] {expected}"):
@@ -282,9 +290,6 @@ def test_configurations_that_are_not_supported_are_refused(config, change, expec
 def read(**config):
     sizes = {"vocab_size": 96, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
     return models.read_config({**sizes, **config})
-
-
-_LONG = {"rope_type": "longrope", "short_factor": [1.0] * 4, "long_factor": [2.0] * 4}
 
 
 @pytest.mark.parametrize(
@@ -301,6 +306,9 @@ _LONG = {"rope_type": "longrope", "short_factor": [1.0] * 4, "long_factor": [2.0
         ({"model_type": "gemma3_text", "num_hidden_layers": 6, "rope_parameters": {"full_attention": {}, "sliding_attention": {}}},
          {"rope_parameters": {"full_attention": {"rope_theta": 1e6}, "sliding_attention": {"rope_theta": 1e4}}}),
         ({"model_type": "gemma3_text"}, {"attn_logit_softcapping": 2.0}),  # unused, also there
+        ({"model_type": "gpt2"}, {"layer_norm_eps": 0.5}),  # the same
+        ({"model_type": "t5", "feed_forward_proj": "gated-relu", "d_model": 32, "num_layers": 2, "num_heads": 4},
+         {"feed_forward_proj": "silu", "dense_act_fn": "relu", "is_gated_act": True}),
         ({"model_type": "mistral"}, {"sliding_window": 4096, "max_position_embeddings": 131072}),
         ({"model_type": "qwen2", "use_sliding_window": True, "max_window_layers": 1}, {"sliding_window": 4096}),
         ({"model_type": "qwen3"}, {"head_dim": 128, "max_position_embeddings": 32768}),
@@ -345,6 +353,25 @@ def test_settings_of_rotary_positions_count_in_the_order_of_transformers():
 )
 def test_layers_with_windows_are_those_of_transformers(config, expected):
     assert read(**{"num_hidden_layers": 4, "use_sliding_window": True, "sliding_window": 3, **_EXPERTS, **config}).windows == expected
+
+
+@pytest.mark.parametrize(
+    ("metadata", "windows", "rope"),
+    [
+        ({"phi3.attention.sliding_window": 0}, (None, None), ("default", 1.0)),
+        ({"llama.rope.scale_linear": 4.0}, (None, None), ("linear", 4.0)),
+        ({"llama.rope.scaling.factor": 2.0}, (None, None), ("linear", 2.0)),
+        ({"gemma3.attention.sliding_window_pattern": 2, "gemma3.attention.sliding_window": 3}, (3, None), ("default", 1.0)),
+    ],
+)
+def test_metadata_means_what_it_does_in_llama_cpp(metadata, windows, rope):
+    arch = next(iter(metadata)).partition(".")[0]
+    sizes = {"embedding_length": 32, "block_count": 2, "feed_forward_length": 48, "attention.head_count": 4, "context_length": 64}
+    whole = {"general.architecture": arch, **{f"{arch}.{key}": size for key, size in sizes.items()}, **metadata}
+    found = models.read_config(config_from_gguf(whole, {}, None))
+    assert (found.windows, found.ropes[0].kind, found.ropes[0].factor) == (windows, *rope)
+    with pytest.raises(FileError, match=r"\[config\] the model must have is_causal=True"):
+        models.read_config(config_from_gguf({**whole, f"{arch}.attention.causal": False}, {}, None))
 
 
 def test_pooling_of_images_is_checked():
@@ -437,6 +464,15 @@ def test_published_gpt2_files_have_no_prefix(folder_of, tmp_path):
     short = {name.removeprefix("transformer."): value for name, value in tensors.items()}
     save_safetensors({**short, "h.0.attn.bias": causal}, tmp_path / "model.safetensors")
     np.testing.assert_array_equal(logits(models.load(tmp_path, "cpu")), logits(models.load(folder_of("gpt2"), "cpu")))
+
+
+def test_older_llama_files_have_rotary_frequencies(folder_of, tmp_path):
+    from netcl.io import load_safetensors, save_safetensors
+
+    shutil.copy(folder_of("llama") / "config.json", tmp_path)
+    more = {"model.layers.0.self_attn.rotary_emb.inv_freq": np.ones(4, np.float32)}
+    save_safetensors({**load_safetensors(folder_of("llama") / "model.safetensors"), **more}, tmp_path / "model.safetensors")
+    np.testing.assert_array_equal(logits(models.load(tmp_path, "cpu")), logits(models.load(folder_of("llama"), "cpu")))
 
 
 def test_half_weights_and_the_limit_of_the_context(folder_of):

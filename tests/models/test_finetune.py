@@ -124,7 +124,7 @@ def test_lines_end_at_line_feeds_alone(tmp_path):
 def test_packing():
     documents = [Document([1, 2, 3], [False, True, True]), Document([4, 5, 6, 7, 8], [False] * 3 + [True] * 2),
                  Document([9, 10], [True, True]), Document(list(range(20, 31)), [False] * 10 + [True])]  # fmt: skip
-    with pytest.warns(UserWarning, match=r"\[finetune\] 1 conversations are cut; .*length=8"):
+    with pytest.warns(UserWarning, match=r"\[finetune\] 1 documents are left out, because they have no tokens to learn; .*length=8"):
         inputs, targets = pack_documents(documents, 8)  # the only answer of the last document lies behind the block
     assert inputs.tolist() == [
         [[4, 5, 6, 7, 8, 1, 2, 3], [1, 1, 1, 1, 1, 2, 2, 2], [0, 1, 2, 3, 4, 0, 1, 2]],
@@ -133,6 +133,8 @@ def test_packing():
     no = IGNORED_TARGET
     assert targets.tolist() == [[no, no, 7, 8, no, 2, 3, no], [10, no, no, no, no, no, no, no]]
     assert pack_documents([Document(list(range(10)), [True] * 10)], 4)[0][:, 0].tolist() == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 0, 0]]
+    with pytest.warns(UserWarning, match=r"\[finetune\] 1 documents are cut; .*length=2"):
+        assert pack_documents([Document([1, 2, 3], [False, True, True])], 2)[1].tolist() == [[2, no]]
     with pytest.raises(ValueError, match="at least one document must have a token to learn"):
         pack_documents([Document([1, 2], [False, False])], 4)
 

@@ -98,6 +98,15 @@ def test_streams_keep_characters_of_several_tokens(rng):
     assert "".join(map(stream.add, euro[2:])) + stream.rest() == "\u20acab"
 
 
+def test_a_text_after_special_tokens_keeps_its_first_space():
+    tokenizer = fallback_tokenizer()
+    steps = tokenizers.decoders
+    tokenizer.backend.decoder = steps.Sequence([steps.Replace("\u2581", " "), steps.ByteFallback(), steps.Fuse(), steps.Strip(" ", 1, 0)])
+    tokenizer.backend.add_special_tokens(["<s>"])
+    stream = TextStream(tokenizer, tokenizer.encode("a" + "<s>" * 5))
+    assert "".join(map(stream.add, tokenizer.encode(" b"))) == " b"
+
+
 def test_streams_after_prompts_whose_tokens_hold_parts_of_two_characters():
     class Parts:
         def decode(self, ids):

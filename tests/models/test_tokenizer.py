@@ -180,6 +180,8 @@ def test_chat_templates_run_in_a_sandbox(trained):
     ):
         with pytest.raises(ValueError, match="cannot be applied"):
             render_template(attack, messages=[])
+    with pytest.raises(ValueError, match="continue_final_message must be left out"):  # and would not be one of the template's values
+        made.apply_chat_template(messages, continue_final_message=True, return_dict=False)
     with pytest.raises(ValueError, match="the model has no chat template"):
         Tokenizer(trained["gpt-2"]).apply_chat_template(messages)
 

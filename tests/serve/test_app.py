@@ -114,6 +114,8 @@ HI = [{"role": "user", "content": "Hi"}]
         (TEXT, {"prompt": [96]}, 400, "token ids must be from 0 to 95; lowest=96, highest=96"),
         (TEXT, {"prompt": "\ud800"}, 400, "prompt must be"),
         ("/v1/embeddings", {"input": []}, 400, "input must be"),
+        ("/v1/embeddings", {"input": "a", "stream": True}, 400, "unknown field 'stream'; known are encoding_format, input, model"),
+        (TEXT, {"prompt": "a", "max_tokens": 1, "max_completion_tokens": 1}, 400, "must not both be given"),
         ("/v1/nothing", {}, 404, "Not Found"),
     ],
 )
