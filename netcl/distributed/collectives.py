@@ -111,17 +111,17 @@ def write_flat(groups: Iterable[Tensors], values: np.ndarray) -> None:
         start += group[0].size
 
 
-def all_reduce_each(groups: Iterable[Tensors], op: str = "sum") -> None:
-    """Overwrite the tensors of every group (one per replica) with their reduction ``op``."""
+def all_reduce_each(groups: Iterable[Tensors], op: str = "sum", count: int | None = None) -> None:
+    """Overwrite the first ``count`` tensors (default: all) of every group (one per replica) with the reduction ``op`` of all."""
     given = [group for group in groups if len(group) > 1]
     for group in given:
         if _one_queue(group):
-            update.copy(group, [_reduced_on_device(group, op)] * len(group))
+            update.copy(group[:count], [_reduced_on_device(group, op)] * len(group[:count]))
     buckets = map(Bucket, bucketed(group for group in given if not _one_queue(group)))
     bucket = next(buckets, None)
     while bucket is not None:
         coming = next(buckets, None)  # its copies are under way while this one is reduced on the host
-        write_flat(bucket.groups, bucket.reduced(ALONE, op))
+        write_flat([group[:count] for group in bucket.groups], bucket.reduced(ALONE, op))
         bucket = coming
 
 
@@ -130,12 +130,11 @@ def broadcast_each(groups: Iterable[Tensors], world: World = ALONE) -> None:
     given = list(groups)
     for firsts in bucketed([group[0]] for group in given) if world.size > 1 else ():
         write_flat(firsts, world.broadcast(Bucket(firsts).joined()[0], check=False))
+    far = [[first, *(t for t in others if t.queue is not first.queue)] for first, *others in given]
+    for bucket in bucketed(group for group in far if len(group) > 1):
+        write_flat([group[1:] for group in bucket], Bucket([group[:1] for group in bucket]).joined()[0])
     near: dict[tuple[Any, str], list[tuple[Tensor, Tensor]]] = {}
     for first, *others in given:
-        far = [t for t in others if t.queue is not first.queue]
-        values = first.to_host() if far else None
-        for t in far:
-            t.from_host(values)
         near.setdefault((id(first.queue), first.dtype), []).extend((t, first) for t in others if t.queue is first.queue)
     for pairs in near.values():
         if pairs:

@@ -106,7 +106,7 @@ class World:
 
     def collect(self, op: str, mine: np.ndarray, lengths: Sequence[int]) -> Arrays:
         """Return the flat arrays of all ranks, in order; ``lengths`` are their element counts, known to every rank."""
-        return [mine]
+        return [mine.copy()]
 
     def _collect_text(self, op: str, text: bytes) -> list[bytes]:
         return [text]
@@ -148,7 +148,10 @@ class World:
         return block
 
     def all_gather_object(self, value: Any, op: str = "all_gather_object") -> list[Any]:
-        """Exchange a small value that JSON can hold; returns the values of all ranks, in rank order."""
+        """Exchange a small value that JSON can hold; returns the values of all ranks, in rank order. Tuples become lists."""
+        if not _has_text_keys(value):
+            what, remedy = "keys of dictionaries must be strings: JSON would convert others", "pass list(value.items())"
+            raise TypeError(message(op, what, remedy, value=value))
         return [json.loads(text) for text in self._collect_text(op, json.dumps(value).encode())]
 
     def barrier(self) -> None:
@@ -215,7 +218,8 @@ class World:
     def all_gather(self, array: Any) -> Arrays:
         """Return the arrays of all ranks, in order; shapes and dtypes may differ."""
         mine = np.asarray(array, order="C")
-        shapes = self.all_gather_object([list(mine.shape), mine.dtype.str], "all_gather")
+        kind = mine.dtype.name if mine.dtype.kind == "V" else mine.dtype.str  # the str of bfloat16 is that of two raw bytes
+        shapes = self.all_gather_object([list(mine.shape), kind], "all_gather")
         lengths = [math.prod(shape) * np.dtype(kind).itemsize for shape, kind in shapes]
         found = self.collect("all_gather", mine.reshape(-1).view(np.uint8), lengths)
         return [part.view(kind).reshape(shape) for part, (shape, kind) in zip(found, shapes, strict=True)]
@@ -237,6 +241,11 @@ class World:
     def _check_root(self, op: str, root: int) -> None:
         if not 0 <= root < self.size:
             raise ShapeError(message(op, f"root must be a rank from 0 to {self.size - 1}", root=root))
+
+
+def _has_text_keys(value: Any) -> bool:
+    parts = [*value.values()] if isinstance(value, dict) else value if isinstance(value, list | tuple) else []
+    return (not isinstance(value, dict) or all(isinstance(key, str) for key in value)) and all(map(_has_text_keys, parts))
 
 
 def _rounded_to(values: np.ndarray, dtype: np.dtype) -> np.ndarray:
@@ -302,7 +311,7 @@ class ThreadWorld(World):
 
     def collect(self, op: str, mine: np.ndarray, lengths: Sequence[int]) -> Arrays:
         self.bytes_sent += mine.nbytes * (self.size - 1)
-        return self._swap(op, mine.copy())
+        return [part.copy() for part in self._swap(op, mine.copy())]  # every rank may change its results
 
     def _collect_text(self, op: str, text: bytes) -> list[bytes]:
         return self._swap(op, text)

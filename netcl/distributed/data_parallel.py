@@ -208,6 +208,7 @@ class DataParallel(Module):
                 raise DeviceError(message("DataParallel", what, "name other devices, or leave sync_batchnorm out", devices=len(queues)))
             for replica, world in zip(replicas, thread_worlds(len(queues)), strict=True):
                 convert_sync_batchnorm(replica, world)
+        self._synced = sync_batchnorm and len(queues) > 1
         self.replicas = replicas  # a list is not registered: the state dict is that of one model
         self._copied = list(module.modules())
         self._known: list[int] | None = None  # parameter versions after the last step that all replicas took
@@ -237,7 +238,7 @@ class DataParallel(Module):
         return _Split.apply(self, len(given), *given, *self.module.parameters())
 
     def _check_replicas(self) -> None:
-        """Freeze the parameters of replicas as those of the model are. Raise if the model has other modules or dtypes than its replicas."""
+        """Freeze parameters and change hooks of replicas as those of the model. Raise if the model has other modules or dtypes."""
         changed = [*map(id, self.module.modules())] != [*map(id, self._copied)]
         for first, *others in () if changed else zip(*(replica.parameters() for replica in self.replicas), strict=True):
             for p in others:
@@ -246,6 +247,13 @@ class DataParallel(Module):
         if changed:
             what = "modules and dtypes of the model must not change after it was wrapped: its replicas would not"
             raise RuntimeError(message("DataParallel", what, "change the model first, then wrap it"))
+        for model, *others in zip(*(replica.modules() for replica in self.replicas), strict=True):
+            for hooks in (other._module_hooks for other in others):
+                kept = {
+                    kind: {n: hooks.get(kind, {}).get(n, hook) for n, hook in group.items()} for kind, group in model._module_hooks.items()
+                }
+                hooks.clear()
+                hooks.update(kept)
 
     def refresh(self) -> None:
         """Overwrite the parameters and buffers of all replicas with those of the first."""
@@ -304,6 +312,9 @@ class _Split(ag.Function):
         ctx.busy = [i for i, shard in enumerate(shards) if len(shard[0])]
         if not ctx.busy:
             raise ShapeError(message("DataParallel", "the batch must have at least one row", shapes=[x.shape for x in ctx.inputs]))
+        if owner._synced and owner.training and len(ctx.busy) < len(shards):
+            what = "with sync_batchnorm, a batch must have at least one row for each device in training"
+            raise ShapeError(message("DataParallel", what, "drop incomplete last batches", rows=[len(shard[0]) for shard in shards]))
         record = any(ctx.needs_input_grad)
 
         def run(i: int) -> Tensor:
@@ -338,24 +349,20 @@ class _Split(ag.Function):
 
 
 def _summed(owner: DataParallel, found: dict[int, list[Tensor | None]]) -> list[Tensor | None]:
-    """Sum each parameter's gradients over the replicas. Return the sums for the first replica; add them to ``.grad`` of other replicas."""
+    """Return the sum of each parameter's gradients over the replicas, on the device of the first."""
     params = [[p for p in replica.parameters() if p.requires_grad] for replica in owner.replicas]
     nothing = [None] * len(params[0])
     grads = [found.get(i, nothing) for i in range(len(params))]
     used = [k for k, same in enumerate(zip(*grads, strict=True)) if any(g is not None for g in same)]
-    # Copies, because a gradient rule may return memory that is still read elsewhere.
-    totals = [[duplicate(gradient_or_zeros(p[k], g[k])) for k in used] for p, g in zip(params, grads, strict=True)]
-    collectives.all_reduce_each(zip(*totals, strict=True))
-    for own, sums in list(zip(params, totals, strict=True))[1:]:
-        for k, total in zip(used, sums, strict=True):
-            before = own[k].grad
-            own[k].grad = total if before is None else ag.add(before, total).detach()
-    first = dict(zip(used, totals[0], strict=True))
+    totals, *others = ([gradient_or_zeros(p[k], g[k]) for k in used] for p, g in zip(params, grads, strict=True))
+    totals = [duplicate(total) for total in totals]  # a gradient rule may return memory that is still read elsewhere
+    collectives.all_reduce_each(zip(totals, *others, strict=True), count=1)
+    first = dict(zip(used, totals, strict=True))
     return [first.get(k) for k in range(len(nothing))]
 
 
 class ReplicaOptimizer:
-    """The optimizers of equal replicas, used as one; they get the same gradients, so the replicas stay equal."""
+    """The optimizers of equal replicas, used as one; all get the gradients of the first replica, so the replicas stay equal."""
 
     def __init__(self, optimizers: Sequence[Any], stepped: Callable[[], None] = lambda: None):
         self.optimizers = list(optimizers)
@@ -363,8 +370,8 @@ class ReplicaOptimizer:
 
     @property
     def params(self) -> list[Tensor]:
-        """The parameters of all replicas, whose gradients a gradient scaler must unscale."""
-        return [p for optimizer in self.optimizers for group in optimizer.param_groups for p in group["params"]]
+        """The parameters of the first replica, whose gradients a gradient scaler must unscale."""
+        return [p for group in self.param_groups for p in group["params"]]
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
@@ -372,10 +379,16 @@ class ReplicaOptimizer:
         return self.optimizers[0].param_groups
 
     def step(self, max_norm: float | None = None) -> Any:
-        """Step every optimizer with the options of the first; returns the result of the first."""
-        for other in self.optimizers[1:]:
-            for group, first in zip(other.param_groups, self.param_groups, strict=True):
+        """Step every optimizer with the options and gradients of the first; returns the result of the first."""
+        copied = []
+        for first, *others in zip(*(optimizer.param_groups for optimizer in self.optimizers), strict=True):
+            for group in others:
                 group.update({name: value for name, value in first.items() if name != "params"})
+            for p, *copies in zip(first["params"], *(group["params"] for group in others), strict=True):
+                for other in copies:
+                    other.grad = None if p.grad is None else Tensor.empty(p.grad.shape, p.grad.dtype, queue=other.queue)
+                copied += [] if p.grad is None else [[p.grad, *(other.grad for other in copies)]]
+        collectives.broadcast_each(copied)
         first, *_ = [optimizer.step(max_norm=max_norm) for optimizer in self.optimizers]
         self._stepped()
         return first

@@ -91,6 +91,8 @@ class DistributedDataParallel(Module):
             return
         names = [[name, list(p.shape), p.dtype, "learns" if p.requires_grad else "frozen"] for name, p in module.named_parameters()]
         self.world.agree("DistributedDataParallel", "the model's parameters", names)
+        buffers = [[name, list(buffer.shape), buffer.dtype] for name, buffer in module.named_buffers()]
+        self.world.agree("DistributedDataParallel", "the model's buffers", buffers)
         settings = [bucket_mb, compress, self.world.deterministic]
         self.world.agree("DistributedDataParallel", "bucket_mb, compress and deterministic", settings)
         broadcast_each([[tensor] for tensor in (*module.parameters(), *module.buffers())], self.world)
@@ -162,6 +164,9 @@ class DistributedDataParallel(Module):
         after_backward(self._finish)
 
     def _send(self, bucket: _Bucket) -> None:
+        if any(p.grad is None and i in self._fired for i, p in bucket.params.items()):
+            what = "hooks must not take gradients of parameters away: they are averaged at the end of backward"
+            raise RuntimeError(message("DistributedDataParallel", what, "step the optimizer after backward"))
         bucket.grads = Bucket([[gradient_or_zeros(p, p.grad)] for p in bucket.params.values()])
         used = [p.grad is not None for p in bucket.params.values()]
         bucket.sent = self._thread.submit(self._average, bucket, used)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -113,12 +114,13 @@ class DatasetFolder(VisionDataset):
         directory: Any, class_to_idx: dict[str, int], extensions: Sequence[str] | None = None,
         is_valid_file: Callable[[str], bool] | None = None, allow_empty: bool = False,
     ) -> list[tuple[str, int]]:  # fmt: skip
-        """Return the paths of all samples with the numbers of their classes."""
-        endings = tuple(ending.lower() for ending in extensions or ())
+        """Return the paths of all samples with the numbers of their classes, in torchvision's order; links are followed."""
+        endings = tuple(ending.lower() for ending in ([extensions] if isinstance(extensions, str) else extensions or ()))
         valid = is_valid_file or (lambda path: path.lower().endswith(endings))
         found, empty = [], []
         for name, number in sorted(class_to_idx.items()):
-            paths = sorted(str(path) for path in Path(directory, name).rglob("*") if path.is_file() and valid(str(path)))
+            folders = sorted((folder, sorted(files)) for folder, _, files in os.walk(Path(directory, name), followlinks=True))
+            paths = [path for folder, files in folders for file in files if valid(path := os.path.join(folder, file))]
             found += [(path, number) for path in paths]
             empty += [] if paths else [name]
         if empty and not allow_empty:
@@ -267,7 +269,8 @@ class _Described(Attributes):
         self.state = state
 
 
-_ALLOWED = {name: Allowed(name, _Described) for name in ("numpy.core.multiarray._reconstruct", "numpy.dtype", "numpy.ndarray")}
+_NUMPY = ("core.multiarray._reconstruct", "_core.multiarray._reconstruct", "dtype", "ndarray")  # NumPy 2 renamed its core
+_ALLOWED = {f"numpy.{name}": Allowed(f"numpy.{name}", _Described) for name in _NUMPY}
 
 
 def _unpacked(path: Path) -> dict[str, Any]:
@@ -286,10 +289,11 @@ def _cifar_arrays(path: Path, key: str) -> tuple[np.ndarray, np.ndarray]:
     parts: tuple[Any, ...] = state if isinstance(state, tuple) and len(state) == 5 else (None,) * 5
     _, shape, dtype, order, content = parts
     content = content.encode("latin-1") if isinstance(content, str) else content
-    numbers = labels if isinstance(labels, list) and all(isinstance(n, int) and 0 <= n < 100 for n in labels) else [-1]
+    limit = 10 if key == "labels" else 100
+    numbers = labels if isinstance(labels, list) and all(isinstance(n, int) and 0 <= n < limit for n in labels) else [-1]
     kind = getattr(dtype, "arguments", None) or ("",)
     right = (shape, order, kind[0]) == ((len(numbers), 3072), False, "u1") and isinstance(content, bytes)
     if not right or min(numbers, default=0) < 0 or len(content) != len(numbers) * 3072:
-        what = "the file must hold uint8 images of 3072 bytes and one label from 0 to 99 for each"
+        what = f"the file must hold uint8 images of 3072 bytes and one label from 0 to {limit - 1} for each"
         raise FormatError(message("CIFAR", what, keys=sorted(made), shape=shape, file=path))
     return np.frombuffer(content, np.uint8).reshape(-1, 3, 32, 32), np.array(numbers, np.uint8)

@@ -16,7 +16,7 @@ import numpy as np
 
 from netcl import ops
 from netcl.core.device import require
-from netcl.core.errors import message
+from netcl.core.errors import ShapeError, message
 from netcl.core.tensor import Tensor
 from netcl.data import augment, filters
 from netcl.io.packages import optional_module
@@ -59,7 +59,11 @@ def host_tensor(array: Any) -> Tensor:
 def _changed(op: str, image: Any, function: Callable[[np.ndarray], Any]) -> Any:
     """Apply a function to the array of a tensor or of a PIL image; returns the same type."""
     if is_pil(image):
-        return to_pil_image(function(_pixel_array(image)).transpose(1, 2, 0), image.mode)
+        palette = image.getpalette() if image.mode == "P" else None
+        made = to_pil_image(function(_pixel_array(image)).transpose(1, 2, 0), None if palette else image.mode)
+        if palette:
+            made.putpalette(palette)
+        return made
     if not isinstance(image, Tensor) or image.ndim < 2:
         what = "the image must be a PIL image or a tensor (..., channels, height, width)"
         raise TypeError(message(op, what, "convert arrays with ToTensor()", type=type(image).__name__, shape=getattr(image, "shape", ())))
@@ -67,8 +71,14 @@ def _changed(op: str, image: Any, function: Callable[[np.ndarray], Any]) -> Any:
 
 
 def _rounded_pixels(values: np.ndarray, like: np.ndarray) -> np.ndarray:
-    """Return values in the dtype of ``like``; for an integer dtype, rounded and clipped to the range from 0 to its maximum."""
-    return values.astype(like.dtype) if like.dtype.kind == "f" else np.clip(np.rint(values), 0, _most(like.dtype)).astype(like.dtype)
+    """Return values in the dtype of ``like``; for an integer dtype, rounded and clipped to its range."""
+    low = np.iinfo(like.dtype).min if like.dtype.kind == "i" else 0
+    return values.astype(like.dtype) if like.dtype.kind == "f" else np.clip(np.rint(values), low, _most(like.dtype)).astype(like.dtype)
+
+
+def _fill_values(x: np.ndarray, fill: Any) -> np.ndarray:
+    """Return ``fill``, one number or one per channel, in a shape that broadcasts to ``x``."""
+    return np.broadcast_to(np.reshape(fill, (-1, 1, 1)), (x.shape[-3], 1, 1)) if x.ndim > 2 else np.reshape(fill, ())
 
 
 def _most(dtype: Any) -> float:
@@ -110,6 +120,8 @@ def to_image(inpt: Any) -> Tensor:
 
 def to_pil_image(pic: Any, mode: str | None = None) -> Any:
     """Convert a tensor (C, H, W) or an array (H, W, C) to a PIL image; floats are taken as 0..1 unless ``mode`` is ``F``."""
+    if not isinstance(pic, Tensor | np.ndarray):
+        raise TypeError(message("to_pil_image", "pic must be a tensor or an array", given=type(pic).__name__))
     array = np.moveaxis(pic.to_host(), 0, -1) if isinstance(pic, Tensor) and pic.ndim == 3 else np.asarray(pic)
     if array.ndim not in (2, 3) or (array.ndim == 3 and array.shape[2] > 4):
         raise ValueError(message("to_pil_image", "pic must have 2 or 3 axes and at most 4 channels", shape=np.shape(pic)))
@@ -179,6 +191,8 @@ def as_pair(size: Any) -> list[Any]:
     [3, 3]
     """
     sizes = [size] if isinstance(size, int | np.integer) else list(size)
+    if len(sizes) not in (1, 2):
+        raise ValueError(message("vision", "there must be one or two numbers", given=size))
     return sizes * 2 if len(sizes) == 1 else sizes
 
 
@@ -188,6 +202,9 @@ def resize(
     """Resize to ``[height, width]``, or the shorter side to ``size``. ``max_size`` then limits the longer side."""
     _, height, width = get_dimensions(img)
     sizes: list[Any] = [size] if isinstance(size, int | np.integer) else list(size)
+    if len(sizes) > 2 or (max_size is not None and (len(sizes) > 1 or max_size <= sizes[0])):
+        what = "size must be one number or (height, width); with max_size, one number below max_size"
+        raise ValueError(message("resize", what, size=size, max_size=max_size))
     if len(sizes) == 1:
         short, long = sorted((height, width))
         new = [sizes[0], int(sizes[0] * long / short)]
@@ -213,7 +230,11 @@ def resize(
 
 
 def pad(img: Any, padding: Any, fill: Any = 0, padding_mode: str = "constant") -> Any:
-    """Pad with ``fill`` or by ``padding_mode``. ``padding``: one width, (left and right, top and bottom) or (left, top, right, bottom)."""
+    """Pad with ``fill`` or by ``padding_mode``; negative widths crop.
+
+    - **padding**: one width, (left and right, top and bottom) or (left, top, right, bottom).
+    - **fill**: one number, or one per channel.
+    """
     sizes = [padding] if isinstance(padding, int | np.integer) else list(padding)
     if len(sizes) not in (1, 2, 4):
         raise ValueError(message("pad", "padding must have 1, 2 (left and right, top and bottom) or 4 numbers", padding=padding))
@@ -224,8 +245,12 @@ def pad(img: Any, padding: Any, fill: Any = 0, padding_mode: str = "constant") -
         return pillow("ImageOps").expand(img, (left, top, right, bottom), _color(img, fill))
 
     def padded(x: np.ndarray) -> np.ndarray:
-        sides = [(0, 0)] * (x.ndim - 2) + [(top, bottom), (left, right)]
-        return np.pad(x, sides, padding_mode, **({"constant_values": fill or 0} if padding_mode == "constant" else {}))  # type: ignore[call-overload]
+        x = x[..., max(-top, 0) : x.shape[-2] + min(bottom, 0), max(-left, 0) : x.shape[-1] + min(right, 0)]
+        edges: Any = [(max(top, 0), max(bottom, 0)), (max(left, 0), max(right, 0))]
+        made = np.pad(x, [(0, 0)] * (x.ndim - 2) + edges, padding_mode)  # type: ignore[call-overload]
+        if padding_mode != "constant" or not np.any(fill):
+            return made
+        return np.where(np.pad(np.ones(x.shape[-2:], bool), edges), made, _fill_values(x, fill)).astype(x.dtype)
 
     return _changed("pad", img, padded)
 
@@ -263,8 +288,8 @@ def resized_crop(
     img: Any, top: int, left: int, height: int, width: int, size: Any, interpolation: Any = InterpolationMode.BILINEAR,
     antialias: bool | None = True,
 ) -> Any:  # fmt: skip
-    """Crop a window and resize it."""
-    return resize(crop(img, top, left, height, width), as_pair(size), interpolation, antialias=antialias)
+    """Crop a window and resize it to ``size``, as :func:`resize` does."""
+    return resize(crop(img, top, left, height, width), size, interpolation, antialias=antialias)
 
 
 def hflip(img: Any) -> Any:
@@ -306,9 +331,9 @@ def affine(
     img: Any, angle: float, translate: Sequence[float], scale: float, shear: Any, interpolation: Any = InterpolationMode.NEAREST,
     fill: Any = None, center: Any = None, _expand: bool = False,
 ) -> Any:  # fmt: skip
-    """Rotate clockwise by ``angle``, shear by ``shear`` degrees along x and y, scale, and translate by pixels."""
+    """Rotate clockwise by ``angle``, shear by ``shear`` degrees (x, or x and y), scale, and translate by pixels."""
     mode, (_, height, width) = _interpolation_mode(interpolation), get_dimensions(img)
-    turn, (x_shear, y_shear) = math.radians(angle), (math.radians(v) for v in (shear if isinstance(shear, list | tuple) else (shear, 0.0)))
+    turn, (x_shear, y_shear) = math.radians(angle), map(math.radians, as_pair(shear) if isinstance(shear, list | tuple) else (shear, 0.0))
     linear = np.array([[math.cos(turn - y_shear), -math.sin(turn)], [math.sin(turn - y_shear), math.cos(turn)]])
     linear[:, 0] /= math.cos(y_shear)
     linear[:, 1] -= linear[:, 0] * math.tan(x_shear)
@@ -340,7 +365,7 @@ def _sampled(x: np.ndarray, matrix: np.ndarray, out: tuple[int, ...], mode: str,
         points = np.rint(points)
     made, inside = (augment.sample_bilinear(image, points)[0] for image in (whole, np.ones_like(whole[:, :1])))
     if fill is not None:
-        color = np.broadcast_to(np.asarray(fill, np.float32).reshape(-1, 1, 1), (x.shape[-3] if x.ndim > 2 else 1, 1, 1))
+        color = np.reshape(_fill_values(x, fill), (-1, 1, 1)).astype(np.float32)
         made = made * inside + (1 - inside) * np.tile(color, (len(made) // len(color), 1, 1))
     return _rounded_pixels(made, x).reshape(*x.shape[:-2], *out)
 
@@ -349,6 +374,8 @@ def _sampled(x: np.ndarray, matrix: np.ndarray, out: tuple[int, ...], mode: str,
 
 
 def _gray(x: np.ndarray) -> np.ndarray:
+    if x.ndim < 3 or x.shape[-3] not in (1, 3):
+        raise ShapeError(message("rgb_to_grayscale", "the image must have 1 channel or 3 (red, green, blue)", shape=x.shape))
     return x if x.shape[-3] == 1 else sum(x[..., [c], :, :] * share for c, share in enumerate(_GRAY)).astype(x.dtype)
 
 
@@ -395,7 +422,7 @@ def adjust_hue(img: Any, hue_factor: float) -> Any:
     """Shift the hue by a fraction of the color circle, from -0.5 to 0.5."""
     if not -0.5 <= hue_factor <= 0.5:
         raise ValueError(message("adjust_hue", "hue_factor must be from -0.5 to 0.5", hue_factor=hue_factor))
-    if get_image_num_channels(img) == 1:
+    if get_image_num_channels(img) == 1 and getattr(img, "mode", "") != "P":
         return img
     if is_pil(img):
         hue, *rest = img.convert("HSV").split()
@@ -423,6 +450,8 @@ def invert(img: Any) -> Any:
 
 def gaussian_blur(img: Any, kernel_size: Any, sigma: Any = None) -> Any:
     """Blur with a Gaussian kernel of odd ``kernel_size`` and standard deviation ``sigma``; each is one number or (x, y)."""
+    if getattr(img, "mode", "") in ("1", "P"):
+        raise ValueError(message("gaussian_blur", "the image must not have mode 1 or P", 'call image.convert("RGB") first', mode=img.mode))
     sizes = as_pair(kernel_size)
     sigmas = [0.15 * n + 0.35 for n in sizes] if sigma is None else [sigma] * 2 if isinstance(sigma, int | float) else as_pair(sigma)
     if any(n % 2 == 0 or n < 1 for n in sizes) or min(sigmas) <= 0:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
 import netcl.autograd as ag
 from netcl import nn
+from netcl.core.dtype import HALVES
 from netcl.core.errors import ShapeError, check_probability, message
 from netcl.core.tensor import Tensor
 from netcl.nn.layer_class import layer_class
+from netcl.nn.module import dotted_name
 
 
 def _coordinates(op: str, boxes: Tensor) -> tuple[Tensor, ...]:
@@ -20,12 +23,19 @@ def _coordinates(op: str, boxes: Tensor) -> tuple[Tensor, ...]:
     return ag.split(boxes, 1, axis=-1)
 
 
+def _widened(boxes: Tensor) -> Tensor:
+    """Return boxes in the dtype in which their areas are computed: float32 for 16-bit floats, in which areas overflow."""
+    return ag.cast(boxes, "float32") if boxes.dtype in HALVES else boxes
+
+
 def box_convert(boxes: Tensor, in_fmt: str, out_fmt: str) -> Tensor:
     """Convert boxes between the formats ``xyxy`` (corners), ``xywh`` (corner and size) and ``cxcywh`` (center and size)."""
     forms = ("xyxy", "xywh", "cxcywh")
     if in_fmt not in forms or out_fmt not in forms:
         raise ValueError(message("box_convert", f"in_fmt and out_fmt must be one of {', '.join(forms)}", in_fmt=in_fmt, out_fmt=out_fmt))
     x, y, w, h = _coordinates("box_convert", boxes)
+    if in_fmt == out_fmt:
+        return boxes.clone()
     if in_fmt == "xyxy":
         w, h = w - x, h - y
     elif in_fmt == "cxcywh":
@@ -36,12 +46,13 @@ def box_convert(boxes: Tensor, in_fmt: str, out_fmt: str) -> Tensor:
 
 def box_area(boxes: Tensor) -> Tensor:
     """Return the area of each box."""
-    x1, y1, x2, y2 = _coordinates("box_area", boxes)
+    x1, y1, x2, y2 = _coordinates("box_area", _widened(boxes))
     return ag.reshape((x2 - x1) * (y2 - y1), boxes.shape[:-1])
 
 
 def box_iou(boxes1: Tensor, boxes2: Tensor) -> Tensor:
     """Return the intersection over union of all pairs of boxes, ``(N, M)``."""
+    boxes1, boxes2 = _widened(boxes1), _widened(boxes2)
     one, two = _coordinates("box_iou", boxes1), [ag.transpose(x, -2, -1) for x in _coordinates("box_iou", boxes2)]
     width, height = (ag.clamp(ag.minimum(one[i + 2], two[i + 2]) - ag.maximum(one[i], two[i]), min=0.0) for i in (0, 1))
     common = width * height
@@ -51,7 +62,7 @@ def box_iou(boxes1: Tensor, boxes2: Tensor) -> Tensor:
 def clip_boxes_to_image(boxes: Tensor, size: Sequence[int]) -> Tensor:
     """Return the boxes, clipped to an image of ``size`` ``(height, width)``."""
     sides = (size[1], size[0]) * 2
-    return ag.cat([ag.clamp(x, 0.0, float(side)) for x, side in zip(_coordinates("clip_boxes", boxes), sides, strict=True)], axis=-1)
+    return ag.cat([ag.clamp(x, 0, side) for x, side in zip(_coordinates("clip_boxes", boxes), sides, strict=True)], axis=-1)
 
 
 def nms(boxes: Tensor, scores: Tensor, iou_threshold: float) -> Tensor:
@@ -101,6 +112,8 @@ class StochasticDepth(nn.Module):
     def __init__(self, p: float, mode: str):
         super().__init__()
         check_probability("StochasticDepth", "p", p)
+        if mode not in ("batch", "row"):
+            raise ValueError(message("StochasticDepth", 'mode must be "batch" or "row"', mode=repr(mode)))
         self.p, self.mode = p, mode
 
     def forward(self, x: Tensor) -> Tensor:
@@ -128,6 +141,9 @@ class FrozenBatchNorm2d(nn.Module):
         self.num_features, self.eps = num_features, eps
         for name in ("weight", "bias", "running_mean", "running_var"):
             self.register_buffer(name, (Tensor.ones if name in ("weight", "running_var") else Tensor.zeros)((num_features,)))
+
+    def _before_loading(self, prefix: str, state: Any) -> None:
+        state.pop(dotted_name(prefix, "num_batches_tracked"), None)  # a state dict of BatchNorm2d has it
 
     def forward(self, x: Tensor) -> Tensor:
         scale = self.weight / ag.sqrt(self.running_var + self.eps)

@@ -49,6 +49,9 @@ class Transform(Module):
 
     def __call__(self, image: Any, *others: Any) -> Any:
         report_layer(self)
+        if any(map(F.is_pil, others)):
+            what, remedy = "only the first value is transformed, but a later one is an image", "transform the images one by one"
+            raise TypeError(message(type(self).__name__, what, remedy, given=[type(other).__name__ for other in (image, *others)]))
         made = self.forward(image)
         return (made, *others) if others else made
 

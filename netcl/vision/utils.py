@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from netcl.core.errors import message
+from netcl.core.errors import DtypeError, message
 from netcl.core.tensor import Tensor
 from netcl.vision import functional
 
@@ -28,6 +28,7 @@ def make_grid(
         raise ValueError(message("make_grid", "images must have 2 to 4 axes", shape=images.shape))
     images = np.repeat(images, 3, 1) if images.shape[1] == 1 else images
     if normalize:
+        _check_floats("make_grid", images)
         axes = (1, 2, 3) if scale_each else None
         low, high = value_range or (images.min(axes, keepdims=True), images.max(axes, keepdims=True))
         images = ((np.clip(images, low, high) - low) / np.maximum(np.asarray(high) - low, 1e-5)).astype(images.dtype)
@@ -43,8 +44,15 @@ def make_grid(
     return functional.host_tensor(grid)
 
 
+def _check_floats(op: str, images: np.ndarray) -> None:
+    if images.dtype.kind != "f":
+        what, remedy = "images must be floats", "call functional.convert_image_dtype(images) first"
+        raise DtypeError(message(op, what, remedy, dtype=images.dtype))
+
+
 def save_image(tensor: Any, fp: Any, format: str | None = None, **options: Any) -> None:
     """Write the grid of ``tensor`` (see :func:`make_grid`), with values from 0 to 1, to a path or a file."""
     grid = make_grid(tensor, **options).to_host()
+    _check_floats("save_image", grid)
     pixels = np.clip(grid * 255 + 0.5, 0, 255).astype(np.uint8)
     functional.pillow().fromarray(np.ascontiguousarray(np.moveaxis(pixels, 0, -1))).save(fp, format=format)

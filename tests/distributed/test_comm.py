@@ -58,6 +58,7 @@ def test_bfloat16_arrays_stay_bfloat16():
     bfloat16 = np.dtype(pytest.importorskip("ml_dtypes").bfloat16)
     found = everywhere(3, lambda world: world.all_reduce(np.full(2, 256 if world.rank == 0 else 1, bfloat16)))
     assert [(other.dtype, other.tolist()) for other in found] == [(bfloat16, [258.0, 258.0])] * 3
+    assert [part.dtype for part in everywhere(2, lambda world: world.all_gather(np.ones(2, bfloat16)))[0]] == [bfloat16] * 2
 
 
 def test_a_rank_may_reuse_its_array_at_once():
@@ -105,7 +106,10 @@ def test_compression_halves_the_bytes_and_keeps_eight_bits():
 
 def test_gather_broadcast_tell():
     def run(world):
-        parts = world.all_gather(np.full(world.rank + 1, world.rank))
+        parts = world.all_gather(np.full(world.rank + 1, world.rank + 10))
+        world.barrier()
+        for part in parts:  # every rank has its own
+            part -= 10
         return (
             [part.tolist() for part in parts],
             world.broadcast(values(world.rank), 2),
@@ -122,7 +126,7 @@ def test_gather_broadcast_tell():
 
 def test_a_world_of_one_is_a_copy():
     world, x = World(), values(0)
-    assert world.all_reduce(x) is not x
+    assert not any(np.shares_memory(x, made) for made in (world.all_reduce(x), *world.all_gather(x)))
     np.testing.assert_array_equal(world.broadcast(x), x)
     world.barrier()
     assert world.bytes_sent == 0
@@ -183,5 +187,7 @@ def test_nonsense_is_refused():
         World().all_reduce(np.ones(1, np.int64), "mean")
     with pytest.raises(ValueError, match=r"root must be a rank from 0 to 0; root=1"):
         World().broadcast(np.ones(1), 1)
+    with pytest.raises(TypeError, match=r"keys of dictionaries must be strings.*value=\[\{1: 2\}\]; pass list\(value.items\(\)\)"):
+        World().all_gather_object([{1: 2}])
     with pytest.raises(ValueError, match=r"compress must be None or 'bfloat16'"):
         everywhere(2, lambda world: world.all_reduce(np.ones(4, np.float32), compress="int4", check=False))

@@ -61,6 +61,8 @@ def test_batch_norm_over_all_devices():
     opt = job.optimizer_of(parallel.parameters())  # an ordinary optimizer: replicas are refreshed
     losses = job.learn(parallel, opt, x, y, 3)
     assert_same([np.array(losses), *(p.to_host() for p in parallel.parameters())], single("resnet", 3))
+    with pytest.raises(ShapeError, match=r"with sync_batchnorm, a batch must have at least one row for each device.*rows=\[0, 1\]; drop"):
+        parallel(x[:1])
 
 
 @pytest.mark.parametrize("own", [False, True], ids=["ordinary", "per replica"])
@@ -116,7 +118,48 @@ def test_gradients_reach_the_input_and_add_up(device):
         ag.sum(parallel(x)).backward()
     np.testing.assert_allclose(x.grad.to_host(), 2 * np.tile(layer.weight.to_host().sum(0), (4, 1)), rtol=1e-6)
     np.testing.assert_allclose(layer.bias.grad.to_host(), [8.0, 8.0])
-    np.testing.assert_allclose(parallel.replicas[1].bias.grad.to_host(), [8.0, 8.0])
+    assert parallel.replicas[1].bias.grad is None  # copied by an optimizer of replicas
+
+
+def _clip(model):
+    nn.utils.clip_grad_norm_(model.parameters(), 0.05)
+
+
+def _drop(model):
+    model.parameters()[0].grad = None
+
+
+@pytest.mark.parametrize("change", [lambda model: None, _clip, _drop], ids=["zero_grad", "clip", "None"])
+def test_all_replicas_step_with_the_gradients_of_the_model(change):
+    """Those that clipping, zero_grad() of the model, a penalty outside of it or several backwards left there."""
+    found = []
+    for devices in (None, ["cpu"] * 3):
+        with use("cpu"):
+            model, x, y = job.build("mlp")
+        whole = DataParallel(model, devices, weights=[1, 2, 1]) if devices else model
+        opt = whole.optimizer(job.optimizer_of) if devices else job.optimizer_of(model.parameters())
+        for _ in range(3):
+            job.loss_of(model=whole, x=x, y=y).backward()
+            penalty = 0.1 * sum(ag.sum(ag.square(p)) for p in whole.parameters())
+            (job.loss_of(whole, x[:2], y[:2]) + penalty).backward()
+            change(whole)
+            opt.step()
+            whole.zero_grad()
+        found.append([p.to_host() for p in model.parameters()])
+    assert_same(found[1], found[0])
+    for replica in whole.replicas:
+        assert_same([p.to_host() for p in replica.parameters()], found[1])
+
+
+def test_hooks_added_after_wrapping_see_the_whole_batch():
+    with use("cpu"):
+        model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    parallel, x = DataParallel(model, ["cpu", "cpu"], weights=[1, 1]), np.ones((4, 2), np.float32)
+    plain = parallel(x).tolist()
+    handle = model[0].register_forward_hook(lambda module, inputs, out: out * 2)
+    assert parallel(x).tolist() == model(Tensor.from_host(model.queue, x)).tolist() != plain
+    handle.remove()
+    assert parallel(x).tolist() == plain
 
 
 def test_unlike_devices_are_measured(device):

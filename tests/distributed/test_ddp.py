@@ -143,6 +143,29 @@ def test_ranks_with_other_buckets_are_named():
     everywhere(3, differ)
 
 
+def test_a_rank_with_other_buffers_is_named():
+    def differ(world):
+        model = Detour()
+        model.register_buffer("seen", Tensor.zeros((3 + world.rank,)))
+        with pytest.raises(LostRankError, match=r"must agree on the model's buffers: rank 1 has \[\['seen', \[4\], 'float32'\]\]"):
+            DistributedDataParallel(model, world)
+
+    everywhere(2, differ)
+
+
+def test_an_optimizer_that_steps_during_backward_raises():
+    """It would see the gradients of its rank alone."""
+
+    def in_backward(world):
+        model = Detour()
+        parallel, optimizer = DistributedDataParallel(model, world), optim.SGD(model.parameters(), lr=0.1)
+        model.last.bias.register_post_accumulate_grad_hook(lambda p: (optimizer.step(), p.zero_grad()))
+        with pytest.raises(RuntimeError, match=r"hooks must not take gradients of parameters away.*step the optimizer after backward"):
+            step(parallel, optimizer, world)
+
+    everywhere(2, in_backward)
+
+
 def test_a_rank_that_froze_something_is_named():
     def frozen_on_the_second(world):
         model = Detour()

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import netcl
+from netcl.core.errors import DtypeError
 from netcl.data import FormatError, tables
 from netcl.utils.data import DataLoader
 from netcl.vision import datasets, transforms, utils
@@ -43,6 +44,11 @@ def test_a_folder_of_images(folder):
     assert datasets.ImageFolder(folder, target_transform=lambda label: -label)[4][1] == -1
     files = datasets.DatasetFolder(folder, loader=lambda path: os.path.getsize(path), extensions=(".TXT",))
     assert files[1] == (12, 1) and len(files) == 2
+    assert len(datasets.DatasetFolder(folder, str, extensions=".bmp")) == 2
+    (folder / "dog" / "1").symlink_to(folder / "cat")
+    (folder / "dog" / "10.png").touch()
+    files = [path[len(str(folder)) + 5 :] for path, label in datasets.ImageFolder(folder).samples if label]
+    assert files == ["0.png", "1.png", "10.png", "1/0.png", "1/1.png", "1/more/gray.bmp", "more/gray.bmp"]  # torchvision's order
 
 
 def test_folders_that_do_not_fit(folder, tmp_path):
@@ -157,6 +163,7 @@ def test_cifar_files_of_the_python_version(tmp_path):
     hostile = b"cos\nsystem\n(U\x04exittR."
     wrong = {b"\x80\x02" + hostile: "refers to os.system", b"\x80\x02}.": "must hold uint8 images", b"junk": "must be one of CIFAR's",
              b"\x80\x02}(U\x04datacnumpy\nndarray\n)RK\x01bU\x06labels](K\x01eu.": "must hold uint8 images",
+             python2_pickle({"labels": [5, 0, 10]}, pixels): "one label from 0 to 9 for each",
              python2_pickle({"labels": [5, 0]}, pixels): r"keys=\['data', 'labels'\], shape=\(3, 3072\)"}  # fmt: skip
     for content, reason in wrong.items():
         (place / "test_batch").write_bytes(content)
@@ -180,6 +187,9 @@ def test_saved_images_come_back(tmp_path):
     file = io.BytesIO()
     utils.save_image([x, x, x], file, format="PNG", nrow=2, padding=1)
     assert Image.open(file).size == (13, 11)
+    for call in (lambda x: utils.save_image(x, file), lambda x: utils.make_grid(x, normalize=True)):
+        with pytest.raises(DtypeError, match=r"images must be floats; dtype=uint8; call functional.convert_image_dtype"):
+            call(x.to("uint8"))
 
 
 # ---- tables

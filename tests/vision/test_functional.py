@@ -58,3 +58,32 @@ def test_tensors_stay_on_their_device(queue):
         made, wanted = (F.gaussian_blur(F.resize(image(kind, where), [9, 14]), 3) for where in (queue, None))
         assert made.queue is queue
         np.testing.assert_array_equal(made.to_host(), wanted.to_host())
+
+
+def plain(values, dtype="float32"):
+    with netcl.device("cpu"):
+        return Tensor.from_host(np.asarray(values, dtype))
+
+
+@pytest.mark.parametrize(
+    ("made", "wanted"),
+    [
+        (lambda: F.pad(plain(np.zeros((2, 1, 1))), 1, fill=(5, 7)), [[[c, c, c], [c, 0, c], [c, c, c]] for c in (5, 7)]),
+        (lambda: F.pad(plain([[[1, 2, 3]]]), [-1, 0, 1, 0], fill=9), [[[2, 3, 9]]]),
+        (lambda: F.pad(plain([[[1, 2, 3]]]), [2, 0, -1, 0], padding_mode="edge"), [[[1, 1, 1, 2]]]),
+        (lambda: F.resize(plain([[[-10, -20], [-30, -40]]], "int16"), [1, 1]), [[[-25]]]),
+        (lambda: F.rotate(plain([[[-1, 2], [3, -4]]], "int64"), 90), [[[2, -4], [-1, 3]]]),
+        (lambda: F.resized_crop(plain(np.ones((1, 4, 4))), 0, 0, 2, 4, [1]), [[[1, 1]]]),  # the shorter side, as resize
+        (lambda: F.affine(plain([[range(6), range(6, 12)]]), 0, [0, 0], 1, [20.0]), [[[0, 0, 2, 3, 10, 11], [0, 1, 8, 9, 0, 0]]]),
+    ],
+)
+def test_arguments_that_torchvision_takes(made, wanted):
+    """Fill per channel, negative padding, negative integers, one size, one angle; numbers are torchvision's."""
+    assert made().tolist() == wanted
+
+
+def test_images_with_a_palette():
+    image = Image.fromarray(cases.pixels()).convert("P")
+    padded = F.pad(image, 2, padding_mode="edge")
+    assert padded.mode == "P" and padded.convert("RGB").getpixel((0, 0)) == image.convert("RGB").getpixel((0, 0))
+    assert F.adjust_hue(image, 0.5).mode == "P" and F.adjust_hue(image, 0.5).convert("RGB") != image.convert("RGB")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import math
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -186,6 +187,20 @@ def test_stochastic_depth():
     layer = ops.StochasticDepth(0.5, "row")
     kept = {tuple(np.unique(row)) for row in layer(x).to_host()}
     assert kept == {(0.0,), (2.0,)} and layer.eval()(x).tolist() == x.tolist()
+    with pytest.raises(ValueError, match=r"\[StochasticDepth\] mode must be \"batch\" or \"row\"; mode='rows'"):
+        ops.StochasticDepth(0.5, "rows")
+
+
+def test_parameters_have_torchvisions_order():
+    """A state of torch's optimizers names parameters by their numbers."""
+    with netcl.device("cpu"), init.skipped():
+        made = {name: [key.split(".") for key, _ in models.get_model(name).named_parameters()] for name in ("googlenet", "inception_v3")}
+        swin = models.SwinTransformer((4, 4), 8, (2,), (2,), (2, 2), num_classes=2)
+    branches = [key[1] for key in made["googlenet"] if key[0] == "inception3a"]
+    assert branches == sorted(branches)
+    assert list(dict.fromkeys(key[0] for key in made["inception_v3"] if key[0] in ("Mixed_6e", "AuxLogits", "Mixed_7a"))) == [
+        "Mixed_6e", "AuxLogits", "Mixed_7a"]  # fmt: skip
+    assert list(dict(swin.features[1][0].named_children())) == ["norm1", "attn", "norm2", "mlp", "stochastic_depth"]
 
 
 def test_dilation_keeps_the_size_of_the_maps():
@@ -238,6 +253,8 @@ def test_functions_of_boxes(device):
             other = ops.box_convert(boxes, "xyxy", form)
             assert other.tolist()[0] == value and ops.box_convert(other, form, "xyxy").tolist() == boxes.tolist()
         assert ops.box_area(boxes).tolist() == [24.0, 8.0]
+        assert ops.box_area(netcl.tensor([[0.0, 0.0, 500.0, 500.0]], dtype="float16")).tolist() == [250000.0]
+        assert ops.box_convert(netcl.tensor([[1.0, 0.0, netcl.inf, 3.0]]), "xyxy", "xyxy").tolist() == [[1.0, 0.0, math.inf, 3.0]]
         np.testing.assert_allclose(ops.box_iou(boxes, boxes).to_host(), [[1, 2 / 30], [2 / 30, 1]], rtol=1e-6)
         assert ops.clip_boxes_to_image(boxes, (5, 3)).tolist() == [[1.0, 2.0, 3.0, 5.0], [0.0, 0.0, 2.0, 4.0]]
         with pytest.raises(ValueError, match=r"\[box_convert\] in_fmt and out_fmt must be one of xyxy, xywh, cxcywh"):

@@ -12,6 +12,7 @@ import pytest
 
 import netcl
 from netcl import nn
+from netcl.core.errors import ShapeError
 from netcl.core.tensor import Tensor
 from netcl.data import DataLoader, Dataset
 from netcl.vision import functional as F
@@ -161,6 +162,12 @@ def test_kinds_of_images():
         (lambda: F.to_pil_image(np.zeros((2, 2, 5))), ValueError, r"pic must have 2 or 3 axes and at most 4 channels"),
         (lambda: T.Resize(4)(np.zeros((3, 8, 8))), TypeError, r"\[resize\] the image must be a PIL image or a tensor"),
         (lambda: T.Resize(), TypeError, "missing a required argument: 'size'"),
+        (lambda: T.Resize((4, 5), max_size=9)(picture()), ValueError, r"\[resize\] size must be one number or \(height, width\); with"),
+        (lambda: T.Resize((4, 5, 6))(picture()), ValueError, r"\[resize\] size must be one number or"),
+        (lambda: F.adjust_saturation(tensor(4, 2, 2), 2), ShapeError, r"the image must have 1 channel or 3 \(red, green, blue\)"),
+        (lambda: F.to_pil_image(picture()), TypeError, r"\[to_pil_image\] pic must be a tensor or an array; given=Image"),
+        (lambda: F.gaussian_blur(picture().convert("P"), 3), ValueError, r"\[gaussian_blur\] the image must not have mode 1 or P"),
+        (lambda: T.RandomHorizontalFlip()(picture(), picture()), TypeError, r"only the first value is transformed, but a later one is"),
     ],
 )  # fmt: skip
 def test_errors(call, error, text):

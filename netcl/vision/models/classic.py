@@ -165,10 +165,10 @@ class Inception(nn.Module):
 
     def __init__(self, in_channels: int, ch1x1: int, ch3x3red: int, ch3x3: int, ch5x5red: int, ch5x5: int, pool_proj: int):
         super().__init__()
-        pool = nn.MaxPool2d(3, 1, 1, ceil_mode=True)
-        self.branch1, self.branch4 = _cbr(in_channels, ch1x1), nn.Sequential(pool, _cbr(in_channels, pool_proj))
+        self.branch1 = _cbr(in_channels, ch1x1)
         self.branch2 = nn.Sequential(_cbr(in_channels, ch3x3red), _cbr(ch3x3red, ch3x3, 3, padding=1))
         self.branch3 = nn.Sequential(_cbr(in_channels, ch5x5red), _cbr(ch5x5red, ch5x5, 3, padding=1))
+        self.branch4 = nn.Sequential(nn.MaxPool2d(3, 1, 1, ceil_mode=True), _cbr(in_channels, pool_proj))
 
     def forward(self, x: Tensor) -> Tensor:
         return ag.cat([self.branch1(x), self.branch2(x), self.branch3(x), self.branch4(x)], axis=1)
@@ -270,11 +270,12 @@ class Inception3(_ScaledInput):
         self.Conv2d_1a_3x3, self.Conv2d_2a_3x3 = _cbr(3, 32, 3, stride=2), _cbr(32, 32, 3)
         self.Conv2d_2b_3x3, self.maxpool1 = _cbr(32, 64, 3, padding=1), nn.MaxPool2d(3, 2)
         self.Conv2d_3b_1x1, self.Conv2d_4a_3x3, self.maxpool2 = _cbr(64, 80), _cbr(80, 192, 3), nn.MaxPool2d(3, 2)
-        for name, row in _MIXED.items():
-            setattr(self, f"Mixed_{name}", MixedBlock(*row))
         head = {"pool": nn.AvgPool2d(5, 3), "conv0": _cbr(768, 128), "conv1": _cbr(128, 768, 5), "avgpool": nn.AdaptiveAvgPool2d(1)}
         fc = nn.Linear(768, num_classes)
-        self.AuxLogits = nn.Sequential({**head, "flatten": nn.Flatten(), "fc": fc}) if aux_logits else None
+        for name, row in _MIXED.items():
+            setattr(self, f"Mixed_{name}", MixedBlock(*row))
+            if name == "6e":
+                self.AuxLogits = nn.Sequential({**head, "flatten": nn.Flatten(), "fc": fc}) if aux_logits else None
         self.avgpool, self.dropout, self.fc = nn.AdaptiveAvgPool2d(1), nn.Dropout(dropout), nn.Linear(2048, num_classes)
         if init_weights:
             draw(self, "trunc_normal 0.1", "trunc_normal 0.1")

@@ -96,8 +96,9 @@ class SwinBlock(nn.Module):
                  attention_dropout: float, p: float, version: int):  # fmt: skip
         super().__init__()
         self.version, hidden = version, int(dim * mlp_ratio)
-        self.norm1, self.norm2 = nn.LayerNorm(dim), nn.LayerNorm(dim)
+        self.norm1 = nn.LayerNorm(dim)
         self.attn = WindowAttention(dim, window, shift, num_heads, attention_dropout, version)
+        self.norm2 = nn.LayerNorm(dim)
         self.mlp = nn.Sequential(nn.Linear(dim, hidden), nn.GELU(), nn.Dropout(dropout), nn.Linear(hidden, dim), nn.Dropout(dropout))
         self.stochastic_depth = StochasticDepth(p, "row")
 
