@@ -339,6 +339,28 @@ def test_names_of_training_scripts(installed, tmp_path, monkeypatch):
     tree = {"a": (1, [2, 3])}
     leaves, spec = tree_flatten(tree)
     assert (leaves, tree_unflatten([4, 5, 6], spec), tree_map(str, tree)) == ([1, 2, 3], {"a": (4, [5, 6])}, {"a": ("1", ["2", "3"])})
+    weight = torch.ones(2, requires_grad=True)
+    frozen = torch.autograd.Variable(weight)
+    assert weight.requires_grad and not frozen.requires_grad and f"{weight.sum()} {weight.sum():.1f}" == "2.0 2.0"
+    with torch.autograd.set_detect_anomaly(True):
+        masked = (weight * 2).masked_fill(torch.tensor([True, False]), float("-inf"))
+        masked.softmax(0).sum().backward()  # masks have infinities
+        with pytest.raises(FloatingPointError, match="sqrt"):
+            torch.sqrt(weight - 2)
+
+    class Halved(torch.autograd.Function):
+        @staticmethod
+        @torch.amp.custom_fwd(device_type="cuda", cast_inputs=torch.float32)
+        def forward(ctx, x):
+            return x / 2
+
+        @staticmethod
+        @torch.cuda.amp.custom_bwd
+        def backward(ctx, g):
+            return g / 2
+
+    with torch.autocast("cpu"):
+        assert Halved.apply(weight.to(torch.bfloat16)).dtype == torch.float32
     assert torch.special.expit(torch.zeros(1)).item() == 0.5 and torch.nn.init.constant(torch.ones(1), 3.0).item() == 3.0
     torch.use_deterministic_algorithms(True)
     torch.testing.assert_close(torch.ones(2), torch.ones(2))

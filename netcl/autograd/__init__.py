@@ -14,7 +14,7 @@ from netcl.autograd import in_place as _in_place
 from netcl.autograd import ops as _twins
 from netcl.autograd.backward_pass import backward, grad
 from netcl.autograd.compiler import CompiledFunction, CompiledGraph, TracingContext, TrainingGraphCompiler, jit_compile
-from netcl.autograd.function import Function, checkpoint, move
+from netcl.autograd.function import Function, checkpoint, move, once_differentiable
 from netcl.autograd.gradcheck import GradientError, gradcheck, gradgradcheck
 from netcl.autograd.kernel import Kernel, kernel
 from netcl.autograd.ops import apply_op
@@ -45,7 +45,7 @@ __all__ = [
     "AutogradPrimitive", "CompiledFunction", "CompiledGraph", "Function", "GradientError", "Kernel", "Node", "Tape", "TraceNode",
     "TracingContext", "TrainingGraphCompiler", "apply_op", "backward", "checkpoint", "debug_tape", "detect_anomaly", "enable_grad",
     "get_current_tape", "grad", "gradcheck", "gradgradcheck", "is_grad_enabled", "jit_compile", "kernel", "no_grad",
-    "register_primitive", "retain_grad", "set_current_tape", "set_detect_anomaly", "set_grad_enabled", "tensor",
+    "once_differentiable", "register_primitive", "retain_grad", "set_current_tape", "set_detect_anomaly", "set_grad_enabled", "tensor",
 ]  # fmt: skip
 
 

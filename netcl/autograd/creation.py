@@ -332,7 +332,7 @@ CREATION_FUNCTIONS: dict[str, Callable[..., Any]] = {
     "get_default_device": get_active_device, "set_default_device": set_active_device, "get_default_dtype": lambda: dtypes.FLOAT32,
     "get_rng_state": random.get_state, "set_rng_state": random.set_state,
     "iinfo": lambda dtype: np.iinfo(dtypes.lookup(dtype, "iinfo").host),
-    "inference_mode": lambda mode=True: no_grad() if mode else set_grad_enabled(is_grad_enabled()),
+    "inference_mode": lambda mode=True: no_grad()(mode) if callable(mode) else no_grad() if mode else set_grad_enabled(is_grad_enabled()),
     "initial_seed": lambda: int(random.get_state().as_dict()["seed"]),
     "is_tensor": lambda obj: isinstance(obj, Tensor),
     "promote_types": lambda type1, type2: dtypes.promote(dtypes.lookup(type1), dtypes.lookup(type2)).name,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import wraps
 from typing import Any
 
 from netcl.amp.autocast import autocast, get_autocast_dtype
@@ -31,6 +32,7 @@ class Context:
         self.saved_tensors: tuple[Any, ...] = ()
         self.needs_input_grad: tuple[bool, ...] = ()
         self._integral: tuple[Any, ...] = ()
+        self._are_tensors: list[bool] = []  # per result of forward
         self._makes_zeros = True
 
     def save_for_backward(self, *tensors: Any) -> None:
@@ -93,26 +95,54 @@ class Function:
                 cls.setup_context(ctx, args, out)
         if not recording(args):
             return out
-        results = [r.detach() if any(r is x for x in args) else r for r in (out if isinstance(out, tuple) else (out,))]
-        Node(cls.__name__, _function_rule(cls), *edges_to(args), ctx).attach(results)
+        results = [r.detach() if r is not None and any(r is x for x in args) else r for r in (out if isinstance(out, tuple) else (out,))]
+        ctx._are_tensors = [isinstance(r, Tensor) for r in results]
+        Node(cls.__name__, _function_rule(cls), *edges_to(args), ctx).attach([r for r in results if isinstance(r, Tensor)])
         for r in results:
             if any(r is x for x in ctx._integral):
-                r.detach_()
+                r.grad_fn, r.requires_grad = None, False
         return tuple(results) if isinstance(out, tuple) else results[0]
+
+
+class _Once(Function):
+    """The identity of the gradients behind an ``anchor`` that requires a gradient, which raises when it is differentiated."""
+
+    @staticmethod
+    def forward(ctx: Context, anchor: Tensor, *gradients: Any) -> Any:
+        return gradients
+
+    @staticmethod
+    def backward(ctx: Context, *gradients: Any) -> Any:
+        remedy = "remove the decorator, if its ops can be recorded"
+        raise RuntimeError(message("once_differentiable", "a backward with this decorator cannot be differentiated", remedy))
+
+
+def once_differentiable(backward: Callable[..., Any]) -> Callable[..., Any]:
+    """Decorate ``Function.backward`` so that its ops are not recorded; a gradient of its gradients raises."""
+
+    @wraps(backward)
+    def run(ctx: Context, *gradients: Any) -> Any:
+        with no_grad():
+            found = backward(ctx, *gradients)
+        found = found if isinstance(found, tuple) else (found,)
+        return _Once.apply(Tensor.zeros((), requires_grad=True), *found) if grad_mode.get() else found
+
+    return run
 
 
 def _function_rule(cls: type[Function]) -> Callable[..., Sequence[Any]]:
     def rule(node: Node, F: Any, grads: Sequence[Any]) -> Sequence[Any]:
         queue, given = next(g for g in grads if g is not None).queue, zip(grads, node.outputs, strict=True)
         makes = node.saved._makes_zeros
-        zeros = [Tensor.zeros(like.shape, like.dtype, queue=queue) if g is None and makes else g for g, like in given]
+        zeros = iter([Tensor.zeros(like.shape, like.dtype, queue=queue) if g is None and makes else g for g, like in given])
         node.saved.saved_tensors = intact(node, *node.saved.saved_tensors)
-        back = cls.backward(node.saved, *zeros)
+        back = cls.backward(node.saved, *(next(zeros) if is_tensor else None for is_tensor in node.saved._are_tensors))
         back = back if isinstance(back, tuple) else (back,)
-        if len(back) != len(node.edges):
-            what = f"backward must return {len(node.edges)} gradients, got {len(back)}"
+        count = len(node.edges)  # those of arguments that forward was called without are None
+        if len(back) < count or any(g is not None for g in back[count:]):
+            what = f"backward must return {count} gradients, got {len(back)}"
             raise ValueError(message(cls.__name__, what, "return one, or None, per argument of forward"))
-        return back
+        return back[:count]
 
     return rule
 

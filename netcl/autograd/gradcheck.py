@@ -19,8 +19,8 @@ class GradientError(AssertionError):
 
 
 def gradcheck(
-    function: Callable[..., Any], inputs: Sequence[Any], *, eps: float | None = None, rtol: float | None = None, atol: float | None = None,
-    directions: int = 3, seed: int = 0, raise_exception: bool = True,
+    function: Callable[..., Any], inputs: Tensor | Sequence[Any], *, eps: float | None = None, rtol: float | None = None,
+    atol: float | None = None, directions: int = 3, seed: int = 0, raise_exception: bool = True,
 ) -> bool:  # fmt: skip
     """Return true if the gradients of ``function`` (of its first result) agree with central differences; raises or returns false otherwise.
 
@@ -28,14 +28,16 @@ def gradcheck(
     ``<J' w, v>`` by the tape. Inputs that require grad are checked one at a time, so that the error names the wrong one. Pass float64
     tensors where the device has them: the default step and tolerances depend on the dtype.
     """
-    rng = np.random.default_rng(seed)
+    rng, inputs = np.random.default_rng(seed), [inputs] if isinstance(inputs, Tensor) else list(inputs)
+    if not any(isinstance(x, Tensor) and x.requires_grad for x in inputs):
+        raise ValueError(message("gradcheck", "at least one input must be a tensor that requires grad", "set requires_grad=True"))
     for index, x in enumerate(inputs):
         if not isinstance(x, Tensor) or not x.requires_grad:
             continue
         double = x.dtype == "float64"
         step, relative, absolute = eps or (1e-6 if double else 1e-2), rtol or (1e-5 if double else 2e-2), atol or (1e-7 if double else 2e-3)
         for _ in range(directions):
-            wanted, got = _both_ways(function, list(inputs), index, step, rng)
+            wanted, got = _both_ways(function, inputs, index, step, rng)
             if not np.isclose(got, wanted, rtol=relative, atol=absolute):
                 if not raise_exception:
                     return False
@@ -65,8 +67,9 @@ def _first(out: Any) -> Tensor:
     return out[0] if isinstance(out, tuple) else out
 
 
-def gradgradcheck(function: Callable[..., Any], inputs: Sequence[Any], **options: Any) -> bool:
+def gradgradcheck(function: Callable[..., Any], inputs: Tensor | Sequence[Any], **options: Any) -> bool:
     """Return true if second derivatives agree with finite differences: :func:`gradcheck` of the squared norm of a gradient."""
+    inputs = [inputs] if isinstance(inputs, Tensor) else inputs
     with enable_grad():
         sample = _first(function(*inputs))
     weights = Tensor.from_host(sample.queue, np.random.default_rng(1).standard_normal(sample.shape), sample.dtype)

@@ -113,6 +113,9 @@ class Kernel:
         sent = operands(self.name, [given[n] for n in self.tensors])
         inputs = {n: ops.cast(x, d) for (n, d), x in zip(self.tensors.items(), sent, strict=True)}
         numbers = {n: given[n] for n in self.numbers}
+        if recording(numbers.values()):
+            what = "a number has no gradient, so it must not be a tensor that requires one"
+            raise DtypeError(message(self.name, what, 'annotate it as a tensor, x: "float32", or detach it', numbers=[*numbers]))
         out = self._run(inputs, numbers)
         if recording(sent):
             Node(self.name, _kernel_rule, *edges_to(sent), (self, inputs, numbers, out.detach())).attach((out,))
@@ -167,6 +170,9 @@ def _kernel_rule(node: Node, F: Any, grads: Sequence[Any]) -> list[Tensor | None
         results = {f"d{n}": Tensor.zeros(inputs[n].shape, inputs[n].dtype, queue=out.queue) for n in wrote}
         kernel._launch(spec, body, given, results, numbers, max(math.prod(inputs[n].shape) for n in wrote))
         found |= {n: results[f"d{n}"] for n in wrote}
+    lost = [n for n, edge in zip(inputs, node.edges, strict=True) if edge is not None and n not in found]
+    if lost:
+        raise DtypeError(message(kernel.name, "vjp must write the gradient of every input that requires one", "or detach it", missing=lost))
     return [found.get(n) for n in inputs]
 
 

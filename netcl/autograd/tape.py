@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ContextDecorator
 from contextvars import ContextVar
-from functools import cache, partial
+from functools import cache, partial, wraps
+from inspect import isgeneratorfunction
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -44,7 +45,7 @@ class _Modes(threading.local):
 modes = _Modes()
 #: Per thread and asyncio task: whether ops are recorded, and whether values are checked. A context variable is read faster than ``modes``.
 grad_mode: ContextVar[bool] = ContextVar("grad_mode", default=True)
-anomaly_mode: ContextVar[bool] = ContextVar("anomaly_mode", default=False)
+anomaly_mode: ContextVar[bool | str] = ContextVar("anomaly_mode", default=False)  # "nan": infinities are no anomaly
 hooks.modes += (grad_mode.get, anomaly_mode.get)
 
 
@@ -243,7 +244,8 @@ def differentiable_ops() -> Any:
 
 def check_finite(node: Node, value: Tensor, verb: str) -> None:
     values = value.to_host()
-    bad = np.argwhere(~np.isfinite(values)) if values.dtype.kind == "f" else np.empty((0, 0), int)
+    wrong = np.isnan if anomaly_mode.get() == "nan" else lambda x: ~np.isfinite(x)
+    bad = np.argwhere(wrong(values)) if values.dtype.kind == "f" else np.empty((0, 0), int)
     if len(bad):
         first = tuple(bad[0].tolist())
         what = f"every value must be finite, but the op {verb} one that is not"
@@ -292,7 +294,7 @@ class Tape:
 class _Setting(ContextDecorator):
     """A mode as context manager and decorator; the previous value is restored on exit."""
 
-    variable: ContextVar[bool]
+    variable: ContextVar[Any]
 
     def __init__(self, value: Any):
         self.value = value
@@ -303,6 +305,23 @@ class _Setting(ContextDecorator):
         new = object.__new__(type(self))
         new.value, new._previous = self.value, []
         return new
+
+    def __call__(self, function: Any) -> Any:
+        if not isgeneratorfunction(function):
+            return super().__call__(function)
+
+        @wraps(function)
+        def steps(*args: Any, **kwargs: Any) -> Iterator[Any]:
+            inner, given = function(*args, **kwargs), None
+            while True:  # the mode holds between two yields, not for the caller
+                with self._recreate_cm():
+                    try:
+                        result = inner.send(given)
+                    except StopIteration as end:
+                        return end.value
+                given = yield result
+
+        return steps
 
     def __enter__(self) -> _Setting:
         previous, entered = self.variable.get(), False
@@ -320,34 +339,62 @@ class _Setting(ContextDecorator):
         self._previous.pop()
 
 
-class set_grad_enabled(_Setting):
-    """A context manager that records ops only if its flag is true: ``with set_grad_enabled(flag): ...``."""
+class _Switch(_Setting):
+    """A setting that takes effect when it is created: as a statement for good, in ``with`` and as a decorator for the block."""
+
+    _entered = False
+
+    def __init__(self, value: Any):
+        super().__init__(value)
+        super().__enter__()
+        self._entered = True
+
+    def __enter__(self) -> _Setting:
+        entered, self._entered = self._entered, False
+        return self if entered else super().__enter__()
+
+    def __call__(self, function: Any) -> Any:
+        if self._entered:
+            self.__exit__()
+            self._entered = False
+        return super().__call__(function)
+
+
+class set_grad_enabled(_Switch):
+    """Record ops only if a flag is true: ``set_grad_enabled(flag)`` from now on, ``with set_grad_enabled(flag): ...`` in a block."""
 
     variable = grad_mode
 
 
-class no_grad(set_grad_enabled):
-    """A context manager that records nothing: ``with no_grad(): ...``. It is also a decorator."""
+class no_grad(_Setting):
+    """A context manager that records nothing: ``with no_grad(): ...``. It is also a decorator, with or without parentheses."""
+
+    variable = grad_mode
+    records = False
+
+    def __new__(cls, function: Callable[..., Any] | None = None) -> Any:
+        return super().__new__(cls) if function is None else cls()(function)
 
     def __init__(self) -> None:
-        super().__init__(False)
+        super().__init__(self.records)
 
 
-class enable_grad(set_grad_enabled):
+class enable_grad(no_grad):
     """A context manager that records ops again inside ``no_grad``: ``with enable_grad(): ...``."""
 
-    def __init__(self) -> None:
-        super().__init__(True)
+    records = True
 
 
-class set_detect_anomaly(_Setting):
-    """A context manager that checks recorded ops for NaN and Inf if its flag is true: ``with set_detect_anomaly(flag): ...``."""
+class set_detect_anomaly(_Switch):
+    """Check recorded ops for NaN and Inf if a flag is true: ``set_detect_anomaly(flag)`` from now on, or ``with`` it in a block."""
 
     variable = anomaly_mode
 
 
-class detect_anomaly(set_detect_anomaly):
+class detect_anomaly(_Setting):
     """A context manager that raises, with op and call site, if a recorded op or its gradient has NaN or Inf: ``with detect_anomaly():``."""
+
+    variable = anomaly_mode
 
     def __init__(self) -> None:
         super().__init__(True)

@@ -148,7 +148,7 @@ def to(x: Any, *given: Any, device: Any = None, dtype: Any = None, non_blocking:
 
 
 def _format(self: Any, spec: str) -> str:
-    if not spec:
+    if not spec and self.ndim:
         return str(self)
     if self.size != 1:
         what = "a format spec requires a tensor with one element"

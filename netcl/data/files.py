@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -90,6 +91,9 @@ def _task(op: str, values: np.ndarray, given: str) -> str:
     if given == REGRESSION and not numeric:
         what = "targets of a regression must be numbers"
         raise ValueError(message(op, what, f"use --task {CLASSIFICATION}", targets=values[:3].tolist()))
+    if given == CLASSIFICATION and values.ndim != 1:
+        what = "targets of a classification must be one label per sample, or one-hot rows"
+        raise ValueError(message(op, what, f"use --task {REGRESSION}", targets=values.shape))
     if given:
         return given
     whole = values.dtype.kind in "iu" or (numeric and bool((values == np.rint(values)).all()))
@@ -131,10 +135,13 @@ def read_table(path: FilePath) -> tuple[list[str], list[list[str]]]:
 
 
 def _numbers(cells: Sequence[str]) -> np.ndarray | None:
-    """Convert cells to float64, empty ones to NaN; ``None`` if one of them is not a number."""
+    """Convert cells to float64, empty ones to NaN; ``None`` if one of them is not a number. Raises if all have decimal commas."""
     try:
         return np.array([number_of(cell) if cell else math.nan for cell in cells])
     except ValueError:
+        if all(re.fullmatch(r"[+-]?\d+(,\d+)*", cell) for cell in cells if cell):
+            what = "numbers must be written with a decimal point, and without separators of thousands"
+            raise FormatError(message("csv", what, cell=next(cell for cell in cells if "," in cell))) from None
         return None
 
 
@@ -213,12 +220,21 @@ def _pictures(x: np.ndarray) -> np.ndarray:
     return scaled[:, None] if scaled.ndim == 3 else scaled
 
 
+def _class_numbers(y: np.ndarray, task: str) -> np.ndarray:
+    """Return a single column without its axis, and one-hot rows as labels unless the task is a regression; else ``y``."""
+    if y.ndim == 2 and y.shape[1] == 1:
+        return y[:, 0]
+    one_hot = y.ndim == 2 and y.dtype.kind in "iufb" and np.isin(y, (0, 1)).all() and (y.sum(axis=1) == 1).all()
+    return y.argmax(axis=1) if one_hot and task != REGRESSION else y
+
+
 def _arrays(op: str, path: Path, plan: SplitPlan, x: np.ndarray, y: np.ndarray, tested: tuple[np.ndarray, np.ndarray] | None) -> Samples:
     """Make samples from arrays; ``tested`` holds the inputs and targets of the file's test part, if it has one."""
     for inputs, targets in ((x, y), *([tested] if tested else [])):
         if inputs.dtype.kind not in "iufb" or len(inputs) != len(targets) or inputs.ndim < 2:
             what = "inputs must be numbers with at least 2 dimensions (samples, ...), with one target for each sample"
             raise FormatError(message(op, what, x=inputs.shape, y=targets.shape, dtype=inputs.dtype, file=path))
+    y, tested = _class_numbers(y, plan.task), tested and (tested[0], _class_numbers(tested[1], plan.task))
     stratified = y if _task(op, y, plan.task) == CLASSIFICATION else None
     fractions = [plan.val] if tested else [plan.val, plan.test]
     val, *rest = parts(stratified, len(y), fractions, plan.seed)

@@ -61,18 +61,18 @@ class ModelEMA:
         self.decay = float(decay)
         self.warmup = warmup
         self.updates = 0
-        self._parameters = _named(model)
-        kinds = {name: dtypes.sum_dtype(p.dtype) for name, p in self._parameters.items()}
-        self.shadow = {name: Tensor.empty(p.shape, kinds[name], queue=p.queue, persistent=True) for name, p in self._parameters.items()}
+        self.parameters = _named(model)
+        kinds = {name: dtypes.sum_dtype(p.dtype) for name, p in self.parameters.items()}
+        self.shadow = {name: Tensor.empty(p.shape, kinds[name], queue=p.queue, persistent=True) for name, p in self.parameters.items()}
         self._kept: list[Tensor] | None = None
-        update.copy(list(self.shadow.values()), list(self._parameters.values()))
+        update.copy(list(self.shadow.values()), list(self.parameters.values()))
 
     def update(self) -> None:
         """Update the averages with the current parameters."""
         if self._kept is not None:
             raise RuntimeError(message("ModelEMA", "the averages must not be applied during update()", "call restore() first"))
         take = recording.again(self._next_share)
-        update.apply(_RULE, [list(self.shadow.values()), list(self._parameters.values())], (take,))
+        update.apply(_RULE, [list(self.shadow.values()), list(self.parameters.values())], (take,))
 
     def _next_share(self) -> float:
         """Count an update; returns the weight of the new parameters in the averages."""
@@ -83,14 +83,14 @@ class ModelEMA:
         """Copy the averages to the model; :meth:`restore` restores its own weights."""
         if self._kept is not None:
             raise RuntimeError(message("ModelEMA", "the averages must not be applied twice", "call restore() first"))
-        self._kept = [duplicate(p) for p in self._parameters.values()]
-        update.copy(list(self._parameters.values()), list(self.shadow.values()))
+        self._kept = [duplicate(p) for p in self.parameters.values()]
+        update.copy(list(self.parameters.values()), list(self.shadow.values()))
 
     def restore(self) -> None:
         """Restore the model's own weights after :meth:`apply`."""
         if self._kept is None:
             raise RuntimeError(message("ModelEMA", "apply() must be called before restore()", "call apply() first"))
-        update.copy(list(self._parameters.values()), self._kept)
+        update.copy(list(self.parameters.values()), self._kept)
         self._kept = None
 
     @contextmanager

@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from enum import Enum
+from functools import partial
 from typing import Any, Final
 
 from netcl import amp, autograd, io
@@ -69,6 +70,33 @@ class autocast(amp.autocast):
         super().__init__(enabled and dtype != "float32", halves.get(dtype, dtype))
 
 
+def custom_fwd(fwd: Any = None, *, device_type: str | None = None, cast_inputs: Any = None) -> Any:
+    """``torch.amp.custom_fwd``: under autocast, ``cast_inputs`` is the dtype of floating-point inputs, and casts are off in forward."""
+    if fwd is None:
+        return partial(custom_fwd, cast_inputs=cast_inputs)
+
+    def run(ctx: Any, *args: Any, **kwargs: Any) -> Any:
+        ctx.half = None if cast_inputs else amp.get_autocast_dtype()
+        if cast_inputs is None or not amp.is_autocast_enabled():
+            return fwd(ctx, *args, **kwargs)
+        with amp.autocast(enabled=False):
+            return fwd(ctx, *(x.to(cast_inputs) if isinstance(x, Tensor) and x.is_floating_point() else x for x in args), **kwargs)
+
+    return run
+
+
+def custom_bwd(bwd: Any = None, *, device_type: str | None = None) -> Any:
+    """``torch.amp.custom_bwd``: backward under the autocast of its ``custom_fwd``."""
+    if bwd is None:
+        return custom_bwd
+
+    def run(ctx: Any, *gradients: Any) -> Any:
+        with amp.autocast(ctx.half is not None, ctx.half or "float16"):
+            return bwd(ctx, *gradients)
+
+    return run
+
+
 class GradScaler(Scaler):
     """``torch.amp.GradScaler``: netcl's scaler, with ``scale`` as a method."""
 
@@ -92,6 +120,13 @@ class GradScaler(Scaler):
     def state_dict(self) -> dict[str, Any]:
         """Return the state of the scaler, with the scale as a number."""
         return {**super().state_dict(), "scale": self.get_scale()}
+
+
+class _FindsNaN(autograd.set_detect_anomaly):
+    """``torch.autograd.set_detect_anomaly``: only NaN is an anomaly, because masks have infinities."""
+
+    def __init__(self, mode: bool, check_nan: bool = True):
+        super().__init__("nan" if mode and check_nan else False)
 
 
 def compile(model: Any = None, **options: Any) -> Any:
@@ -181,8 +216,14 @@ JIT: dict[str, Any] = {
     **dict.fromkeys(("is_scripting", "is_tracing"), lambda: False), "ScriptModule": Module, "annotate": lambda kind, value: value,
 }  # fmt: skip
 COMPILER: dict[str, Any] = {"compile": compile, "disable": _as_it_is, **dict.fromkeys(("is_compiling", "is_exporting"), lambda: False)}
-AMP: dict[str, Any] = {"autocast": autocast, "GradScaler": GradScaler}
+AUTOGRAD: dict[str, Any] = {
+    "Variable": lambda data, requires_grad=False: data.detach().requires_grad_(requires_grad),
+    "detect_anomaly": lambda check_nan=True: _FindsNaN(True, check_nan), "set_detect_anomaly": _FindsNaN,
+}  # fmt: skip
+_CUSTOM = {"custom_fwd": custom_fwd, "custom_bwd": custom_bwd}
+AMP: dict[str, Any] = {"autocast": autocast, "GradScaler": GradScaler, **_CUSTOM}
 CUDA_AMP: dict[str, Any] = {
+    **_CUSTOM,
     "autocast": lambda enabled=True, dtype="float16", cache_enabled=True: autocast("cuda", dtype, enabled),
     "GradScaler": lambda *numbers, **options: GradScaler("cuda", *numbers, **options),
 }

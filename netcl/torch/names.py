@@ -53,8 +53,10 @@ TABLE: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
     "torch": (("netcl",), {**adapters.ROOT, **_STATES, "device": devices.device, "__version__": "2.13.0+netcl"}),
     "torch.accelerator": ((), devices.ACCELERATOR),
     "torch.amp": (("netcl.amp",), adapters.AMP),
-    "torch.autograd": (("netcl.autograd",), {"Variable": lambda data, requires_grad=False: data.requires_grad_(requires_grad)}),
-    "torch.autograd.function": (("netcl.autograd",), {}),
+    "torch.autograd": (("netcl.autograd",), adapters.AUTOGRAD),
+    **{
+        f"torch.autograd.{part}": (("netcl.autograd",), adapters.AUTOGRAD) for part in ("anomaly_mode", "function", "grad_mode", "variable")
+    },
     "torch.backends": ((), {}),
     "torch.backends.cuda": (
         (),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -84,13 +85,22 @@ class CallbackList:
             getattr(callback, moment)(*arguments)
 
 
+_RISING = {"acc", "accuracy", "auc", "bleu", "dice", "f1", "iou", "map", "miou", "precision", "psnr", "r2", "recall", "score", "ssim"}
+_FALLING = {"error", "loss", "lr", "mae", "mape", "mse", "nll", "perplexity", "ppl", "rmse", "seconds", "wer"}
+
+
 class Improvement:
-    """Tracks the best value of ``monitor``. The mode ``auto`` means ``max`` for scores such as accuracy and ``min`` otherwise."""
+    """Tracks the best value of ``monitor``. The mode ``auto`` decides by the words of the name: ``max`` for accuracy, ``min`` for loss."""
 
     def __init__(self, op: str, monitor: str, mode: str = "auto", min_delta: float = 0.0):
         if mode not in ("auto", "min", "max"):
             raise ValueError(message(op, "mode must be auto, min or max", mode=repr(mode)))
-        rises = mode == "max" or (mode == "auto" and any(word in monitor for word in ("acc", "top", "auc", "f1", "r2")))
+        words = set(re.split(r"[\W_]+", monitor.lower()))
+        rises = mode == "max" or (mode == "auto" and bool(words & _RISING or any(re.fullmatch(r"top\d+", word) for word in words)))
+        if mode == "auto" and rises == bool(words & _FALLING):
+            raise ValueError(
+                message(op, "mode must be min or max for a number whose name does not tell", 'pass mode="max"', monitor=monitor)
+            )
         self.op, self.monitor, self.min_delta = op, monitor, abs(min_delta)
         self.sign = -1.0 if rises else 1.0
         self.best = math.inf
@@ -143,10 +153,14 @@ class EarlyStopping(Callback):
             self.trainer.ema.load_state_dict(self._averages)
 
     def state_dict(self) -> dict[str, Any]:
-        kept = {"weights": self._weights, "averages": self._averages}
+        kept = {"weights": self._weights, "averages": self._averages, "monitor": self.watch.monitor, "patience": self.patience}
         return {"best": self.watch.best, "waited": self.waited, "best_epoch": self.best_epoch, **kept}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        if state["waited"] >= state.get("patience", math.inf):
+            self.trainer.stop_training = state["waited"] >= self.patience  # it has ended the run, and may have more patience now
+        if state.get("monitor", self.watch.monitor) != self.watch.monitor:
+            return  # another number starts anew
         self.watch.best, self.waited, self.best_epoch = float(state["best"]), int(state["waited"]), state["best_epoch"]
         self._weights, self._averages = state["weights"], state.get("averages")
 
@@ -231,19 +245,29 @@ class ModelCheckpoint(Callback):
         return {} if self.watch is None else {"monitor": self.watch.monitor, "best": self.watch.best}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        if state:
+        if state and self._choice[0] in ("auto", state["monitor"]):  # another number starts anew
             self.watch = Improvement("ModelCheckpoint", state["monitor"], self._choice[1])
             self.watch.best = float(state["best"])
 
 
 class LRMonitor(Callback):
-    """Adds the learning rate to the numbers of an epoch: ``lr``, and ``lr_1``, ... if there are more parameter groups."""
+    """Adds the learning rate of an epoch's last step to its numbers: ``lr``, and ``lr_1``, ... if there are more parameter groups."""
 
     order = -1
+    _rates: list[float] | None = None
+
+    def on_train_batch_begin(self, batch: int, logs: Logs) -> None:
+        self._rates = self.trainer.learning_rates()  # at the end of an epoch, schedules have already stepped
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any]) -> None:
-        for i, rate in enumerate(self.trainer.learning_rates()):
+        for i, rate in enumerate(self._rates or self.trainer.learning_rates()):
             logs[f"lr_{i}" if i else "lr"] = rate
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"rates": self._rates}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._rates = state.get("rates")
 
 
 class NaNGuard(Callback):

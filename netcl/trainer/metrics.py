@@ -52,7 +52,8 @@ class Metric:
 
     def compute(self) -> Any:
         """Return the metric over all batches since :meth:`reset`, ``nan`` if there were none. Waits for the device."""
-        return self.value([total.to_host() for total in self.sums], self.samples) if self.samples else float("nan")
+        value = self.value([total.to_host() for total in self.sums], self.samples) if self.samples else float("nan")
+        return value.item() if isinstance(value, np.generic) or (isinstance(value, np.ndarray) and not value.ndim) else value
 
     def state_dict(self) -> dict[str, Any]:
         """Return the sums and the number of samples, for a checkpoint in the middle of an epoch."""
@@ -73,6 +74,7 @@ class Mean(Metric):
     def include(self, number: Tensor, samples: int, weight: Tensor | None = None) -> None:
         """Add a 0-d tensor that is the mean over ``samples`` samples. All numbers have a ``weight``, or none has."""
         recording.host_work("include() of a metric")
+        number = number.float()  # float16 sums would overflow
         self.add([ops.mul(number, float(samples))] if weight is None else [ops.mul(number, weight), weight], samples)
 
     def value(self, sums: Sequence[np.ndarray], samples: int) -> float:
@@ -84,19 +86,37 @@ def _flat_labels(name: str, outputs: Tensor, targets: Tensor) -> tuple[Tensor, T
 
     Targets with the shape of the outputs are scores over the last axis: the label is the class with the highest score.
     """
+    flat = None
     if outputs.ndim == targets.ndim + 1 and outputs.shape[:-1] == targets.shape:
-        return ops.reshape(outputs, (-1, outputs.shape[-1])), ops.reshape(targets, (-1,))
-    if outputs.ndim == targets.ndim + 1 and (outputs.shape[0], *outputs.shape[2:]) == targets.shape:
-        order = (0, *range(2, outputs.ndim), 1)
-        return ops.reshape(ops.permute(outputs, order), (-1, outputs.shape[1])), ops.reshape(targets, (-1,))
-    if outputs.shape == targets.shape and outputs.ndim > 1:
-        return ops.reshape(outputs, (-1, outputs.shape[-1])), ops.reshape(ops.argmax(targets, axis=-1), (-1,))
-    what = "outputs must have the shape of targets plus a class axis, last or second, or the same shape with at least 2 dimensions"
-    raise ShapeError(message(name, what, outputs=outputs.shape, targets=targets.shape))
+        flat = outputs, targets
+    elif outputs.ndim == targets.ndim + 1 and (outputs.shape[0], *outputs.shape[2:]) == targets.shape:
+        flat = ops.permute(outputs, (0, *range(2, outputs.ndim), 1)), targets
+    elif outputs.shape == targets.shape and outputs.ndim > 1:
+        flat = outputs, ops.argmax(targets, axis=-1)
+    if flat is None or flat[0].shape[-1] < 2:
+        what = "outputs must have the shape of targets plus a class axis of at least 2, last or second, or the shape of targets"
+        raise ShapeError(message(name, what, "for one score per sample, use auc", outputs=outputs.shape, targets=targets.shape))
+    return ops.reshape(flat[0], (-1, flat[0].shape[-1])), ops.reshape(flat[1], (-1,))
 
 
-class Accuracy(Metric):
-    """The share of samples whose target class has the highest score.
+class _Share(Metric):
+    """The share of the labels that are a hit; labels of -100, which cross-entropy ignores, are left out."""
+
+    def hits(self, scores: Tensor, labels: Tensor) -> Tensor:
+        """Return the number of labels that are a hit."""
+        raise NotImplementedError
+
+    def count(self, outputs: Tensor, targets: Tensor) -> Sequence[Tensor]:
+        scores, labels = _flat_labels(self.name, outputs, targets)
+        signed = ops.cast(labels, "int64") if labels.dtype == "uint8" else labels  # in which -100 is 156
+        return [self.hits(scores, labels), ops.sum(ops.ne(signed, -100))]
+
+    def value(self, sums: Sequence[np.ndarray], samples: int) -> float:
+        return float(sums[0]) / float(sums[1]) if sums[1] else float("nan")
+
+
+class Accuracy(_Share):
+    """The share of samples whose target class has the highest score, without targets of -100.
 
     >>> metric = Accuracy()
     >>> metric.update(Tensor.from_host([[0.1, 0.9], [0.8, 0.2]]), Tensor.from_host([1, 1]))
@@ -106,13 +126,12 @@ class Accuracy(Metric):
 
     name = "accuracy"
 
-    def count(self, outputs: Tensor, targets: Tensor) -> Sequence[Tensor]:
-        scores, labels = _flat_labels(self.name, outputs, targets)
-        return [ops.sum(ops.eq(ops.argmax(scores, axis=1), labels))]
+    def hits(self, scores: Tensor, labels: Tensor) -> Tensor:
+        return ops.sum(ops.eq(ops.argmax(scores, axis=1), labels))
 
 
-class TopK(Metric):
-    """The share of samples whose target class is among the ``k`` highest scores.
+class TopK(_Share):
+    """The share of samples whose target class is among the ``k`` highest scores, without targets of -100.
 
     >>> metric = TopK(2)
     >>> metric.update(Tensor.from_host([[0.1, 0.5, 0.4], [0.7, 0.1, 0.2]]), Tensor.from_host([2, 1]))
@@ -126,10 +145,9 @@ class TopK(Metric):
             raise ValueError(message("TopK", "k must be at least 1", k=k))
         self.k, self.name = k, f"top{k}"
 
-    def count(self, outputs: Tensor, targets: Tensor) -> Sequence[Tensor]:
-        scores, labels = _flat_labels(self.name, outputs, targets)
+    def hits(self, scores: Tensor, labels: Tensor) -> Tensor:
         _, best = ops.topk(scores, min(self.k, scores.shape[1]))
-        return [ops.sum(ops.eq(best, ops.reshape(labels, (-1, 1))))]
+        return ops.sum(ops.eq(best, ops.reshape(labels, (-1, 1))))
 
 
 class ConfusionMatrix(Metric):
@@ -208,15 +226,32 @@ class AUC(_Collected):
 
     name = "auc"
 
+    def count(self, outputs: Tensor, targets: Tensor) -> Sequence[Tensor]:
+        if outputs.ndim not in (1, 2) or targets.shape not in (outputs.shape, outputs.shape[:1], (*outputs.shape[:1], 1)):
+            what = "outputs must have one score per sample, or one per class, and targets one label per sample or the shape of outputs"
+            raise ShapeError(message(self.name, what, outputs=outputs.shape, targets=targets.shape))
+        return super().count(outputs, targets)
+
     def value(self, sums: Sequence[np.ndarray], samples: int) -> float:
         scores, labels = (values.reshape(len(values), -1) for values in self.both(sums))
+        if np.isnan(scores).any():
+            return float("nan")
+        _check_labels(scores.shape[1], labels)
         labels = labels.argmax(axis=1) if labels.shape[1] > 1 else labels[:, 0]
         if scores.shape[1] <= 2:
             return _roc_area(scores[:, -1] - (scores[:, 0] if scores.shape[1] == 2 else 0.0), labels == 1)
-        scores = scores - scores.max(axis=1, keepdims=True)
-        scores = scores - np.log(np.exp(scores).sum(axis=1, keepdims=True))  # of different samples only probabilities compare
+        if scores.min() < 0 or not np.allclose(scores.sum(axis=1), 1.0, atol=1e-2):  # of different samples only probabilities compare
+            scores = scores - scores.max(axis=1, keepdims=True)
+            scores = scores - np.log(np.exp(scores).sum(axis=1, keepdims=True))
         areas = [_roc_area(scores[:, i], labels == i) for i in range(scores.shape[1]) if 0 < (labels == i).sum() < len(labels)]
         return float(np.mean(areas)) if areas else float("nan")
+
+
+def _check_labels(classes: int, labels: np.ndarray) -> None:
+    known = [0, 1] if classes == 1 or labels.shape[1] > 1 else range(classes)
+    if not np.isin(labels, known).all() or (labels.shape[1] > 1 and (labels.sum(axis=1) != 1).any()):
+        what = f"targets must be the numbers of {max(2, classes)} classes, from 0, or one-hot"
+        raise ValueError(message("auc", what, found=np.unique(labels)[:8].tolist()))
 
 
 def _roc_area(scores: np.ndarray, positive: np.ndarray) -> float:
@@ -235,7 +270,7 @@ def _check_same_shape(name: str, outputs: Tensor, targets: Tensor) -> None:
 
 
 class MAE(Metric):
-    """The mean absolute error times ``unit``, the scale by which targets were divided.
+    """The mean absolute error times ``unit``, the scale by which targets were divided: a number, or one per column.
 
     >>> metric = MAE()
     >>> metric.update(Tensor.from_host([1.0, 4.0]), Tensor.from_host([2.0, 2.0]))
@@ -245,14 +280,17 @@ class MAE(Metric):
 
     name = "mae"
 
-    def __init__(self, unit: float = 1.0):
+    def __init__(self, unit: float | Sequence[float] = 1.0):
         super().__init__()
-        self.unit = unit
+        self.unit = np.asarray(unit)
 
     def count(self, outputs: Tensor, targets: Tensor) -> Sequence[Tensor]:
         _check_same_shape(self.name, outputs, targets)
-        each = targets.shape[-1] if targets.ndim > 1 else 1  # `samples` counts rows
-        return [ops.mul(ops.sum(ops.abs(ops.sub(outputs, targets))), self.unit / each)]
+        errors = ops.abs(ops.sub(ops.cast(outputs, "float32"), targets))  # float16 sums would overflow
+        return [ops.sum(errors, axis=tuple(range(max(1, errors.ndim - 1))))]
+
+    def value(self, sums: Sequence[np.ndarray], samples: int) -> float:
+        return float(np.mean(sums[0] * self.unit)) / samples
 
 
 class R2(_Collected):

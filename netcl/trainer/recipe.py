@@ -184,7 +184,7 @@ class Data:
     @property
     def metrics(self) -> list[str | Metric]:
         """The metrics to compute besides the loss."""
-        return [MAE(float(np.mean(self.reading["scale"]))), "r2"] if self.is_regression else ["accuracy"]
+        return [MAE(self.reading["scale"]), "r2"] if self.is_regression else ["accuracy"]
 
     @property
     def loss_fn(self) -> Any:
@@ -201,6 +201,9 @@ def load_data(recipe: Recipe) -> Data:
     known = (*datasets.DATASET_NAMES, *(f"{name}:PATH" for name in (*FILES, "text")))
     if key not in (*FILES, "text") if colon else key not in datasets.DATASET_NAMES:
         raise RecipeError(message("recipe", "unknown data", f"known are {', '.join(known)}", data=repr(recipe.data)))
+    used = {"target": key == "csv", "task": key in files.READERS, "root": not colon}
+    for name in (name for name, is_used in used.items() if getattr(recipe, name) and not is_used):
+        raise RecipeError(message("recipe", f"{name} is not a setting of this data", "leave it out", data=repr(recipe.data)))
     root = place if key == "text" and colon else recipe.root
     if key == "text" and not root:
         raise RecipeError(message("recipe", "data 'text' requires a file", "pass --data text:FILE", data=repr(recipe.data)))

@@ -108,8 +108,15 @@ class Trainer:
         if own and not any(id(p) in own for p in given):
             what = "the optimizer must have at least one parameter of the model"
             raise ValueError(message("Trainer", what, "create it with model.parameters()", parameters=len(own), optimizer=len(given)))
+        if getattr(scheduler, "optimizer", optimizer) is not optimizer:
+            raise ValueError(message("Trainer", "the scheduler must be one of the optimizer", "create it with this optimizer"))
+        if ema is not None and own and not any(id(p) in own for p in ema.parameters.values()):
+            raise ValueError(message("Trainer", "ema must average the weights of the model", "create it with this model, not with a copy"))
         self.loss_fn = ag.cross_entropy if loss_fn is None else loss_fn
         self.metrics = [make_metric(metric) for metric in metrics]
+        if len({"loss", *(metric.name for metric in self.metrics)}) <= len(self.metrics):
+            names = [metric.name for metric in self.metrics]
+            raise ValueError(message("Trainer", "metrics must have different names, and none is loss", "set metric.name", names=names))
         self.grad_clip, self.accumulation_steps = grad_clip, accumulation_steps
         self.batch_weight = batch_weight
         self.scheduler, self.schedule_by, self.ema = scheduler, schedule_by, ema

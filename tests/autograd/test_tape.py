@@ -6,6 +6,7 @@ import weakref
 import numpy as np
 import pytest
 
+import netcl
 import netcl.autograd as ag
 from netcl import ops
 from netcl.core import memory
@@ -321,6 +322,54 @@ def test_functions_of_ones_own(leaf):
         Wrong.apply(leaf([1.0]), 0.5).sum().backward()
 
 
+def test_functions_with_other_results_and_left_out_arguments(leaf):
+    class Several(ag.Function):
+        @staticmethod
+        def forward(ctx, x, scale=2.0):
+            ctx.mark_non_differentiable(largest := x.max(0)[1])
+            return largest, 7, x * scale, None
+
+        @staticmethod
+        @ag.once_differentiable
+        def backward(ctx, first, second, g, last):
+            assert second is last is None
+            return g * 2.0, None  # the scale that apply() was called without
+
+    x = leaf([1.0, 3.0])
+    largest, seven, out, none = Several.apply(x)
+    assert (largest.item(), largest.requires_grad, seven, none) == (1, False, 7, None)
+    (g,) = ag.grad(out.sum(), x, create_graph=True)
+    assert g.tolist() == [2.0, 2.0]
+    with pytest.raises(RuntimeError, match=r"\[once_differentiable\] a backward with this decorator cannot be differentiated"):
+        g.sum().backward()
+
+
+def test_modes_are_statements_and_decorators(leaf):
+    x = leaf([1.0])
+    try:
+        ag.set_grad_enabled(False)
+        assert not (x * 2).requires_grad
+        with ag.set_grad_enabled(True):
+            assert (x * 2).requires_grad
+        assert not ag.is_grad_enabled()
+    finally:
+        ag.set_grad_enabled(True)
+
+    @ag.set_grad_enabled(False)
+    def plain():
+        return ag.is_grad_enabled()
+
+    @ag.no_grad
+    def steps():
+        yield ag.is_grad_enabled()
+        yield ag.is_grad_enabled()
+
+    found = steps()
+    seen = [ag.is_grad_enabled(), plain(), next(found), ag.is_grad_enabled(), next(found), ag.is_grad_enabled()]
+    assert seen == [True, False, False, True, False, True]
+    assert not netcl.inference_mode(lambda: ag.is_grad_enabled())()
+
+
 def test_gradcheck_finds_a_wrong_gradient(device):
     class Wrong(ag.Function):
         @staticmethod
@@ -339,7 +388,9 @@ def test_gradcheck_finds_a_wrong_gradient(device):
         ag.GradientError, match=r"\[gradcheck\] the gradient of input 0 must agree with finite differences; by_differences="
     ):
         ag.gradcheck(Wrong.apply, [x])
-    assert not ag.gradcheck(Wrong.apply, [x], raise_exception=False)
+    assert not ag.gradcheck(Wrong.apply, x, raise_exception=False)
+    with pytest.raises(ValueError, match=r"\[gradcheck\] at least one input must be a tensor that requires grad"):
+        ag.gradcheck(Wrong.apply, [x.detach()])
 
 
 def test_memory_is_released_as_the_walk_passes(leaf, device):

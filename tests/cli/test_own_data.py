@@ -19,7 +19,7 @@ from netcl.data import FormatError, files, tables
 from netcl.data.files import READERS, SplitPlan, parts, read_inputs
 from netcl.io import load_model, read_notes
 from netcl.trainer import run as run_folder
-from netcl.trainer.recipe import Recipe, load_data
+from netcl.trainer.recipe import Recipe, RecipeError, load_data
 
 SMALL = ["--device", "cpu", "--epochs", "3", "--batch-size", "16", "--model-options", "hidden=[16]"]
 
@@ -143,6 +143,21 @@ def test_numbers_to_predict_in_arrays_are_a_regression(tmp_path):
     assert data.is_regression and data.outputs == 2 and data.train[0][1].shape == (2,) and data.train[0][0].dtype == np.float32
 
 
+def test_labels_in_arrays_may_be_a_column_or_one_hot(tmp_path):
+    labels = np.arange(60) % 3
+    recipe = Recipe(data=f"npz:{tmp_path}/c.npz")
+    for y in (labels[:, None], np.eye(3)[labels]):
+        np.savez(tmp_path / "c.npz", x=np.ones((60, 3)), y=y)
+        data = load_data(recipe)
+        assert (data.is_regression, data.classes, data.outputs) == (False, ("0", "1", "2"), 3)
+    assert load_data(recipe.changed({"task": "regression"})).outputs == 3
+    np.savez(tmp_path / "c.npz", x=np.ones((60, 3)), y=np.ones((60, 2)))
+    with pytest.raises(RecipeError, match="targets of a classification must be one label per sample, or one-hot rows"):
+        load_data(recipe.changed({"task": "classification"}))
+    with pytest.raises(RecipeError, match=r"\[recipe\] target is not a setting of this data"):
+        load_data(recipe.changed({"target": "y"}))
+
+
 def test_a_folder_of_idx_files(tmp_path):
     rng = np.random.default_rng(0)
     for name, array in (("train-images-idx3", rng.integers(0, 255, (40, 4, 4))), ("train-labels-idx1", np.arange(40) % 2 + 5)):
@@ -217,6 +232,12 @@ def test_the_search_for_a_rate_shows_where_it_is(flowers, monkeypatch):
         ("a,b\n1,x\n3,y\n", ["--target", "b"], "every part must have at least one sample"),
         ("a,b\n1,x\n3,y\n", ["--target", "b", "--task", "regression"], "targets of a regression must be numbers"),
         ("", ["--target", "b"], "a table must have a header"),
+        (
+            "a;b\n1,5;x\n3;y\n",
+            ["--target", "b"],
+            "numbers must be written with a decimal point, and without separators of thousands; cell=1,5",
+        ),
+        ("a,b\n1,x\n3,y\n", ["--target", "b", "--root", "here"], "root is not a setting of this data"),
         ("a,b\n" + "".join(f"name{i},{i % 2}\n" for i in range(200)), ["--target", "b"], "at most 100 distinct values; column=a"),
     ],
 )

@@ -122,6 +122,26 @@ def test_the_restored_epoch_is_reported(tmp_path, name, values, value):
     assert restore_best(trainer, keep, World()) == {"epoch": 2, "of": 3, "by": name, "value": value}
 
 
+@pytest.mark.parametrize(("name", "rises"), [("val_mean_score", True), ("val_top5", True), ("lr_1", False), ("accident_loss", False)])
+def test_the_direction_follows_from_the_words_of_a_name(name, rises):
+    assert EarlyStopping(name).watch.sign == (-1.0 if rises else 1.0)
+    with pytest.raises(ValueError, match=r"\[EarlyStopping\] mode must be min or max for a number whose name does not tell"):
+        EarlyStopping("val_stop")
+
+
+def test_a_resumed_run_may_watch_another_number_and_have_more_patience(tmp_path):
+    def run(epochs, monitor, patience, resume=None):
+        numbers = Numbers(1.0, 2.0, 3.0, 4.0), Numbers(0.5, 0.6, 0.7, 0.6, name="val_accuracy")
+        stop, keep = EarlyStopping("val_loss", patience), ModelCheckpoint(tmp_path, monitor)
+        trainer = make(*numbers, stop, keep)
+        trainer.fit(DATA, epochs=epochs, resume=resume)
+        return trainer.epoch, keep.watch.best
+
+    assert run(4, "val_loss", 1) == (2, 1.0)
+    assert run(4, "val_loss", 1, "auto") == (2, 1.0)  # it has ended
+    assert run(4, "val_accuracy", 9, "auto") == (4, -0.7)
+
+
 @pytest.mark.parametrize(("name", "values", "best"), [("val_loss", (2.0, 1.0, 3.0), 1), ("val_accuracy", (0.1, 0.9, 0.5), 1)])
 def test_checkpoints_keep_the_last_and_the_best(tmp_path, name, values, best):
     keep = ModelCheckpoint(tmp_path, monitor=name, keep_last=2)

@@ -47,9 +47,24 @@ def test_targets_may_be_scores_of_sequences():
 def test_wrong_shapes_and_names_are_refused():
     with pytest.raises(ShapeError, match=r"\[accuracy\] outputs must have the shape of targets plus a class axis"):
         Accuracy().update(Tensor.zeros((4, 3)), Tensor.zeros((5,)))
+    for shape in ((4,), (4, 1)):  # every score of one class is the highest
+        with pytest.raises(
+            ShapeError, match=r"plus a class axis of at least 2, .*; outputs=\(4, 1\), .* for one score per sample, use auc"
+        ):
+            Accuracy().update(Tensor.zeros((4, 1)), Tensor.zeros(shape))
+    with pytest.raises(ShapeError, match=r"\[auc\] outputs must have one score per sample, or one per class"):
+        AUC().update(Tensor.zeros((4, 3, 2)), Tensor.zeros((4, 3)))
     with pytest.raises(ValueError, match=r"\[metrics\] unknown metric; name='acuracy'; known are accuracy, f1, auc, mae, r2, top2"):
         make_metric("acuracy")
     assert np.isnan(Accuracy().compute())
+
+
+def test_labels_that_the_loss_ignores_are_not_counted():
+    scores = Tensor.from_host(np.array([[1, 2, 0], [3, 1, 0], [0, 1, 2]], np.float32))
+    for metric, wanted in ((Accuracy(), 0.5), (TopK(2), 0.5), (Accuracy(), float("nan"))):
+        labels = [-100, 0, 1] if wanted == 0.5 and metric.name == "accuracy" else [-100, 0, 0] if wanted == 0.5 else [-100] * 3
+        metric.update(scores, Tensor.from_host(np.array(labels)))
+        assert metric.compute() == pytest.approx(wanted, nan_ok=True)
 
 
 def of(metric, outputs, targets, device, pieces: int = 2) -> float:
@@ -76,6 +91,10 @@ def test_auc_counts_pairs(device, rng):
     both = np.stack([-scores, scores], axis=1)
     assert of(AUC(), both, labels, device) == pytest.approx(expected)
     assert np.isnan(of(AUC(), scores, np.zeros(50, np.int64), device))
+    assert np.isnan(of(AUC(), np.where(scores > 4, np.nan, scores).astype(np.float32), labels, device))
+    for wrong in (labels + 1, 2 * labels - 1):
+        with pytest.raises(ValueError, match=r"\[auc\] targets must be the numbers of 2 classes, from 0, or one-hot; found=\["):
+            of(AUC(), scores, wrong, device)
 
 
 def test_auc_of_several_classes_compares_probabilities(device, rng):
@@ -83,6 +102,7 @@ def test_auc_of_several_classes_compares_probabilities(device, rng):
     likely = np.exp(scores) / np.exp(scores).sum(1, keepdims=True)
     areas = [(likely[labels == i, i][:, None] > likely[labels != i, i]).mean() for i in range(3)]
     assert of(AUC(), scores, labels, device) == pytest.approx(np.mean(areas))
+    assert of(AUC(), likely, labels, device) == pytest.approx(np.mean(areas))
     shifted = scores + rng.integers(-8, 8, (40, 1)).astype(np.float32)  # adds to all scores of a sample, and to none of its probabilities
     assert of(AUC(), shifted, labels, device) == pytest.approx(np.mean(areas), abs=1e-3)
 
@@ -91,6 +111,8 @@ def test_errors_of_a_regression(device, rng):
     x, y = rng.standard_normal((2, 30, 2)).astype(np.float32) + 50
     assert of(MAE(), x, y, device) == pytest.approx(np.abs(x - y).mean(), rel=1e-4)
     assert of(MAE(unit=10.0), x, y, device) == pytest.approx(10 * np.abs(x - y).mean(), rel=1e-4)
+    assert of(MAE([1.0, 10.0]), x, y, device) == pytest.approx((np.abs(x - y) * [1, 10]).mean(), rel=1e-4)
+    assert of(MAE(), np.full(30000, 3, np.float16), np.zeros(30000, np.float16), device) == 3.0
     exact = 1 - np.square(x - y, dtype=np.float64).sum() / np.square(y - y.mean(0, dtype=np.float64)).sum()
     assert of(R2(), x, y, device) == pytest.approx(exact, rel=1e-5)
     for metric in (MAE(), R2()):
@@ -116,7 +138,7 @@ def test_counts_go_on_beyond_what_float32_counts(device, kind):
     metric = kind()
     scores, labels = Tensor.from_host(device.queue, np.eye(2, dtype=np.float32)), Tensor.from_host(device.queue, np.array([0, 1]))
     metric.update(scores, labels)
-    metric.load_state_dict({"samples": 2**25, "sums": [ops.mul(metric.sums[0], 2**24)]})
+    metric.load_state_dict({"samples": 2**25, "sums": [ops.mul(total, 2**24) for total in metric.sums]})
     metric.update(scores, labels)
     counted = metric.sums[0].to_host()
     assert counted.sum() == 2**25 + 2 and counted.dtype == np.int64

@@ -22,7 +22,7 @@ from netcl.core.tensor import Tensor
 from netcl.data import DataLoader, TensorDataset
 from netcl.distributed import DistributedDataParallel, LostRankError, thread_worlds
 from netcl.io import FileError
-from netcl.trainer import Callback, History, ModelCheckpoint, Progress, Trainer
+from netcl.trainer import Callback, History, LRMonitor, ModelCheckpoint, Progress, Trainer
 from netcl.trainer import trainer as trainer_module
 from netcl.trainer.find_lr import find_lr
 
@@ -321,9 +321,10 @@ def test_a_last_group_that_is_not_full_is_a_mean_too():
 
 
 def test_the_schedule_may_count_epochs():
-    trainer = make(CPU, schedule_by="epoch")
+    trainer = make(CPU, [LRMonitor()], schedule_by="epoch")
     trainer.scheduler = optim.StepLR(trainer.optimizer, 1, 0.1)
-    trainer.fit(batches(), epochs=2)
+    shown = trainer.fit(batches(), epochs=2)["lr"]
+    assert shown == pytest.approx([0.1, 0.01])  # of the steps that were taken
     assert trainer.learning_rates() == [pytest.approx(0.001)]
     trainer.scheduler = optim.ReduceLROnPlateau(trainer.optimizer, patience=0, threshold=10.0, threshold_mode="abs")
     trainer.fit(batches(), epochs=2)
@@ -375,6 +376,15 @@ def test_what_cannot_be_run_is_refused(arguments, words):
 def test_a_trainer_that_could_not_train_is_refused():
     with pytest.raises(ValueError, match=r"\[Trainer\] the optimizer must have at least one parameter of the model; parameters=2"):
         Trainer(nn.Linear(4, 2), optim.SGD(nn.Linear(4, 2).parameters(), lr=0.1))
+    model, other = nn.Linear(CPU, 4, 2), nn.Linear(CPU, 4, 2)
+    optimizers = [optim.SGD(made.parameters(), lr=0.1) for made in (model, other)]
+    for words, options in (
+        ("the scheduler must be one of the optimizer", {"scheduler": optim.StepLR(optimizers[1], 1)}),
+        ("ema must average the weights of the model", {"ema": optim.ModelEMA(other)}),
+        ("metrics must have different names, and none is loss", {"metrics": ["accuracy", "accuracy"]}),
+    ):
+        with pytest.raises(ValueError, match=rf"\[Trainer\] {words}"):
+            Trainer(model, optimizers[0], **options)
     with pytest.raises(TypeError, match=r"\[callbacks\] a callback must be an instance of Callback; given=<class"):
         make(CPU, [ModelCheckpoint])
     with pytest.raises(TypeError, match=r"\[autocast\] dtype must be float16 or bfloat16; dtype=float64"):
