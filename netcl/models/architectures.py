@@ -235,9 +235,8 @@ def read_config(config: Mapping[str, Any]) -> ModelConfig:
         raise refusal("config", "the epsilon of norms must be above 0", given=found.eps)
     if row.kind == "seq2seq":
         gate, _, act = str(given.get("feed_forward_proj", "relu")).rpartition("-")
-        act = given.get("dense_act_fn", "gelu_new" if (gate, act) == ("gated", "gelu") else act)
-        gated = bool(given.get("is_gated_act", gate == "gated"))
-        details: dict[str, Any] = {"gated": gated, "activation": check_activation(act), "scale": 1.0}
+        act = check_activation(given.get("dense_act_fn", "gelu_new" if (gate, act) == ("gated", "gelu") else act))
+        details: dict[str, Any] = {"gated": bool(given.get("is_gated_act", gate == "gated")), "activation": act, "scale": 1.0}
     else:
         details = _decoder_details(given, row, found) if row.kind == "decoder" else _encoder_details(given, name, found)
     return ModelConfig(**{**vars(found), **details})

@@ -17,7 +17,7 @@ from netcl.models.config import ModelConfig, Rope
 KEYS = {
     "vocab_size": "vocab_size", "max_position_embeddings": "context_length", "hidden_size": "embedding_length",
     "num_hidden_layers": "block_count", "intermediate_size": "feed_forward_length", "num_attention_heads": "attention.head_count",
-    "num_key_value_heads": "attention.head_count_kv", "head_dim": "attention.key_length",
+    "num_key_value_heads": "attention.head_count_kv", "head_dim": "attention.key_length", "is_causal": "attention.causal",
     "rms_norm_eps": "attention.layer_norm_rms_epsilon", "layer_norm_epsilon": "attention.layer_norm_epsilon",
     "sliding_window": "attention.sliding_window", "attn_logit_softcapping": "attn_logit_softcapping",
     "final_logit_softcapping": "final_logit_softcapping", "num_experts": "expert_count", "num_experts_per_tok": "expert_used_count",
@@ -57,8 +57,6 @@ def config_from_gguf(metadata: Mapping[str, Any], shapes: Mapping[str, tuple[int
         "model_type": types[0], "architectures": [row.hf_class], **tokens, "vocab_size": embedding[0],
         "tie_word_embeddings": "output.weight" not in shapes,
     }  # fmt: skip
-    if metadata.get(f"{arch}.attention.causal") is False:
-        found["is_causal"] = False
     if "query_bias" not in row.settings:
         found |= {"attention_bias": "blk.0.attn_q.bias" in shapes, "mlp_bias": "blk.0.ffn_up.bias" in shapes}
     if arch != "gpt2":

@@ -143,19 +143,17 @@ def pack_documents(documents: Sequence[Document], length: int) -> tuple[np.ndarr
     after ``length`` tokens. Parts in which no token after the first is learned are dropped. Warnings count
     documents that are cut, and those of which nothing is left.
     """
-    pieces: list[Document] = []
-    lost = Counter[str]()
+    pieces, lost = list[Document](), Counter[str]()
     for ids, learned in documents:
         starts = range(0, len(ids), length) if all(learned) else (0,)
         parts = [Document(ids[at : at + length], learned[at : at + length]) for at in starts]
         kept = [part for part in parts if any(part.learned[1:])]
-        if not kept or (len(ids) > length and not all(learned)):
-            lost["cut" if kept else "left out, because they have no tokens to learn"] += 1
+        lost["cut" if kept else "left out, because they have no tokens to learn"] += not kept or (len(ids) > length and not all(learned))
         pieces += kept
     if not pieces:
         raise ValueError(message("finetune", "at least one document must have a token to learn", "raise length or add text", length=length))
-    for what, count in lost.items():
-        warnings.warn(message("finetune", f"{count} documents are {what}", "raise the block length", length=length), stacklevel=2)
+    for what in filter(lost.get, lost):
+        warnings.warn(message("finetune", f"{lost[what]} documents are {what}", "raise the block length", length=length), stacklevel=2)
     pieces.sort(key=lambda piece: -len(piece.ids))
     room: list[tuple[int, int]] = []  # positions left, number of the block
     blocks: dict[int, list[Document]] = {}
