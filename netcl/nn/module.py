@@ -165,10 +165,10 @@ class Module(Stateful, metaclass=_Constructed):
         queue = next((x.queue for x in args if isinstance(x, Tensor)), None) or self.queue
         own = self._takes_lists and type(self).forward.__module__.startswith("netcl.")
 
-        def is_at_target(x: object) -> bool:
+        def is_converted(x: object) -> bool:
             return isinstance(x, np.ndarray) or (own and isinstance(x, list | float) and _holds_numbers(x))
 
-        return tuple(Tensor.from_host(queue, x) if is_at_target(x) else x for x in args)
+        return tuple(Tensor.from_host(queue, x) if is_converted(x) else x for x in args)
 
     # ---- attributes
 
