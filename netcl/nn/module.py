@@ -381,10 +381,13 @@ class Module(Stateful, metaclass=_Constructed):
         function(self)
         return self
 
-    def to(self: M, *targets: Any, device: Any = None, dtype: str | None = None, non_blocking: bool = False) -> M:
+    def to(
+        self: M, *targets: Any, device: Any = None, dtype: str | None = None, non_blocking: bool = False, memory_format: Any = None
+    ) -> M:  # fmt: skip
         """Move to a device, convert floats to a dtype, or both: ``to("gpu")``, ``to(queue, dtype="bfloat16")``. Returns the module.
 
-        The parameters stay the same objects, so existing optimizers keep working. Gradients move along. ``non_blocking=`` is ignored.
+        The parameters stay the same objects, so existing optimizers keep working. Gradients move along. ``non_blocking=`` and
+        ``memory_format=`` are ignored.
         """
         for target in targets:
             if isinstance(target, str) and (target in dtypes.DTYPES or target in dtypes.DTYPE_ALIASES):

@@ -377,6 +377,8 @@ class CompiledFunction:
         recorder.finish()
         if [*map(id, call.inside())] != [*map(id, inside)]:
             recorder.host_work("a container among its arguments changes")
+        if call.key[-len(hooks.modes) :] != tuple([mode() for mode in hooks.modes]):
+            recorder.host_work("grad mode or anomaly mode changes")
         if case.changed(settings):
             recorder.host_work("a setting of a module changes, or which tensors require a gradient")
         case.watch(recorder, graded)

@@ -459,6 +459,19 @@ def test_a_setting_that_changes_by_itself_is_found(cl_device, warnings_of):
     assert count.graphs == [] and "a setting of a module changes" in warnings_of()[0]
 
 
+def test_a_mode_that_the_function_leaves_changed_is_found(cl_device, warnings_of):
+    @netcl.compile
+    def step(x):
+        ag.set_grad_enabled(False)
+        return x * 2
+
+    for _ in range(RECORDED + 2):
+        with ag.enable_grad():
+            step(Tensor.ones((1,)))
+            assert not ag.is_grad_enabled()
+    assert "grad mode or anomaly mode changes" in warnings_of()[0]
+
+
 def test_a_number_around_the_function_is_part_of_it(cl_device):
     factor = 2.0
     scaled = netcl.compile(lambda x: x * factor)
