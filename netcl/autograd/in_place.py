@@ -14,10 +14,11 @@ import numpy as np
 from netcl import ops
 from netcl.autograd.ops import keeps_first, needs_recording, record, scaled, twin
 from netcl.autograd.tape import KeptGradient, grad_mode, keeps_gradient, modes, no_grad, retain_grad
+from netcl.core import recording
 from netcl.core.dtype import DTYPES
 from netcl.core.errors import AutogradError, DtypeError, ShapeError, check_probability, message
-from netcl.core.tensor import Tensor, duplicate
-from netcl.core.writes import rewrote
+from netcl.core.tensor import CountedSource, Tensor, duplicate, with_shape
+from netcl.core.writes import clock, rewrote, writes_of
 from netcl.engine import registry
 from netcl.engine.launch import FLOATS
 from netcl.engine.operands import common_shape
@@ -44,6 +45,44 @@ def in_place(name: str, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         return assign(x, twin(name)(x, *args, **kwargs), name)
     snapshot = _with_history(duplicate(x), x) if keeps_first(name) else x  # backward of the op reads the current values
     return assign(x, twin(name)(snapshot, *args, **kwargs), name)
+
+
+def overwrite(function: Callable[..., Tensor], x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    """Run ``x = function(x, ...)`` in place and return ``x``: torch's ``inplace=True``.
+
+    If ``x`` shares its memory with no other tensor, it takes the memory of the result instead, and pending ops fuse as without ``inplace``.
+    """
+    observer, name = modes.observer, function.__name__
+    if observer is None:
+        _check_target(name, x, args, kwargs)
+        alone = x.writes is None and x.place is None and (x.source is not None or x.grad_fn is not None)
+        if not alone or keeps_gradient(x) or (recording.listening and not recording.made(x)):
+            if name in registry.REGISTRY:
+                return in_place(name, x, *args, **kwargs)
+            return assign(x, function(twin("clone")(x), *args, **kwargs), name)
+    now, old = clock.tick(), _with_history(with_shape(x, x.shape), x)
+    if isinstance(x.source, CountedSource):
+        x.source.tensors[:] = [ref for ref in x.source.tensors if ref() is not x]
+    if observer is not None:
+        observer(None, x, old)
+    try:
+        result = function(old, *args, **kwargs)
+        if result is old:
+            x.writes = None
+        elif result.place is not None or result.dtype != x.dtype or result.shape != x.shape:
+            return assign(x, result, name)
+        else:
+            for slot in ("memory", "lease", "host_ref", "pending_event", "pending_release", "source"):
+                setattr(x, slot, getattr(result, slot))
+            x.writes = writes_of(result)
+            x.writes.last = clock.last = max(clock.last, now)  # backward of earlier ops must not read x
+            _with_history(x, result)
+    finally:
+        if x.source is not None:
+            x.source.seen_by(x)
+    if observer is not None:
+        observer(None, result, x)
+    return x
 
 
 def _check_target(name: str, x: Tensor, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:

@@ -46,8 +46,8 @@ from netcl.nn import (
     conv as conv, ctc as ctc, decoding as decoding, dropout as dropout, embedding as embedding, factory as factory,
     functional as functional, gpt as gpt, hooks as hooks, init as init, layer_class as layer_class, lazy as lazy, lenet as lenet,
     linear as linear, loss as loss, mlp as mlp, module as module, norm as norm, parameter as parameter, pickling as pickling, pool as pool,
-    quantized as quantized, recurrent as recurrent, resnet as resnet, shape as shape, summary as summary, transformer as transformer,
-    utils as utils, vit as vit, volume as volume,
+    quantized as quantized, recurrent as recurrent, resnet as resnet, shape as shape, state as state, summary as summary,
+    transformer as transformer, utils as utils, vit as vit, volume as volume,
 )
 from netcl.nn.factory import (
     build as build, build_sequential as build_sequential, config_of as config_of, register_layer as register_layer,

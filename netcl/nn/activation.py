@@ -1,6 +1,6 @@
 """Activations as modules: elementwise functions, gates and softmax. Most layers call one op and take the settings of that op.
 
-``inplace`` is accepted where torch has it, and ignored.
+With ``inplace``, which some have in torch, the result is also the new value of the input.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any
 
 import netcl.autograd as ag
+from netcl.autograd.in_place import overwrite
 from netcl.core.errors import ShapeError, message
 from netcl.core.tensor import Tensor
 from netcl.nn.layer_class import function_layer, layer_class
@@ -80,7 +81,7 @@ class PReLU(Activation):
 
 def celu(input: Tensor, alpha: float = 1.0, inplace: bool = False) -> Tensor:
     """ELU whose slope is continuous for every ``alpha``: ``x`` where positive, else ``alpha * (exp(x / alpha) - 1)``."""
-    return ag.mul(ag.elu(ag.div(input, alpha)), alpha)
+    return overwrite(celu, input, alpha) if inplace else ag.mul(ag.elu(ag.div(input, alpha)), alpha)
 
 
 def glu(input: Tensor, dim: int = -1) -> Tensor:

@@ -12,6 +12,7 @@ import numpy as np
 
 import netcl.autograd as ag
 from netcl.autograd.creation import gumbel_noise
+from netcl.autograd.in_place import overwrite
 from netcl.autograd.ops import older_reduction
 from netcl.core.errors import ShapeError, message
 from netcl.core.tensor import Tensor
@@ -53,7 +54,7 @@ def rms_norm(input: Tensor, normalized_shape: int | Sequence[int], weight: Tenso
 
 def dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
     """Zero elements with probability ``p`` and scale the others by ``1 / (1 - p)``; the identity unless ``training``."""
-    return ag.dropout(input, p, training)
+    return overwrite(ag.dropout, input, p) if inplace and training else ag.dropout(input, p, training)
 
 
 def pad(input: Tensor, pad: Sequence[int], mode: str = "constant", value: float | None = None) -> Tensor:
@@ -91,9 +92,13 @@ def scaled_dot_product_attention(query: Tensor, key: Tensor, value: Tensor, attn
 # ---- activations
 
 
+def _threshold(input: Tensor, threshold: float, value: float) -> Tensor:
+    return ag.where(ag.le(input, threshold), value, input)
+
+
 def threshold(input: Tensor, threshold: float, value: float, inplace: bool = False) -> Tensor:
     """``x`` where above ``threshold``, else ``value``; NaN stays."""
-    return ag.where(ag.le(input, threshold), value, input)
+    return overwrite(_threshold, input, threshold, value) if inplace else _threshold(input, threshold, value)
 
 
 def hardshrink(input: Tensor, lambd: float = 0.5) -> Tensor:
@@ -118,6 +123,8 @@ def softmin(input: Tensor, dim: int = -1) -> Tensor:
 
 def rrelu(input: Tensor, lower: float = 1.0 / 8, upper: float = 1.0 / 3, training: bool = False, inplace: bool = False) -> Tensor:
     """``x`` where positive, else ``a * x``. In training ``a`` is random in ``lower .. upper``, otherwise ``(lower + upper) / 2``."""
+    if inplace:
+        return overwrite(rrelu, input, lower, upper, training)
     if not training:
         return ag.leaky_relu(input, negative_slope=(lower + upper) / 2)
     slope = ag.add(ag.mul(ag.rand(*input.shape, queue=input.queue), upper - lower), lower)

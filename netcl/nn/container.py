@@ -14,7 +14,7 @@ from netcl.engine.modes import deferral
 from netcl.nn.activation import ReLU, Sigmoid, Tanh
 from netcl.nn.linear import Linear
 from netcl.nn.module import Module, may_join
-from netcl.nn.parameter import Parameter
+from netcl.nn.parameter import Parameter, is_parameter
 
 
 class _Container(Module):
@@ -181,15 +181,14 @@ class ModuleList(_Ordered):
 
 
 class _Parameters(_Container):
-    """Base class of parameter containers; modules stay, other values than persistent leaf tensors are converted to parameters."""
+    """Base class of parameter containers; modules stay, other values are converted to parameters."""
 
     _kept = "parameter"
 
     def _put(self, name: str, value: Any) -> None:
         if isinstance(value, Module):
             return self.add_module(name, value)
-        kept = isinstance(value, Tensor) and value.persistent and value.grad_fn is None
-        self.register_parameter(name, value if kept else Parameter(value))
+        self.register_parameter(name, value if is_parameter(value) else Parameter(value))
 
     def extra_repr(self) -> str:
         return ", ".join(f"({name}): {self.__dict__[name].shape}" for name in self._names() if isinstance(self.__dict__[name], Tensor))

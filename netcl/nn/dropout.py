@@ -6,6 +6,7 @@ from collections.abc import Callable
 from functools import partial
 
 import netcl.autograd as ag
+from netcl.autograd.in_place import overwrite
 from netcl.core.errors import ShapeError, check_probability, message
 from netcl.core.tensor import Tensor
 from netcl.nn.layer_class import function_layer
@@ -15,7 +16,7 @@ from netcl.nn.module import Module
 class Dropout(Module):
     """Zeros elements with probability ``p`` and scales the others by ``1 / (1 - p)``; the identity in evaluation mode.
 
-    - **p**: the probability. ``inplace`` is accepted and ignored.
+    - **p**: the probability. **inplace**: whether the result is also the new value of the input.
 
     Shapes: the output has the shape of the input.
 
@@ -27,10 +28,10 @@ class Dropout(Module):
     def __init__(self, p: float = 0.5, inplace: bool = False):
         super().__init__()
         check_probability(type(self).__name__, "p", p)
-        self.p = p
+        self.p, self.inplace = p, inplace
 
     def forward(self, x: Tensor) -> Tensor:
-        return ag.dropout(x, self.p, self.training)
+        return overwrite(ag.dropout, x, self.p) if self.inplace and self.training else ag.dropout(x, self.p, self.training)
 
     def extra_repr(self) -> str:
         return f"p={self.p}"
@@ -39,12 +40,16 @@ class Dropout(Module):
 def dropout2d(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
     """Zero channels of ``(N, C, ...)`` with probability ``p``, scale the others by ``1 / (1 - p)``; the identity unless ``training``."""
     check_probability("dropout2d", "p", p)
+    if inplace and training:
+        return overwrite(dropout2d, input, p)
     return ag.mul(input, ag.dropout(_ones(input, channels=True), p)) if training and p else input
 
 
 def _unbatched(name: str, axes: int) -> Callable[..., Tensor]:
     def drop(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
         single = input.ndim == axes + 1
+        if inplace and training:
+            return overwrite(drop, input, p)
         out = dropout2d(ag.unsqueeze(input, 0) if single else input, p, training)
         return ag.squeeze(out, 0) if single else out
 
@@ -77,12 +82,12 @@ def _alpha(input: Tensor, p: float, training: bool, channels: bool) -> Tensor:
 
 def alpha_dropout(input: Tensor, p: float = 0.5, training: bool = False, inplace: bool = False) -> Tensor:
     """In training, apply dropout for SELU: dropped elements become the negative limit of SELU, then mean and variance are restored."""
-    return _alpha(input, p, training, channels=False)
+    return overwrite(_alpha, input, p, True, False) if inplace and training else _alpha(input, p, training, channels=False)
 
 
 def feature_alpha_dropout(input: Tensor, p: float = 0.5, training: bool = False, inplace: bool = False) -> Tensor:
     """Apply :func:`alpha_dropout` to whole channels."""
-    return _alpha(input, p, training, channels=True)
+    return overwrite(_alpha, input, p, True, True) if inplace and training else _alpha(input, p, training, channels=True)
 
 
 _layer = partial(function_layer, globals(), base=Dropout)

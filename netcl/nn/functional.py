@@ -11,7 +11,7 @@ from functools import cache, partial, wraps
 from typing import TYPE_CHECKING, Any
 
 import netcl.autograd as ag
-from netcl.core.hooks import hooks
+from netcl.autograd.in_place import overwrite
 from netcl.core.tensor import Tensor
 from netcl.nn import activation, composed, ctc, volume
 from netcl.nn import attention as attentions
@@ -39,7 +39,7 @@ else:
     def __getattr__(name: str) -> Callable[..., Any]:
         op = RENAMED.get(name, name)
         if name in WRITING:
-            found = _writing(__getattr__(name[:-1]))
+            found = _writing(getattr(COMPOSED.get(name[:-1], ag), RENAMED.get(name[:-1], name[:-1])))
         elif name.removesuffix("_with_indices") in _POOLS and name not in _POOLS:
             found = partial(__getattr__(name.removesuffix("_with_indices")), return_indices=True)
         else:
@@ -51,22 +51,18 @@ else:
 
 def _writing(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """Return the in-place form of ``function``, which writes the result into its input."""
-
-    @wraps(function)
-    def write(input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        return hooks.call("in_place", "copy", input, function(ag.clone(input), *args, **kwargs))
-
-    return write
+    return wraps(function)(partial(overwrite, function))
 
 
 @cache
 def _in_place(name: str) -> Callable[..., Tensor]:
-    """Return the activation ``name`` with torch's parameter ``inplace``. The parameter is ignored, as in the layers."""
+    """Return the activation ``name`` with torch's parameter ``inplace``."""
     op = getattr(ag, name)
 
     @wraps(op)
     def function(input: Tensor, *args: Any, inplace: bool = False, **kwargs: Any) -> Tensor:
-        return op(input, *(value for value in args if not isinstance(value, bool)), **kwargs)
+        numbers = [value for value in args if not isinstance(value, bool)]
+        return overwrite(op, input, *numbers, **kwargs) if inplace or True in args[len(numbers) :] else op(input, *numbers, **kwargs)
 
     return function
 

@@ -49,7 +49,7 @@ def function_layer(scope: dict[str, Any], name: str, function: Callable[..., Any
                    more: str = "", doc: str = "") -> Any:  # fmt: skip
     """Return the layer class of a function in ``scope``, or of an op: ``forward`` takes its tensors, ``__init__`` the other parameters.
 
-    ``inplace`` and the parameters ``more`` are accepted and ignored; ``doc`` is by default that of the function.
+    ``more`` is the parameter ``inplace`` of ops, which writes the result into the input. ``doc`` is by default that of the function.
     """
     known = [p for p in inspect.signature(function).parameters.values() if p.name != "out"]
     inputs = [p.name for p in known if p is known[0] or p.annotation == "Tensor"]
@@ -58,8 +58,10 @@ def function_layer(scope: dict[str, Any], name: str, function: Callable[..., Any
     head = [f"{p.name}: {kinds[p.name]}" + ("" if p.default is p.empty else f" = {p.default!r}") for p in given] + [more] * bool(more)
     own = function.__name__ in scope
     star = ["*"] if own and given and given[0].kind is inspect.Parameter.KEYWORD_ONLY else []
-    words = [p.name if p.name in inputs else f"{p.name}={p.name}" for p in known if p.name != "inplace"]
-    call = f"{'' if own else 'ag.'}{function.__name__}({', '.join(words)})"
+    words = ", ".join(p.name if p.name in inputs else f"{p.name}={p.name}" for p in known)
+    call = f"{'' if own else 'ag.'}{function.__name__}({words})"
+    if more:
+        call = f"overwrite(ag.{function.__name__}, {words}) if inplace else {call}"
     return layer_class(scope, f"{name}({', '.join(star + head)})", call, doc or function.__doc__ or "", example, gives, base)
 
 

@@ -87,6 +87,21 @@ def test_models_go_out_and_come_back(tmp_path, name, dynamic):
     assert {key: t.shape for key, t in again.state_dict().items()}.items() <= {key: t.shape for key, t in own.items()}.items()
 
 
+def test_what_changes_in_place_is_exported_with_its_new_values(tmp_path):
+    class Joined(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.rest = nn.Linear(4, 4), nn.Sequential(nn.LeakyReLU(0.2, inplace=True), nn.Linear(4, 4))
+
+        def forward(self, x):
+            y = self.first(x)
+            return ag.cat([y, self.rest(y)], 1)
+
+    model, x = Joined(), IMAGES.reshape(-1, 4)[:3]
+    export_onnx(model, tmp_path / "m.onnx", x)
+    np.testing.assert_allclose(ran(tmp_path / "m.onnx", x)[0], model(x).to_host(), rtol=1e-4, atol=1e-5)
+
+
 def test_an_imported_model_can_be_trained(tmp_path):
     model = nn.Sequential(nn.Linear(12, 8), nn.ReLU(), nn.Linear(8, 1))
     x = IMAGES.reshape(3, -1)[:, :12]

@@ -13,7 +13,7 @@ import netcl
 import netcl.autograd as ag
 import netcl.nn.functional as F
 from netcl import nn
-from netcl.core.errors import ShapeError
+from netcl.core.errors import AutogradError, ShapeError
 from netcl.core.tensor import Tensor
 from netcl.nn import factory
 from netcl.ops import random
@@ -311,8 +311,8 @@ def test_fold_adds_up_what_unfold_took_apart():
 
 def test_functions_take_what_torchs_take():
     x = Tensor.from_host(np.array([[-1.0, 2.0]], np.float32))
-    assert F.relu(x, inplace=True).tolist() == F.relu(x, True).tolist() == [[0.0, 2.0]]
-    assert F.leaky_relu(x, 0.5, True).tolist() == F.leaky_relu(x, negative_slope=0.5).tolist() == [[-0.5, 2.0]]
+    assert F.relu(x.clone(), inplace=True).tolist() == F.relu(x.clone(), True).tolist() == [[0.0, 2.0]]
+    assert F.leaky_relu(x.clone(), 0.5, True).tolist() == F.leaky_relu(x, negative_slope=0.5).tolist() == [[-0.5, 2.0]]
     assert F.dropout(x, 0.5, training=False, inplace=True).tolist() == x.tolist()
     assert F.pad(x, pad=(1, 0), value=7.0).tolist() == [[7.0, -1.0, 2.0]]
     images = Tensor.from_host(np.arange(8, dtype=np.float32).reshape(1, 2, 2, 2))
@@ -326,6 +326,44 @@ def test_functions_take_what_torchs_take():
         F.glu(Tensor.ones((3,)))
     with pytest.raises(ShapeError, match=r"\[pixel_shuffle\] x must have four dimensions"):
         nn.PixelShuffle(2)(Tensor.ones((4,)))
+
+
+# A layer, the value that it writes over -1, and the gradient there.
+IN_PLACE = [
+    (nn.ReLU(True), 0.0, 0.0), (nn.LeakyReLU(0.5, True), -0.5, 0.5), (nn.Hardtanh(-0.5, 9, True), -0.5, 0.0),
+    (nn.SiLU(True), -0.2689, 0.0723), (nn.CELU(1.0, True), -0.6321, 0.3679), (nn.Threshold(0.0, 3.0, True), 3.0, 0.0),
+    (nn.RReLU(0.5, 0.5, True).eval(), -0.5, 0.5), (nn.Dropout(1.0, True), 0.0, 0.0), (nn.AlphaDropout(1.0, True), 0.0, 0.0),
+    (nn.Dropout2d(1.0, True), 0.0, 0.0),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("before", ["computed", "written", "shared"])
+@pytest.mark.parametrize("layer, value, slope", IN_PLACE, ids=[type(layer).__name__ for layer, *_ in IN_PLACE])
+def test_inplace_changes_the_input(layer, value, slope, before, queue):
+    x = Tensor.from_host(queue, np.full((2, 2), -1.0, np.float32), requires_grad=True)
+    y = x * 2.0 + 1.0
+    if before == "written":
+        y += 0.0
+    alias = y.detach() if before == "shared" else y
+    assert layer(y) is y
+    ag.sum(y * 3.0).backward()  # reads y, not the result of the layer
+    np.testing.assert_allclose(alias.to_host(), np.full((2, 2), value), atol=1e-4)
+    np.testing.assert_allclose(x.grad.to_host(), np.full((2, 2), 6.0 * slope), atol=1e-3)
+    with ag.no_grad():
+        given = Tensor.from_host(queue, np.full((2, 2), -1.0, np.float32))
+        layer(given)
+    np.testing.assert_allclose(given.to_host(), np.full((2, 2), value), atol=1e-4)
+
+
+def test_inplace_refuses_leaves_and_values_that_backward_reads():
+    x = Tensor.from_host(np.ones(2, np.float32), requires_grad=True)
+    with pytest.raises(AutogradError, match="cannot write in place to a leaf"):
+        F.relu(x, inplace=True)
+    y = x * 2.0
+    z = y * y
+    nn.ReLU(inplace=True)(y)
+    with pytest.raises(AutogradError, match="must not be changed in place"):
+        z.sum().backward()
 
 
 def test_a_number_can_be_folded_over_its_last_axis():

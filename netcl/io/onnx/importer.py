@@ -139,13 +139,10 @@ class OnnxModel(nn.Module):
         if name in body.constants or array.dtype.kind in "biu" or array.ndim == 0:
             return tree.tensor_of(stored, dtype, self._host)
         tensor = tree.tensor_of(stored, dtype, nn.parameter.here())
-        tensor.requires_grad, tensor.persistent = learned, True
+        tensor = nn.Parameter(tensor) if learned else tensor
         owner, last = self._owner(name)
         self._places.append((owner, last, body, name))
-        if learned:
-            owner.register_parameter(last, tensor)
-        else:
-            owner.register_buffer(last, tensor)
+        (owner.register_parameter if learned else owner.register_buffer)(last, tensor)
         return tensor
 
     def _owner(self, name: str) -> tuple[nn.Module, str]:

@@ -15,7 +15,7 @@ import numpy as np
 
 import netcl.autograd as ag
 from netcl.autograd.tape import modes
-from netcl.core.nested import tensors_in
+from netcl.core.nested import map_leaves, tensors_in
 from netcl.core.tensor import Tensor
 from netcl.engine.registry import Choice, Composite, Pointwise, Row, lookup_op
 from netcl.io.archive import refusal
@@ -81,8 +81,16 @@ class Trace:
             self.outputs = tensors_in(function(*inputs))
         return self
 
-    def observe(self, row: Row, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Run an op and record it, unless it returns an input. Unknown composite ops are recorded as the ops they call."""
+    def observe(self, row: Row | None, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Run an op and record it, unless it returns an input. Unknown composite ops are recorded as the ops they call.
+
+        Without a row, ``function`` is a tensor that changes in place: ``args[0]`` takes its place in the recorded calls.
+        """
+        if row is None:
+            for part in (self, *self.calls):
+                for name in vars(part).keys() & {"inputs", "params", "outputs"}:
+                    setattr(part, name, map_leaves(getattr(part, name), lambda leaf: args[0] if leaf is function else leaf))
+            return None
         known = row.name in self.known or isinstance(row, Pointwise | Choice)
         decompose = self.decompositions.get(row.name)
         if not known and decompose is None and isinstance(row, Composite):
