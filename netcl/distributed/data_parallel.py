@@ -20,6 +20,7 @@ from netcl.distributed import collectives
 from netcl.distributed.collectives import queues_of
 from netcl.distributed.comm import thread_worlds
 from netcl.distributed.sync_norm import convert_sync_batchnorm, without_sync
+from netcl.nn.hooks import take_hooks
 from netcl.nn.module import Module
 from netcl.ops import update
 
@@ -186,8 +187,8 @@ class DataParallel(Module):
     - **sync_batchnorm**: compute the statistics of batch norm over the whole batch instead of each device's part.
 
     An optimizer over ``parameters()`` updates the model, and the other replicas are refreshed before the next forward. An optimizer from
-    :meth:`optimizer` steps every replica, without copies. Other changes of the parameters, such as a loaded checkpoint, also refresh the
-    replicas.
+    :meth:`optimizer` steps every replica with the gradients of ``parameters()``; nothing is refreshed. Other changes of the parameters,
+    such as a loaded checkpoint, also refresh the replicas.
 
     >>> from netcl import nn
     >>> parallel = DataParallel(nn.Linear(2, 1), devices=["cpu", "cpu"])
@@ -248,12 +249,8 @@ class DataParallel(Module):
             what = "modules and dtypes of the model must not change after it was wrapped: its replicas would not"
             raise RuntimeError(message("DataParallel", what, "change the model first, then wrap it"))
         for model, *others in zip(*(replica.modules() for replica in self.replicas), strict=True):
-            for hooks in (other._module_hooks for other in others):
-                kept = {
-                    kind: {n: hooks.get(kind, {}).get(n, hook) for n, hook in group.items()} for kind, group in model._module_hooks.items()
-                }
-                hooks.clear()
-                hooks.update(kept)
+            for other in others:
+                take_hooks(other, model)
 
     def refresh(self) -> None:
         """Overwrite the parameters and buffers of all replicas with those of the first."""

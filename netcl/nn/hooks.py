@@ -30,6 +30,15 @@ def add_hook(hooks: dict[str, dict[int, Callable[..., Any]]], kind: str, hook: C
     return RemovableHandle(remove)
 
 
+def take_hooks(module: object, source: object) -> None:
+    """Give a copy of a module the hooks that its source has now; it keeps its own copies of those it was copied with."""
+    own, wanted = vars(module)["_module_hooks"], vars(source)["_module_hooks"]
+    kept = {kind: {number: own.get(kind, {}).get(number, hook) for number, hook in group.items()} for kind, group in wanted.items()}
+    if kept != own:
+        own.clear()
+        own.update(kept)
+
+
 def with_keywords(hook: Callable[..., Any], given: bool) -> Callable[..., Any]:
     """Return a hook of forward in the form ``hook(module, args, kwargs, *output)``; ``given``: it already has this form."""
     return hook if given else _without_keywords(hook)

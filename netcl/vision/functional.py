@@ -59,10 +59,9 @@ def host_tensor(array: Any) -> Tensor:
 def _changed(op: str, image: Any, function: Callable[[np.ndarray], Any]) -> Any:
     """Apply a function to the array of a tensor or of a PIL image; returns the same type."""
     if is_pil(image):
-        palette = image.getpalette() if image.mode == "P" else None
-        made = to_pil_image(function(_pixel_array(image)).transpose(1, 2, 0), None if palette else image.mode)
-        if palette:
-            made.putpalette(palette)
+        made = to_pil_image(function(_pixel_array(image)).transpose(1, 2, 0), image.mode if image.mode != "P" else None)
+        if image.mode == "P":
+            made.putpalette(image.getpalette())
         return made
     if not isinstance(image, Tensor) or image.ndim < 2:
         what = "the image must be a PIL image or a tensor (..., channels, height, width)"
@@ -230,15 +229,11 @@ def resize(
 
 
 def pad(img: Any, padding: Any, fill: Any = 0, padding_mode: str = "constant") -> Any:
-    """Pad with ``fill`` or by ``padding_mode``; negative widths crop.
-
-    - **padding**: one width, (left and right, top and bottom) or (left, top, right, bottom).
-    - **fill**: one number, or one per channel.
-    """
+    """Pad by one width, (x, y) or (left, top, right, bottom), with ``fill``, one number or one per channel; negative widths crop."""
     sizes = [padding] if isinstance(padding, int | np.integer) else list(padding)
     if len(sizes) not in (1, 2, 4):
         raise ValueError(message("pad", "padding must have 1, 2 (left and right, top and bottom) or 4 numbers", padding=padding))
-    left, top, right, bottom = sizes * (4 // len(sizes))
+    left, top, right, bottom = map(int, sizes * (4 // len(sizes)))
     if padding_mode not in ("constant", "edge", "reflect", "symmetric"):
         raise ValueError(message("pad", "padding_mode must be constant, edge, reflect or symmetric", padding_mode=padding_mode))
     if is_pil(img) and padding_mode == "constant":
@@ -246,7 +241,7 @@ def pad(img: Any, padding: Any, fill: Any = 0, padding_mode: str = "constant") -
 
     def padded(x: np.ndarray) -> np.ndarray:
         x = x[..., max(-top, 0) : x.shape[-2] + min(bottom, 0), max(-left, 0) : x.shape[-1] + min(right, 0)]
-        edges: Any = [(max(top, 0), max(bottom, 0)), (max(left, 0), max(right, 0))]
+        edges = [(max(top, 0), max(bottom, 0)), (max(left, 0), max(right, 0))]
         made = np.pad(x, [(0, 0)] * (x.ndim - 2) + edges, padding_mode)  # type: ignore[call-overload]
         if padding_mode != "constant" or not np.any(fill):
             return made

@@ -270,6 +270,10 @@ def test_a_detector_in_training_needs_targets():
         model([netcl.ones((3, 8, 8))])
     with pytest.raises(ShapeError, match=r"\[SSD\] there must be at least one image, each of shape \(channels, height, width\)"):
         model([netcl.ones((8, 8))])
+    for boxes, labels in (([[0.0, 0.0, 2.0, 2.0]], [1, 1]), ([[2.0, 0.0, 1.0, 2.0]], [1])):
+        with pytest.raises(ShapeError, match=r"\[SSD\] boxes must have shape \(N, 4\) and positive sizes.*with one label for each"):
+            model._losses(netcl.zeros((1, 2, 2)), netcl.zeros((1, 2, 4)), np.ones((2, 4), np.float32), [(8, 8)],
+                          [{"boxes": np.array(boxes), "labels": np.array(labels)}])  # fmt: skip
 
 
 # ---- preprocessing, and other ways to the models

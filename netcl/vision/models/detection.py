@@ -126,6 +126,9 @@ class SSD(nn.Module):
         queue, made = logits.queue, []
         for (height, width), target in zip(sizes, targets, strict=True):
             boxes, labels = (np.asarray(x.to_host() if isinstance(x, Tensor) else x) for x in (target["boxes"], target["labels"]))
+            if boxes.shape != (len(labels), 4) or not (boxes[:, 2:] > boxes[:, :2]).all():
+                what = "boxes must have shape (N, 4) and positive sizes (x1 < x2, y1 < y2), with one label for each"
+                raise ShapeError(message("SSD", what, boxes=boxes.shape, labels=labels.shape))
             made.append(self._matched(boxes * (_SIDE / np.array([width, height] * 2, np.float32)), labels, around))
         goal, label = (np.stack(values) for values in zip(*made, strict=True))
         taken = label > 0
