@@ -47,6 +47,17 @@ def test_rounding_to_decimals_and_coordinates_as_tuple():
     assert (rows.tolist(), columns.tolist()) == ([0, 1], [0, 1]) and netcl.nonzero(x).shape == (2, 2)
 
 
+def test_sums_and_lengths_of_small_dtypes_neither_wrap_around_nor_vanish():
+    y, x = netcl.tensor([255, 255, 1], dtype="uint8"), netcl.tensor([0, 10, 1], dtype="uint8")
+    assert (netcl.trapezoid(y).item(), netcl.trapezoid(y, x).item(), netcl.cumulative_trapezoid(y).tolist()) == (
+        383.0,
+        1398.0,
+        [255.0, 383.0],
+    )
+    zero, one = netcl.zeros(1, 2, dtype="float16"), netcl.ones(1, 2, dtype="float16")
+    assert nn.functional.cosine_similarity(zero, one).item() == 0.0 and math.isfinite(netcl.info_nce(zero, one).item())
+
+
 def test_shapes_change_in_place():
     x = netcl.arange(6.0).reshape(2, 3).clone()
     assert x.t_() is x and x.tolist() == [[0.0, 3.0], [1.0, 4.0], [2.0, 5.0]]

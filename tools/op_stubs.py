@@ -180,7 +180,7 @@ RETURNS = {
     "__format__": "str", "_repr_html_": "str", "type": "Any", "stride": "Any", "retain_grad": "None",
     **dict.fromkeys("dim ndimension nelement numel element_size storage_offset get_device itemsize".split(), "_int"),
     **dict.fromkeys("equal allclose is_floating_point is_contiguous is_complex is_nonzero is_signed is_same_size is_pinned is_leaf is_cuda"
-                    " is_cpu is_conj is_neg is_inference is_distributed".split(), "_bool"),
+                    " is_cpu is_conj is_neg is_inference is_distributed __contains__".split(), "_bool"),
     **{name: "_bool" for name in methods._PROPERTIES if name.startswith("is_")}, "layout": "str", "name": "None",
 }  # fmt: skip
 

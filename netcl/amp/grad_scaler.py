@@ -77,6 +77,7 @@ class GradScaler:
         self._devices: dict[Any, _Numbers] = {}
         self._found: dict[Any, Tensor] = {}
         self._unscaled: dict[int, dict[Any, Tensor]] = {}
+        self._stepped: set[int] = set()
 
     # ---- a step
 
@@ -87,10 +88,11 @@ class GradScaler:
     def unscale_grads(self, optimizer: Any, params: Iterable[Tensor] | None = None) -> None:
         """Divide the gradients by the scale, in place, to inspect or clip them before :meth:`step`.
 
-        ``params`` are the parameters whose gradients are divided; by default all of the optimizer's.
+        ``params`` are the parameters whose gradients are divided; by default all of the optimizer's. They must include those.
         """
         if not self._is_enabled():
             return
+        self._check_first("unscale_grads", optimizer)
         if self._known(self._unscaled, id(optimizer)) is not None:
             what = "the gradients of an optimizer must be unscaled only once"
             raise RuntimeError(message("unscale_grads", what, "call it once between backward and update()"))
@@ -109,6 +111,7 @@ class GradScaler:
         options = {} if max_norm is None else {"max_norm": max_norm}
         if not self._is_enabled():
             return optimizer.step(**options)
+        self._check_first("step", optimizer)
         found = self._known(self._unscaled, id(optimizer))
         gradients = {} if found is not None else update.by_context(_scaled_gradients(optimizer, params))
         if found is None:
@@ -116,15 +119,28 @@ class GradScaler:
         if len(found) == 1 and getattr(optimizer, "skips_on_device", False):
             ((place, verdict),) = found.items()
             inverse = {"grad_scale": self._devices[place].inverse} if gradients else {}
-            return optimizer.step(**options, **inverse, found_inf=verdict)
-        if any(verdict.item() for verdict in found.values()):
-            return None
-        for place, tensors in gradients.items():
-            update.scale(tensors, self._devices[place].inverse)
-        return optimizer.step(**options)
+            norm = optimizer.step(**options, **inverse, found_inf=verdict)
+        elif any([verdict.item() for verdict in found.values()]):
+            norm = None
+        else:
+            for place, tensors in gradients.items():
+                update.scale(tensors, self._devices[place].inverse)
+            norm = optimizer.step(**options)
+        recording.again(partial(self._stepped.add, id(optimizer)))
+        return norm
+
+    def _check_first(self, op: str, optimizer: Any) -> None:
+        """Raise if an optimizer has stepped since :meth:`update`: its gradients may be unscaled, and the scale is adapted once."""
+        recording.requires(lambda: id(optimizer) in self._stepped)
+        if id(optimizer) in self._stepped:
+            raise RuntimeError(
+                message(op, "an optimizer must step only once between two calls of update()", "call update() after the step")
+            )
 
     def update(self) -> None:
         """Adapt the scale to the result of the steps since the last call; call it once per training step."""
+        if self._is_enabled() and not self._found:
+            raise RuntimeError(message("update", "step() or unscale_grads() must be called before update()", "call step(optimizer) first"))
         if not any(map(recording.made, self._found.values())):
             recording.requires(lambda: {place: id(verdict) for place, verdict in self._found.items()})
         rates = recording.again(lambda: [self.growth_factor, self.backoff_factor, float(self.growth_interval)])
@@ -132,6 +148,7 @@ class GradScaler:
             update.apply(_UPDATE, [[number] for number in self._devices[place]], rates, verdict)
         recording.again(self._found.clear)
         recording.again(self._unscaled.clear)
+        recording.again(self._stepped.clear)
 
     def _is_enabled(self) -> bool:
         recording.requires(lambda: self.enabled)
@@ -220,9 +237,11 @@ def _check_scale(scale: Any, growth: float, backoff: float, interval: int) -> No
 
 
 def _scaled_gradients(optimizer: Any, params: Iterable[Tensor] | None) -> list[Tensor]:
-    if params is None:  # for sharded or replicated optimizers, ``params`` are all parameters: they need a common decision
-        params = getattr(optimizer, "params", None) or [p for group in optimizer.param_groups for p in group["params"]]
-    given = list(params)
+    own = getattr(optimizer, "params", None) or [p for group in optimizer.param_groups for p in group["params"]]
+    given = list(own if params is None else params)  # of sharded or replicated optimizers, all parameters: they need a common decision
+    if params is not None and any(p.grad is not None and all(p is not other for other in given) for p in own):
+        what = "params must hold every parameter of the optimizer that has a gradient"
+        raise ValueError(message("GradScaler", what, "the others would be updated by scaled gradients", given=len(given), has=len(own)))
     found = [p.grad for p in given if p.grad is not None]
     if not found:
         remedy = "call scaler.scale_loss(loss).backward() first"

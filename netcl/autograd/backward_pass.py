@@ -192,6 +192,8 @@ class _Walk:
                     self.found[key] = _sum(self.F, self.found[key], gradient)
                 elif self.into is not None:
                     self.into.send(edge, gradient)
+            elif not target.requires_grad:  # the leaf was frozen after the forward pass
+                return
             elif target._hooks:
                 self.held[target] = _sum(self.F, self.held.get(target), gradient)
             else:
@@ -218,7 +220,7 @@ class _Walk:
         leaf = None if edge is None else edge[0]
         if not isinstance(leaf, Tensor) or gradient is None or self.wanted is not None or self.F is not ops or anomaly_mode.get():
             return False
-        if leaf.dtype != "float32" or gradient.dtype not in HALVES or leaf in self.narrow or _hooked((edge,)):
+        if leaf.dtype != "float32" or not leaf.requires_grad or gradient.dtype not in HALVES or leaf in self.narrow or _hooked((edge,)):
             return False
         if gradient.memory is None or gradient.array is not None:  # the kernel of a deferred gradient may include the cast
             return False
@@ -384,7 +386,7 @@ def _ran_as_plan(out: Tensor, gradient: Tensor | None, retain: bool, since: int)
         log.info("[backward] is walked, which needs less memory at a time: %s", error)
         return False
     for leaf, made in zip(graph.leaves, gradients, strict=True):
-        if made is not None:
+        if made is not None and leaf.requires_grad:
             leaf.grad = made
     if not retain:
         for i in found.visited:
@@ -486,7 +488,8 @@ def _walk_copies(graph: _RecordedGraph, visited: list[int], gradient: Tensor, *k
     """Walk over copies of the nodes, which have ``kept`` as their saved values; returns the gradients of the leaves."""
     commands = gradient.queue
     copies: dict[Any, Any] = {node: copy(node) for node in graph.nodes}
-    stand_ins: dict[int, Tensor] = {id(leaf): Tensor(None, leaf.shape, leaf.dtype, commands.context, commands) for leaf in graph.leaves}
+    where = {"context": commands.context, "queue": commands, "requires_grad": True}
+    stand_ins: dict[int, Tensor] = {id(leaf): Tensor(None, leaf.shape, leaf.dtype, **where) for leaf in graph.leaves}
     for node, values in zip(graph.nodes, kept, strict=True):
         row, inputs, options, _ = node.saved
         count = len(inputs)
@@ -584,6 +587,8 @@ def backward(
         run_backward(outs, given, retain_graph=bool(retain_graph), create_graph=create_graph)
         return
     ins = list(dict.fromkeys(_listed("inputs", inputs)))
+    if not ins:
+        raise ValueError(message("backward", "inputs must not be empty", "leave it out for all leaves"))
     found = grad(outs, ins, given, retain_graph, create_graph, allow_unused=True)
     owners = {id(_memory_owner(gradient)) for gradient in found if gradient is not None}  # one may be the gradient of several inputs
     for x, gradient in zip(ins, found, strict=True):

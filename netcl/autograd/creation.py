@@ -21,7 +21,7 @@ from netcl.core import dtype as dtypes
 from netcl.core import recording
 from netcl.core.arguments import find_queue
 from netcl.core.device import get_active_device, set_active_device
-from netcl.core.errors import DtypeError, ShapeError, message
+from netcl.core.errors import DtypeError, ShapeError, at_least, message
 from netcl.core.tensor import PRINT_OPTIONS, Tensor
 from netcl.engine.operands import common_dtype, common_shape
 from netcl.ops import random
@@ -127,8 +127,8 @@ def randperm(n: int, *, dtype: Any = "int64", **options: Any) -> Tensor:
 def normal(mean: Any = 0.0, std: Any = 1.0, size: Any = None, *, dtype: Any = None, **options: Any) -> Tensor:
     """Return normal values with a mean and a standard deviation, each a number or a tensor; two numbers need ``size``."""
     like = next((x for x in (mean, std) if isinstance(x, Tensor)), None)
-    if like is None and size is None:
-        raise ShapeError(message("normal", "size must be given if mean and std are numbers", mean=mean, std=std))
+    if (like is None) == (size is None):
+        raise ShapeError(message("normal", "size must be given if mean and std are numbers, and only then", mean=mean, std=std, size=size))
     shape = np.broadcast_shapes(*(x.shape for x in (mean, std) if isinstance(x, Tensor))) if like is not None else size
     grad = options.pop("requires_grad", False)
     if like is not None:
@@ -136,7 +136,7 @@ def normal(mean: Any = 0.0, std: Any = 1.0, size: Any = None, *, dtype: Any = No
             raise TypeError(message("normal", "options must not be given with tensors", "move the result", given=", ".join(options)))
         options["queue"] = like.queue
     made: Tensor = randn(shape, dtype=dtype or (dtypes.FLOAT32 if like is None else like.dtype), **options)
-    made = made * std + mean
+    made = made * (std if isinstance(std, Tensor) else at_least("normal", "std", std)) + mean
     return made.requires_grad_() if grad else made
 
 

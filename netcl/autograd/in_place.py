@@ -16,7 +16,7 @@ from netcl.autograd.ops import keeps_first, needs_recording, record, scaled, twi
 from netcl.autograd.tape import KeptGradient, grad_mode, keeps_gradient, modes, no_grad, retain_grad
 from netcl.core import recording
 from netcl.core.dtype import DTYPES
-from netcl.core.errors import AutogradError, DtypeError, ShapeError, check_probability, message
+from netcl.core.errors import AutogradError, DtypeError, ShapeError, at_least, check_probability, message
 from netcl.core.tensor import CountedSource, Tensor, duplicate, with_shape
 from netcl.core.writes import clock, rewrote, writes_of
 from netcl.engine import registry
@@ -307,9 +307,11 @@ def _drawn(x: Tensor, kind: str) -> Tensor:
 
 
 _DRAWN: dict[str, Callable[..., Tensor]] = {
-    "uniform": lambda x, low=0.0, high=1.0: assign(x, _drawn(x, "rand") * (high - low) + low, "uniform"),
-    "normal": lambda x, mean=0.0, std=1.0: assign(x, _drawn(x, "randn") * std + mean, "normal"),
+    "uniform": lambda x, low=0.0, high=1.0: assign(x, _drawn(x, "rand") * (at_least("uniform_", "high", high, low) - low) + low, "uniform"),
+    "normal": lambda x, mean=0.0, std=1.0: assign(x, _drawn(x, "randn") * at_least("normal_", "std", std) + mean, "normal"),
     "bernoulli": _bernoulli, "random": _random_integers, "exponential": _exponential,
-    "log_normal": lambda x, mean=1.0, std=2.0: assign(x, twin("exp")(_drawn(x, "randn") * std + mean), "log_normal"),
+    "log_normal": lambda x, mean=1.0, std=2.0: assign(
+        x, twin("exp")(_drawn(x, "randn") * at_least("log_normal_", "std", std) + mean), "log_normal"
+    ),
 }  # fmt: skip
 _SPECIAL = {"fill": _fill, "copy": _copy, **{name: with_generator(fill) for name, fill in _DRAWN.items()}}

@@ -27,7 +27,7 @@ from netcl.autograd.tape import (
     recording,
     set_detect_anomaly,
 )
-from netcl.core.dtype import DTYPES
+from netcl.core.dtype import DTYPES, HALVES
 from netcl.core.errors import AutogradError, DtypeError, message
 from netcl.core.tensor import Tensor
 from netcl.core.writes import clock
@@ -121,8 +121,7 @@ def scaled(x: Any, other: Any, alpha: Any) -> Any:
     alpha = factor_of("add", alpha, x, other)
     if not (isinstance(x, Tensor) and isinstance(other, Tensor)):
         return other * alpha
-    dtype = common_dtype((x, other)).name
-    return twin("cast")(twin("cast")(other, dtype) * alpha, dtype)  # bools times an integer are integers
+    return twin("cast")(other, common_dtype((x, other)).name) * alpha
 
 
 def _scale_last(call: Callable[..., Any], *args: Any, alpha: Any, **kwargs: Any) -> Any:
@@ -167,9 +166,10 @@ EXTRAS: dict[str, tuple[Sequence[str], Callable[..., Any]]] = {
 def _round_decimals(call: Callable[..., Any], x: Any, *, decimals: int | None, **kwargs: Any) -> Any:
     if not decimals or not DTYPES[x.dtype].is_float:
         return call(x, **kwargs)
-    scale = 10.0 ** abs(decimals)
-    made = call(x * scale if decimals > 0 else x / scale)
-    return twin("div" if decimals > 0 else "mul")(made, scale, **kwargs)
+    scale, wide = 10.0 ** abs(decimals), twin("cast")(x, "float32") if x.dtype in HALVES else x
+    made = call(wide * scale if decimals > 0 else wide / scale)
+    made = twin("div" if decimals > 0 else "mul")(made, scale, **kwargs if wide is x else {})
+    return made if wide is x else twin("cast")(made, x.dtype, **kwargs)
 
 
 def _nonzero_tuple(call: Callable[..., Any], x: Any, *, as_tuple: bool | None, **kwargs: Any) -> Any:

@@ -42,6 +42,13 @@ def check_probability(op: str, name: str, value: Any) -> None:
         raise ValueError(message(op, f"{name} must be a number from 0 to 1", **{name: repr(value)}))
 
 
+def at_least(op: str, name: str, value: float, least: float = 0) -> float:
+    """Return a number; raises ``ValueError`` unless it is at least ``least``."""
+    if not value >= least:
+        raise ValueError(message(op, f"{name} must be at least {least}", **{name: value}))
+    return value
+
+
 class ShapeError(ValueError, RuntimeError):
     """Raised when shapes, axes or sizes do not fit together."""
 

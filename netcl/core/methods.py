@@ -166,6 +166,11 @@ _TYPES = {"bool": "Bool", "uint8": "Byte", "int8": "Char", "int16": "Short", "ui
           "float64": "Double"}  # fmt: skip
 
 
+def _numel(self: Any) -> Any:
+    """Return the number of elements."""
+    return self.size
+
+
 def _t(self: Any) -> Any:
     """Transpose a matrix; a vector or scalar is returned unchanged."""
     if self.ndim > 2:
@@ -261,7 +266,7 @@ _SHORT_METHODS: dict[str, Callable[..., Any]] = {
     "where": lambda self, condition, other: hooks.call("where", condition, self, other),
     "contiguous": lambda self, memory_format=None: self if self.place is None else hooks.call("contiguous", self),
     "cuda": lambda self, device=None, non_blocking=False: self.to("gpu" if device is None else device),
-    "dim": lambda self: self.ndim, "ndimension": lambda self: self.ndim, "nelement": lambda self: self.numel(),
+    "dim": lambda self: self.ndim, "ndimension": lambda self: self.ndim, **dict.fromkeys(("numel", "nelement"), _numel),
     "element_size": lambda self: dtypes.DTYPES[self.dtype].itemsize, "storage_offset": lambda self: 0,
     "is_contiguous": lambda self, memory_format=None: True, "is_nonzero": lambda self: bool(self),
     "is_signed": lambda self: dtypes.DTYPES[self.dtype].host.kind in "if",
@@ -274,7 +279,7 @@ _SHORT_METHODS: dict[str, Callable[..., Any]] = {
     "type_as": lambda self, other: self.to(other.dtype),
     "retain_grad": lambda self: hooks.call("retain_grad", self),
     "register_post_accumulate_grad_hook": lambda self, hook: hooks.call("register_post_accumulate_grad_hook", self, hook),
-    "__copy__": _shallow_copy,
+    "__copy__": _shallow_copy, "__contains__": lambda self, value: bool(hooks.call("any", hooks.call("eq", self, value))),
     "positive": lambda self: self, "__pos__": lambda self: self,
     "adjoint": lambda self: hooks.call("transpose", self, -2, -1),
 }  # fmt: skip

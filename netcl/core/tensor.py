@@ -33,7 +33,7 @@ from netcl.core.hooks import hooks
 from netcl.core.memory import BufferHandle
 from netcl.core.methods import SIZES, Size, size_of
 from netcl.core.waiting_runs import flush_waiting, waiting
-from netcl.core.writes import Writes, rewrote, writes_of, wrote
+from netcl.core.writes import Writes, extent, read_views, rewrote, writes_of, wrote
 
 if TYPE_CHECKING:
     from netcl.core.tensor_methods import TensorMethods
@@ -331,9 +331,7 @@ class Tensor(TensorMethods):
     @classmethod
     def _random(cls, kind: str, shape: tuple[Any, ...], dtype: str, queue: Any, device: Any, requires_grad: bool) -> Tensor:
         sizes = _shape(shape[0] if len(shape) == 1 and not isinstance(shape[0], int) else shape, kind)
-        result = hooks.call(kind, sizes, dtype=dtype, queue=_queue(queue, None, device))
-        result.requires_grad = requires_grad
-        return result
+        return hooks.call(kind, sizes, dtype=dtype, queue=_queue(queue, None, device)).requires_grad_(requires_grad)
 
     def _mark(self, requires_grad: bool, persistent: bool) -> None:
         self._requires_grad = False
@@ -370,10 +368,6 @@ class Tensor(TensorMethods):
         except KeyError:
             return size_of(self.shape)
 
-    def numel(self) -> int:
-        """Return the number of elements."""
-        return self.size
-
     @property
     def ndim(self) -> int:
         """Number of dimensions."""
@@ -405,10 +399,9 @@ class Tensor(TensorMethods):
         return self.shape[0]
 
     def __repr__(self) -> str:
-        name = self.device.device_name
         grad = ", requires_grad=True" if self.requires_grad else ""
         values = np.array2string(self.to_host(), separator=", ", prefix="Tensor(", **PRINT_OPTIONS)
-        return f"Tensor({values}, shape={self.shape}, dtype={self.dtype}, device={name!r}{grad})"
+        return f"Tensor({values}, shape={self.shape}, dtype={self.dtype}, device={self.device.device_name!r}{grad})"
 
     # ---- values
 
@@ -459,11 +452,14 @@ class Tensor(TensorMethods):
         self.host_ref = None
         try:
             if self.array is not None:
+                math.copysign(1.0, value)  # raises TypeError unless it is a number: np.asarray takes None for NaN
                 self.array[...] = dtypes.encode(np.asarray(value, row.host), row)
             else:
                 backend_of(self.queue).fill(self.realize(), self.nbytes, row, value)
         except OverflowError:
             raise DtypeError(message("fill", f"value must be representable in {self.dtype}, got {value}", shape=self.shape)) from None
+        except TypeError:
+            raise TypeError(message("fill", "value must be a number", given=type(value).__name__)) from None
         return self
 
     def item(self) -> float | int | bool:
@@ -580,6 +576,8 @@ class Tensor(TensorMethods):
         """
         if not callable(hook):
             raise TypeError(message("register_hook", "hook must be callable", given=type(hook).__name__))
+        if not self._requires_grad:
+            raise AutogradError(message("register_hook", "the tensor must require grad", "call requires_grad_() first", shape=self.shape))
         if self.grad_fn is not None:
             return self.grad_fn.add_hook(self.output_nr, hook)
         self._hooks = [*(self._hooks or ()), hook]
@@ -664,9 +662,10 @@ def duplicate(x: Tensor) -> Tensor:
 
 def stand_on(tensor: Any, other: Any) -> None:
     """Give ``tensor`` the shape, dtype, device and memory of ``other``; if ``other`` is a slice or transposition, a copy of the memory."""
-    if other.place is not None and other.place.strides is not None:
+    if extent(other)[1] is not None:
         other = duplicate(other)  # a part of a base: memory of its own
     other.realize()
+    read_views(tensor)
     for slot in ("memory", "shape", "dtype", "context", "queue", "lease", "host_ref", "pending_event", "pending_release"):
         setattr(tensor, slot, getattr(other, slot))
     tensor.writes, tensor.source, tensor.place = writes_of(other), other.source, None
@@ -677,7 +676,7 @@ def stand_on(tensor: Any, other: Any) -> None:
 def _set_data(self: Any, other: Any) -> None:
     if not hasattr(other, "writes"):
         raise TypeError(message("data", "data must be a tensor", "write values with x.data[...] = values", given=type(other).__name__))
-    if other.writes is None or other.writes is not self.writes:
+    if other.writes is None or other.writes is not self.writes or extent(other) != extent(self):
         stand_on(self, other)
 
 

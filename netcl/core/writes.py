@@ -34,6 +34,18 @@ def writes_of(t: Any) -> Writes:
     return t.writes
 
 
+def extent(t: Any) -> tuple[object, object]:
+    """Return the shape of ``t`` and, if it is a slice or transposition, its offset and strides in the memory that it shares."""
+    return t.shape, None if t.place is None or t.place.strides is None else (t.place.offset, t.place.strides)
+
+
+def read_views(t: Any) -> None:
+    """Refresh the views that hold copies of the memory of ``t``, which is about to get other memory."""
+    for ref in (None if t.writes is None else t.writes.copies) or ():
+        if (view := ref()) is not None:
+            view.realize()
+
+
 def wrote(tensors: Iterable[Any]) -> None:
     """Record the time of an in-place write to the memory of each tensor, and report it to the recorder."""
     clock.last = now = clock.tick()

@@ -169,10 +169,10 @@ def as_integer(op: str, compute: str, value: Any) -> int:
 
 
 def factor_of(op: str, value: Any, *operands: Any) -> Any:
-    """Return a number that multiplies operands: as an integer if they are integers. Raises ``DtypeError`` if it has a fraction then."""
-    if isinstance(value, float) and not common_dtype([x for x in operands if isinstance(x, Tensor | int | float)]).is_float:
-        return as_integer(op, "long", value)
-    return value
+    """Return a number that multiplies operands: as a bool or an integer if they are. Raises ``DtypeError`` if it has a fraction then."""
+    kind = common_dtype([x for x in operands if isinstance(x, Tensor | int | float)])
+    value = as_integer(op, "long", value) if isinstance(value, float) and not kind.is_float else value
+    return value if kind.rank else bool(value)
 
 
 def fusable(queue: Any, shape: tuple[int, ...], compute: str, result: DType, values: Sequence[Any]) -> bool:

@@ -43,7 +43,7 @@ def operands(op: str, values: Sequence[Any], names: Sequence[str] = ()) -> tuple
     """Convert arrays and lists to tensors on the first tensor's device. Numbers stay; if all values are numbers, convert the first."""
     first = next((x for x in values if isinstance(x, Tensor)), None)
     queue = first.queue if first is not None else None
-    made = [_operand(op, x, queue) for x in values]
+    made = [_operand(op, x, queue, values) for x in values]
     if first is None and not any(isinstance(x, Tensor) for x in made):
         made[0] = Tensor.from_host(made[0])
     tensors = [x for x in made if isinstance(x, Tensor)]
@@ -69,14 +69,15 @@ def tensors(op: str, values: Sequence[Any]) -> tuple[Tensor, ...]:
     return tuple(x if isinstance(x, Tensor) else Tensor.from_host(queue, x) for x in made)
 
 
-def _operand(op: str, x: Any, queue: Any) -> Operand:
+def _operand(op: str, x: Any, queue: Any, values: Sequence[Any]) -> Operand:
     if isinstance(x, Tensor) or type(x) in SCALARS:
         return x
     if isinstance(x, np.generic):
         return x.item()
     if isinstance(x, int):  # x.size
         return int(x)
-    return from_values(op, x, queue)
+    doubles = any([isinstance(y, Tensor) and y.dtype == "float64" for y in values]) and np.asarray(x).dtype == np.float64
+    return from_values(op, x, queue, "float64" if doubles else None)
 
 
 def check_same_device(op: str, a: Tensor, b: Tensor) -> None:

@@ -167,7 +167,7 @@ def _own_plan(row: Pointwise, queue: Any, args: Sequence[Any], out: Tensor | Non
     values, params = args[: row.arity], len(args) - row.arity
     plan = plan_map(row.name, queue, forward_body(row), values, (result,), compute, params, shape, out=out)
     if compute in INTEGRAL:
-        plan.cast = partial(as_integer, row.name, _number_type(row, compute, result))
+        plan.cast = partial(as_integer, row.name, _number_type(row, compute, result, args))
     return plan
 
 
@@ -208,12 +208,17 @@ def _forward_types(row: Pointwise, args: Sequence[Any], dtype: str | None) -> tu
         working = DTYPES["int64"]
     result = DTYPES["bool"] if row.result == "bool" else working
     if working.c_compute in INTEGRAL:
-        _check_scalars(row, _number_type(row, working.c_compute, result), args)
+        _check_scalars(row, _number_type(row, working.c_compute, result, args), args)
     return shape, working.c_compute, dtypes.lookup(dtype, row.name) if dtype else result
 
 
-def _number_type(row: Pointwise, compute: str, result: DType) -> str:
-    """Return the type that a row's numbers must fit: that of the result, unless sums and products wrap numbers around as elements."""
+def _number_type(row: Pointwise, compute: str, result: DType, args: Sequence[Any]) -> str:
+    """Return the type that a row's numbers must fit: that of the result, unless sums and products wrap numbers around as elements.
+
+    An exponent must not be negative, as in torch: the reciprocal of an integer would be 0.
+    """
+    if row.name == "pow" and isinstance(args[0], Tensor):
+        return "ulong"
     selects = row.fwd.startswith(("WHERE(", "MIN(", "MAX(", "FLOORDIV(", "REMAINDER("))
     return result.name if result.narrow and selects else compute
 
@@ -245,7 +250,7 @@ def deferred(row: Pointwise, queue: Any, args: Sequence[Any], types: Any, dtype:
             return run(row, args, None, dtype)
     shape, compute, result_dtype = types
     if compute in INTEGRAL:
-        _check_scalars(row, compute, args)  # the key holds the types of numbers, not their values
+        _check_scalars(row, _number_type(row, compute, result_dtype, args), args)  # the key holds the types of numbers, not their values
     values, params = args[: row.arity], args[row.arity :]
     return defer(row.name, forward_body(row), values, params, shape, result_dtype, compute, queue)
 

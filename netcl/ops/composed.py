@@ -18,7 +18,7 @@ from netcl.core.errors import ShapeError, message
 from netcl.core.tensor import Tensor
 from netcl.engine import launch
 from netcl.engine.map_kernel import factor_of
-from netcl.engine.operands import common_shape
+from netcl.engine.operands import common_dtype, common_shape
 from netcl.engine.registry import S, Sample, composite, op
 from netcl.ops.index import joined_index
 from netcl.ops.movement import SizesArgument, along, sizes_of
@@ -285,6 +285,19 @@ def _in_float_of(F: Any, x: Tensor | float, values: Tensor | float) -> Tensor | 
     return F.cast(values, x.dtype) if whole and isinstance(x, Tensor) and dtypes.DTYPES[x.dtype].is_float else values
 
 
+def _ldexp(F: Any, a: Tensor, b: Tensor) -> Tensor:
+    powers = _in_float_of(F, a, b)
+    half = F.clamp(F.floor(F.mul(powers, 0.5)), -2000.0, 2000.0)  # 2**b alone may be 0 or infinite
+    return F.mul(F.mul(a, F.exp2(half)), F.exp2(F.sub(powers, half)))
+
+
+def _rsub(F: Any, a: Tensor, b: Tensor, *, alpha: float = 1) -> Tensor:
+    if alpha == 1:
+        return F.sub(b, a)
+    kind = common_dtype([x for x in (a, b) if isinstance(x, Tensor | int | float)])  # of the result: alpha * a may not fit in that of a
+    return F.sub(b, F.mul(F.cast(a, kind.name), factor_of("rsub", alpha, a, b)))
+
+
 def largest(dtype: str) -> float:
     """Return the largest finite number of a floating-point dtype."""
     return 3.3895313892515355e38 if dtype == "bfloat16" else float(np.finfo(dtypes.DTYPES[dtype].host).max)
@@ -298,17 +311,17 @@ def _nan_to_num(F: Any, x: Tensor, nan: float = 0.0, posinf: float | None = None
 
 
 def _isclose(F: Any, a: Tensor, b: Tensor, rtol: float = 1e-05, atol: float = 1e-08, equal_nan: bool = False) -> Tensor:
-    off = F.abs(F.sub(a, b))
-    close = F.logical_or(F.eq(a, b), F.logical_and(F.isfinite(off), F.le(off, F.add(F.mul(F.abs(b), rtol), atol))))
+    off = F.sub(F.mul(F.maximum(a, b), 1), F.minimum(a, b))  # of bools an integer; below 0 if it does not fit in the dtype
+    near = F.logical_and(F.ge(off, 0), F.le(off, F.add(F.abs(F.mul(b, float(rtol))), atol)))
+    close = F.logical_or(F.eq(a, b), F.logical_and(F.isfinite(off), near))
     return F.logical_or(close, F.logical_and(F.isnan(a), F.isnan(b))) if equal_nan else close
 
 
 row("deg2rad", lambda F, x: F.mul(x, math.pi / 180), np.deg2rad, S((5,)), doc="Degrees to radians.")
 row("rad2deg", lambda F, x: F.mul(x, 180 / math.pi), np.rad2deg, S((5,)), doc="Radians to degrees.")
 row("frac", lambda F, x: F.sub(x, F.trunc(x)), lambda x: x - np.trunc(x), S((5,), low=2.1, high=2.9), doc="x - trunc(x).")
-row("ldexp", lambda F, a, b: F.mul(a, F.exp2(_in_float_of(F, a, b))), lambda a, b: a * np.exp2(b), S((5,), (5,)), doc="a * 2**b.")
-row("rsub", lambda F, a, b, *, alpha=1: F.sub(b, a if alpha == 1 else F.mul(a, factor_of("rsub", alpha, a, b))),
-    lambda a, b, alpha=1: b - alpha * a, S((3,), (3,)), S((3,), (3,), alpha=2), doc="b - alpha * a.")  # fmt: skip
+row("ldexp", _ldexp, lambda a, b: a * np.exp2(b), S((5,), (5,)), doc="a * 2**b.")
+row("rsub", _rsub, lambda a, b, alpha=1: b - alpha * a, S((3,), (3,)), S((3,), (3,), alpha=2), doc="b - alpha * a.")  # fmt: skip
 row("logit", _logit, lambda x, eps=None: np.log(x / (1 - x)), S((7,), low=0.1, high=0.9), amp="float",
      doc="log(x / (1 - x)); with eps, of x clamped between eps and 1 - eps.")  # fmt: skip
 row("nan_to_num", _nan_to_num, lambda x, nan=0.0, posinf=None, neginf=None: np.nan_to_num(x, True, nan, posinf, neginf),
@@ -459,8 +472,9 @@ def bincount(F: Any, x: Tensor, weights: Any = None, minlength: int = 0) -> Tens
     Sums are float64, those of float32 weights float32.
     """
     x, weights = launch.as_tensors("bincount", x, weights)
-    if x.ndim != 1 or dtypes.DTYPES[x.dtype].is_float:
-        raise ShapeError(message("bincount", "x must be a vector of integers", dtype=x.dtype, **{"x.shape": x.shape}))
+    if x.ndim != 1 or dtypes.DTYPES[x.dtype].is_float or minlength < 0:
+        what, seen = "x must be a vector of integers, and minlength at least 0", {"x.shape": x.shape, "minlength": minlength}
+        raise ShapeError(message("bincount", what, dtype=x.dtype, **seen))
     length = max(minlength, int(F.amax(x)) + 1 if x.size else 0)
     if weights is None:
         weights = Tensor.ones(x.shape, "int64", queue=x.queue)

@@ -241,6 +241,11 @@ _loss("kl_div", _kl_div,
 # ---- similarity
 
 
+def _in_float32(F: Any, x: Tensor) -> Tensor:
+    """Return a tensor in float32 or float64: sums of squares of halves and integers overflow, and a small ``eps`` is 0 in float16."""
+    return x if x.dtype == "float64" else F.cast(x, "float32")
+
+
 def _length(F: Any, x: Any, axis: int, eps: float) -> Any:
     """Return the Euclidean length along an axis, at least ``eps``, with a finite gradient at 0."""
     return F.sqrt(F.clamp(F.sum(F.square(x), axis=axis), min=eps * eps))
@@ -250,10 +255,13 @@ def _length(F: Any, x: Any, axis: int, eps: float) -> Any:
 def cosine_similarity(F: Any, a: Tensor, b: Tensor, *, axis: int = 1, eps: float = 1e-8) -> Tensor:
     """``a . b / (|a| |b|)`` along an axis of the broadcast shape; lengths are clamped to at least ``eps``."""
     a, b = launch.as_tensors("cosine_similarity", a, b)
+    kind = dtypes.promote(dtypes.DTYPES[a.dtype], dtypes.DTYPES[b.dtype])
+    a, b = _in_float32(F, a), _in_float32(F, b)
     if a.shape != b.shape:
         shape = common_shape("cosine_similarity", (a.shape, b.shape), ("a", "b"))
         a, b = F.expand(a, shape), F.expand(b, shape)
-    return F.div(F.sum(F.mul(a, b), axis=axis), F.mul(_length(F, a, axis, eps), _length(F, b, axis, eps)))
+    made = F.div(F.sum(F.mul(a, b), axis=axis), F.mul(_length(F, a, axis, eps), _length(F, b, axis, eps)))
+    return F.cast(made, kind.name) if kind.is_float else made
 
 
 def _triplet(F: Any, anchor: Any, positive: Any, negative: Any, *, margin: float = 1.0, p: float = 2.0, eps: float = 1e-6) -> Any:
@@ -284,7 +292,7 @@ _loss("contrastive", _contrastive,
 def info_nce(F: Any, a: Tensor, b: Tensor, *, temperature: float = 0.07, reduction: str = "mean") -> Tensor:
     """Contrastive loss: row i of ``a`` must match row i of ``b`` among all rows of ``b``, by cosine similarity / ``temperature``."""
     a, b = launch.as_tensors("info_nce", a, b)
-    unit = [F.div(v, F.unsqueeze(_length(F, v, 1, 1e-8), 1)) for v in (a, b)]
+    unit = [F.cast(F.div(w, F.unsqueeze(_length(F, w, 1, 1e-8), 1)), v.dtype) for v in (a, b) for w in (_in_float32(F, v),)]
     logits = F.mul(F.matmul(unit[0], F.permute(unit[1], (1, 0))), 1.0 / temperature)
     return cross_entropy(F, logits, Tensor.arange(a.shape[0], queue=a.queue), reduction=reduction)
 

@@ -176,6 +176,8 @@ def histc(F: Any, x: Tensor, bins: int = 100, min: float = 0, max: float = 0) ->
         raise ShapeError(message("histc", "max must not be below min", min=min, max=max))
     if min == max and x.size:
         min, max = F.amin(x).item(), F.amax(x).item()
+    if not math.isfinite(max - min):
+        raise ValueError(message("histc", "min, max and the range of x must be finite", "pass min= and max=", min=min, max=max))
     min, max = (min - 1, max + 1) if min == max else (min, max)
     inside = F.logical_and(F.ge(x, min), F.le(x, max))
     place = F.clamp(F.floor(F.mul(F.div(F.sub(x, min), max - min), bins)), 0, bins - 1)

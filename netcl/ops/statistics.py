@@ -163,10 +163,11 @@ def _areas(F: Any, y: Tensor, x: Any, dx: float, axis: int) -> Tensor:
     """Return the areas of the trapezoids between neighbors of an axis, along the last axis."""
     last = F.moveaxis(y, axis, -1)
     n = last.shape[-1]
-    heights = F.mul(F.add(F.narrow(last, -1, 1, n - 1), F.narrow(last, -1, 0, n - 1)), 0.5)
+    heights = F.add(F.mul(F.narrow(last, -1, 1, n - 1), 0.5), F.mul(F.narrow(last, -1, 0, n - 1), 0.5))  # sums of integers may wrap around
     if x is None:
         return F.mul(heights, dx)
     (x,) = launch.as_tensors("trapezoid", x)
+    x = F.mul(x, 1.0)
     return F.mul(heights, F.diff(x if x.ndim == 1 else F.moveaxis(x, axis, -1), axis=-1))
 
 

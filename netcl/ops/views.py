@@ -42,7 +42,7 @@ class SharedHistory:
 
     def comes_from(self, x: Tensor) -> None:
         """Take over the shape and the history of ``x``, a tensor over all of the memory."""
-        self.shape, self.leaf = x.shape, x.requires_grad and x.grad_fn is None
+        self.shape, self.leaf = x.shape, x.requires_grad and (x.grad_fn is None or self.leaf)  # also if x is a reshaped leaf
         self.edge = None if x.grad_fn is None else (x.grad_fn, x.output_nr)
 
     def members(self) -> list[Tensor]:

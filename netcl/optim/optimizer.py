@@ -260,7 +260,7 @@ class Optimizer:
 
     def _structure(self, state: Mapping[Tensor, Any]) -> tuple[Any, ...]:
         """Return the dependencies of a recorded step: rules, parameters, their state, frozen parameters with a gradient."""
-        groups = [(self.rule(g), g["master_weights"], *map(id, g["params"])) for g in self.param_groups]
+        groups = [(id(g), self.rule(g), g["master_weights"], *map(id, g["params"])) for g in self.param_groups]
         left = [p.grad is not None for group in self.param_groups for p in group["params"] if not p.requires_grad]
         return self.state is state, *map(id, state.values()), *map(len, state.values()), *groups, *left
 

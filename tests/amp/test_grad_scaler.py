@@ -130,6 +130,25 @@ def test_gradients_can_be_unscaled_first(device):
         scaler.step(opt)
 
 
+def test_each_optimizer_steps_once_between_updates(device):
+    first, second = parameter(1), parameter(2)
+    opts, scaler = [optim.SGD([p], lr=0.1) for p in (first, second)], GradScaler(8.0)
+    with pytest.raises(RuntimeError, match=r"\[update\] step\(\) or unscale_grads\(\) must be called before update\(\)"):
+        scaler.update()
+    for _ in range(2):
+        opts[0].zero_grad()
+        opts[1].zero_grad()
+        scaler.scale_loss(loss_of(first) + loss_of(second)).backward()
+        with pytest.raises(ValueError, match=r"\[GradScaler\] params must hold every parameter of the optimizer"):
+            scaler.step(opts[0], [second])
+        for opt in opts:
+            scaler.step(opt)
+            for again in (scaler.step, scaler.unscale_grads):
+                with pytest.raises(RuntimeError, match="must step only once between two calls of update"):
+                    again(opt)
+        scaler.update()
+
+
 def test_a_step_reads_nothing_back(cl_device, monkeypatch):
     w = parameter()
     opt, scaler = optim.Adam([w]), GradScaler()

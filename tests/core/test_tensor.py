@@ -231,7 +231,7 @@ def test_a_queue_of_another_context(cl_device):
 
 
 def test_hooks_can_be_removed(device):
-    t = Tensor.zeros((1,), queue=device.queue)
+    t = Tensor.empty((1,), queue=device.queue, requires_grad=True)
     remove = t.register_hook(lambda g: g)
     assert len(t._hooks) == 1
     remove()

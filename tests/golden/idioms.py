@@ -31,6 +31,28 @@ w = a((3,)).requires_grad_()
 with torch.no_grad():
     w -= 0.1 * w.grad
 result = (w, w.requires_grad, w.is_leaf)
+## views keep their memory when the base gets other data
+x = a((2, 2))
+v = x[:, 0]
+x.add_(5.0)
+x.data = torch.zeros(2, 2)
+x.add_(1.0)
+result = (v, x)
+## data becomes a part of itself
+x, y, z = a((2, 3)), a((2, 2)), a((2, 2))
+x.data, y.data, z.data = x.data[:, 1:], y.data.t(), z.data.view(-1)
+result = (x, y, z)
+## in place on an item of a view of a leaf raises
+x = a((2, 2)).requires_grad_()
+x.view_as(x)[0].div_(2.0)
+## a leaf that is frozen after the forward pass gets no gradient
+result = []
+for _ in range(4):
+    x, w = a((3,)).requires_grad_(), a((3,)).requires_grad_()
+    y = (x * w).sum()
+    x.requires_grad_(False)
+    y.backward()
+    result.append((x.grad is None, w.grad))
 ## update of a parameter in a loop
 w = a((3,)).requires_grad_()
 for _ in range(3):
@@ -1265,6 +1287,55 @@ result = (y, value.grad, torch.tensor([1, 2]).masked_fill(mask, value.detach()),
 layer, x = fix(nn.MultiheadAttention(4, 2)), a((3, 1, 4))
 mask = torch.tensor([[False, True, False]] * 3)
 result = [layer(x, x, x, attn_mask=mask, is_causal=True, need_weights=need)[0] for need in (True, False)]
+
+# ---- numbers at the edge of a dtype
+
+## a float64 array with a float64 tensor
+x = torch.zeros(2, dtype=torch.float64)
+result = (x + np.array([0.1, 1e300]), x.add_(0.1) == np.array([0.1, 0.1]))
+## isclose of integers and bools
+byte = lambda *v: torch.tensor(v, dtype=torch.int8)
+result = (torch.isclose(byte(-128, 1, 5), byte(0, 3, 5), atol=3),
+          torch.isclose(byte(2, 1).to(torch.uint8), byte(1, 2).to(torch.uint8), atol=1),
+          torch.isclose(torch.tensor([-2**63]), torch.tensor([0])),
+          torch.allclose(torch.tensor([True]), torch.tensor([True])))
+## cosine of halves and integers
+half = lambda *v: torch.tensor([v], dtype=torch.float16)
+result = (F.cosine_similarity(half(300.0, 300.0), half(300.0, 300.0)),
+          F.cosine_similarity(torch.tensor([[100, 100]], dtype=torch.int8), torch.tensor([[1.0, 2.0]])))
+## ldexp beyond the powers of two
+result = torch.ldexp(torch.tensor([1e-30, 0.0, -inf, 1.0, 1e30]), torch.tensor([200, 200, -200, -140, -250]))
+## halves rounded to decimals
+result = (torch.round(torch.tensor([60000.0], dtype=torch.float16), decimals=1),
+          torch.round(torch.tensor([1.85], dtype=torch.bfloat16), decimals=1))
+## factors of integers and bools
+ones = torch.ones(2, dtype=torch.bool)
+result = (torch.rsub(torch.tensor([1, 2], dtype=torch.uint8), torch.tensor([1, 0]), alpha=-1),
+          torch.addr(torch.ones(2, 2) > 0, ones, ones, beta=2),
+          torch.rsub(torch.tensor([1]), torch.tensor([0.5], dtype=torch.float16), alpha=0.5))
+## an integer to a negative power raises
+torch.tensor([1, 2]) ** -1
+## a tensor contains a number
+result = (5 in torch.tensor([[1, 5], [2, 3]]), 2 in torch.tensor(2), torch.tensor([1, 2]) in torch.tensor([[1, 3]]))
+
+# ---- arguments that cannot be meant
+
+## a hook without a gradient raises
+a((2,)).register_hook(lambda g: g)
+## backward to no inputs raises
+a((2,)).requires_grad_().sum().backward(inputs=[])
+## a negative standard deviation raises
+a((2,)).normal_(0.0, -1.0)
+## normal values with a negative standard deviation raises
+torch.normal(0.0, -1.0, (2,))
+## an empty range of uniform values raises
+a((2,)).uniform_(3.0, 1.0)
+## to fill with None raises
+a((2,)).fill_(None)
+## the histogram of NaN raises
+torch.histc(torch.tensor([1.0, nan]))
+## a negative minlength raises
+torch.bincount(torch.tensor([1]), minlength=-1)
 """)
 
 # ---- NaN, infinities, ties and bounds; ``grads(f, x, ...)`` is f(x, ...) and its gradients

@@ -406,7 +406,8 @@ def test_a_compiled_model_is_set_and_copied_as_the_model(cl_device):
     assert not hasattr(model, "extra")
 
 
-def test_a_parameter_that_takes_the_place_of_another_in_an_optimizer_is_the_one_that_learns(cl_device):
+@pytest.mark.parametrize("replaced", ["parameter", "group"])
+def test_what_takes_the_place_of_a_parameter_or_a_group_of_an_optimizer_counts(cl_device, replaced):
     def run(way):
         first, second = (Tensor.ones((3,), requires_grad=True) for _ in range(2))
         optimizer, told = optim.SGD([first], lr=0.5), []
@@ -418,8 +419,10 @@ def test_a_parameter_that_takes_the_place_of_another_in_an_optimizer_is_the_one_
             optimizer.step()
 
         for i in range(RECORDED + 3):
-            if i == RECORDED + 1:
+            if i == RECORDED + 1 and replaced == "parameter":
                 optimizer.param_groups[0]["params"][0] = second
+            if i == RECORDED + 1 and replaced == "group":
+                optimizer.param_groups[0] = {**optimizer.param_groups[0], "lr": 2.0}
             step(Tensor.ones((3,)))
             told += [first.detach().clone(), second.detach().clone()]
         return told
