@@ -208,29 +208,29 @@ def test_no_function_is_named_as_a_copy():
 # Lines of Python and OpenCL by package; "" stands for the modules at the root.
 LINES = {
     "": 1117,
-    "amp": 479,
-    "autograd": 3301,
+    "amp": 498,
+    "autograd": 3433,
     "bench": 327,
     "cli": 1706,
-    "core": 7748,
-    "data": 3180,
-    "distributed": 2021,
+    "core": 7771,
+    "data": 3196,
+    "distributed": 2044,
     "distributions": 884,
-    "engine": 6171,
-    "io": 4944,
-    "models": 3478,
-    "nn": 7121,
+    "engine": 6177,
+    "io": 4949,
+    "models": 3497,
+    "nn": 7227,
     "onnx": 730,
-    "ops": 29012,
+    "ops": 29037,
     "optim": 2326,
     "profiling": 1300,
-    "replay": 2727,
+    "replay": 2729,
     "runtime": 742,
-    "serve": 658,
-    "torch": 1257,
-    "trainer": 3071,
+    "serve": 661,
+    "torch": 1300,
+    "trainer": 3152,
     "utils": 136,
-    "vision": 2398,
+    "vision": 2458,
 }
 SLACK = 60  # a package that is further below its figure must lower it
 # Public names of the standard library that begin with an underscore: of named tuples, and os._exit.
@@ -240,7 +240,7 @@ COUPLING = {
     "imports inside functions": 68,
     "hooks": 8,
     "functions put into lower modules": 0,
-    "Any": 5102,
+    "Any": 5155,
 }
 # Top-level functions, classes and constants that several files define: a search for such a name finds several things. Most are torch's.
 NAMES_OF_SEVERAL_FILES = 74

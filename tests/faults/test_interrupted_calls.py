@@ -133,7 +133,7 @@ def test_a_replay_after_an_interrupted_replay(cl_queue):
     assert not compiled.refused
 
 
-@pytest.mark.fault("Ctrl-C while a step is recorded", "`KeyboardInterrupt` at every twentieth place", "recorded and replayed by the next calls")
+@pytest.mark.fault("Ctrl-C while a step is recorded", "`KeyboardInterrupt` at every 20th place", "recorded and replayed by the next calls")
 def test_an_interrupted_recording(cl_queue):
     """The next calls are recorded and replayed, and ops outside of the function are not recorded."""
     rng = np.random.default_rng(0)
