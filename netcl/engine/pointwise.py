@@ -217,7 +217,7 @@ def _number_type(row: Pointwise, compute: str, result: DType, args: Sequence[Any
 
     An exponent must not be negative, as in torch: the reciprocal of an integer would be 0.
     """
-    if row.name == "pow" and isinstance(args[0], Tensor):
+    if row.fwd.startswith("POW(") and isinstance(args[0], Tensor):
         return "ulong"
     selects = row.fwd.startswith(("WHERE(", "MIN(", "MAX(", "FLOORDIV(", "REMAINDER("))
     return result.name if result.narrow and selects else compute
