@@ -164,7 +164,7 @@ def as_integer(op: str, compute: str, value: Any) -> int:
     name, most = INTEGRAL[compute]
     if not (0 if compute[0] == "u" else -most) <= value < most or value != int(value):
         remedy = 'cast first: x.to("int64")' if most < 2**63 and value % 1 == 0 else 'use floats: x.to("float32")'
-        what = "not be negative" if name == "uint64" and value < 0 else f"be representable in {name}"  # no tensor is uint64: an exponent
+        what = "not be negative" if name == "uint64" and value < 0 else f"be representable in {name}"
         raise DtypeError(message(op, f"a number must {what}, got {value}", remedy))
     return int(value)
 
