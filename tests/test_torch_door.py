@@ -572,3 +572,12 @@ def test_states_of_random_numbers_are_saved(installed, tmp_path):
     generator = torch.manual_seed(3)
     assert torch.rand(2, generator=generator).shape == (2,)
     assert [part.tolist() for part in torch.where(torch.tensor([0, 1, 1]) > 0)] == [[1, 2]]
+
+
+@pytest.mark.parametrize(("dimensions", "axis"), [(1, 0), (2, 1), (3, 0), (4, 1)])
+def test_softmax_without_dim_is_along_torchs_axis(installed, dimensions, axis):
+    import torch
+
+    x = torch.arange(float(2**dimensions)).reshape((2,) * dimensions) ** 2
+    for found in (torch.nn.functional.softmax(x), torch.nn.Softmax()(x), torch.nn.LogSoftmax()(x).exp(), torch.nn.Softmin()(-x)):
+        np.testing.assert_allclose(found.numpy(), netcl.softmax(x, axis).numpy(), rtol=1e-5)

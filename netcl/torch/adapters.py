@@ -9,12 +9,12 @@ from enum import Enum
 from functools import partial
 from typing import Any, Final
 
-from netcl import amp, autograd, io
+from netcl import amp, autograd, io, nn
 from netcl.amp.grad_scaler import GradScaler as Scaler
 from netcl.autograd.functional import leaves_of, with_leaves
 from netcl.core.errors import OutOfMemoryError
 from netcl.core.tensor import Tensor
-from netcl.nn import Sequential
+from netcl.nn import Sequential, functional
 from netcl.nn.module import Module
 from netcl.ops import random
 from netcl.ops.random import Generator
@@ -95,6 +95,42 @@ def custom_bwd(bwd: Any = None, *, device_type: str | None = None) -> Any:
             return bwd(ctx, *gradients)
 
     return run
+
+
+def _with_implicit_dim(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """A softmax of ``torch.nn.functional``: without ``dim`` it is along the first axis of 0, 1 and 3 dimensions, else the second."""
+
+    def call(input: Tensor, dim: int | None = None, _stacklevel: int = 3, dtype: Any = None) -> Tensor:
+        return function(input if dtype is None else input.to(dtype), (0 if input.ndim in (0, 1, 3) else 1) if dim is None else dim)
+
+    return call
+
+
+FUNCTIONAL: dict[str, Any] = {name: _with_implicit_dim(getattr(functional, name)) for name in ("softmax", "log_softmax", "softmin")}
+
+
+class Softmax(nn.Softmax):
+    """``torch.nn.Softmax``, with torch's ``dim`` for inputs if none is given."""
+
+    function = staticmethod(FUNCTIONAL["softmax"])
+
+    def __init__(self, dim: int | None = None):
+        super().__init__(dim)
+
+    def forward(self, input: Tensor) -> Tensor:
+        return self.function(input, self.dim)
+
+
+class LogSoftmax(Softmax):
+    """``torch.nn.LogSoftmax``."""
+
+    function = staticmethod(FUNCTIONAL["log_softmax"])
+
+
+class Softmin(Softmax):
+    """``torch.nn.Softmin``."""
+
+    function = staticmethod(FUNCTIONAL["softmin"])
 
 
 class GradScaler(Scaler):

@@ -28,7 +28,7 @@ class MissingNameError(AttributeError):
         self.full_name = full_name
 
 
-_SAME = """autograd.functional distributions fft func linalg nn.functional nn.parameter nn.utils nn.utils.parametrizations
+_SAME = """autograd.functional distributions fft func linalg nn.parameter nn.utils nn.utils.parametrizations
     nn.utils.parametrize nn.utils.prune nn.utils.rnn optim optim.optimizer optim.swa_utils""".split()
 _LAYERS = """activation adaptive batchnorm channelshuffle container conv distance dropout flatten fold instancenorm linear loss module
     normalization padding pixelshuffle pooling rnn sparse transformer upsampling utils""".split()
@@ -37,6 +37,7 @@ _BASES = {
     "NonDynamicallyQuantizableLinear": nn.Linear, "_BatchNorm": nn.BatchNorm1d.__base__, "_InstanceNorm": nn.InstanceNorm1d.__base__,
     "_ConvNd": nn.Conv2d.__base__, "_WeightedLoss": nn.CrossEntropyLoss.__base__,
 }  # fmt: skip
+_NN = {**parallel.NN, **{kind.__name__: kind for kind in (adapters.Softmax, adapters.LogSoftmax, adapters.Softmin)}}
 _OFF: dict[str, Any] = dict.fromkeys(("is_available", "is_built", "is_initialized"), lambda: False)
 _DISTRIBUTIONS = """bernoulli beta categorical dirichlet distribution exponential gamma geometric gumbel independent kl laplace log_normal
     multivariate_normal normal one_hot_categorical poisson studentT transformed_distribution transforms uniform"""
@@ -76,10 +77,11 @@ TABLE: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
     "torch.multiprocessing": (("multiprocessing",), {"spawn": parallel.spawn}),
     **{f"torch.{name}": ((f"netcl.{name}",), {}) for name in _SAME},
     **{f"torch.{name}.{part}": ((source,), {}) for name, (source, parts) in _WITH_PARTS.items() for part in parts.split()},
-    "torch.nn": (("netcl.nn",), parallel.NN),
+    "torch.nn": (("netcl.nn",), _NN),
     "torch.nn.attention": ((), adapters.ATTENTION),
-    "torch.nn.modules": (("netcl.nn",), parallel.NN),
-    **{f"torch.nn.modules.{name}": (("netcl.nn",), {**parallel.NN, **_BASES}) for name in _LAYERS},
+    "torch.nn.functional": (("netcl.nn.functional",), adapters.FUNCTIONAL),
+    "torch.nn.modules": (("netcl.nn",), _NN),
+    **{f"torch.nn.modules.{name}": (("netcl.nn",), {**_NN, **_BASES}) for name in _LAYERS},
     "torch.nn.modules.utils": ((), adapters.TUPLES),
     "torch.nn.parallel": ((), parallel.PARALLEL),
     "torch.nn.parallel.distributed": ((), parallel.PARALLEL),

@@ -13,7 +13,6 @@ from netcl.core.dtype import HALVES
 from netcl.core.errors import ShapeError, check_probability, message
 from netcl.core.tensor import Tensor
 from netcl.nn.layer_class import layer_class
-from netcl.nn.module import dotted_name
 
 
 def _coordinates(op: str, boxes: Tensor) -> tuple[Tensor, ...]:
@@ -142,8 +141,9 @@ class FrozenBatchNorm2d(nn.Module):
         for name in ("weight", "bias", "running_mean", "running_var"):
             self.register_buffer(name, (Tensor.ones if name in ("weight", "running_var") else Tensor.zeros)((num_features,)))
 
-    def _before_loading(self, prefix: str, state: Any) -> None:
-        state.pop(dotted_name(prefix, "num_batches_tracked"), None)  # a state dict of BatchNorm2d has it
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, *rest: Any) -> None:
+        state_dict.pop(f"{prefix}num_batches_tracked", None)  # a state dict of BatchNorm2d has it
+        super()._load_from_state_dict(state_dict, prefix, *rest)
 
     def forward(self, x: Tensor) -> Tensor:
         scale = self.weight / ag.sqrt(self.running_var + self.eps)
