@@ -13,6 +13,7 @@ import json
 import os
 import re
 import secrets
+import shutil
 import struct
 import time
 import zipfile
@@ -70,17 +71,24 @@ def filling(path: str | os.PathLike[str]) -> Iterator[None]:
 
 @contextmanager
 def replacing(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
-    """Yield a temporary file that replaces ``path`` once it is completely on disk. If writing fails, ``path`` is unchanged."""
-    target = Path(path)
+    """Yield a temporary file that replaces ``path`` once it is completely on disk. If writing fails, ``path`` is unchanged.
+
+    As with a plain write, a symbolic link is followed, a read-only file raises, and an older file keeps its mode.
+    """
+    target = Path(os.path.realpath(path))
     if not target.parent.is_dir():
         raise FileNotFoundError(message("save", "the folder must exist", "create it first", folder=target.parent))
     if target.exists() and not target.is_file():
         raise FileExistsError(message("save", "the path must not be a folder or a device", "name a file", path=repr(str(path))))
+    if target.exists() and not os.access(target, os.W_OK):
+        raise PermissionError(message("save", "the file must be writable", "change its mode or name another file", path=repr(str(path))))
     _sweep(target.parent)
     temporary = target.with_name(f".writing-{secrets.token_hex(8)}")
     try:
         with filling(target), open(temporary, "x+b") as file:
             _lock_file(file.fileno())
+            if target.exists():
+                shutil.copymode(target, temporary)
             yield file
             file.flush()
             os.fsync(file.fileno())
@@ -214,7 +222,12 @@ class Entries:
         return refusal(self.op, what, remedy, **values, file=self.path)
 
     def _checked(self) -> dict[str, zipfile.ZipInfo]:
-        infos: dict[str, zipfile.ZipInfo] = {}
+        file, infos = self.zip.fp, dict[str, zipfile.ZipInfo]()
+        file.seek(-22 - len(self.zip.comment), os.SEEK_END)  # type: ignore[union-attr]
+        count, start = struct.unpack("<10xH4xL2x", file.read(22))  # type: ignore[union-attr]
+        # zipfile does not compare them with the entries it finds; the largest numbers refer to a zip64 record.
+        if count not in (0xFFFF, len(self.zip.infolist())) or start not in (0xFFFFFFFF, self.zip.start_dir):
+            raise self.refuse("the directory of the archive must be undamaged", entries=count, found=len(self.zip.infolist()))
         packed, total = 0, 0
         for info in self.zip.infolist():
             if bad_name(info.filename):

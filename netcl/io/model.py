@@ -54,6 +54,7 @@ def save_model(model: Any, path: str | os.PathLike[str], *, notes: Mapping[str, 
         "frozen": [name for name, parameter in model.named_parameters() if not parameter.requires_grad],
         "tied": {name: other for name, other in names.items() if name != other},
         "training": model.training,
+        "switched": [name for name, part in model.named_modules(remove_duplicate=False) if part.training != model.training],
         "notes": dict(notes or {}),
     }
     archive.write(path, meta, arrays, "save_model")
@@ -103,7 +104,13 @@ def load_model(path: str | os.PathLike[str], device: Any = None, *, max_bytes: i
         if name in meta["frozen"]:
             tensor.requires_grad = False
     model.load_state_dict(values)
-    return model.train(bool(meta.get("training", True)))
+    model.train(bool(meta.get("training", True)))
+    parts, switched = dict(model.named_modules()), meta.get("switched", [])
+    if not isinstance(switched, list) or not all(isinstance(name, str) and name in parts for name in switched):
+        raise refusal("load_model", f"switched in {archive.META} must be a list of names of modules", file=path)
+    for name in switched:  # batch norms in evaluation mode in a model that is trained, for instance
+        parts[name].training = not model.training
+    return model
 
 
 def _built_model(meta: Mapping[str, Any], path: object, device: Any, room: int) -> Any:

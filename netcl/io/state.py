@@ -82,8 +82,9 @@ def save_safetensors(params: Any, path: str | os.PathLike[str], metadata: Mappin
     # The library takes the address of an array and ignores its strides.
     arrays = {name: np.array(array, array.dtype.newbyteorder("="), order="C") for name, array in state.items()}
     for name, array in arrays.items():
-        if array.dtype.kind not in "biufcV" or (array.dtype.kind == "V" and array.dtype.name != "bfloat16"):
-            raise refusal("save_safetensors", f"arrays must hold numbers, got {array.dtype}", "convert it to numbers", name=repr(name))
+        if (array.dtype.kind not in "biuf" and array.dtype.name not in ("complex64", "bfloat16")) or array.dtype.itemsize > 8:
+            what = f"the dtype must exist in safetensors, got {array.dtype}"
+            raise refusal("save_safetensors", what, "convert the array", name=repr(name))
     notes = {"format": "pt", **(metadata or {}), _DIGEST_KEY: _content_digest(arrays)}
     with archive.replacing(path) as file:
         file.write(library.numpy.save(arrays, metadata=notes))

@@ -6,6 +6,7 @@ a file, and the JSON refers to them by name. The name of an entry is its path in
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -56,7 +57,8 @@ def pack(value: Any, prefix: str = "", op: str = "save") -> tuple[Any, dict[str,
     arrays: dict[str, np.ndarray] = {}
 
     def leaf(tag: str, stored: np.ndarray, dtype: str, where: str) -> dict[str, str]:
-        name = where if not bad_name(where) and where not in arrays else f"{prefix or 'array'}.{len(arrays)}"
+        numbered = (f"{prefix or 'array'}.{i}" for i in itertools.count(len(arrays)))
+        name = next(name for name in itertools.chain([where] if not bad_name(where) else [], numbered) if name not in arrays)
         arrays[name] = stored
         return {tag: name, "dtype": dtype}
 

@@ -93,11 +93,14 @@ class NodeArg(NamedTuple):
 
 def node_arg(entry: Any) -> NodeArg:
     """Return the name, type, shape and dtype that a ``ValueInfoProto`` declares."""
-    plain, kind = entry.type.HasField("tensor_type"), entry.type.sequence_type.elem_type.tensor_type
-    code = entry.type.tensor_type.elem_type if plain else kind.elem_type
+    optional = entry.type.HasField("optional_type")
+    kind = entry.type.optional_type.elem_type if optional else entry.type
+    plain = kind.HasField("tensor_type")
+    code = (kind if plain else kind.sequence_type.elem_type).tensor_type.elem_type
     text = f"tensor({library().TensorProto.DataType.Name(code).lower()})"
+    text = text if plain else f"seq({text})"
     dtype = library().helper.tensor_dtype_to_np_dtype(code) if plain else None
-    return NodeArg(entry.name, text if plain else f"seq({text})", declared(entry)[1] or [], dtype)
+    return NodeArg(entry.name, f"optional({text})" if optional else text, declared(entry)[1] or [], dtype)
 
 
 class SessionModel(OnnxModel):
@@ -184,7 +187,7 @@ class InferenceSession:
         """
         if run_options is not None:
             raise ValueError(message(SESSION, "run_options must be None: a run has no options here", given=type(run_options).__name__))
-        names = [self.output(name).name for name in output_names or self._outputs]
+        names = [self.output(name).name for name in output_names or self.model.output_names]
         with self._lock:
             made = self._executed(input_feed)
             return [self.array(name, made[name]) for name in names]
@@ -225,7 +228,7 @@ class InferenceSession:
         if name not in self._inputs:
             raise ValueError(message(SESSION, "the model has no such input", f"it takes: {', '.join(self._inputs)}", input=repr(name)))
         entry = self._inputs[name]
-        if entry.dtype is None:  # a sequence
+        if entry.dtype is None or (x is None and entry.type.startswith("optional")):  # a sequence, or no value
             return x and [part if isinstance(part, Tensor) else np.asarray(part) for part in x]
         held = self._stored[name]
         x = x if isinstance(x, Tensor) else np.asarray(x, None if hasattr(x, "dtype") else entry.dtype)
@@ -254,7 +257,7 @@ class InferenceSession:
         with ag.no_grad():
             plan, given = self._plan(tensors), [x for x, name in zip(tensors, self._inputs, strict=True) if name not in self.model.on_host]
             made = plan.run(given) if isinstance(plan, Graph) and plan.meets(given) is None else self.model(*tensors)
-        return dict(zip(self._outputs, made if isinstance(made, tuple) else (made,), strict=True))
+        return dict(zip(self.model.output_names, made if isinstance(made, tuple) else (made,), strict=True))
 
     def _plan(self, tensors: Sequence[Any]) -> Graph | str:
         """Return the recording for these shapes, made at their second run, or the reason for none (empty: a later run may record)."""

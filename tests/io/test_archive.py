@@ -65,6 +65,11 @@ def test_bfloat16_survives(tmp_path, suffix):
     assert np.array_equal(again["w"].to_host(), values.astype(np.float32), equal_nan=True)
 
 
+def test_dtypes_that_safetensors_lack_are_refused(tmp_path):
+    with pytest.raises(FileError, match=r"\[save_safetensors\] the dtype must exist in safetensors, got complex128; name='x'"):
+        save_safetensors({"x": np.ones(2, complex)}, tmp_path / "a.safetensors")
+
+
 def test_dtypes_that_numpy_lacks_are_refused(tmp_path):
     head = json.dumps({"a": {"dtype": "F8_E4M3", "shape": [4], "data_offsets": [0, 4]}}).encode()
     (tmp_path / "a.safetensors").write_bytes(len(head).to_bytes(8, "little") + head + bytes(4))
@@ -103,6 +108,28 @@ def test_files_have_the_permissions_of_any_new_file(tmp_path):
     (tmp_path / "plain").write_text("")
     save_params({"x": np.ones(3)}, tmp_path / "a.npz")
     assert stat.S_IMODE((tmp_path / "a.npz").stat().st_mode) == stat.S_IMODE((tmp_path / "plain").stat().st_mode)
+
+
+def test_an_older_file_keeps_its_mode_and_its_links(tmp_path, monkeypatch):
+    file, link = tmp_path / "a.npz", tmp_path / "latest.npz"
+    save_params({"x": np.ones(3)}, file)
+    file.chmod(0o600)
+    link.symlink_to(file)
+    save_params({"x": np.zeros(3)}, link)
+    assert link.is_symlink() and not load_params(file)["x"].any() and stat.S_IMODE(file.stat().st_mode) == 0o600
+    monkeypatch.setattr(os, "access", lambda path, mode: False)  # the mode of a file does not stop root
+    with pytest.raises(PermissionError, match=r"\[save\] the file must be writable"):
+        save_params({"x": np.ones(3)}, file)
+
+
+def test_a_damaged_directory_is_refused(tmp_path):
+    save_params({"x": np.ones(3), "y": np.ones(3)}, tmp_path / "a.npz")
+    data = (tmp_path / "a.npz").read_bytes()
+    first = data.index(b"PK\x01\x02")
+    for at, new in ((first + 33, b"\x01"), (len(data) - 14, bytes(8))):
+        (tmp_path / "b.npz").write_bytes(data[:at] + new + data[at + len(new) :])
+        with pytest.raises(FileError, match=r"\[load_params\] "):
+            load_params(tmp_path / "b.npz")
 
 
 @pytest.mark.fault("killed processes left files", "temporary files of dead and living writers", "only the dead ones' are removed")
@@ -149,6 +176,12 @@ def test_names_that_archives_cannot_hold_are_kept_in_states(tmp_path, name):
         save_params({name: np.ones(2)}, tmp_path / "a.npz")
     save({name: np.ones(2)}, tmp_path / "a.netcl")
     assert list(load(tmp_path / "a.netcl")) == [name]
+
+
+def test_names_given_to_entries_are_not_taken_yet(tmp_path):
+    save({"array": {"1": np.ones(2)}, "a//b": np.zeros(2)}, tmp_path / "a.netcl")
+    again = load(tmp_path / "a.netcl")
+    assert again["array"]["1"].tolist() == [1, 1] and again["a//b"].tolist() == [0, 0]
 
 
 def test_a_missing_folder_is_named(tmp_path):

@@ -92,6 +92,10 @@ def test_dtypes_frozen_parameters_and_mode_come_back(tmp_path):
     again = load_model(tmp_path / "m.netcl")
     assert bits(again) == bits(model) and again.training
     assert [p.requires_grad for p in again.parameters()] == [False, False, True, True]
+    model[1].eval()  # as batch norms that are frozen
+    save_model(nn.Sequential(model, model[1]), tmp_path / "m.netcl")
+    again = load_model(tmp_path / "m.netcl")
+    assert [again.training, again[0].training, again[0][0].training, again[0][1].training, again[1].training] == [True] * 3 + [False] * 2
 
 
 def test_loading_draws_no_random_numbers(tmp_path):

@@ -57,7 +57,7 @@ MODELS = {
     "bottleneck": (lambda: nn.ResNet(nn.Bottleneck, [1, 1, 1, 1], num_classes=4), IMAGES),
     "vit": (lambda: nn.ViT(image_size=16, patch_size=4, num_layers=2, num_heads=2, hidden_dim=16, mlp_dim=32, num_classes=7), IMAGES),
     "gpt": (lambda: nn.GPT(17, block_size=8, n_layer=2, n_head=2, n_embd=16), TOKENS),
-    "lstm": (lambda: nn.Sequential(nn.LSTM(16, 5), First(), nn.Linear(5, 2)), IMAGES[:, 0]),
+    "lstm": (lambda: nn.Sequential(nn.LSTM(16, 5, batch_first=True), First(), nn.Linear(5, 2)), IMAGES[:, 0]),
     "encoder": (lambda: nn.TransformerEncoderLayer(16, 2, 32, batch_first=True), IMAGES[:, 0]),
 }
 
@@ -67,10 +67,8 @@ class First(nn.Module):
         return both[0]
 
 
-# The first states of an LSTM are zeros for a certain batch.
-@pytest.mark.parametrize(
-    "name, dynamic", [(name, dynamic) for name in MODELS for dynamic in (False, True) if not (dynamic and name == "lstm")]
-)
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("name", MODELS)
 def test_models_go_out_and_come_back(tmp_path, name, dynamic):
     make, x = MODELS[name]
     model = make()
@@ -311,6 +309,25 @@ def test_a_value_from_outside_of_the_ops_is_refused(tmp_path):
     assert ran(tmp_path / "f.onnx", np.ones((2, 3), np.float32))[0].tolist() == [[3, 2, 1]] * 2
 
 
+@pytest.mark.parametrize("sample", [np.zeros((2, 3), int), np.array([1, 2, 1]), np.array(2), np.ones(3, bool), np.full(3, 0.5, np.float32)])
+def test_values_read_on_the_host_are_refused_for_any_sample(tmp_path, sample):
+    """The second run has other values, also if the sample reads the same backwards."""
+    with pytest.raises(FileError, match=r"\[export_onnx\] a tensor that no op computes must have the same values"):
+        export_onnx(lambda x: ag.add(Tensor.from_host(x.to_host()), 1), tmp_path / "f.onnx", sample)
+
+
+def test_a_tensor_may_be_given_for_several_inputs(tmp_path):
+    x = Tensor.ones((2, 3))
+    export_onnx(lambda a, b: a - 2.0 * b, tmp_path / "f.onnx", x, x)
+    assert ran(tmp_path / "f.onnx", np.full((2, 3), 5, np.float32), np.ones((2, 3), np.float32))[0].tolist() == [[3] * 3] * 2
+
+
+def test_the_batch_is_that_of_the_first_input_with_dimensions(tmp_path):
+    scale, x = np.array(2, np.float32), np.ones((2, 3), np.float32)
+    export_onnx(lambda s, x: ag.cat([x, Tensor.zeros((len(x), 1))], 1) * s, tmp_path / "f.onnx", scale, x, dynamic_batch=True)
+    assert ran(tmp_path / "f.onnx", scale, np.ones((4, 3), np.float32))[0].tolist() == [[2, 2, 2, 0]] * 4
+
+
 def test_a_batch_that_is_not_free_is_refused(tmp_path):
     for function in (lambda x: ag.split(x, 1, axis=0)[0], lambda x: ag.narrow(x, 0, x.shape[0] - 1, 1), lambda x: ag.var(x, axis=0),
                      lambda x: ag.diagonal(x, 0, 0, 1)):  # fmt: skip
@@ -321,8 +338,11 @@ def test_a_batch_that_is_not_free_is_refused(tmp_path):
 
 def test_diagonals_and_windows_of_a_free_batch(tmp_path):
     x = np.arange(60, dtype=np.float32).reshape(3, 4, 5)
-    for function in (lambda x: ag.diagonal(x, 1, -2, -1) * 2.0, lambda x: ag.unfold(x, 2, 3, 1) + 1.0):
+    for function, batch in ((lambda x: ag.diagonal(x, 1, -2, -1) * 2.0, "batch"), (lambda x: ag.unfold(x, 2, 3, 1) + 1.0, "batch"),
+                            (lambda x: ag.repeat(x, (2, 1, 1, 1)), 2), (lambda x: ag.cat([x, x], 0), "")):  # fmt: skip
         export_onnx(function, tmp_path / "f.onnx", x[:2], dynamic_batch=True)
+        first = onnx.load(tmp_path / "f.onnx").graph.output[0].type.tensor_type.shape.dim[0]
+        assert (first.dim_value or first.dim_param) == batch
         np.testing.assert_array_equal(import_onnx(tmp_path / "f.onnx")(x).to_host(), function(Tensor.from_host(x)).to_host())
 
 
@@ -366,6 +386,21 @@ def test_ops_become_their_operator_if_it_says_all(tmp_path, name, options, kind)
     assert (kind in kinds) if kind else name.capitalize() not in kinds
     expected = getattr(ag, name)(*map(Tensor.from_host, arrays), **options)
     np.testing.assert_allclose(import_onnx(tmp_path / "f.onnx")(*arrays).to_host(), expected.to_host(), rtol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("function", [ag.floor_divide, ag.remainder])
+def test_floored_quotients_of_floats(tmp_path, function, dtype):
+    """Where a quotient is rounded up to an integer, its floor is not the floored quotient."""
+    a, b = (Tensor.from_host(np.array(x), dtype=dtype) for x in ([1, -1, 6, 5, -5, -0.5, 3], [0.1, 0.1, 0.2, -3, 3, np.inf, 0]))
+    export_onnx(function, tmp_path / "f.onnx", a, b)
+    with np.errstate(all="ignore"):
+        np.testing.assert_array_equal(ran(tmp_path / "f.onnx", a.to_host(), b.to_host())[0], function(a, b).to_host())
+
+
+def test_a_correction_beyond_the_elements_divides_by_zero(tmp_path):
+    export_onnx(lambda x: ag.var(x, 1, correction=2), tmp_path / "f.onnx", np.ones((2, 1), np.float32), check=False)
+    assert np.isnan(ran(tmp_path / "f.onnx", np.ones((2, 1), np.float32))[0]).all()
 
 
 def test_clamp_by_tensors_goes_out_and_comes_back(tmp_path):

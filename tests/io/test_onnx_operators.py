@@ -329,6 +329,9 @@ def test_the_names_of_dimensions_are_checked():
         (11, make("LpNormalization", ["x"], ["y"], axis=1, p=1), {}),
         (11, make("ReduceMax", ["x"], ["y"], axes=[1, 2]), {}),
         (10, make("TopK", ["x", "k"], ["y", "z"], axis=2), {"k": np.array([2])}),
+        (9, make("TopK", ["x"], ["y", "z"], axis=2, k=2), {}),
+        (10, make("Resize", ["x", "s"], ["y"], mode="nearest"), {"s": np.array([1, 1, 0.75, 0.6], np.float32)}),
+        (13, make("SpaceToDepth", ["x"], ["y"], blocksize=1), {}),
         (8, make("MaxPool", ["x"], ["y", "z"], kernel_shape=[2, 2]), {}),
         (11, make("ScatterElements", ["x", "i", "u"], ["y"], axis=3), {"i": np.array([[[[1]]]]), "u": np.ones((1, 1, 1, 1), np.float32)}),
     ],
@@ -461,3 +464,25 @@ def test_positions_in_sequences_are_checked(kind, place, bounds):
     made = model(nodes, {"x": x}, {"r" if kind == "SequenceAt" else "y": (TensorProto.FLOAT, (None,))}, {"i": np.array(place)})
     with pytest.raises(ValueError, match=rf"\[{kind}\] position must be from {bounds}; position={place}"):
         import_onnx(made)(x)
+
+
+@pytest.mark.parametrize(
+    "node, shape, weights",
+    [
+        (make("SpaceToDepth", ["x"], ["y"], blocksize=2), (2, 3, 4, 6), {}),
+        # 6 by the float32 nearest to 5/3 is 10 in float32 and below 10 in float64
+        (make("Resize", ["x", "", "s"], ["y"], mode="linear"), (1, 2, 6, 4), {"s": np.array([1, 1, 5 / 3, 1], np.float32)}),
+        (make("Resize", ["x", "", "s"], ["y"], mode="nearest"), (1, 2, 6, 4), {"s": np.array([1, 1, 5 / 3, 1], np.float32)}),
+        (make("Resize", ["x", "", "", "n"], ["y"], mode="cubic", coordinate_transformation_mode="pytorch_half_pixel"), (1, 1, 4, 3),
+         {"n": [1, 1, 1, 5]}),
+        (make("ConvTranspose", ["x", "w"], ["y"], output_shape=[6]), (1, 1, 5), {"w": np.array([[[1, 2, 4]]], np.float32)}),
+        (make("Pad", ["x", "p", "", "a"], ["y"], mode="edge"), (2, 3), {"p": np.zeros(0, int), "a": np.zeros(0, int)}),
+    ],
+)  # fmt: skip
+def test_sizes_and_padding(rng, node, shape, weights):
+    as_onnxruntime(node, rng.standard_normal(shape).astype(np.float32), weights)
+
+
+def test_dequantized_values_of_no_channels():
+    node = make("DequantizeLinear", ["x", "s"], ["y"], axis=-1)
+    as_onnxruntime(node, np.zeros((2, 0), np.int8), {"s": np.zeros(0, np.float32)})

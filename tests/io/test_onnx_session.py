@@ -88,6 +88,26 @@ def test_inputs_and_outputs_are_described_as_onnxruntime_does():
         assert a.dtype == b.dtype and np.array_equal(a, b)
 
 
+def test_optional_inputs_are_arrays_or_none():
+    tensor = helper.make_tensor_type_proto(TensorProto.FLOAT, [3])
+    x = helper.make_value_info("x", helper.make_optional_type_proto(tensor))
+    given = [make("OptionalGetElement", ["x"], ["v"]), make("Constant", [], ["v"], value_floats=[1.0, 1.0, 1.0])]
+    then, other = (helper.make_graph([node], "branch", [], [helper.make_tensor_value_info("v", 1, [3])]) for node in given)
+    nodes = [make("OptionalHasElement", ["x"], ["has"]), make("If", ["has"], ["y"], then_branch=then, else_branch=other)]
+    graph = helper.make_graph(nodes, "test", [x], [helper.make_tensor_value_info("y", 1, [3])])
+    made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
+    session = nonnx.InferenceSession(made.SerializeToString(), device="cpu")
+    assert session.get_inputs()[0].type == "optional(tensor(float))"
+    assert [session.run(None, {"x": x})[0].tolist() for x in (rand(3), None)] == [rand(3).tolist(), [1, 1, 1]]
+
+
+def test_an_output_may_be_listed_twice():
+    data = model([make("Neg", ["x"], ["y"])], {"x": [2]}, {"y": [2]})
+    made = onnx.load_from_string(data)
+    made.graph.output.append(made.graph.output[0])
+    assert len(nonnx.InferenceSession(made.SerializeToString(), device="cpu").run(None, {"x": rand(2)})) == 2
+
+
 def test_outputs_are_chosen_by_name():
     session, x = nonnx.InferenceSession(mlp(), device="cpu"), rand(2, 3)
     y, z = session.run(None, {"x": x})

@@ -53,7 +53,7 @@ def _roll(x: Tensor, shifts: Any, axis: Any) -> Tensor:
 
 def _var(x: Tensor, axis: Any, keepdims: bool, correction: float) -> Tensor:
     total = ag.sum(ag.square(ag.sub(x, ag.mean(x, axis, keepdims=True))), axis, keepdims)
-    return ag.div(total, float(x.size // max(total.size, 1) - correction))
+    return ag.div(total, float(max(x.size // max(total.size, 1) - correction, 0)))
 
 
 def _scattered(op: Callable[..., Tensor], x: Tensor, axis: int, index: Any, src: Any, reduce: str | None = None) -> Any:

@@ -52,7 +52,7 @@ def export_onnx(
     outputs = _tensor_names("output", run.outputs, output_names, {*state, *inputs})
     graph = OnnxGraph(run, state, inputs, outputs)
     _emit(graph, run)
-    made = _proto(onnx, graph, run, outputs, dynamic_batch)
+    made = _proto(onnx, graph, run, outputs)
     try:
         onnx.checker.check_model(made, full_check=True)
     except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as fault:
@@ -91,17 +91,19 @@ def _emit(graph: OnnxGraph, run: Trace) -> None:
         raise refusal(EXPORT, what, "write them with other ops", count=len(names))
 
 
-def _proto(onnx: Any, graph: OnnxGraph, run: Trace, outputs: Sequence[str], dynamic: bool) -> Any:
+def _proto(onnx: Any, graph: OnnxGraph, run: Trace, outputs: Sequence[str]) -> Any:
     helper = onnx.helper
     made = [graph.value(out) for out in run.outputs]
     for name, output in zip(made, outputs, strict=True):
         graph.nodes.append(helper.make_node("Identity", [name], [output]))
 
     def info(name: str, tensor: Tensor, other: Tensor) -> Any:
-        shape = ["batch" if dynamic and i == 0 and n != m else n for i, (n, m) in enumerate(zip(tensor.shape, other.shape, strict=True))]
+        pairs = zip(tensor.shape, other.shape, strict=True)
+        shape = [n if n == m else "batch" if (n, m) == batch else None for n, m in pairs]
         return helper.make_tensor_value_info(name, ONNX_TYPES[tensor.dtype], shape)
 
     assert run.other is not None
+    batch = tuple(n for one in (run, run.other) for n in one.batched.shape[:1])
     inputs = [info(str(graph.value(x)), x, y) for x, y in zip(run.inputs, run.other.inputs, strict=True)]
     results = [info(name, x, y) for name, x, y in zip(outputs, run.outputs, run.other.outputs, strict=True)]
     weights, constants = graph.stored()

@@ -116,8 +116,9 @@ def _export_pad(graph: OnnxGraph, call: Call) -> Name:
 
 def _export_repeat(graph: OnnxGraph, call: Call) -> Name:
     x, dtype = call["x"], call.out.dtype
-    shape = (1,) * (call.out.ndim - x.ndim) + x.shape
-    name = graph.value(x) if len(shape) == x.ndim else graph.node("Reshape", [x, shape], dtype)
+    added = call.out.ndim - x.ndim
+    shape = (1,) * added + x.shape
+    name = graph.node("Unsqueeze", [x, [*range(added)]], dtype) if added else graph.value(x)
     return graph.node("Tile", [name, [n // size if size else 1 for n, size in zip(call.out.shape, shape, strict=True)]], dtype)
 
 

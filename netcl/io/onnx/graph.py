@@ -11,6 +11,7 @@ import numpy as np
 
 from netcl.core import dtype as dtypes
 from netcl.core.tensor import Tensor
+from netcl.engine.registry import lookup_op
 from netcl.io import tree
 from netcl.io.archive import refusal
 from netcl.io.onnx.library import ONNX_TYPES, OPSET, library, schema
@@ -85,12 +86,21 @@ class OnnxGraph:
         return self.node("Not", [self.node("Equal", [name, 0], dtype)], "bool")
 
     def _constant_tensor(self, x: Tensor) -> Name:
-        """Return the name of a weight or constant; a constant must have the same values in both traced runs."""
+        """Return the name of a weight or constant; a constant must have the same values in both traced runs.
+
+        If all its elements are equal, its shape may depend on the batch.
+        """
         state = self._state.get(id(x)) or self._state.get(_storage_key(x))
         other = self._others.get(id(x))
         same = state is not None or x is other
-        if not same and other is not None and (x.shape, x.dtype) == (other.shape, other.dtype):
-            same = np.array_equal(tree.host_bits(x), tree.host_bits(other))
+        if not same and other is not None and (x.ndim, x.dtype) == (other.ndim, other.dtype):
+            mine, its = tree.host_bits(x), tree.host_bits(other)
+            same = np.array_equal(mine, its)
+            if x.shape != other.shape and mine.size and (mine == mine.flat[0]).all() and (its == mine.flat[0]).all():
+                call = Call(lookup_op("expand"), {}, {}, (x,), other=Call(lookup_op("expand"), {}, {}, (other,)))
+                value = self.constant(tree.from_bits(mine.reshape(-1)[:1], x.dtype))
+                self._names[id(x)] = self.node("Expand", [value, self.sizes(call)], x.dtype)
+                return self._names[id(x)]
         if not same:
             what = "a tensor that no op computes must have the same values in both traced runs"
             raise refusal(EXPORT, what, "compute it with ops, or pass dynamic_batch=False", shape=x.shape, dtype=x.dtype)
@@ -164,13 +174,14 @@ class OnnxGraph:
 
     def _rows(self, mine: int, other: int, call: Call) -> Name:
         """Return the name of a size that is a multiple of the batch size; ``mine`` and ``other`` are its values in the two runs."""
-        batch = self.run.inputs[0].shape[0]
+        batched = self.run.batched
+        batch = batched.shape[0]
         times, rest = divmod(mine, batch) if batch else (0, 1)
         if rest or other != times * (batch + 1):
             what = f"a size in {call.name} must be a multiple of the batch, or not depend on it"
             raise refusal(EXPORT, what, "pass dynamic_batch=False", sizes=(mine, other), batches=(batch, batch + 1))
         if self._batch is None:
-            self._batch = self.node("Shape", [self.run.inputs[0]], self.run.inputs[0].dtype, start=0, end=1)
+            self._batch = self.node("Shape", [batched], batched.dtype, start=0, end=1)
         return self._batch if times == 1 else self.node("Mul", [self._batch, [times]], "int64")
 
     def stored(self) -> tuple[list[Any], list[Any]]:

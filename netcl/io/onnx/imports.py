@@ -71,10 +71,12 @@ def _clip(node: OnnxNode, x: Tensor, *limits: Any) -> Tensor:
     return x if all(bound is None for bound in bounds) else ag.clamp(x, *bounds)
 
 
-def _depth_to_space(node: OnnxNode, x: Tensor) -> Any:
+def _depth_and_space(node: OnnxNode, x: Tensor) -> Any:
     if node["mode"] == "CRD":
         return NotImplemented
     (n, c, h, w), b = x.shape, node["blocksize"]
+    if node.kind == "SpaceToDepth":
+        return ag.reshape(ag.permute(ag.reshape(x, (n, c, h // b, b, w // b, b)), (0, 3, 5, 1, 2, 4)), (n, c * b**2, h // b, w // b))
     return ag.reshape(ag.permute(ag.reshape(x, (n, b, b, c // b**2, h, w)), (0, 3, 4, 1, 5, 2)), (n, c // b**2, h * b, w * b))
 
 
@@ -109,7 +111,7 @@ def _pad(node: OnnxNode, x: Tensor, pads: list[int], value: Any = None, axes: An
     named = list(range(x.ndim)) if axes is None else [axis % x.ndim for axis in axes]
     mode = next(mine for mine, name in ONNX_PAD_MODES.items() if name == node["mode"])
     sides = {axis: (pads[i], pads[len(named) + i]) for i, axis in enumerate(named)}
-    flat = [side for axis in range(x.ndim - 1, min(sides) - 1, -1) for side in sides.get(axis, (0, 0))]
+    flat = [side for axis in range(x.ndim - 1, min(sides, default=x.ndim) - 1, -1) for side in sides.get(axis, (0, 0))]
     while len(flat) > 2 and mode != "constant" and flat[-2:] == [0, 0]:
         flat = flat[:-2]
     fill = {"value": (node["value"] or 0.0) if value is None else np.asarray(value).item()}
@@ -180,7 +182,8 @@ IMPORTS: dict[str, Import] = {
     "Split": _read_split,
     "Slice": _slice,
     "Pad": _pad,
-    "DepthToSpace": _depth_to_space,
+    "DepthToSpace": _depth_and_space,
+    "SpaceToDepth": _depth_and_space,
     "Shape": lambda node, x: np.array(x.shape[node["start"] or 0 : node["end"]], np.int64),
     "Size": lambda node, x: np.array(x.size, np.int64),
     "Constant": _constant_value,

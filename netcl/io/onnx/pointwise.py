@@ -26,8 +26,11 @@ _FORMULAS = {
     "isfinite": "NOT(OR(ISNAN(v0), ISINF(v0)))",
     "floor_divide": "(v0 - REMAINDER(v0, v1)) / v1",
 }
-#: ONNX's ``Mod`` with the sign of the divisor is for integers.
-_FLOAT_FORMULAS = {"remainder": "v0 - FLOOR(v0 / v1) * v1", "floor_divide": "FLOOR(v0 / v1)"}
+#: ONNX's ``Mod`` with the sign of the divisor is for integers. A floored quotient would be wrong where it is rounded up: 1 // 0.1 is 9.
+_FLOAT_FORMULAS = {
+    "remainder": "WHERE(FMOD(v0, v1) * v1 < 0, FMOD(v0, v1) + v1, FMOD(v0, v1))",
+    "floor_divide": "WHERE(v1 == 0, v0 / v1, ROUND((v0 - FMOD(v0, v1)) / v1) - WHERE(FMOD(v0, v1) * v1 < 0, 1, 0))",
+}
 
 
 class Nodes:

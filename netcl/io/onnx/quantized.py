@@ -50,7 +50,7 @@ def _spread(node: OnnxNode, x: Tensor, values: Tensor) -> Tensor:
     axis = (1 if node["axis"] is None else node["axis"]) % max(x.ndim, 1)
     if node["block_size"]:
         return ag.narrow(ag.repeat_interleave(values, node["block_size"], axis), axis, 0, x.shape[axis])
-    return ag.reshape(values, [-1 if i == axis else 1 for i in range(x.ndim)] if values.size > 1 else [])
+    return ag.reshape(values, [-1 if i == axis else 1 for i in range(x.ndim)] if values.size != 1 else [])
 
 
 def _quantize(node: OnnxNode, x: Tensor, scale: Tensor, zero: Tensor | None = None) -> Any:

@@ -20,11 +20,16 @@ _RESIZE_ROUNDINGS: dict[str, Any] = {"ceil": np.ceil}
 _RESIZE_ROUNDINGS |= {"round_prefer_floor": lambda x: np.ceil(x - 0.5), "round_prefer_ceil": lambda x: np.floor(x + 0.5)}
 
 
-def coordinates(node: OnnxNode) -> tuple[str, str]:
-    """Return the coordinate transformation and the rounding of ``Resize``; before opset 11 both were fixed."""
+def coordinates(node: OnnxNode, scale: float = 1.0) -> tuple[str, str]:
+    """Return the coordinate transformation and the rounding of ``Resize``; before opset 11 both were fixed, as in onnxruntime."""
     if node.opset < 11:
-        return "asymmetric", "floor"
+        return "asymmetric", "ceil" if scale < 1 else "floor"
     return node["coordinate_transformation_mode"], node["nearest_mode"]
+
+
+def scaled_size(n: int, scale: float) -> int:
+    """Return the size of a scaled axis, in float32 as onnxruntime computes it: 6 by the float32 nearest to 5/3 is 10, not 9."""
+    return int(np.float32(n) * np.float32(scale))
 
 
 def resized(node: OnnxNode, x: Tensor, region: Any, scales: Any, sizes: Any) -> Tensor:
@@ -36,7 +41,7 @@ def resized(node: OnnxNode, x: Tensor, region: Any, scales: Any, sizes: Any) -> 
             scales = [(min if node["keep_aspect_ratio_policy"] == "not_larger" else max)(scales)] * len(axes)
             sizes = [int(x.shape[axis] * scale + 0.5) for axis, scale in zip(axes, scales, strict=True)]
     else:
-        sizes = [int(x.shape[axis] * scale) for axis, scale in zip(axes, scales, strict=True)]
+        sizes = [scaled_size(x.shape[axis], scale) for axis, scale in zip(axes, scales, strict=True)]
     out = x if DTYPES[x.dtype].is_float or node["mode"] == "nearest" else ag.cast(x, "float32")
     beyond = np.zeros((1,) * x.ndim, bool)
     for i, (axis, scale, size) in enumerate(zip(axes, scales, sizes, strict=True)):
@@ -56,15 +61,15 @@ def resized(node: OnnxNode, x: Tensor, region: Any, scales: Any, sizes: Any) -> 
 def _centers(mode: str, n: int, outs: int, scale: float, edges: tuple[float, float]) -> np.ndarray:
     """Return the positions of ``outs`` output pixels on an axis of ``n`` input pixels; ``edges`` are the region's bounds, as fractions."""
     y, width = np.arange(outs, dtype=np.float64), scale * n
+    if width == 1 and mode in ("align_corners", "pytorch_half_pixel"):
+        return y * 0
     if mode == "align_corners":
-        return y * 0 if width == 1 else y * (n - 1) / (width - 1)
+        return y * (n - 1) / (width - 1)
     if mode == "asymmetric":
         return y / scale
     if mode == "tf_crop_and_resize":
         low, high = edges
         return low * (n - 1) + ((high - low) * (n - 1) / 2 + 0 * y if width == 1 else y * (high - low) * (n - 1) / (width - 1))
-    if mode == "pytorch_half_pixel" and width == 1:
-        return y * 0 - 0.5
     moved = n / 2 * (1 - outs / width) if mode == "half_pixel_symmetric" else 0.0
     return moved + (y + 0.5) / scale - 0.5
 
@@ -72,7 +77,7 @@ def _centers(mode: str, n: int, outs: int, scale: float, edges: tuple[float, flo
 def _shares(node: OnnxNode, n: int, scale: float, center: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return, for each output pixel, the indices and the weights of the input pixels in its weighted sum."""
     if node["mode"] == "nearest":
-        index = _RESIZE_ROUNDINGS.get(coordinates(node)[1], np.floor)(center)[:, None]
+        index = _RESIZE_ROUNDINGS.get(coordinates(node, scale)[1], np.floor)(center)[:, None]
         return np.clip(index, 0, n - 1).astype(np.int64), np.ones_like(index)
     cubic, shrink = node["mode"] == "cubic", min(scale, 1.0) if node["antialias"] else 1.0
     reach = math.ceil((1 + cubic) / shrink)

@@ -115,7 +115,7 @@ CONVERSIONS = {
         lambda order, x, node: list(range(x.ndim))[::-1] if order is None else order,
     ),
     "number": Conversion(lambda value, call: int(value), lambda value, x, node: int(np.asarray(value).item())),
-    "vector": Conversion(lambda value, call: [value], lambda values, x, node: values[0]),
+    "vector": Conversion(lambda value, call: [value], lambda values, x, node: int(np.reshape(values, -1)[0])),
     "place": Conversion(lambda index, call: index, lambda index, x, node: positive(index, x.shape[node["axis"]])),
     "trailing": Conversion(lambda shape, call: -np.size(shape), lambda axis, x, node: x.shape[axis % x.ndim :]),
 }

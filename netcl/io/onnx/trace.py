@@ -74,6 +74,11 @@ class Trace:
         self.outputs: list[Tensor] = []
         self.other: Trace | None = None
 
+    @property
+    def batched(self) -> Tensor:
+        """The first input that has dimensions: its first one is the batch."""
+        return next((x for x in self.inputs if x.ndim), self.inputs[0])
+
     def run(self, function: Callable[..., Any], inputs: Sequence[Any]) -> Trace:
         """Call a function and record its ops; returns this trace."""
         self.inputs = tensors_in(inputs)
@@ -146,7 +151,8 @@ def trace(
 ) -> Trace:
     """Record a model on ``samples``, then on other values (one more row if ``free_batch``); returns the first trace, with ``other`` set."""
     queue = getattr(model, "queue", None)
-    tensors = _mapped(lambda x: x if isinstance(x, Tensor) else Tensor.from_host(queue, x), tuple(samples))
+    # Copies: one tensor may be given for several inputs.
+    tensors = _mapped(lambda x: x.detach().clone() if isinstance(x, Tensor) else Tensor.from_host(queue, x), tuple(samples))
     with evaluating(model) if hasattr(model, "modules") else nullcontext():
         first = Trace(known, decompositions).run(model, tensors)
         second = Trace(known, decompositions).run(model, _mapped(lambda x: _varied(x, free_batch), tensors))
@@ -164,14 +170,20 @@ def trace(
 
 
 def _varied(x: Tensor, free_batch: bool) -> Tensor:
-    """Return ``x`` in reverse order, so that indices stay valid; floats are also scaled and shifted.
+    """Return other values than those of ``x``: in another order, so that indices stay valid. Floats are also scaled and shifted.
 
-    With ``free_batch``, one row is added unless ``x`` is a scalar.
+    If all integers are equal, the last one is replaced by its neighbor toward 0, or 0 by 1. With ``free_batch``, one row is added unless
+    ``x`` is a scalar.
     """
     values = x.to_host()
     other = np.flip(values)
     if values.dtype.kind == "f":
-        other = other * 0.5 + 0.25
+        other = other * 0.5 + (0.25 if (values != 0.5).any() else 0.5)
+    elif np.array_equal(other, values):
+        other = np.roll(values, 1)
+        if values.size and np.array_equal(other, values):
+            last = int(values.flat[-1])
+            other.flat[-1] = last - (last > 0) + (last < 0) if last else 1
     if free_batch and other.ndim:
         other = np.concatenate([other, other[:1]])
     return Tensor.from_host(x.queue, other.astype(values.dtype), x.dtype)

@@ -15,7 +15,7 @@ from netcl.io.archive import refusal
 from netcl.io.onnx.exports import EXPORTS
 from netcl.io.onnx.graph import Name, OnnxGraph
 from netcl.io.onnx.imports import IMPORTS
-from netcl.io.onnx.sampling import coordinates, resized
+from netcl.io.onnx.sampling import coordinates, resized, scaled_size
 from netcl.io.onnx.table import OnnxNode
 from netcl.io.onnx.trace import Call, Unsupported
 from netcl.nn import volume
@@ -150,7 +150,7 @@ def _conv_transpose(node: OnnxNode, x: Tensor, w: Tensor, bias: Tensor | None = 
         if node["output_shape"] or auto.startswith("SAME"):
             length = node["output_shape"][i] if node["output_shape"] else n * s
             total = max(full + more[i] - length, 0)
-            begin = total // 2 if auto != "SAME_LOWER" else total - total // 2
+            begin = total // 2 if auto == "SAME_UPPER" else total - total // 2
         if begin + length > full:
             sides = [0, 0] * (axes - 1 - i) + [0, begin + length - full]
             out = ag.pad(out, sides) if bias is None else ag.pad(out - _of_channels(bias, axes), sides) + _of_channels(bias, axes)
@@ -268,9 +268,11 @@ def _resize(node: OnnxNode, x: Tensor, region: Any = None, scales: Any = None, s
     by_size = bool(sizes)
     given = sizes if by_size else scales
     factors = [g / n for g, n in zip(given, x.shape, strict=False)] if by_size else given
-    form = _resize_form(node, factors, [int(n * s) for n, s in zip(x.shape, factors, strict=False)][2:])
+    outs = [scaled_size(n, s) for n, s in zip(x.shape, factors, strict=False)]
+    form = _resize_form(node, factors, outs[2:])
     same = len(given) == x.ndim and given[:2] == (list(x.shape[:2]) if by_size else [1.0, 1.0])
-    odd = form[1:2] == ("align_corners",) and not by_size and any(n * s % 1 for n, s in zip(x.shape, given, strict=False))
+    aligned = form[1] == "align_corners"
+    odd = not by_size and any(n * s != out if aligned else int(n * s) != out for n, s, out in zip(x.shape, given, outs, strict=False))
     known = [key for key, value in _RESIZES.items() if value == form] if x.ndim in (3, 4) and DTYPES[x.dtype].is_float else []
     plain = node["axes"] is None and node["keep_aspect_ratio_policy"] in (None, "stretch")
     if not known or not same or odd or node["antialias"] or not plain:
@@ -282,7 +284,7 @@ def _resize(node: OnnxNode, x: Tensor, region: Any = None, scales: Any = None, s
 
 def _resize_form(node: OnnxNode, factors: Sequence[float], outs: Sequence[int]) -> tuple[str, str, str]:
     """Return mode, coordinate transformation and rounding. Some are replaced by an equivalent combination in :data:`_RESIZES`."""
-    mode, (moved, rounding) = node["mode"], coordinates(node)
+    mode, (moved, rounding) = node["mode"], coordinates(node, min(factors))
     rounding = rounding if mode == "nearest" else ""
     if (moved, rounding) == ("half_pixel", "round_prefer_floor") and all(s == int(s) and s >= 1 for s in factors):
         return mode, "asymmetric", "floor"  # whole factors repeat pixels
