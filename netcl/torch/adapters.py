@@ -109,28 +109,17 @@ def _with_implicit_dim(function: Callable[..., Tensor]) -> Callable[..., Tensor]
 FUNCTIONAL: dict[str, Any] = {name: _with_implicit_dim(getattr(functional, name)) for name in ("softmax", "log_softmax", "softmin")}
 
 
-class Softmax(nn.Softmax):
-    """``torch.nn.Softmax``, with torch's ``dim`` for inputs if none is given."""
-
-    function = staticmethod(FUNCTIONAL["softmax"])
+class _SoftmaxLayer(nn.Softmax):
+    """A softmax layer of ``torch.nn``, with torch's ``dim`` if none is given."""
 
     def __init__(self, dim: int | None = None):
         super().__init__(dim)
 
     def forward(self, input: Tensor) -> Tensor:
-        return self.function(input, self.dim)
+        return FUNCTIONAL[{"LogSoftmax": "log_softmax"}.get(type(self).__name__, type(self).__name__.lower())](input, self.dim)
 
 
-class LogSoftmax(Softmax):
-    """``torch.nn.LogSoftmax``."""
-
-    function = staticmethod(FUNCTIONAL["log_softmax"])
-
-
-class Softmin(Softmax):
-    """``torch.nn.Softmin``."""
-
-    function = staticmethod(FUNCTIONAL["softmin"])
+SOFTMAX_LAYERS = {name: type(name, (_SoftmaxLayer,), {}) for name in ("Softmax", "LogSoftmax", "Softmin")}
 
 
 class GradScaler(Scaler):

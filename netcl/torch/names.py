@@ -37,7 +37,7 @@ _BASES = {
     "NonDynamicallyQuantizableLinear": nn.Linear, "_BatchNorm": nn.BatchNorm1d.__base__, "_InstanceNorm": nn.InstanceNorm1d.__base__,
     "_ConvNd": nn.Conv2d.__base__, "_WeightedLoss": nn.CrossEntropyLoss.__base__,
 }  # fmt: skip
-_NN = {**parallel.NN, **{kind.__name__: kind for kind in (adapters.Softmax, adapters.LogSoftmax, adapters.Softmin)}}
+_NN = {**parallel.NN, **adapters.SOFTMAX_LAYERS}
 _OFF: dict[str, Any] = dict.fromkeys(("is_available", "is_built", "is_initialized"), lambda: False)
 _DISTRIBUTIONS = """bernoulli beta categorical dirichlet distribution exponential gamma geometric gumbel independent kl laplace log_normal
     multivariate_normal normal one_hot_categorical poisson studentT transformed_distribution transforms uniform"""
