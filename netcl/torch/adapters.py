@@ -113,7 +113,7 @@ class _SoftmaxLayer(nn.Softmax):
     """A softmax layer of ``torch.nn``, with torch's ``dim`` if none is given."""
 
     def __init__(self, dim: int | None = None):
-        super().__init__(dim)
+        super().__init__(dim)  # type: ignore[arg-type]
 
     def forward(self, input: Tensor) -> Tensor:
         return FUNCTIONAL[{"LogSoftmax": "log_softmax"}.get(type(self).__name__, type(self).__name__.lower())](input, self.dim)
