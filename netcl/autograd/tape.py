@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import ContextDecorator
 from contextvars import ContextVar
 from functools import cache, partial, wraps
@@ -312,14 +312,7 @@ class _Setting(ContextDecorator):
 
         @wraps(function)
         def steps(*args: Any, **kwargs: Any) -> Iterator[Any]:
-            inner, given = function(*args, **kwargs), None
-            while True:  # the mode holds between two yields, not for the caller
-                with self._recreate_cm():
-                    try:
-                        result = inner.send(given)
-                    except StopIteration as end:
-                        return end.value
-                given = yield result
+            return (yield from _Resumed(self, function(*args, **kwargs)))
 
         return steps
 
@@ -337,6 +330,21 @@ class _Setting(ContextDecorator):
     def __exit__(self, *exc: object) -> None:
         self.variable.set(self._previous[-1])  # before pop(): an interrupt may come after each call
         self._previous.pop()
+
+
+class _Resumed(Generator):
+    """A generator that runs in a mode; between two yields the mode is the caller's."""
+
+    def __init__(self, setting: _Setting, inner: Any):
+        self.setting, self.inner = setting, inner
+
+    def send(self, value: Any) -> Any:
+        with self.setting._recreate_cm():
+            return self.inner.send(value)
+
+    def throw(self, kind: Any, value: Any = None, trace: Any = None) -> Any:
+        with self.setting._recreate_cm():
+            return self.inner.throw(kind if value is None else value)
 
 
 class _Switch(_Setting):

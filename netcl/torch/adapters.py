@@ -112,14 +112,19 @@ FUNCTIONAL: dict[str, Any] = {name: _with_implicit_dim(getattr(functional, name)
 class _SoftmaxLayer(nn.Softmax):
     """A softmax layer of ``torch.nn``, with torch's ``dim`` if none is given."""
 
+    function: Callable[..., Tensor]
+
     def __init__(self, dim: int | None = None):
         super().__init__(dim)  # type: ignore[arg-type]
 
     def forward(self, input: Tensor) -> Tensor:
-        return FUNCTIONAL[{"LogSoftmax": "log_softmax"}.get(type(self).__name__, type(self).__name__.lower())](input, self.dim)
+        return self.function(input, self.dim)
 
 
-SOFTMAX_LAYERS = {name: type(name, (_SoftmaxLayer,), {}) for name in ("Softmax", "LogSoftmax", "Softmin")}
+SOFTMAX_LAYERS = {
+    name: type(name, (_SoftmaxLayer,), {"function": staticmethod(FUNCTIONAL[function])})
+    for name, function in (("Softmax", "softmax"), ("LogSoftmax", "log_softmax"), ("Softmin", "softmin"))
+}
 
 
 class GradScaler(Scaler):

@@ -2,6 +2,7 @@
 
 import gc
 import weakref
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
@@ -532,3 +533,20 @@ def test_kept_gradients_are_those_of_the_current_values(device):
 def test_a_tensor_that_does_not_require_grad_keeps_none():
     with pytest.raises(AutogradError, match=r"\[retain_grad\] the tensor must require grad"):
         ag.tensor([1.0]).retain_grad()
+
+
+def test_errors_reach_a_generator_in_no_grad():
+    seen = []
+
+    @contextmanager
+    @ag.no_grad()
+    def block():
+        try:
+            yield ag.is_grad_enabled()
+        except KeyError:
+            seen.append(ag.is_grad_enabled())
+
+    with block() as inside:
+        assert (inside, ag.is_grad_enabled()) == (False, True)
+        raise KeyError
+    assert seen == [False] and ag.is_grad_enabled()
