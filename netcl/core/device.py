@@ -246,7 +246,7 @@ class DeviceManager:
         except cl.Error as error:
             what = f"the driver cannot split the device into {count} parts: {error}"
             raise DeviceError(message("partition", what, device=whole.device_name)) from error
-        # Hold the context while its queue is created: Intel's runtime releases a sub-device's context although a queue uses it.
+        # Hold the context while its queue is created: queues of Intel's runtime do not keep it.
         contexts = [cl.Context([part]) for part in parts[:count]]
         return [self.handle_of(cl.CommandQueue(context)) for context in contexts]
 

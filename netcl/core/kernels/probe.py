@@ -99,12 +99,13 @@ def answer_probes() -> None:
     cl = platforms.opencl()
     platform_name, device_name = sys.argv[1:]
     (device,) = [d for p in platforms.cl_platforms() if p.name == platform_name for d in p.get_devices() if d.name == device_name][:1]
-    queue = cl.CommandQueue(cl.Context([device]))
+    context = cl.Context([device])  # held, because queues of Intel's runtime do not keep their context
+    queue = cl.CommandQueue(context)
     memory = cl.tools.ImmediateAllocator(queue)(_BYTES)
     for line in sys.stdin:
         request = json.loads(line)
         try:
-            built = program.build(queue.context, request["source"], request["options"])
+            built = program.build(context, request["source"], request["options"])
             for name in built.names():
                 texts = parameters(request["source"], name)
                 kernel = built.kernel(name)
