@@ -143,9 +143,9 @@ def vjp(func: Callable[..., Any], inputs: Any, v: Any = None, create_graph: bool
 def jvp(func: Callable[..., Any], inputs: Any, v: Any = None, create_graph: bool = False, strict: bool = False) -> tuple[Any, Any]:
     """Return the outputs, and the product of the Jacobian with ``v``."""
     given, out = _outputs_of(func, inputs, strict)
-    directions = v if isinstance(v, tuple) else (v,)
-    if v is None:
-        directions = tuple(Tensor.ones(x.shape, x.dtype, queue=x.queue) for x in given)
+    if v is None and (len(given) > 1 or given[0].numel() != 1):
+        raise ShapeError(message("jvp", "v must be given unless the input is one value", shapes=[x.shape for x in given]))
+    directions = (Tensor.ones(given[0].shape, given[0].dtype, queue=given[0].queue),) if v is None else v if isinstance(v, tuple) else (v,)
     outs = out if isinstance(out, tuple) else (out,)
     made = _as_result(tangent(outs, given, directions), given, create_graph, not isinstance(out, tuple))
     return _as_result(outs, given, create_graph, not isinstance(out, tuple)), made

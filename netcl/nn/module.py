@@ -285,7 +285,9 @@ class Module(Stateful, metaclass=_Constructed):
         for name in filter(None, path.split(".")):
             if module._roles.get(name) != "module":
                 there = [child for child, _ in module.named_children()]
-                raise ValueError(message("get_submodule", f"path must name a module, got {path!r}", f"{type(module).__name__} has {there}"))
+                raise AttributeError(
+                    message("get_submodule", f"path must name a module, got {path!r}", f"{type(module).__name__} has {there}")
+                )
             module = module.__dict__[name]
         return module
 
@@ -466,13 +468,18 @@ class Module(Stateful, metaclass=_Constructed):
 
     def get_parameter(self, target: str) -> Tensor:
         """Return the parameter with a dotted name."""
-        path, _, name = target.rpartition(".")
-        return self.get_submodule(path)._parameters[name]
+        return self._tensor_named(target, "parameter")
 
     def get_buffer(self, target: str) -> Tensor:
         """Return the buffer with a dotted name."""
+        return self._tensor_named(target, "buffer")
+
+    def _tensor_named(self, target: str, role: str) -> Tensor:
         path, _, name = target.rpartition(".")
-        return self.get_submodule(path)._buffers[name]
+        tensors = getattr(self.get_submodule(path), f"_{role}s")
+        if name not in tensors:
+            raise AttributeError(message(f"get_{role}", f"target must name a {role}, got {target!r}", there=[*tensors]))
+        return tensors[name]
 
     def _get_name(self) -> str:
         return type(self).__name__

@@ -125,12 +125,12 @@ def _cov(F: Any, x: Tensor, *, correction: int = 1) -> Tensor:
     rows = F.reshape(x, (1, x.size)) if x.ndim < 2 else x
     centered = F.sub(rows, F.mean(rows, -1, keepdims=True))
     made = F.div(F.matmul(centered, F.transpose(centered, 0, 1)), float(max(rows.shape[1] - correction, 0)))
-    return made if x.ndim == 2 else F.reshape(made, ())
+    return made if rows.shape[0] != 1 else F.reshape(made, ())
 
 
 def _corrcoef(F: Any, x: Tensor) -> Tensor:
     covariance = F.cov(x)
-    if x.ndim < 2:
+    if not covariance.ndim:
         return F.div(covariance, covariance)
     spread = F.sqrt(F.diagonal(covariance))
     return F.clamp(F.div(F.div(covariance, F.unsqueeze(spread, 1)), F.unsqueeze(spread, 0)), -1.0, 1.0)
@@ -147,8 +147,17 @@ def _nanmedian(F: Any, x: Tensor, axis: int | None = None, keepdims: bool = Fals
     return ordered(F, x, at, F.gather(F.argsort(x, at), at, middle), keepdims)  # NaN is sorted last
 
 
-row("cov", _cov, lambda x: np.cov(x), S((3, 5)), amp="float", doc="The covariance matrix of variables (rows) over observations (columns).")
-row("corrcoef", _corrcoef, lambda x: np.corrcoef(x), S((3, 5)), amp="float", tol=2,
+row(
+    "cov",
+    _cov,
+    lambda x: np.cov(x),
+    S((3, 5)),
+    S((1, 5)),
+    S((5,)),
+    amp="float",
+    doc="The covariance matrix of variables (rows) over observations (columns).",
+)
+row("corrcoef", _corrcoef, lambda x: np.corrcoef(x), S((3, 5)), S((1, 5)), amp="float", tol=2,
     doc="The correlation matrix of variables (rows) over observations (columns).")  # fmt: skip
 row("nanmedian", _nanmedian, lambda x: np.sort(x, None)[(x.size - 1) // 2], S((5,)), amp="float",
     doc="The median of the values that are not NaN, as ``median`` gives it.")  # fmt: skip

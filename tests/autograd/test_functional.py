@@ -145,3 +145,9 @@ def test_strict_checks_are_done_or_refused():
     with pytest.raises(ValueError, match=r"strict=True requires every parameter and buffer; missing=\['bias'\]"):
         func.functional_call(layer, {"weight": layer.weight}, x, strict=True)
     assert func.functional_call(layer, {"weight": layer.weight}, x).shape == (1,)
+
+
+def test_a_direction_may_be_left_out_only_for_one_value():
+    assert [t.tolist() for t in functional.jvp(netcl.square, netcl.tensor([3.0]))] == [[9.0], [6.0]]
+    with pytest.raises(ValueError, match=r"v must be given unless the input is one value; shapes=\[\(3,\)\]"):
+        functional.jvp(cubes, netcl.tensor(POINT))

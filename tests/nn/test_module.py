@@ -440,6 +440,14 @@ def test_attributes_by_the_name_that_torch_has_for_the_look_up():
     assert not hasattr(module, "absent")
 
 
+def test_tensors_by_dotted_names():
+    model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
+    assert model.get_parameter("0.weight") is model[0].weight and model.get_buffer("1.running_mean") is model[1].running_mean
+    for call, name in ((model.get_parameter, "1.running_mean"), (model.get_buffer, "0.weight"), (model.get_parameter, "2.weight")):
+        with pytest.raises(AttributeError, match="must name a (parameter|buffer|module), got "):
+            call(name)
+
+
 def test_entries_without_a_module_keep_their_places():
     layers = nn.ModuleList([nn.Linear(2, 2), None, nn.ReLU()])
     layers.append(None)
