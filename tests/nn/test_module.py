@@ -444,7 +444,7 @@ def test_tensors_by_dotted_names():
     model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
     assert model.get_parameter("0.weight") is model[0].weight and model.get_buffer("1.running_mean") is model[1].running_mean
     for call, name in ((model.get_parameter, "1.running_mean"), (model.get_buffer, "0.weight"), (model.get_parameter, "2.weight")):
-        with pytest.raises(AttributeError, match="must name a (parameter|buffer|module), got "):
+        with pytest.raises(AttributeError, match=r"must name a (parameter|buffer|module), got "):
             call(name)
 
 
