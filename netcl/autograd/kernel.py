@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import inspect
 import math
+import operator
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -116,10 +117,18 @@ class Kernel:
         if recording(numbers.values()):
             what = "a number has no gradient, so it must not be a tensor that requires one"
             raise DtypeError(message(self.name, what, 'annotate it as a tensor, x: "float32", or detach it', numbers=[*numbers]))
+        numbers = {n: self._number(n, value) for n, value in numbers.items()}
         out = self._run(inputs, numbers)
         if recording(sent):
             Node(self.name, _kernel_rule, *edges_to(sent), (self, inputs, numbers, out.detach())).attach((out,))
         return out
+
+    def _number(self, name: str, value: Any) -> float:
+        kind = "a number" if self.numbers[name] == "float" else "an integer"
+        try:
+            return operator.index(value) if kind == "an integer" else value.__float__()
+        except (AttributeError, TypeError, ValueError):
+            raise TypeError(message(self.name, f"{name} must be {kind}", given=repr(value))) from None
 
     def _run(self, inputs: dict[str, Tensor], numbers: dict[str, Any]) -> Tensor:
         first = next(iter(inputs.values()))

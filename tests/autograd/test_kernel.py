@@ -54,6 +54,15 @@ def test_shapes_and_one_body_per_input(cl_device, rng):
     assert ag.gradcheck(product, [a, b])
 
 
+def test_a_number_is_read_when_the_kernel_is_called(cl_device):
+    x, factor = (ag.tensor(v, queue=cl_device.queue) for v in ([1.0, 2.0], 2.0))
+    x.requires_grad = True
+    y = bent(x, factor)
+    factor.fill_(100.0)
+    y.sum().backward()
+    assert x.grad.tolist() == [4.0, 6.0]
+
+
 def test_half_inputs_are_cast(cl_device):
     x = netcl.Tensor.from_host(cl_device.queue, np.array([1.0, 2.0]), "float16", requires_grad=True)
     y = bent(x, 1.0)
@@ -114,6 +123,9 @@ def test_errors(cl_device):
         partly(x, x).sum().backward()
     with pytest.raises(DtypeError, match=r"\[bent\] a number has no gradient, so it must not be a tensor that requires one"):
         bent(y, ag.tensor(2.0, requires_grad=True))
+    for value in ("2", None, ag.tensor([1.0, 2.0])):
+        with pytest.raises(TypeError, match=r"\[bent\] factor must be a number; given="):
+            bent(y, value)
     with pytest.raises(KernelBuildError, match=r"\[none\] a kernel needs a body"):
 
         @netcl.kernel
