@@ -169,18 +169,18 @@ def pool_max(x: Tensor, *, windows: Windows) -> tuple[Tensor, Tensor]:
     y = Tensor.empty((*x.shape[:2], *windows.outs), x.dtype, queue=x.queue)
     places = Tensor.empty(y.shape, "int32", queue=x.queue)
     planes = math.prod(y.shape[:2])
-    if _in_pairs(windows) and x.dtype == "float32" and planes >= _fair_share(x.queue):
-        pairs = launch.kernel(x.queue, __file__, "pool_planes.cl", "pool_max_pairs")
-        pairs(x.queue, (planes,), (1,), x, y, places, *windows.size, *windows.outs)
+    if _in_vectors(windows) and x.dtype == "float32" and planes >= _fair_share(x.queue):
+        macros = {"KH": windows.kernel[0], "KW": windows.kernel[1], "STRIDE": windows.stride[1]}
+        vectors = launch.kernel(x.queue, __file__, "pool_planes.cl", "pool_max_planes", None, macros)
+        vectors(x.queue, (planes,), (1,), x, y, places, *windows.size, *windows.outs, windows.stride[0], *windows.pad)
     else:
         _run_pool("pool_max", windows, y, x, y, places)
     return y, places
 
 
-def _in_pairs(w: Windows) -> bool:
-    """Whether windows are adjacent 2 x 2 pixels inside the image, and a row has enough of them for a vector."""
-    plain = not w.adaptive and w.kernel == w.stride == (2, 2) and w.pad == (0, 0) and w.dilation == (1, 1)
-    return plain and w.outs[1] >= 4 and all(2 * n <= size for n, size in zip(w.outs, w.size, strict=True))
+def _in_vectors(w: Windows) -> bool:
+    """Whether vectors of neighbouring windows can be loaded; see ``pool_planes.cl``."""
+    return not w.adaptive and w.dilation == (1, 1) and (w.stride[1] == 1 or (w.stride[1] == 2 and w.kernel[1] > 1))
 
 
 def _fair_share(queue: Any) -> float:

@@ -115,6 +115,21 @@ def test_pairs_of_many_planes(device, width):
     np.testing.assert_array_equal(places, at)
 
 
+@pytest.mark.parametrize(("kernel", "stride", "padding", "ceil"), [(3, 2, 1, False), (3, 1, 1, False), ((5, 4), (3, 2), (2, 1), True)])
+def test_windows_of_many_planes_that_reach_into_the_padding(cl_device, kernel, stride, padding, ceil):
+    """A CPU takes the windows inside a line in vectors and those at its ends one by one."""
+    rng, options = np.random.default_rng(0), {"stride": stride, "padding": padding, "ceil_mode": ceil, "return_indices": True}
+    for size in ((9, 23), (7, 9), (4, 5)):
+        x = rng.integers(-3, 3, (8, 16, *size)).astype(np.float32)
+        x[rng.random(x.shape) < 0.05] = np.nan
+        found, expected = (
+            [t.to_host() for t in F.max_pool2d(Tensor.from_host(queue, x), kernel, **options)]
+            for queue in (cl_device.queue, manager.default("cpu").queue)
+        )
+        np.testing.assert_array_equal(found[0], expected[0])
+        np.testing.assert_array_equal(found[1], expected[1])
+
+
 def test_whole_planes_are_reduced_on_other_devices_than_cpus(cl_queue, unoptimized, rng, monkeypatch):
     monkeypatch.setattr(launch, "on_cpu_device", lambda queue: False)
     x, seen = rng.standard_normal((3, 5, 11, 13)).astype(np.float32), []
