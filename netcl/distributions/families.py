@@ -14,7 +14,6 @@ from netcl.core.errors import ShapeError, message
 from netcl.core.tensor import Tensor
 from netcl.distributions.base import ABOVE_ZERO, Categorical, Distribution, LocationScale, Normal, TensorOrNumber, pick_one
 
-
 COUNTS: tuple[str, Any] = ("integers from 0", lambda a: (a >= 0) & (a == np.floor(a)) & (a < math.inf))
 
 
@@ -109,7 +108,10 @@ class Gamma(Distribution):
 
 
 def _log_gamma_draws(a: Tensor) -> Tensor:
-    """Draw logarithms of gamma numbers, which may be too small for the dtype, by the method of Marsaglia and Tsang (2000), with 16 proposals each: all are rejected once in 10^20 draws."""
+    """Draw logarithms of gamma numbers, which may be too small for the dtype.
+
+    The method is that of Marsaglia and Tsang (2000), with 16 proposals each: all are rejected once in 10^20 draws.
+    """
     raised = ag.where(a < 1, a + 1, a)
     d = raised - 1 / 3
     draw = creation.CREATION_FUNCTIONS
