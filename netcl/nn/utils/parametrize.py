@@ -109,6 +109,7 @@ def register_parametrization(module: Any, tensor_name: str, parametrization: Any
     >>> bool((layer.weight == layer.weight.T).all()), list(layer.state_dict())
     (True, ['bias', 'parametrizations.weight.original'])
     """
+    parametrization.train(module.training)
     first = not is_parametrized(module, tensor_name)
     before = own_parameter(module, tensor_name, "register_parametrization") if first else getattr(module, tensor_name)
     with ag.no_grad():
@@ -118,9 +119,8 @@ def register_parametrization(module: Any, tensor_name: str, parametrization: Any
         after = made() if first else parametrization(before)
     if not unsafe and (after.shape, after.dtype) != (before.shape, before.dtype):
         what = "a parametrization must keep shape and dtype"
-        raise ValueError(
-            message("register_parametrization", what, "pass unsafe=True", before=f"{before.shape} {before.dtype}", after=given)
-        )
+        given = {"before": f"{before.shape} {before.dtype}", "after": f"{after.shape} {after.dtype}"}
+        raise ValueError(message("register_parametrization", what, "pass unsafe=True", **given))
     if not first:
         module.parametrizations[tensor_name].append(parametrization)
         return module
