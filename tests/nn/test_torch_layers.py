@@ -115,6 +115,20 @@ def test_weights_of_losses_are_state():
     assert loss.pos_weight.tolist() == [2.0, 4.0] and not loss.parameters()
 
 
+@pytest.mark.parametrize("mode", ["zeros", "reflect", "circular"])
+@pytest.mark.parametrize(("real", "shape"), [("Conv1d", (2, 7)), ("Conv2d", (2, 6, 7)), ("Conv3d", (2, 4, 5, 6))])
+def test_same_padding_of_even_kernels_is_larger_at_the_end(real, shape, mode, device):
+    if real == "Conv3d" and mode == "reflect":
+        return
+    with netcl.device(device):
+        x = netcl.tensor(np.arange(np.prod(shape), dtype=np.float32).reshape(1, *shape))
+        layer = getattr(nn, real)(2, 1, 2, padding="same", dilation=1, padding_mode=mode)
+        padded = F.pad(x, (0, 1) * (len(shape) - 1), mode="constant" if mode == "zeros" else mode)
+        plain = getattr(nn, real)(2, 1, 2)
+        plain.load_state_dict(layer.state_dict())
+        np.testing.assert_allclose(layer(x).detach().to_host(), plain(padded).detach().to_host(), rtol=1e-4, atol=1e-3)
+
+
 # ---- lazy layers
 
 
