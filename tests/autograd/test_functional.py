@@ -145,3 +145,17 @@ def test_strict_checks_are_done_or_refused():
     with pytest.raises(ValueError, match=r"strict=True requires every parameter and buffer; missing=\['bias'\]"):
         func.functional_call(layer, {"weight": layer.weight}, x, strict=True)
     assert func.functional_call(layer, {"weight": layer.weight}, x).shape == (1,)
+
+
+def test_functional_call_of_tied_parameters():
+    with netcl.device("cpu"):
+        model = nn.Sequential(nn.Linear(1, 1, bias=False), nn.Linear(1, 1, bias=False))
+        model[1].weight = model[0].weight
+        model[0].weight.data.fill_(5.0)
+        x, two = netcl.ones(1, 1), netcl.full((1, 1), 2.0)
+        assert func.functional_call(model, {"0.weight": two}, x).item() == 4.0
+        assert func.functional_call(model, {"0.weight": two}, x, tie_weights=False).item() == 10.0
+        with pytest.raises(ValueError, match=r"\[functional_call\] '1.weight' is the same parameter as another name"):
+            func.functional_call(model, {"0.weight": two, "1.weight": x}, x)
+        with pytest.raises(ValueError, match=r"\[functional_call\] every name must be in one dictionary only"):
+            func.functional_call(model, ({"0.weight": two}, {"0.weight": x}), x)
