@@ -203,14 +203,19 @@ def _holding(module: Any, tensors: dict[str, Any], tied: bool = True) -> Iterato
         if replaced.setdefault(key[name], tensor) is not tensor:
             what = f"{name!r} is the same parameter as another name that has another tensor"
             raise ValueError(message("functional_call", what, "pass tie_weights=False"))
-    changed = [entry for name, entry in held.items() if key[name] in replaced]
-    for path, (part, name, _) in held.items():
-        if key[path] in replaced:
-            vars(part)[name] = replaced[key[path]]
+    changed = [(*entry, replaced[key[path]]) for path, entry in held.items() if key[path] in replaced]
+    counters = [(*entry, entry[2].clone()) for entry in changed if isinstance(getattr(type(entry[0]), entry[1], None), property)]
+    for part, name, _, given in changed:
+        vars(part)[name] = given
+    for part, name, _, given, _ in counters:  # of batches, which a batch norm keeps as a number
+        setattr(part, name, given)
     try:
         yield
     finally:
-        for part, name, tensor in changed:
+        for part, name, _, given, count in counters:
+            given.copy_(getattr(part, name))
+            setattr(part, name, count)
+        for part, name, tensor, _ in changed:
             vars(part)[name] = tensor
 
 

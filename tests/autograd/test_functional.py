@@ -159,3 +159,11 @@ def test_functional_call_of_tied_parameters():
             func.functional_call(model, {"0.weight": two, "1.weight": x}, x)
         with pytest.raises(ValueError, match=r"\[functional_call\] every name must be in one dictionary only"):
             func.functional_call(model, ({"0.weight": two}, {"0.weight": x}), x)
+
+
+def test_functional_call_counts_the_batches_of_given_buffers():
+    layer = nn.BatchNorm1d(1, momentum=None)
+    given = {"running_mean": netcl.ones(1), "running_var": netcl.ones(1), "num_batches_tracked": netcl.tensor(3)}
+    func.functional_call(layer, given, netcl.tensor([[4.0], [6.0]]))
+    assert given["num_batches_tracked"].item() == 4 and given["running_mean"].item() == 2.0
+    assert layer.num_batches_tracked.item() == 0 and layer.running_mean.item() == 0.0
