@@ -189,22 +189,33 @@ def vmap(func: Callable[..., Any], in_dims: Any = 0, out_dims: Any = 0, randomne
 
 
 @contextmanager
-def _holding(module: Any, tensors: dict[str, Any]) -> Iterator[None]:
-    """Put tensors in place of parameters and buffers, under every name that these have."""
+def _holding(module: Any, tensors: dict[str, Any], tied: bool = True) -> Iterator[None]:
+    """Put tensors in place of parameters and buffers, under every name that these have if ``tied``."""
     held = {}
     for path, part in module.named_modules(remove_duplicate=False):
         for name, tensor in (*part.named_parameters(recurse=False, remove_duplicate=False), *part.named_buffers(recurse=False)):
             held[f"{path}.{name}".lstrip(".")] = part, name, tensor
     if unknown := [name for name in tensors if name not in held]:
         raise ValueError(message("functional_call", f"the module must have a parameter or buffer {unknown[0]!r}", has=list(held)[:8]))
-    replaced = {id(held[name][2]): tensor for name, tensor in tensors.items()}
-    changed = [entry for entry in held.values() if id(entry[2]) in replaced]
-    for part, name, tensor in changed:
-        vars(part)[name] = replaced[id(tensor)]
+    key = {name: id(entry[2]) if tied else name for name, entry in held.items()}
+    replaced: dict[Any, Any] = {}
+    for name, tensor in tensors.items():
+        if replaced.setdefault(key[name], tensor) is not tensor:
+            what = f"{name!r} is the same parameter as another name that has another tensor"
+            raise ValueError(message("functional_call", what, "pass tie_weights=False"))
+    changed = [(*entry, replaced[key[path]]) for path, entry in held.items() if key[path] in replaced]
+    counters = [(*entry, entry[2].clone()) for entry in changed if isinstance(getattr(type(entry[0]), entry[1], None), property)]
+    for part, name, _, given in changed:
+        vars(part)[name] = given
+    for part, name, _, given, _ in counters:  # of batches, which a batch norm keeps as a number
+        setattr(part, name, given)
     try:
         yield
     finally:
-        for part, name, tensor in changed:
+        for part, name, _, given, count in counters:
+            given.copy_(getattr(part, name))
+            setattr(part, name, count)
+        for part, name, tensor, _ in changed:
             vars(part)[name] = tensor
 
 
@@ -213,11 +224,14 @@ def functional_call(
 ) -> Any:
     """Call a module with tensors in place of its parameters and buffers, named as in its state dict; all of them if ``strict``."""
     given = parameter_and_buffer_dicts
-    tensors = dict(given) if isinstance(given, dict) else {name: x for part in given for name, x in part.items()}
+    parts = [given] if isinstance(given, dict) else list(given)
+    tensors = {name: x for part in parts for name, x in part.items()}
+    if len(tensors) != sum(map(len, parts)):
+        raise ValueError(message("functional_call", "every name must be in one dictionary only", names=[list(part)[:8] for part in parts]))
     names = [name for name, _ in (*module.named_parameters(), *module.named_buffers())] if strict else []
     if missing := [name for name in names if name not in tensors]:
         raise ValueError(message("functional_call", "strict=True requires every parameter and buffer", missing=missing[:8]))
-    with _holding(module, tensors):
+    with _holding(module, tensors, tie_weights):
         return module(*(args if isinstance(args, tuple) else () if args is None else (args,)), **(kwargs or {}))
 
 

@@ -307,15 +307,15 @@ class Tensor(TensorMethods):
     @classmethod
     def arange(cls, start: float, stop: float | None = None, step: float = 1, dtype: str | None = None, *, queue: Any = None,
                device: Any = None) -> Tensor:  # fmt: skip
-        """Create ``start, start + step, ...`` up to but not including ``stop``; integers give int64, floats float32.
-
-        An integer ``dtype`` truncates the three numbers first, as in torch.
-        """
+        """Create ``start, start + step, ...`` below ``stop``; integers give int64, floats float32; integer dtypes truncate as in torch."""
         start, stop = (0, start) if stop is None else (start, stop)
-        if dtype is not None and not dtypes.lookup(dtype, "arange").is_float:
+        row = dtypes.lookup(FLOAT32 if dtype is None else dtype, "arange")
+        if (step if row.is_float else int(step)) == 0 or (stop - start) / step < 0:
+            raise ShapeError(message("arange", "step must lead from start to stop", start=start, stop=stop, step=step, dtype=dtype))
+        if not row.is_float:  # torch counts before it truncates, except for int64
+            steps = -((start - stop) // step)
             start, stop, step = int(start), int(stop), int(step)
-        if step == 0 or (stop - start) / step < 0:
-            raise ShapeError(message("arange", "step must lead from start to stop", start=start, stop=stop, step=step))
+            stop = stop if row.name == "int64" else start + int(steps) * step
         return cls.from_host(_queue(queue, None, device), np.arange(start, stop, step), dtype)
 
     @classmethod

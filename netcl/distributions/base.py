@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
@@ -10,6 +11,7 @@ import numpy as np
 
 from netcl import autograd as ag
 from netcl.autograd import creation
+from netcl.core.dtype import DTYPES
 from netcl.core.errors import ShapeError, message
 from netcl.core.tensor import Tensor
 
@@ -31,8 +33,10 @@ class Distribution:
         for name, x in parameters.items():
             if validate_args is not False and (validate_args or not isinstance(x, Tensor)):
                 self.check(name, x)
-        queue = next((x.queue for x in parameters.values() if isinstance(x, Tensor)), None)
-        given = {name: x if isinstance(x, Tensor) else Tensor.from_host(queue, np.asarray(x, np.float32)) for name, x in parameters.items()}
+        first = next((x for x in parameters.values() if isinstance(x, Tensor)), None)
+        queue, dtype = (None, "float32") if first is None else (first.queue, first.dtype)
+        dtype = dtype if DTYPES[dtype].is_float else "float32"
+        given = {name: x if isinstance(x, Tensor) else Tensor.from_host(queue, np.asarray(x), dtype) for name, x in parameters.items()}
         self.batch_shape = tuple(int(n) for n in np.broadcast_shapes(*(x.shape for x in given.values())))
         for name, x in given.items():
             setattr(self, name, x if x.shape == self.batch_shape else x.expand(self.batch_shape))
@@ -56,10 +60,37 @@ class Distribution:
 
     def log_prob(self, value: Any) -> Tensor:
         """Return the logarithm of the density or probability of ``value``."""
+        if self.event_shape and tuple(value.shape[-len(self.event_shape) :]) != self.event_shape:
+            what = f"the last dimensions of value must be the event shape {self.event_shape}"
+            raise ShapeError(message(type(self).__name__, what, shape=tuple(value.shape)))
+        if self.validates:
+            self.check_value(value)
+        return self._log_density(value)
+
+    def _log_density(self, value: Any) -> Tensor:
         raise NotImplementedError(message(type(self).__name__, "log_prob is not defined"))
+
+    def check_value(self, value: Any) -> None:
+        """Raise ``ValueError`` unless ``value`` has only values that can be drawn."""
+        self.check("value", value)
+
+    def expand(self, batch_shape: Sequence[int]) -> Any:
+        """Return the same distributions with their batch broadcast to ``batch_shape``."""
+        made, own = copy.copy(self), len(self.batch_shape)
+        for name, part in vars(self).items():
+            if isinstance(part, Tensor | Distribution):
+                shape = part.shape if isinstance(part, Tensor) else part.batch_shape
+                setattr(made, name, part.expand((*batch_shape, *shape[own:])))
+        made.batch_shape = tuple(batch_shape)
+        return made
 
     def drawn(self, kind: str, like: Tensor, sample_shape: Sequence[int]) -> Tensor:
         return creation.CREATION_FUNCTIONS[kind]((*sample_shape, *self.batch_shape), dtype=like.dtype, queue=like.queue)
+
+    def _uniform(self, sample_shape: Sequence[int]) -> Tensor:
+        """Return uniform numbers above 0 and below 1."""
+        like = next(x for x in vars(self).values() if isinstance(x, Tensor))
+        return self.drawn("rand", like, sample_shape).clamp(creation.finfo(like.dtype).tiny, 1 - creation.finfo(like.dtype).eps)
 
     def __getattr__(self, name: str) -> Any:
         if name in ("entropy", "mean", "variance"):
@@ -97,9 +128,7 @@ class Normal(LocationScale):
     def rsample(self, sample_shape: Sequence[int] = ()) -> Tensor:
         return self.loc + self.scale * self.drawn("randn", self.loc, sample_shape)
 
-    def log_prob(self, value: Any) -> Tensor:
-        if self.validates:
-            self.check("value", value)
+    def _log_density(self, value: Any) -> Tensor:
         return ((value - self.loc) / self.scale).square() * -0.5 - self.scale.log() - 0.5 * math.log(2 * math.pi)
 
     def entropy(self) -> Tensor:
@@ -133,10 +162,12 @@ class Uniform(Distribution):
     def rsample(self, sample_shape: Sequence[int] = ()) -> Tensor:
         return self.low + (self.high - self.low) * self.drawn("rand", self.low, sample_shape)
 
-    def log_prob(self, value: Any) -> Tensor:
+    def check_value(self, value: Any) -> None:
+        if not bool(((self.low <= value) * (value <= self.high)).all()):
+            raise ValueError(message("Uniform", "value must be from low to high", "without validate_args its log_prob is -inf"))
+
+    def _log_density(self, value: Any) -> Tensor:
         inside = (self.low <= value) * (value < self.high)
-        if self.validates and not bool(inside.all()):
-            raise ValueError(message("Uniform", "value must be from low to below high", "without validate_args its log_prob is -inf"))
         return inside.to(self.low.dtype).log() - (self.high - self.low).log()
 
     def entropy(self) -> Tensor:
@@ -178,10 +209,9 @@ class Bernoulli(Distribution):
         with ag.no_grad():
             return ag.bernoulli(self.probs.detach().expand((*sample_shape, *self.batch_shape)))
 
-    def log_prob(self, value: Any) -> Tensor:
-        if self.validates:
-            self.check("value", value)
-        return -ag.binary_cross_entropy_with_logits(self.logits.expand(value.shape), value.to(self.logits.dtype), reduction="none")
+    def _log_density(self, value: Any) -> Tensor:
+        logits, value = creation.broadcast_tensors(self.logits, value.to(self.logits.dtype))
+        return -ag.binary_cross_entropy_with_logits(logits, value, reduction="none")
 
     def entropy(self) -> Tensor:
         return ag.binary_cross_entropy_with_logits(self.logits, self.probs, reduction="none")
@@ -196,7 +226,10 @@ class Categorical(Distribution):
 
     probs: Tensor
     logits: Tensor
-    limits: ClassVar = {"probs": ("at least 0", lambda a: a >= 0)}
+    limits: ClassVar = {
+        "probs": ("at least 0, with a finite sum above 0", lambda a: (a >= 0) & (a.sum(-1, keepdims=True) > 0) & (a < math.inf)),
+        "logits": ("numbers below infinity, one of them finite", lambda a: (a == a) & np.isfinite(a.max(-1, keepdims=True))),
+    }
 
     def __init__(self, probs: Any = None, logits: Any = None, validate_args: bool | None = None):
         name, given = pick_one(type(self).__name__, probs, logits)
@@ -217,15 +250,21 @@ class Categorical(Distribution):
             drawn = creation.multinomial(rows, math.prod(sample_shape), replacement=True)
             return drawn.t().reshape((*sample_shape, *self.batch_shape))
 
-    def log_prob(self, value: Any) -> Tensor:
-        if self.validates and not bool(((value >= 0) * (value < self.classes)).all()):
-            raise ValueError(message("Categorical", f"value must be from 0 to {self.classes - 1}", shape=value.shape))
+    def check_value(self, value: Any) -> None:
+        if not bool(((value >= 0) * (value < self.classes) * (value == value.to("int64"))).all()):
+            raise ValueError(message("Categorical", f"value must be integers from 0 to {self.classes - 1}", shape=value.shape))
+
+    def _log_density(self, value: Any) -> Tensor:
         shape = np.broadcast_shapes(value.shape, self.batch_shape)
         logits = self.logits.expand((*shape, self.classes))
         return logits.gather(-1, value.to("int64").expand(shape).unsqueeze(-1)).squeeze(-1)
 
+    def finite_logits(self) -> Tensor:
+        """Return the logits, with finite numbers in place of ``-inf``: 0 times them is 0."""
+        return self.logits.clamp(min=creation.finfo(self.logits.dtype).min)
+
     def entropy(self) -> Tensor:
-        return -(self.logits * self.probs).sum(-1)
+        return -(self.finite_logits() * self.probs).sum(-1)
 
     @property
     def mode(self) -> Tensor:
@@ -240,6 +279,7 @@ class Independent(Distribution):
         shape, count = base_distribution.batch_shape, reinterpreted_batch_ndims
         if not 0 <= count <= len(shape):
             raise ShapeError(message("Independent", f"reinterpreted_batch_ndims must be from 0 to {len(shape)}, got {count}", shape=shape))
+        self.validates = bool(validate_args)
         self.base_dist, self.has_rsample, self._axes = base_distribution, base_distribution.has_rsample, tuple(range(-count, 0))
         self.batch_shape, self.event_shape = shape[: len(shape) - count], shape[len(shape) - count :] + base_distribution.event_shape
 
@@ -252,7 +292,10 @@ class Independent(Distribution):
     def summed(self, value: Tensor) -> Tensor:
         return value.sum(self._axes) if self._axes else value
 
-    def log_prob(self, value: Any) -> Tensor:
+    def check_value(self, value: Any) -> None:
+        self.base_dist.check_value(value)
+
+    def _log_density(self, value: Any) -> Tensor:
         return self.summed(self.base_dist.log_prob(value))
 
     def entropy(self) -> Tensor:

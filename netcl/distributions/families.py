@@ -14,30 +14,16 @@ from netcl.core.errors import ShapeError, message
 from netcl.core.tensor import Tensor
 from netcl.distributions.base import ABOVE_ZERO, Categorical, Distribution, LocationScale, Normal, TensorOrNumber, pick_one
 
-
-class Density(Distribution):
-    """Base class of distributions whose ``log_prob`` is a formula of the value and the parameters."""
-
-    def log_prob(self, value: Any) -> Tensor:
-        if self.validates and "value" in self.limits:
-            self.check("value", value)
-        return self._log_density(value)
-
-    def _log_density(self, value: Any) -> Tensor:
-        raise NotImplementedError
-
-    def _uniform(self, sample_shape: Sequence[int]) -> Tensor:
-        """Return uniform numbers above 0 and below 1."""
-        like = next(x for x in vars(self).values() if isinstance(x, Tensor))
-        return self.drawn("rand", like, sample_shape).clamp(creation.finfo(like.dtype).tiny, 1 - creation.finfo(like.dtype).eps)
+COUNTS: tuple[str, Any] = ("integers from 0", lambda a: (a >= 0) & (a == np.floor(a)) & (a < math.inf))
 
 
-class Laplace(LocationScale, Density):
+class Laplace(LocationScale):
     """The Laplace distribution around ``loc``."""
 
     def rsample(self, sample_shape: Sequence[int] = ()) -> Tensor:
-        u = self._uniform(sample_shape) - 0.5
-        return self.loc - self.scale * u.sign() * (-u.abs() * 2).log1p()
+        eps = creation.finfo(self.loc.dtype).eps
+        u = (self._uniform(sample_shape) * 2 - 1).clamp(eps - 1, 1 - eps)
+        return self.loc - self.scale * u.sign() * (-u.abs()).log1p()
 
     def _log_density(self, value: Any) -> Tensor:
         return -(self.scale * 2).log() - (value - self.loc).abs() / self.scale
@@ -53,11 +39,11 @@ class Laplace(LocationScale, Density):
     variance = property(lambda self: self.scale.square() * 2)
 
 
-class Gumbel(LocationScale, Density):
+class Gumbel(LocationScale):
     """The Gumbel distribution of the largest of many values."""
 
     def rsample(self, sample_shape: Sequence[int] = ()) -> Tensor:
-        return self.loc + self.scale * creation.gumbel_noise((*sample_shape, *self.batch_shape), self.loc)
+        return (self.loc + self.scale * creation.gumbel_noise((*sample_shape, *self.batch_shape), self.loc)).to(self.loc.dtype)
 
     def _log_density(self, value: Any) -> Tensor:
         y = (self.loc - value) / self.scale
@@ -70,7 +56,7 @@ class Gumbel(LocationScale, Density):
     variance = property(lambda self: self.scale.square() * (math.pi**2 / 6))
 
 
-class Exponential(Density):
+class Exponential(Distribution):
     """The exponential distribution with ``rate`` events per unit."""
 
     has_rsample = True
@@ -93,12 +79,12 @@ class Exponential(Density):
     variance = property(lambda self: self.rate.pow(-2))
 
 
-class Gamma(Density):
+class Gamma(Distribution):
     """The gamma distribution; draws have no gradient."""
 
     concentration: Tensor
     rate: Tensor
-    limits: ClassVar = {"concentration": ABOVE_ZERO, "rate": ABOVE_ZERO, "value": ABOVE_ZERO}
+    limits: ClassVar = {"concentration": ABOVE_ZERO, "rate": ABOVE_ZERO, "value": ("at least 0", lambda a: a >= 0)}
 
     def __init__(self, concentration: TensorOrNumber, rate: TensorOrNumber, validate_args: bool | None = None):
         super().__init__(validate_args, concentration=concentration, rate=rate)
@@ -106,12 +92,12 @@ class Gamma(Density):
     def sample(self, sample_shape: Sequence[int] = ()) -> Tensor:
         with ag.no_grad():
             shape = (*sample_shape, *self.batch_shape)
-            return _gamma_draws(self.concentration.detach().expand(shape)) / self.rate.detach()
+            drawn = _log_gamma_draws(self.concentration.detach().expand(shape)).exp()
+            return drawn.clamp(min=creation.finfo(drawn.dtype).tiny) / self.rate.detach()
 
     def _log_density(self, value: Any) -> Tensor:
         a, b = self.concentration, self.rate
-        value = value if isinstance(value, Tensor) else Tensor.full((), value, a.dtype, queue=a.queue)
-        return a * b.log() + (a - 1) * value.log() - b * value - a.lgamma()
+        return a * b.log() + ag.xlogy(a - 1, value) - b * value - a.lgamma()
 
     def entropy(self) -> Tensor:
         a = self.concentration
@@ -121,8 +107,11 @@ class Gamma(Density):
     variance = property(lambda self: self.concentration / self.rate.square())
 
 
-def _gamma_draws(a: Tensor) -> Tensor:
-    """Draw gamma numbers by the method of Marsaglia and Tsang (2000), with 16 proposals each: all are rejected once in 10^20 draws."""
+def _log_gamma_draws(a: Tensor) -> Tensor:
+    """Draw logarithms of gamma numbers, which may be too small for the dtype.
+
+    The method is that of Marsaglia and Tsang (2000), with 16 proposals each: all are rejected once in 10^20 draws.
+    """
     raised = ag.where(a < 1, a + 1, a)
     d = raised - 1 / 3
     draw = creation.CREATION_FUNCTIONS
@@ -132,19 +121,19 @@ def _gamma_draws(a: Tensor) -> Tensor:
     first = accepted.to("int32").argmax(0, keepdims=True)
     made = d * v.gather(0, first).squeeze(0)
     small = draw["rand"](a.shape, dtype=a.dtype, queue=a.queue)
-    return ag.where(a < 1, made * small.clamp(min=1e-30).pow(1 / a), made).clamp(min=creation.finfo(a.dtype).tiny)
+    return made.log() + ag.where(a < 1, small.clamp(min=creation.finfo(a.dtype).tiny).log() / a, 0.0)
 
 
 class Chi2(Gamma):
     """The chi-squared distribution with ``df`` degrees of freedom."""
 
     def __init__(self, df: TensorOrNumber, validate_args: bool | None = None):
-        super().__init__(df * 0.5, df * 0 + 0.5, validate_args)
+        super().__init__(df * 0.5, 0.5, validate_args)
 
     df = property(lambda self: self.concentration * 2)
 
 
-class Beta(Density):
+class Beta(Distribution):
     """The beta distribution over numbers from 0 to 1; draws have no gradient."""
 
     concentration1: Tensor
@@ -157,8 +146,9 @@ class Beta(Density):
     def sample(self, sample_shape: Sequence[int] = ()) -> Tensor:
         with ag.no_grad():
             shape = (*sample_shape, *self.batch_shape)
-            one, zero = (_gamma_draws(c.detach().expand(shape)) for c in (self.concentration1, self.concentration0))
-            return one / (one + zero)
+            one, zero = (_log_gamma_draws(c.detach().expand(shape)) for c in (self.concentration1, self.concentration0))
+            limits = creation.finfo(one.dtype)
+            return (one - zero).sigmoid().clamp(limits.tiny, 1 - limits.eps / 2)
 
     def normalizer(self) -> Tensor:
         a, b = self.concentration1, self.concentration0
@@ -180,11 +170,14 @@ class Beta(Density):
         return a * b / ((a + b).square() * (a + b + 1))
 
 
-class Dirichlet(Density):
+class Dirichlet(Distribution):
     """The Dirichlet distribution over vectors whose sum is 1; draws have no gradient."""
 
     concentration: Tensor
-    limits: ClassVar = {"concentration": ABOVE_ZERO}
+    limits: ClassVar = {
+        "concentration": ABOVE_ZERO,
+        "value": ("at least 0, with a sum of 1", lambda a: (a >= 0) & (np.abs(a.sum(-1, keepdims=True) - 1) < 1e-5)),
+    }
 
     def __init__(self, concentration: Tensor, validate_args: bool | None = None):
         if not getattr(concentration, "shape", ()):
@@ -194,8 +187,7 @@ class Dirichlet(Density):
 
     def sample(self, sample_shape: Sequence[int] = ()) -> Tensor:
         with ag.no_grad():
-            drawn = _gamma_draws(self.concentration.detach().expand((*sample_shape, *self.concentration.shape)))
-            return drawn / drawn.sum(-1, keepdim=True)
+            return _log_gamma_draws(self.concentration.detach().expand((*sample_shape, *self.concentration.shape))).softmax(-1)
 
     def normalizer(self) -> Tensor:
         return self.concentration.lgamma().sum(-1) - self.concentration.sum(-1).lgamma()
@@ -215,7 +207,7 @@ class Dirichlet(Density):
         return self.mean * (1 - self.mean) / (total + 1)
 
 
-class StudentT(Density):
+class StudentT(Distribution):
     """Student's t-distribution with ``df`` degrees of freedom; draws have no gradient."""
 
     df: Tensor
@@ -247,11 +239,11 @@ class StudentT(Density):
         return ag.where(self.df > 2, spread, ag.where(self.df > 1, math.inf, math.nan))
 
 
-class Poisson(Density):
+class Poisson(Distribution):
     """The Poisson distribution of counts with mean ``rate``. Draws are made on the host."""
 
     rate: Tensor
-    limits: ClassVar = {"rate": ("at least 0", lambda a: a >= 0), "value": ("integers from 0", lambda a: (a >= 0) & (a == np.floor(a)))}
+    limits: ClassVar = {"rate": ("at least 0", lambda a: a >= 0), "value": COUNTS}
 
     def __init__(self, rate: TensorOrNumber, validate_args: bool | None = None):
         super().__init__(validate_args, rate=rate)
@@ -269,11 +261,11 @@ class Poisson(Density):
     variance = property(lambda self: self.rate)
 
 
-class Geometric(Density):
+class Geometric(Distribution):
     """The number of failures before the first success, which has probability ``probs``."""
 
     probs: Tensor
-    limits: ClassVar = {"probs": ("above 0, at most 1", lambda a: (a > 0) & (a <= 1)), "value": ("at least 0", lambda a: a >= 0)}
+    limits: ClassVar = {"probs": ("above 0, at most 1", lambda a: (a > 0) & (a <= 1)), "value": COUNTS}
 
     def __init__(self, probs: TensorOrNumber | None = None, logits: TensorOrNumber | None = None, validate_args: bool | None = None):
         name, given = pick_one("Geometric", probs, logits)
@@ -286,13 +278,13 @@ class Geometric(Density):
             return (self._uniform(sample_shape).log() / (-self.probs.detach()).log1p()).floor()
 
     def _log_density(self, value: Any) -> Tensor:
-        return value * (-self.probs).log1p() + self.probs.log()
+        return value * (-ag.where(value == 0, 0.0, self.probs)).log1p() + self.probs.log()
 
     mean = property(lambda self: self.probs.reciprocal() - 1)
     variance = property(lambda self: (self.probs.reciprocal() - 1) / self.probs)
 
 
-class LogNormal(LocationScale, Density):
+class LogNormal(LocationScale):
     """The distribution of the exponential of normal numbers with mean ``loc`` and standard deviation ``scale``."""
 
     limits: ClassVar = {"scale": ABOVE_ZERO, "value": ABOVE_ZERO}
@@ -311,12 +303,19 @@ class LogNormal(LocationScale, Density):
     variance = property(lambda self: self.scale.square().expm1() * (self.loc * 2 + self.scale.square()).exp())
 
 
-class MultivariateNormal(Density):
+class MultivariateNormal(Distribution):
     """The normal distribution of vectors with mean ``loc``, and one of a covariance, a precision and a lower triangular matrix."""
 
     has_rsample = True
     loc: Tensor
     scale_tril: Tensor
+    limits: ClassVar = {
+        "scale_tril": (
+            "lower triangular with a positive diagonal",
+            lambda a: (np.triu(a, 1) == 0) & (a > np.where(np.eye(a.shape[-1]), 0, -np.inf)),
+        ),
+        **dict.fromkeys(("covariance_matrix", "precision_matrix"), ("symmetric", lambda a: np.isclose(a, a.swapaxes(-1, -2), atol=1e-6))),
+    }
 
     def __init__(
         self,
@@ -326,10 +325,13 @@ class MultivariateNormal(Density):
         scale_tril: Any = None,
         validate_args: bool | None = None,
     ):
-        given = [x for x in (covariance_matrix, precision_matrix, scale_tril) if x is not None]
+        matrices = {"covariance_matrix": covariance_matrix, "precision_matrix": precision_matrix, "scale_tril": scale_tril}
+        given = {name: x for name, x in matrices.items() if x is not None}
         if len(given) != 1 or loc.ndim < 1:
             what = "loc must be a vector, and exactly one of covariance_matrix, precision_matrix and scale_tril must be given"
             raise ValueError(message("MultivariateNormal", what, given=len(given)))
+        if validate_args:
+            self.check(*given.popitem())
         covariance = ag.linalg_inv(precision_matrix) if precision_matrix is not None else covariance_matrix
         tril = scale_tril if scale_tril is not None else ag.linalg_cholesky(covariance)
         batch = np.broadcast_shapes(tril.shape[:-2], loc.shape[:-1])
@@ -361,6 +363,10 @@ class MultivariateNormal(Density):
 class OneHotCategorical(Categorical):
     """A distribution over vectors with a one in place of the class, else zeros."""
 
+    limits: ClassVar = Categorical.limits | {
+        "value": ("0, and once 1", lambda a: ((a == 0) | (a == 1)) & (a.sum(-1, keepdims=True) == 1)),
+    }
+
     def __init__(self, probs: Any = None, logits: Any = None, validate_args: bool | None = None):
         super().__init__(probs, logits, validate_args)
         self.event_shape = (self.classes,)
@@ -368,9 +374,11 @@ class OneHotCategorical(Categorical):
     def sample(self, sample_shape: Sequence[int] = ()) -> Tensor:
         return ag.one_hot(super().sample(sample_shape), self.classes).to(self.probs.dtype)
 
-    def log_prob(self, value: Any) -> Tensor:
-        return super().log_prob(value.argmax(-1))
+    def _log_density(self, value: Any) -> Tensor:
+        return super()._log_density(value.argmax(-1))
 
+    check_value = Distribution.check_value
+    mode = property(lambda self: ag.one_hot(self.probs.argmax(-1), self.classes).to(self.probs.dtype))
     mean = property(lambda self: self.probs)
     variance = property(lambda self: self.probs * (1 - self.probs))
 
@@ -379,11 +387,21 @@ class MixtureSameFamily(Distribution):
     """A mixture of distributions of one kind, the last batch axis of ``component_distribution``; draws have no gradient."""
 
     def __init__(self, mixture_distribution: Categorical, component_distribution: Distribution, validate_args: bool | None = None):
-        self.mixture_distribution, self.component_distribution = mixture_distribution, component_distribution
-        self.batch_shape, self.event_shape = component_distribution.batch_shape[:-1], component_distribution.event_shape
+        batch, classes = component_distribution.batch_shape, getattr(mixture_distribution, "classes", None)
+        if not isinstance(mixture_distribution, Categorical) or mixture_distribution.event_shape or (classes,) != batch[-1:]:
+            what = "mixture_distribution must be a Categorical with as many classes as the last batch axis of component_distribution"
+            raise ValueError(
+                message("MixtureSameFamily", what, mixture_distribution=mixture_distribution, classes=classes, batch_shape=batch)
+            )
+        self.validates, self.component_distribution = bool(validate_args), component_distribution
+        self.mixture_distribution = mixture_distribution.expand(batch[:-1])
+        self.batch_shape, self.event_shape = batch[:-1], component_distribution.event_shape
         self._axis = -1 - len(self.event_shape)
 
-    def log_prob(self, value: Any) -> Tensor:
+    def check_value(self, value: Any) -> None:
+        self.component_distribution.check_value(value.unsqueeze(self._axis))
+
+    def _log_density(self, value: Any) -> Tensor:
         each = self.component_distribution.log_prob(value.unsqueeze(self._axis))
         return (each + self.mixture_distribution.logits).logsumexp(-1)
 

@@ -44,28 +44,29 @@ class _Convolution(Module):
         self.bias = empty((self.out_channels,)) if bias else None
         self.reset_parameters()
 
-    def _padding(self, padding: Any) -> tuple[int, ...]:
-        """Convert the padding to numbers; ``"same"`` raises unless the stride is 1 and both sides get equal padding."""
+    def _padding(self, padding: Any) -> Any:
+        """Convert the padding to numbers, except ``"same"`` where the two sides get unequal padding."""
         if padding == "valid":
             return (0,) * self.axes
         if padding != "same":
             return several(padding, self.axes, "padding")
         total = [d * (k - 1) for d, k in zip(self.dilation, self.kernel_size, strict=True)]
-        if any(s != 1 for s in self.stride) or any(n % 2 for n in total):
-            what, remedy = 'padding="same" requires stride 1 and an even dilation * (kernel_size - 1)', "pad with netcl.autograd.pad first"
-            seen = {"kernel_size": self.kernel_size, "stride": self.stride, "dilation": self.dilation}
-            raise ShapeError(message(type(self).__name__, what, remedy, **seen))
-        return tuple(n // 2 for n in total)
+        if any(s != 1 for s in self.stride) or self.transposed:
+            what = 'padding="same" requires stride 1 and no transposed convolution'
+            raise ShapeError(message(type(self).__name__, what, "pad with netcl.autograd.pad first", stride=self.stride))
+        return "same" if any(n % 2 for n in total) else tuple(n // 2 for n in total)
 
     def reset_parameters(self) -> None:
         """Reinitialize the parameters uniformly in ``[-b, b]``, ``b = 1 / sqrt(fan_in)``."""
         init.layer_(self.weight, self.bias)
 
-    def _padded(self, x: Tensor) -> tuple[Tensor, tuple[int, ...]]:
+    def _padded(self, x: Tensor) -> tuple[Tensor, Any]:
         """Pad ``x`` unless ``padding_mode`` is ``zeros``. Return ``x`` and the padding that the op must still apply."""
         if self.padding_mode == "zeros":
             return x, self.padding
-        sides = [n for size in reversed(self.padding) for n in (size, size)]
+        total = [d * (k - 1) for d, k in zip(self.dilation, self.kernel_size, strict=True)]
+        pairs = [(n // 2, n - n // 2) for n in total] if self.padding == "same" else [(n, n) for n in self.padding]
+        sides = [n for pair in reversed(pairs) for n in pair]
         return ag.pad(x, sides, mode=_PADDING_MODES[self.padding_mode]), (0,) * self.axes
 
     def flops(self, args: tuple[Any, ...], output: Any) -> int:
@@ -86,15 +87,15 @@ class _Conv(_Convolution):
         x, padding = self._padded(x)
         if self.axes == 3:
             return conv3d(x, self.weight, self.bias, self.stride, padding, self.dilation, self.groups)
-        stride, pad, dilation = self.stride[0], padding[0], self.dilation[0]
+        stride, pad, dilation = self.stride[0], padding if padding == "same" else padding[0], self.dilation[0]
         return ag.conv1d(x, self.weight, self.bias, stride=stride, padding=pad, dilation=dilation, groups=self.groups)
 
 
 class Conv2d(_Conv):
     """A convolution of images: ``y[n, f] = b[f] + sum over c of w[f, c] * x[n, c]``, ``*`` being cross-correlation.
 
-    - **in_channels**, **out_channels**, **kernel_size**, **stride**, **padding** (numbers or pairs, ``"valid"``, or ``"same"`` if both
-      sides are equal), **dilation**, **groups**, **bias**, **padding_mode** (``zeros``, ``reflect``, ``replicate``, ``circular``): as in
+    - **in_channels**, **out_channels**, **kernel_size**, **stride**, **padding** (numbers or pairs, ``"valid"`` or ``"same"``),
+      **dilation**, **groups**, **bias**, **padding_mode** (``zeros``, ``reflect``, ``replicate``, ``circular``): as in
       torch.
     - **pad**: another name of ``padding``.
 

@@ -61,7 +61,7 @@ def _negative_log(x: Tensor, labels: np.ndarray, lengths: np.ndarray, counts: np
     path = np.full((batch, states), blank)
     path[:, 1::2] = labels
     skips = np.zeros((batch, states), bool)
-    skips[:, 2:] = (path[:, 2:] != blank) & (path[:, 2:] != path[:, :-2])
+    skips[:, 2:] = path[:, 2:] != path[:, :-2]
     where = Tensor.from_host(x.queue, path)
     emitted = ag.unbind(ag.gather(x, 2, ag.expand(where, (x.shape[0], batch, states))), axis=0)
     barred = Tensor.from_host(x.queue, np.where(skips, 0.0, _NEVER), x.dtype)

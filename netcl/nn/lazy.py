@@ -55,7 +55,7 @@ class _Lazy(Module):
         return super()._named_tensors(*wanted)
 
 
-def lazy_class(real: type[Module], of_input: int = 1, of_weight: int = 0, **defaults: Any) -> Any:
+def lazy_class(real: type[Module], of_input: int, of_weight: int = 0, **defaults: Any) -> Any:
     """Make the lazy form of ``real``. Its first argument is the size of input axis ``of_input``, or of axis ``of_weight`` of a weight."""
     parameters = [p.replace(default=defaults.get(p.name, p.default)) for p in list(inspect.signature(real).parameters.values())[1:]]
 
@@ -80,10 +80,12 @@ def lazy_class(real: type[Module], of_input: int = 1, of_weight: int = 0, **defa
 
 
 LazyLinear = lazy_class(linear.Linear, -1, 1)
-LazyConv1d, LazyConv2d, LazyConv3d = (lazy_class(real, 1, 1) for real in (conv.Conv1d, conv.Conv2d, conv.Conv3d))
+_AXES = (-2, -3, -4)  # of the channels, counted from the end: inputs may have no batch dimension
+LazyConv1d, LazyConv2d, LazyConv3d = map(lazy_class, (conv.Conv1d, conv.Conv2d, conv.Conv3d), _AXES, (1, 1, 1))
 _TRANSPOSED = conv.ConvTranspose1d, conv.ConvTranspose2d, conv.ConvTranspose3d
-LazyConvTranspose1d, LazyConvTranspose2d, LazyConvTranspose3d = map(lazy_class, _TRANSPOSED)
-LazyBatchNorm1d, LazyBatchNorm2d, LazyBatchNorm3d = map(lazy_class, (norm.BatchNorm1d, norm.BatchNorm2d, norm.BatchNorm3d))
+LazyConvTranspose1d, LazyConvTranspose2d, LazyConvTranspose3d = map(lazy_class, _TRANSPOSED, _AXES)
+LazyBatchNorm1d, LazyBatchNorm2d, LazyBatchNorm3d = map(lazy_class, (norm.BatchNorm1d, norm.BatchNorm2d, norm.BatchNorm3d), (1, 1, 1))
+_NORMS = norm.InstanceNorm1d, norm.InstanceNorm2d, norm.InstanceNorm3d
 LazyInstanceNorm1d, LazyInstanceNorm2d, LazyInstanceNorm3d = (
-    lazy_class(real, affine=True, track_running_stats=True) for real in (norm.InstanceNorm1d, norm.InstanceNorm2d, norm.InstanceNorm3d)
+    lazy_class(real, axis, affine=True, track_running_stats=True) for real, axis in zip(_NORMS, _AXES, strict=True)
 )

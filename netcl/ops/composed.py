@@ -286,9 +286,13 @@ def _in_float_of(F: Any, x: Tensor | float, values: Tensor | float) -> Tensor | 
 
 
 def _ldexp(F: Any, a: Tensor, b: Tensor) -> Tensor:
-    powers = _in_float_of(F, a, b)
-    half = F.clamp(F.floor(F.mul(powers, 0.5)), -2000.0, 2000.0)  # 2**b alone may be 0 or infinite
-    return F.mul(F.mul(a, F.exp2(half)), F.exp2(F.sub(powers, half)))
+    powers: Any = _in_float_of(F, a, b)
+    kind = powers.dtype if dtypes.DTYPES[powers.dtype].is_float else "float32"
+    most = {"float16": 15.0, "float64": 1023.0}.get(kind, 126.0)
+    for _ in range(3):  # 2**b may be 0 or infinite where a * 2**b is not; NumPy rounds 2**127 up
+        part = F.clamp(powers, 1.0 - most, most)
+        a, powers = F.mul(a, F.exp2(part)), F.sub(powers, part)
+    return a
 
 
 def _rsub(F: Any, a: Tensor, b: Tensor, *, alpha: float = 1) -> Tensor:

@@ -17,7 +17,7 @@ from netcl.core.tensor import Tensor
 from netcl.engine import opencl_text
 from netcl.engine.registry import names_read_by, parse
 from netcl.ops.update import PACK, Rule
-from netcl.optim.optimizer import Group, Optimizer, check_betas, check_number
+from netcl.optim.optimizer import Group, Optimizer, check_betas, check_number, picked
 
 __all__ = [
     "ASGD", "SGD", "Adadelta", "Adagrad", "Adam", "AdamW", "AdamW8bit", "Adamax", "Lion", "Momentum", "NAdam", "RAdam", "RMSProp",
@@ -114,15 +114,16 @@ class FormulaOptimizer(Optimizer):
 
     def _next_numbers(self, group: Group, rule: Rule, counted: Sequence[dict[str, Any]], age: int) -> list[float]:
         if "age" in rule.given:  # the device counts the steps and computes the numbers
-            return [read(group) for read in self.compiled(group).readers.values()]
+            return picked(self.op, rule.scalars, self._values(group))
         if not self.kept:
             return super()._next_numbers(group, rule, counted, age)
         age, values = counted[0].get("step", 0) + 1, self._values(group)
         values |= {name: counted[0].get(name, start) for name, start in zip(self.kept, self.starts(group), strict=True)}
         values |= _update_on_host(type(self), values, age)
+        numbers = picked(self.op, rule.scalars, values)
         for state in counted:
             state |= {"step": age, **{name: values[f"next_{name}"] for name in self.kept}}
-        return [values[name] for name in rule.scalars]
+        return numbers
 
     def starts(self, group: Group) -> tuple[float, ...]:
         """Return the initial values of the numbers of a parameter's state, in the order of ``kept``."""
@@ -198,8 +199,9 @@ def _update_on_host(kind: Any, values: Mapping[str, float], age: int) -> dict[st
     """Return the formula's numbers for step number ``age``, counted from 1; empty if the formula has none."""
     if not kind.formula.numbers:
         return {}
+    given = picked(kind.__name__, tuple(values), values)
     with np.errstate(all="ignore"):
-        found = _host_function(kind, tuple(values))(*map(np.float64, values.values()), np.float64(age - 1))
+        found = _host_function(kind, tuple(values))(*map(np.float64, given), np.float64(age - 1))
     return {name: float(value) for name, value in zip(kind.formula.numbers, found, strict=True)}
 
 

@@ -16,7 +16,7 @@ from netcl.core.tensor import Tensor
 from netcl.ops import update
 from netcl.ops.update import Rule
 from netcl.optim.formula import CORRECTIONS, MEANS, Formula, FormulaOptimizer, compiled_formula, option_readers
-from netcl.optim.optimizer import Group, Optimizer, check_counts, check_number, step_count
+from netcl.optim.optimizer import Group, Optimizer, check_counts, check_number, picked, step_count
 
 _LERP = Rule("lerp", ("x", "y"), ("take",), {"new_x": "x + (y - x) * take"}, {"x": "new_x"})
 _EPS = {"float16": 2.0**-10, "bfloat16": 2.0**-7, "float32": 2.0**-23, "float64": 2.0**-52}
@@ -59,7 +59,7 @@ class LayerwiseOptimizer(FormulaOptimizer):
     def _now(self, group: Group, states: list[dict[str, Any]], rule: Rule) -> list[float]:
         """Return the values of ``rule.scalars`` for the step that was just counted."""
         numbers = self.numbers(group, step_count(states[0].get("step", 1)))
-        return [numbers[name] for name in rule.scalars]
+        return picked(self.op, rule.scalars, numbers)
 
     def _change(self, group, states, age, roles, factor, found_inf) -> None:
         if found_inf is not None:

@@ -60,6 +60,14 @@ def check_betas(op: str, betas: Any) -> None:
         check_number(op, f"beta{i}", beta, 0.0, 1.0)
 
 
+def picked(op: str, names: Sequence[str], numbers: Mapping[str, Any]) -> list[Any]:
+    """Return some numbers by name; raises ``TypeError`` for ``None``, which a user may have set in a parameter group."""
+    values = [numbers[name] for name in names]
+    if None in values:
+        raise TypeError(message(op, "options of parameter groups must be numbers, got None", option=names[values.index(None)]))
+    return values
+
+
 class Optimizer:
     """Base class of optimizers, which update parameters by their gradients.
 
@@ -251,12 +259,11 @@ class Optimizer:
 
     def _next_numbers(self, group: Group, rule: update.Rule, counted: Sequence[dict[str, Any]], age: int) -> list[float]:
         """Increment the step count of parameters that share it; returns the scalars of the update in the order of ``rule.scalars``."""
-        if counted:
-            age = step_count(counted[0].get("step", 0)) + 1
-            for state in counted:
-                state["step"] = age
-        numbers = self.numbers(group, age)
-        return [numbers[name] for name in rule.scalars]
+        age = step_count(counted[0].get("step", 0)) + 1 if counted else age
+        numbers = picked(self.op, rule.scalars, self.numbers(group, age))
+        for state in counted:
+            state["step"] = age
+        return numbers
 
     def _structure(self, state: Mapping[Tensor, Any]) -> tuple[Any, ...]:
         """Return the dependencies of a recorded step: rules, parameters, their state, frozen parameters with a gradient."""

@@ -212,3 +212,80 @@ def test_divergences_and_entropies_of_families(device):
             D.Gamma(1.0, 1.0).rsample()
         with pytest.raises(ValueError, match="exactly one of covariance_matrix, precision_matrix and scale_tril"):
             D.MultivariateNormal(netcl.zeros(2))
+
+
+def VEC(*values, **options):
+    return netcl.tensor(list(values), **options)
+
+
+INF = math.inf
+#: Distributions at the edge of their parameters, and values of torch 2.13.
+EDGES = {
+    "numbers take the dtype of tensors": (lambda: D.Normal(VEC(0.5, dtype="float64"), 0.1).log_prob(VEC(0.0, dtype="float64")),
+                                          [-11.116353440210595]),
+    "a masked class": (lambda: D.Categorical(logits=VEC(-INF, 0.0, 0.0)).entropy(), 0.6931471805599453),
+    "divergence of a masked class": (lambda: D.kl_divergence(D.Categorical(logits=VEC(-INF, 0.0)), D.Categorical(VEC(0.5, 0.5))),
+                                     0.6931471805599453),
+    "an impossible class": (lambda: D.kl_divergence(D.Categorical(VEC(0.5, 0.5)), D.Categorical(VEC(1.0, 0.0))), INF),
+    "an impossible truth": (lambda: D.kl_divergence(D.Bernoulli(VEC(0.3, 1.0)), D.Bernoulli(VEC(0.0, 1.0))), [INF, 0.0]),
+    "a sure success": (lambda: D.Geometric(VEC(1.0)).log_prob(VEC(0.0)), [0.0]),
+    "an exponential gamma": (lambda: D.Gamma(1.0, 2.0).log_prob(VEC(0.0)), [0.6931471805599453]),
+    "the mode of vectors": (lambda: D.OneHotCategorical(VEC(0.1, 0.7, 0.2)).mode, [0.0, 1.0, 0.0]),
+    "values of a larger batch": (lambda: D.Bernoulli(VEC(0.5)).log_prob(netcl.ones(2, 2)), [[-0.6931471805599453] * 2] * 2),
+    "one event": (lambda: D.TransformedDistribution(D.Normal(netcl.zeros(2), 1.0), D.AffineTransform(1.0, VEC(2.0, 4.0), event_dim=1))
+                  .log_prob(VEC(1.0, 5.0)), -4.417318608089113),
+    "an infinite value": (lambda: D.AffineTransform(1.0, 2.0).log_abs_det_jacobian(VEC(INF), VEC(INF)), [0.6931471805599453]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", EDGES)
+def test_edges_of_distributions(case):
+    compute, wanted = EDGES[case]
+    with netcl.device("cpu"):
+        result = compute()
+        np.testing.assert_allclose(result.to_host(), wanted, rtol=1e-14 if result.dtype == "float64" else 1e-6)
+
+
+def test_shapes_of_distributions():
+    with netcl.device("cpu"):
+        moved = D.TransformedDistribution(D.Normal(0.0, 1.0), D.AffineTransform(netcl.zeros(3), 1.0))
+        assert moved.batch_shape == (3,) and len(set(moved.sample().tolist())) == 3
+        whole = D.TransformedDistribution(D.Normal(netcl.zeros(2, 3), 1.0), D.AffineTransform(0.0, 1.0, event_dim=1))
+        assert (whole.batch_shape, whole.event_shape) == ((2,), (3,)) and whole.log_prob(netcl.ones(2, 3)).shape == (2,)
+        mixture = D.MixtureSameFamily(D.Categorical(VEC(0.5, 0.5)), D.Normal(netcl.zeros(2, 2), 1.0))
+        assert mixture.batch_shape == (2,) and mixture.sample((2,)).shape == (2, 2) and mixture.expand((3, 2)).sample().shape == (3, 2)
+        near(D.Independent(D.Normal(netcl.zeros(2), 1.0), 1).expand((4,)).log_prob(netcl.zeros(2)), [2 * NORMAL] * 4)
+        with pytest.raises(ValueError, match=r"\[MixtureSameFamily\] mixture_distribution must be a Categorical with as many classes"):
+            D.MixtureSameFamily(D.Categorical(VEC(0.5, 0.5)), D.Normal(netcl.zeros(3), 1.0))
+        with pytest.raises(ValueError, match=r"\[MultivariateNormal\] the last dimensions of value must be the event shape \(2,\)"):
+            D.MultivariateNormal(netcl.zeros(2), netcl.eye(2)).log_prob(netcl.zeros(1))
+
+
+def test_draws_at_the_limits_of_the_dtype():
+    with netcl.device("cpu"):
+        netcl.manual_seed(3)
+        drawn = D.Beta(0.01, 0.01).sample((4000,)).to_host()
+        assert drawn.min() > 0 and drawn.max() < 1 and 0.01 < ((drawn > 0.1) & (drawn < 0.9)).mean() < 0.03  # torch: 0.022
+        for kind in (D.Laplace, D.Gumbel):
+            half = kind(VEC(0.0, dtype="float16"), 1.0).sample((5000,))
+            assert half.dtype == "float16" and np.isfinite(half.to_host()).all()
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: D.Laplace(0.0, 1.0, True).log_prob(VEC(math.nan)), lambda: D.Geometric(0.5, validate_args=True).log_prob(VEC(0.5)),
+        lambda: D.Categorical(VEC(0.5, 0.5), validate_args=True).log_prob(VEC(0.5)),
+        lambda: D.Categorical(VEC(0.0, 0.0), validate_args=True),
+        lambda: D.Dirichlet(VEC(1.0, 1.0), True).log_prob(VEC(0.5, 0.6)),
+        lambda: D.OneHotCategorical(VEC(0.5, 0.5), validate_args=True).log_prob(VEC(0.5, 0.5)),
+        lambda: D.MultivariateNormal(VEC(0.0, 0.0), VEC([1.0, 0.5], [0.0, 1.0]), validate_args=True),
+        lambda: D.MultivariateNormal(VEC(0.0, 0.0), scale_tril=-netcl.eye(2), validate_args=True),
+        lambda: D.Independent(D.Uniform(VEC(0.0), VEC(1.0)), 1, True).log_prob(VEC(1.5)),
+        lambda: D.TransformedDistribution(D.Normal(0.0, 1.0), D.ExpTransform(), True).log_prob(VEC(-1.0)),
+        lambda: D.MixtureSameFamily(D.Categorical(VEC(1.0)), D.Exponential(VEC(1.0)), True).log_prob(VEC(-1.0)),
+    ],
+)  # fmt: skip
+def test_validate_args_checks_events(make):
+    with netcl.device("cpu"), pytest.raises(ValueError, match=r"\[\w+\] .* must be"):
+        make()

@@ -151,3 +151,25 @@ def test_a_direction_may_be_left_out_only_for_one_value():
     assert [t.tolist() for t in functional.jvp(netcl.square, netcl.tensor([3.0]))] == [[9.0], [6.0]]
     with pytest.raises(ValueError, match=r"v must be given unless the input is one value; shapes=\[\(3,\)\]"):
         functional.jvp(cubes, netcl.tensor(POINT))
+
+
+def test_functional_call_of_tied_parameters():
+    with netcl.device("cpu"):
+        model = nn.Sequential(nn.Linear(1, 1, bias=False), nn.Linear(1, 1, bias=False))
+        model[1].weight = model[0].weight
+        model[0].weight.data.fill_(5.0)
+        x, two = netcl.ones(1, 1), netcl.full((1, 1), 2.0)
+        assert func.functional_call(model, {"0.weight": two}, x).item() == 4.0
+        assert func.functional_call(model, {"0.weight": two}, x, tie_weights=False).item() == 10.0
+        with pytest.raises(ValueError, match=r"\[functional_call\] '1.weight' is the same parameter as another name"):
+            func.functional_call(model, {"0.weight": two, "1.weight": x}, x)
+        with pytest.raises(ValueError, match=r"\[functional_call\] every name must be in one dictionary only"):
+            func.functional_call(model, ({"0.weight": two}, {"0.weight": x}), x)
+
+
+def test_functional_call_counts_the_batches_of_given_buffers():
+    layer = nn.BatchNorm1d(1, momentum=None)
+    given = {"running_mean": netcl.ones(1), "running_var": netcl.ones(1), "num_batches_tracked": netcl.tensor(3)}
+    func.functional_call(layer, given, netcl.tensor([[4.0], [6.0]]))
+    assert given["num_batches_tracked"].item() == 4 and given["running_mean"].item() == 2.0
+    assert layer.num_batches_tracked.item() == 0 and layer.running_mean.item() == 0.0

@@ -71,6 +71,8 @@ def test_python_values(device):
         assert Tensor.from_host(3.0).shape == ()
         assert Tensor.arange(3).tolist() == [0, 1, 2]
         assert Tensor.arange(1, 2, 0.5).tolist() == [1.0, 1.5]
+        assert Tensor.arange(0, 5, 1.5, "int32").tolist() == [0, 1, 2, 3]  # as in torch
+        assert Tensor.arange(0, 5, 1.5, "int64").tolist() == [0, 1, 2, 3, 4]
 
 
 @pytest.mark.parametrize("name", ["complex64", "complex128", "<U3", "datetime64[s]", "object"])

@@ -165,7 +165,7 @@ def test_running_statistics_are_changed_in_place(device):
         (lambda: nn.GroupNorm(2, 3), (), r"\[GroupNorm\] num_groups must be at least 1 and divide num_channels"),
         (lambda: nn.Conv2d(3, 4, 3, groups=2), (), r"\[Conv2d\] groups must be at least 1 and divide in_channels and out_channels"),
         (lambda: nn.Conv2d(3, 4, (3, 3, 3)), (), r"\[conv\] kernel_size must be an integer or 2 integers, one per axis"),
-        (lambda: nn.Conv2d(3, 4, 2, padding="same"), (), r'\[Conv2d\] padding="same" requires stride 1 and an even dilation'),
+        (lambda: nn.Conv2d(3, 4, 2, 2, padding="same"), (), r'\[Conv2d\] padding="same" requires stride 1'),
         (
             lambda: nn.LSTM(3, 4),
             (2, 5, 7),

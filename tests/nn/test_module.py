@@ -484,6 +484,15 @@ def test_pruning_keeps_the_original_and_a_mask(device):
         pair[1].weight.data.copy_(ag.tensor([[0.5, 3.0]]))
         prune.global_unstructured([(m, "weight") for m in pair], prune.L1Unstructured, amount=0.5)
         assert [m.weight.tolist() for m in pair] == [[[0.0, 2.0]], [[0.0, 3.0]]]
+        scores = ag.tensor([[-3.0, 2.0]])
+        assert prune.l1_unstructured(nn.Linear(2, 1), "weight", 1, importance_scores=scores).weight_mask.tolist() == [[1.0, 0.0]]
+        given = {(pair[1], "weight"): scores}
+        prune.global_unstructured([(m, "weight") for m in pair], prune.L1Unstructured, importance_scores=given, amount=1)
+        assert [m.weight.tolist() for m in pair] == [[[0.0, 0.0]], [[0.0, 3.0]]]
+        with pytest.raises(ValueError, match=r"\[prune\] mask must have the shape of the parameter"):
+            prune.custom_from_mask(pair[0], "weight", netcl.ones(2))
+        with pytest.raises(ValueError, match=r"\[prune\] dim must be from -2 to 1, got 5"):
+            prune.ln_structured(nn.Linear(2, 1), "weight", 1, 2, dim=5)
         with pytest.raises(ValueError, match="amount must be an integer from 0 to 2, or a float from 0 to 1"):
             prune.random_unstructured(nn.Linear(2, 1), "weight", amount=1.5)
 

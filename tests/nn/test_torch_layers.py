@@ -115,12 +115,27 @@ def test_weights_of_losses_are_state():
     assert loss.pos_weight.tolist() == [2.0, 4.0] and not loss.parameters()
 
 
+@pytest.mark.parametrize("mode", ["zeros", "reflect", "circular"])
+@pytest.mark.parametrize(("real", "shape"), [("Conv1d", (2, 7)), ("Conv2d", (2, 6, 7)), ("Conv3d", (2, 4, 5, 6))])
+def test_same_padding_of_even_kernels_is_larger_at_the_end(real, shape, mode, device):
+    if real == "Conv3d" and mode == "reflect":
+        return
+    with netcl.device(device):
+        x = netcl.tensor(np.arange(np.prod(shape), dtype=np.float32).reshape(1, *shape))
+        layer = getattr(nn, real)(2, 1, 2, padding="same", dilation=1, padding_mode=mode)
+        padded = F.pad(x, (0, 1) * (len(shape) - 1), mode="constant" if mode == "zeros" else mode)
+        plain = getattr(nn, real)(2, 1, 2)
+        plain.load_state_dict(layer.state_dict())
+        np.testing.assert_allclose(layer(x).detach().to_host(), plain(padded).detach().to_host(), rtol=1e-4, atol=1e-3)
+
+
 # ---- lazy layers
 
 
 @pytest.mark.parametrize(("lazy", "args", "real", "shape"), [
     ("LazyLinear", (4,), "Linear", (2, 5)), ("LazyConv2d", (4, 3), "Conv2d", (2, 6, 5, 5)),
     ("LazyConvTranspose3d", (4, 2), "ConvTranspose3d", (1, 6, 3, 3, 3)), ("LazyBatchNorm1d", (), "BatchNorm1d", (4, 6)),
+    ("LazyConv1d", (4, 3), "Conv1d", (6, 9)),
 ])  # fmt: skip
 def test_lazy_layers_become_real_ones(lazy, args, real, shape):
     layer = getattr(nn, lazy)(*args)
@@ -130,7 +145,7 @@ def test_lazy_layers_become_real_ones(lazy, args, real, shape):
     with pytest.raises(ValueError, match=rf"\[{lazy}\] there are no parameters before the first input; call the model once"):
         layer.parameters()
     y = layer.eval()(np.ones(shape, np.float32))
-    other = getattr(nn, real)(shape[-1] if real == "Linear" else shape[1], *args)
+    other = getattr(nn, real)(shape[-1] if real == "Linear" else 6, *args)
     assert type(layer) is getattr(nn, real) and layer.config == other.config and list(layer.state_dict()) == list(other.state_dict())
     assert not layer.training and seen == [1] and layer(np.ones(shape, np.float32)).shape == y.shape
 
@@ -342,6 +357,33 @@ def test_parametrizations_follow_each_other():
     assert type(layer) is nn.Linear and not parametrize.is_parametrized(layer) and len(layer.parameters()) == 2
     with pytest.raises(ValueError, match=r"\[weight_norm\] Linear has no parameter 'scale'; it has \['weight', 'bias'\]"):
         nn.utils.weight_norm(layer, "scale")
+    with pytest.raises(ValueError, match=r"\[weight_norm\] dim must be from -2 to 1, got 2"):
+        nn.utils.weight_norm(nn.Linear(2, 2), dim=2)
+    assert nn.utils.weight_norm(nn.Linear(2, 2), dim=-2).weight_g.shape == (2, 1)
+    with pytest.raises(ValueError, match=r"a parametrization must keep shape and dtype; before=\(2,\) float32, after=\(1, 2\) float32"):
+        parametrize.register_parametrization(layer, "bias", nn.Unflatten(0, (1, 2)))
+    assert isinstance(layer.bias, nn.Parameter) and not parametrize.is_parametrized(layer)
+
+
+@pytest.mark.parametrize(
+    ("change", "restore"),
+    [
+        (lambda m: nn.utils.prune.l1_unstructured(m, "weight", 1), lambda m: nn.utils.prune.remove(m, "weight")),
+        (nn.utils.spectral_norm, None),
+        (nn.utils.parametrizations.spectral_norm, lambda m: nn.utils.parametrize.remove_parametrizations(m, "weight")),
+        (nn.utils.parametrizations.orthogonal, lambda m: nn.utils.parametrize.remove_parametrizations(m, "weight", False)),
+    ],
+)
+def test_a_computed_parameter_keeps_its_parameter(change, restore):
+    """An optimizer that has the parameter goes on with it; a frozen one stays frozen."""
+    layer = nn.Linear(3, 3, bias=False).eval()
+    parameter = layer.weight.requires_grad_(False)
+    change(layer)
+    assert layer.parameters()[0] is parameter and not parameter.requires_grad
+    value = layer.weight.tolist()
+    if restore is not None:
+        restore(layer)
+        assert layer.weight is parameter and (layer.weight.tolist() == value or change is nn.utils.parametrizations.orthogonal)
 
 
 def test_older_parameters_of_reductions():

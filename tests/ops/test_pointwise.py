@@ -1,5 +1,7 @@
 """What samples of a row cannot show: ties, zeros under powers, casts, extreme parameters."""
 
+import math
+
 import numpy as np
 import pytest
 
@@ -228,6 +230,22 @@ def test_numbers_that_become_narrow_elements_must_fit(op, device):
     with pytest.raises(DtypeError, match="must be representable in uint8"):
         netcl.where(x > 2, x, 256)  # with the plan of the call before
     assert (x + 300).tolist() == [45, 49, 244]  # wraps around, as in torch
+
+
+def test_integers_of_a_list_must_fit_in_int64():
+    with pytest.raises(DtypeError, match=r"\[from_host\] integers must be representable in int64; lowest=1.0, highest=9.22"):
+        netcl.tensor([2**63, 1])
+    assert netcl.tensor([2.0**63, 1]).dtype == "float32" and netcl.tensor([2**63, 1], dtype="uint64").tolist() == [2**63, 1]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "least", "powers"), [("float16", 2.0**-24, 39), ("float32", 2.0**-149, 276), ("bfloat16", 2.0**-126, 250)]
+)
+def test_ldexp_reaches_every_number(dtype, least, powers, device):
+    with netcl.device(device):
+        x = netcl.tensor([least, 0.0, math.inf, 1.0], dtype=dtype)
+        assert netcl.ldexp(x, netcl.tensor([powers])).tolist()[:3] == [least * 2.0**powers, 0.0, math.inf]
+        assert netcl.ldexp(x, netcl.tensor([-(2**40)])).tolist() == [0.0, 0.0, math.inf, 0.0]
 
 
 def test_powers_of_one_half_are_those_of_any_exponent(device):

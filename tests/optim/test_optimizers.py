@@ -136,6 +136,17 @@ def test_steps_counted_on_the_device_are_the_same(name, queue):
     assert opts[1].state_dict()["state"][0]["step"] == 8
 
 
+@pytest.mark.parametrize("kind", ["SGD", "Adam", "ASGD", "Adafactor", "LARS", "Muon"])
+def test_an_option_that_is_none_raises(kind, queue):
+    p = Tensor.from_host(queue, np.ones((2, 2), np.float32), requires_grad=True)
+    opt = getattr(optim, kind)([p], lr=0.1)
+    opt.param_groups[0]["lr"] = None
+    p.grad = Tensor.ones((2, 2), queue=queue)
+    with pytest.raises(TypeError):
+        opt.step()
+    assert p.tolist() == [[1.0, 1.0]] * 2
+
+
 @pytest.mark.parametrize("kind", ["NAdam", "ASGD"])
 def test_numbers_of_the_host_are_kept_per_parameter(kind, queue):
     """Two parameters of one age whose steps were taken under different options."""

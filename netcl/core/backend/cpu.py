@@ -38,6 +38,11 @@ def storage_of(array: Any, dtype: str | None, op: str = "from_host") -> tuple[np
             array = np.asarray(array)
         except ValueError as error:
             raise ShapeError(message(op, f"the values must form a rectangular array of numbers: {error}")) from None
+    large = dtype is None and array is not given and array.dtype == np.float64 and np.abs(array).max(initial=0) >= 2**63
+    if large and not any(isinstance(value, float | np.floating) for value in np.asarray(given, object).flat):
+        # NumPy makes floats of integers that int64 does not hold.
+        what = "integers must be representable in int64"
+        raise DtypeError(message(op, what, "pass dtype=", lowest=array.min(), highest=array.max()))
     wanted = dtypes.lookup(dtype, op) if dtype is not None else dtypes.of_array(array, op)
     if array.dtype.kind not in "biuf":
         dtypes.of_array(array, op)  # raises for an unknown dtype, unless it is an ml_dtypes bfloat16

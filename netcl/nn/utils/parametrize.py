@@ -11,13 +11,13 @@ from functools import partial
 from typing import Any
 
 import netcl.autograd as ag
-from netcl.core.errors import message
+from netcl.core.errors import ShapeError, message
 from netcl.core.hooks import hooks
 from netcl.core.tensor import Tensor
 from netcl.nn.composed import normalize
 from netcl.nn.container import ModuleDict, ModuleList
 from netcl.nn.module import Module
-from netcl.nn.parameter import Parameter
+from netcl.nn.parameter import Parameter, is_parameter
 
 
 def recompute(module: Module, name: str, function: Callable[[Any], Tensor] | None) -> None:
@@ -40,18 +40,34 @@ def _computed(name: str, module: Any) -> Tensor:
     return module._computed[name](module)
 
 
-def taken(module: Module, name: str, op: str) -> Tensor:
-    """Remove a parameter from its module and return its values."""
+def own_parameter(module: Module, name: str, op: str) -> Tensor:
+    """Return a parameter of this module, not of one inside it."""
     there = dict(module.named_parameters(recurse=False))
     if name not in there:
         raise ValueError(message(op, f"{type(module).__name__} has no parameter {name!r}", f"it has {list(there)}"))
+    return there[name]
+
+
+def taken(module: Module, name: str, op: str) -> Tensor:
+    """Remove a parameter from its module and return it."""
+    parameter = own_parameter(module, name, op)
     delattr(module, name)
-    return there[name].detach()
+    return parameter
 
 
-def put_back(module: Module, name: str, value: Tensor) -> Module:
+def other_axes(dim: int, ndim: int, op: str) -> tuple[int, tuple[int, ...]]:
+    """Return ``dim``, counted from the first axis, and the other axes."""
+    if not -ndim <= dim < ndim:
+        raise ShapeError(message(op, f"dim must be from {-ndim} to {ndim - 1}, got {dim}"))
+    return dim % ndim, tuple(axis for axis in range(ndim) if axis != dim % ndim)
+
+
+def put_back(module: Module, name: str, value: Tensor, own: Any = None) -> Module:
+    """Make ``value`` a plain parameter again: ``own`` with this value, which an optimizer may have, or a new one."""
     recompute(module, name, None)
-    module.register_parameter(name, Parameter(value.detach()))
+    own = Parameter(value.detach()) if own is None else own
+    own.data = value.detach()
+    module.register_parameter(name, own)
     return module
 
 
@@ -66,7 +82,7 @@ class ParametrizationList(ModuleList):
         several = isinstance(original, tuple | list)
         named = {f"original{i}": part for i, part in enumerate(original)} if several else {"original": original}
         for name, part in named.items():
-            self.register_parameter(name, Parameter(part))
+            self.register_parameter(name, part if is_parameter(part) else Parameter(part))
 
     def originals(self) -> list[Tensor]:
         """Return the inputs of the first parametrization."""
@@ -93,16 +109,27 @@ def register_parametrization(module: Any, tensor_name: str, parametrization: Any
     >>> bool((layer.weight == layer.weight.T).all()), list(layer.state_dict())
     (True, ['bias', 'parametrizations.weight.original'])
     """
-    if is_parametrized(module, tensor_name):
+    parametrization.train(module.training)
+    first = not is_parametrized(module, tensor_name)
+    before = own_parameter(module, tensor_name, "register_parametrization") if first else getattr(module, tensor_name)
+    with ag.no_grad():
+        parts = parametrization.right_inverse(before.detach()) if first and hasattr(parametrization, "right_inverse") else before
+        several = [Parameter(part, before.requires_grad) for part in parts] if isinstance(parts, tuple | list) else None
+        made = ParametrizationList([parametrization], several or parts)
+        after = made() if first else parametrization(before)
+    if not unsafe and (after.shape, after.dtype) != (before.shape, before.dtype):
+        what = "a parametrization must keep shape and dtype"
+        given = {"before": f"{before.shape} {before.dtype}", "after": f"{after.shape} {after.dtype}"}
+        raise ValueError(message("register_parametrization", what, "pass unsafe=True", **given))
+    if not first:
         module.parametrizations[tensor_name].append(parametrization)
         return module
-    original = taken(module, tensor_name, "register_parametrization")
-    if hasattr(parametrization, "right_inverse"):
-        with ag.no_grad():
-            original = parametrization.right_inverse(original)
+    if several is None and parts is not before:
+        before.data, made.original = parts, before
+    delattr(module, tensor_name)
     if not is_parametrized(module):
         module.parametrizations = ModuleDict()
-    module.parametrizations[tensor_name] = ParametrizationList([parametrization], original)
+    module.parametrizations[tensor_name] = made
     recompute(module, tensor_name, lambda self: self.parametrizations[tensor_name]())
     return module
 
@@ -122,10 +149,11 @@ def remove_parametrizations(module: Any, tensor_name: str, leave_parametrized: b
         what = f"{tensor_name!r} must be computed from 1 tensor for leave_parametrized=False, got {len(originals)}"
         raise ValueError(message("remove_parametrizations", what, "pass leave_parametrized=True"))
     value = getattr(module, tensor_name) if leave_parametrized else originals[0]
+    own = originals[0] if len(originals) == 1 else None
     del module.parametrizations[tensor_name]
     if not len(module.parametrizations):
         del module.parametrizations
-    return put_back(module, tensor_name, value)
+    return put_back(module, tensor_name, value, own)
 
 
 # ---- weight norm
@@ -141,7 +169,7 @@ class WeightNorm(Module):
     def _norm(self, weight: Tensor) -> Tensor:
         if self.dim is None:
             return ag.norm(ag.reshape(weight, (-1,)), 2.0, axis=0)
-        axes = tuple(axis for axis in range(weight.ndim) if axis != self.dim)
+        axes = other_axes(self.dim, weight.ndim, "weight_norm")[1]
         return ag.sqrt(ag.sum(ag.square(weight), axis=axes, keepdims=True))
 
     def forward(self, weight_g: Tensor, weight_v: Tensor) -> Tensor:
@@ -160,7 +188,7 @@ def weight_norm(module: Module, name: str = "weight", dim: int | None = 0) -> Mo
     [('bias', (2,)), ('weight_g', (2, 1)), ('weight_v', (2, 3))]
     """
     form = WeightNorm(dim)
-    for suffix, value in zip("gv", form.right_inverse(taken(module, name, "weight_norm")), strict=True):
+    for suffix, value in zip("gv", form.right_inverse(taken(module, name, "weight_norm").detach()), strict=True):
         module.register_parameter(f"{name}_{suffix}", Parameter(value))
     recompute(module, name, lambda self: form.forward(getattr(self, f"{name}_g"), getattr(self, f"{name}_v")))
     return module
@@ -238,7 +266,7 @@ def spectral_norm(module: Module, name: str = "weight", n_power_iterations: int 
     ['bias', 'weight_orig', 'weight_u', 'weight_v']
     """
     form = spectral_form(module, name, n_power_iterations, eps, dim, older=True)
-    module.register_parameter(f"{name}_orig", Parameter(taken(module, name, "spectral_norm")))
+    module.register_parameter(f"{name}_orig", taken(module, name, "spectral_norm"))
     for suffix, value in zip("uv", form.buffers(), strict=True):
         module.register_buffer(f"{name}_{suffix}", value)
 

@@ -14,11 +14,10 @@ from typing import Any
 
 import netcl.autograd as ag
 from netcl.autograd import creation
-from netcl.core.errors import message
+from netcl.core.errors import ShapeError, message
 from netcl.core.tensor import Tensor
 from netcl.nn.module import Module
-from netcl.nn.parameter import Parameter
-from netcl.nn.utils.parametrize import put_back, recompute, taken
+from netcl.nn.utils.parametrize import other_axes, put_back, recompute, taken
 
 
 def _number_to_prune(amount: float, n: int) -> int:
@@ -35,12 +34,14 @@ def is_pruned(module: Module) -> bool:
 
 def custom_from_mask(module: Module, name: str, mask: Tensor) -> Module:
     """Prune the elements where ``mask`` is 0, in addition to elements pruned before; returns the module."""
-    mask = mask.to(dtype=getattr(module, name).dtype)
+    values = getattr(module, name)
+    if mask.shape != values.shape:
+        raise ShapeError(message("prune", "mask must have the shape of the parameter", mask=mask.shape, shape=values.shape))
+    mask = mask.to(dtype=values.dtype)
     if hasattr(module, f"{name}_mask"):
         vars(module)[f"{name}_mask"].copy_(vars(module)[f"{name}_mask"] * mask)
         return module
-    original = taken(module, name, "prune")
-    module.register_parameter(f"{name}_orig", Parameter(original))
+    module.register_parameter(f"{name}_orig", taken(module, name, "prune"))
     module.register_buffer(f"{name}_mask", mask)
     recompute(module, name, lambda m: vars(m)[f"{name}_orig"] * vars(m)[f"{name}_mask"])
     return module
@@ -50,10 +51,10 @@ def remove(module: Module, name: str) -> Module:
     """Make the pruned values a plain parameter again; returns the module."""
     if not hasattr(module, f"{name}_mask"):
         raise ValueError(message("prune.remove", f"{name!r} must be a pruned parameter", module=type(module).__name__))
-    pruned = getattr(module, name).detach()
+    pruned, own = getattr(module, name).detach(), vars(module)[f"{name}_orig"]
     for part in ("orig", "mask"):
         delattr(module, f"{name}_{part}")
-    return put_back(module, name, pruned)
+    return put_back(module, name, pruned, own)
 
 
 def _mask(scores: Tensor, kept: Tensor, amount: float) -> Tensor:
@@ -76,8 +77,16 @@ def identity(module: Module, name: str) -> Module:
 
 def l1_unstructured(module: Module, name: str, amount: float, importance_scores: Tensor | None = None) -> Module:
     """Prune the elements of least absolute value."""
-    scores = getattr(module, name).detach().abs() if importance_scores is None else importance_scores
-    return custom_from_mask(module, name, _mask(scores, _current_mask(module, name), amount))
+    return custom_from_mask(module, name, _mask(_scores(module, name, importance_scores), _current_mask(module, name), amount))
+
+
+def _scores(module: Module, name: str, importance_scores: Tensor | None) -> Tensor:
+    """Return the absolute values of a parameter, or of the scores that are given for it."""
+    values = getattr(module, name).detach()
+    if importance_scores is not None and importance_scores.shape != values.shape:
+        what = "importance_scores must have the shape of the parameter"
+        raise ShapeError(message("prune", what, scores=importance_scores.shape, shape=values.shape))
+    return ag.abs(values if importance_scores is None else importance_scores)
 
 
 def random_unstructured(module: Module, name: str, amount: float) -> Module:
@@ -88,15 +97,16 @@ def random_unstructured(module: Module, name: str, amount: float) -> Module:
 
 def _slices(module: Module, name: str, scores: Tensor, amount: float, dim: int) -> Module:
     kept = _current_mask(module, name)
-    shape = [n if axis == dim % kept.ndim else 1 for axis, n in enumerate(kept.shape)]
-    alive = ag.amax(kept, tuple(axis for axis in range(kept.ndim) if axis != dim % kept.ndim))
+    axis, others = other_axes(dim, kept.ndim, "prune")
+    shape = [kept.shape[axis] if a == axis else 1 for a in range(kept.ndim)]
+    alive = ag.amax(kept, others)
     return custom_from_mask(module, name, kept * _mask(scores, alive, amount).reshape(shape))
 
 
 def ln_structured(module: Module, name: str, amount: float, n: float, dim: int, importance_scores: Tensor | None = None) -> Module:
     """Prune the slices along ``dim`` of least n-norm."""
     values = getattr(module, name).detach() if importance_scores is None else importance_scores
-    return _slices(module, name, ag.norm(values, n, tuple(a for a in range(values.ndim) if a != dim % values.ndim)), amount, dim)
+    return _slices(module, name, ag.norm(values, n, other_axes(dim, values.ndim, "prune")[1]), amount, dim)
 
 
 def random_structured(module: Module, name: str, amount: float, dim: int) -> Module:
@@ -117,7 +127,7 @@ def global_unstructured(
         raise ValueError(message("global_unstructured", what, given=pruning_method))
     kept = [_current_mask(module, name) for module, name in parameters]
     if pruning_method is l1_unstructured:
-        scores = [getattr(m, name).detach().abs() for m, name in parameters]
+        scores = [_scores(m, name, (importance_scores or {}).get((m, name))) for m, name in parameters]
     else:
         scores = [creation.CREATION_FUNCTIONS["rand"](mask.shape, queue=mask.queue) for mask in kept]
     flat = _mask(ag.cat([x.reshape(-1) for x in scores]), ag.cat([x.reshape(-1) for x in kept]), amount)
