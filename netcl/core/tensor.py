@@ -666,6 +666,7 @@ def stand_on(tensor: Any, other: Any) -> None:
         other = duplicate(other)  # a part of a base: memory of its own
     other.realize()
     read_views(tensor)
+    tensor._compute_readers()  # pending values refer to the tensor, not to its memory
     for slot in ("memory", "shape", "dtype", "context", "queue", "lease", "host_ref", "pending_event", "pending_release"):
         setattr(tensor, slot, getattr(other, slot))
     tensor.writes, tensor.source, tensor.place = writes_of(other), other.source, None

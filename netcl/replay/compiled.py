@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import logging
 import threading
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from contextlib import contextmanager
 from functools import partial, update_wrapper
@@ -44,11 +45,11 @@ MOST_TRIALS = 8  # recordings without a replay until a function is refused
 class _Call:
     """The arguments of one call. A replay rebinds ``tensors``, one per buffer; ``key`` identifies the shapes and all other arguments."""
 
-    def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any], queue: Any):
+    def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any], of: CompiledFunction):
         tensors: list[Tensor] = []
         self.tensors = tensors
         self.objects: list[Any] = []
-        self.queue = queue
+        self.of = of
         self.args: Sequence[Any] = args
         self.kwargs = kwargs
         key: list[Any] = []
@@ -76,7 +77,7 @@ class _Call:
     def _part(self, arg: Any) -> Any:
         """Return ``arg`` with its arrays converted to tensors. Without arrays, return ``arg`` itself: the function may change it."""
         if is_a(arg, np.ndarray):
-            return Tensor.from_host(self.queue or get_active_device().queue, arg)
+            return Tensor.from_host(self.of.queue_of_arrays((*self.args, *self.kwargs.values())), arg)
         if type(arg) in (list, tuple):
             parts: Any = type(arg)([self._part(part) for part in arg])
         elif type(arg) is dict:
@@ -258,7 +259,7 @@ class CompiledFunction:
         self._cases: dict[Any, _Case] = {}
         self._warned: set[str] = set()
         self._lock = threading.RLock()
-        self._queue: Any = None
+        self._reached: list[weakref.ref[Tensor]] | None = None  # a tensor, if any, whose queue gets the arrays among the arguments
         self._unsettled = 0  # recordings of calls that changed what they read
         self._refused = ""  # why this function is never replayed
         self._kept = KeptValues()
@@ -292,7 +293,7 @@ class CompiledFunction:
         if recording.active.recorder is not None:
             return self._plain(args, kwargs)  # part of a step that is being recorded
         with self._lock:
-            call = _Call(args, kwargs, self._queue)
+            call = _Call(args, kwargs, self)
             if self._refused or (call.objects and (why := call.not_recordable())):
                 if not self._refused and why != "numpy":
                     self._refuse(why)
@@ -326,6 +327,14 @@ class CompiledFunction:
                 leaf.grad = gradient
             program.trials = 0
             return result
+
+    def queue_of_arrays(self, args: tuple[Any, ...]) -> Any:
+        """Return the queue for arrays among ``args``: that of another argument or of a tensor the function reaches, else the active one."""
+        active, given = get_active_device().queue, tensors_in(args)
+        if not given and (self._reached is None or any(ref() is None for ref in self._reached)):
+            found = Contract(self.function).tensors()
+            self._reached = [weakref.ref(t) for t in ([t for t in found if t.queue is active] or found)[:1]]
+        return next((t.queue for t in given or [ref() for ref in self._reached or ()] if t is not None), active)
 
     def _plain(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         if not self.fuse:
@@ -383,7 +392,6 @@ class CompiledFunction:
             recorder.host_work("a setting of a module changes, or which tensors require a gradient")
         case.watch(recorder, graded)
         if program is not None and (recorder.queue is not None or program.signature is not None):
-            self._queue = recorder.queue or self._queue
             self._keep(case.programs[state], program, recorder, run, call, gradients)
         return run.result
 

@@ -184,6 +184,15 @@ def test_a_fold_computed_meanwhile_is_read_along_its_rows(device, monkeypatch):
         assert later.tolist() == [18.0, 34.0, 5.0]
 
 
+@pytest.mark.parametrize("other", [lambda w: w.clone() * 5.0, lambda w: w.to("cpu"), lambda w: w.half()], ids=["values", "device", "dtype"])
+def test_values_that_wait_read_the_data_from_before_other_data_is_assigned(device, other):
+    w = Tensor.full((3,), 2.0, queue=device.queue)
+    with lazy_graph.fusing():
+        y = w * 3.0
+        w.data = other(w)
+    assert y.tolist() == [6.0] * 3
+
+
 def test_steps_after_a_product_are_applied_in_order(device, rng):
     x, w, b, r = (ag.tensor(rng.standard_normal(s).astype("f4"), queue=device.queue) for s in ((8, 4), (6, 4), (6,), (2, 8, 6)))
     plain = x.to_host() @ w.to_host().T + b.to_host()

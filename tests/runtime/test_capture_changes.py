@@ -390,6 +390,20 @@ def test_an_argument_may_be_what_the_step_left_behind_or_changes(cl_device):
         graph.replay([total])
 
 
+def test_arrays_go_where_the_function_works(cl_device):
+    """They went to the queue of the last recording, wherever the weights or the chosen device were."""
+    model = nn.Linear(3, 2).eval()
+    compiled, relu, x = netcl.compile(model), netcl.compile(lambda x: ag.relu(x)), np.ones((1, 3), np.float32)
+    for place in (cl_device, "cpu", cl_device):
+        model.to(place)
+        with netcl.device(place) as there:
+            for _ in range(RECORDED + 1):
+                assert relu(x).queue is there.queue
+        for _ in range(RECORDED + 1):
+            assert compiled(x).queue is model.weight.queue
+    assert len(relu.graphs) == len(compiled.graphs) == 1
+
+
 def test_a_compiled_model_is_set_and_copied_as_the_model(cl_device):
     """An attribute that was set on it stayed there, and the model went on without; a copy was not to be had."""
     x, model = Tensor.ones((1, 2)), nn.Linear(2, 2, bias=False).eval()
