@@ -22,7 +22,7 @@ from netcl.models.architectures import ARCHITECTURES
 from netcl.models.folder import read_object, write_json
 from netcl.models.weights import host_array, origin_of
 from netcl.nn.parameter import empty, placed
-from netcl.nn.quantized import ModelT, QuantizedLinear
+from netcl.nn.quantized import ModelT
 
 #: The layers that get adapters unless others are named.
 TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
@@ -220,12 +220,12 @@ def load_adapter(model: ModelT, folder: str | os.PathLike[str]) -> ModelT:
     except (re.error, AttributeError) as fault:
         what = "alpha_pattern must be an object of regular expressions and numbers"
         raise refusal("load_adapter", what, file=place / _CONFIG, given=repr(config["alpha_pattern"]), reason=fault) from fault
-    head: Any = model.get_submodule("lm_head")
-    copied = tensors.pop(f"{_PREFIX}lm_head.base_layer.weight", None)  # PEFT adds the weights of an adapted head
-    rounded = np.float32 if isinstance(head, QuantizedLinear) else host_array(head.weight).dtype
-    if copied is not None and not np.array_equal(base_matrix(head), copied.astype(rounded).astype(np.float32)):
-        what, remedy = "base_layer.weight must be the weight of the model's head", "load the model that was adapted, without bits"
-        raise refusal("load_adapter", what, remedy, file=place / _TENSORS, shape=copied.shape)
+    if (copied := tensors.pop(f"{_PREFIX}lm_head.base_layer.weight", None)) is not None:  # PEFT adds the weights of an adapted head
+        head = model.get_submodule("lm_head")
+        weight = host_array(head.weight if isinstance(head, nn.Linear) else head)
+        if not np.array_equal(weight, copied.astype(weight.dtype)):
+            what, remedy = "base_layer.weight must be the weight of the model's head", "load the model that was adapted, without bits"
+            raise refusal("load_adapter", what, remedy, file=place / _TENSORS, shape=copied.shape)
     files: dict[str, dict[str, np.ndarray]] = {}
     for key, array in tensors.items():
         name, _, kind = key.removeprefix(_PREFIX).rpartition(".lora_")

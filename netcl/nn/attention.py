@@ -21,11 +21,11 @@ class _WithoutGradient(ag.Function):
     """The attention over a cache: its first argument, which raises when it is differentiated, because a cache is in no graph."""
 
     @staticmethod
-    def forward(ctx: Any, out: Tensor, *parts: Tensor) -> Tensor:
+    def forward(ctx: object, out: Tensor, *parts: Tensor) -> Tensor:
         return out
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Any:
+    def backward(ctx: object, *gradients: object) -> None:
         raise RuntimeError(message("KVCache", "attention over a cache has no gradient", "train without a cache"))
 
 
