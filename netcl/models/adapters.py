@@ -220,6 +220,12 @@ def load_adapter(model: ModelT, folder: str | os.PathLike[str]) -> ModelT:
     except (re.error, AttributeError) as fault:
         what = "alpha_pattern must be an object of regular expressions and numbers"
         raise refusal("load_adapter", what, file=place / _CONFIG, given=repr(config["alpha_pattern"]), reason=fault) from fault
+    if (copied := tensors.pop(f"{_PREFIX}lm_head.base_layer.weight", None)) is not None:  # PEFT adds the weights of an adapted head
+        head = model.get_submodule("lm_head")
+        weight = host_array(head.weight if isinstance(head, nn.Linear) else head)
+        if not np.array_equal(weight, copied.astype(weight.dtype)):
+            what, remedy = "base_layer.weight must be the weight of the model's head", "load the model that was adapted, without bits"
+            raise refusal("load_adapter", what, remedy, file=place / _TENSORS, shape=copied.shape)
     files: dict[str, dict[str, np.ndarray]] = {}
     for key, array in tensors.items():
         name, _, kind = key.removeprefix(_PREFIX).rpartition(".lora_")
@@ -229,6 +235,11 @@ def load_adapter(model: ModelT, folder: str | os.PathLike[str]) -> ModelT:
     strange = [name for name, parts in files.items() if parts.keys() != kinds or len(parts["B"]) != sizes.get(name) or not parts["A"].size]
     if not files:
         raise refusal("load_adapter", "the adapter must have at least one tensor", file=place / _TENSORS)
+    targets = config.get("target_modules") if not any(config.get(key) for key in ("layers_to_transform", "exclude_modules")) else None
+    wanted = {name for name in sizes if isinstance(targets, list) and any(f".{name}".endswith(f".{target}") for target in targets)}
+    if other := sorted(files.keys() - sizes.keys()) or sorted(wanted - files.keys()):
+        what = "the file must have an adapter for each target, and only for linear layers of the model that are no experts and no tied head"
+        raise refusal("load_adapter", what, "load the model that was adapted; train no embeddings", file=place / _TENSORS, layers=other[:3])
     if strange:
         what = f"each adapter must have {', '.join(sorted(kinds))}, a rank above 0, and a row of B for each output of its layer"
         shapes = {name: {kind: array.shape for kind, array in files[name].items()} for name in strange[:3]}

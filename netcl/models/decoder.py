@@ -199,7 +199,7 @@ class CausalLM(ConfiguredModel):
         - **prompt_cache**: a file that keeps the keys and values of the prompt for later calls, also of other processes. It is written if
           it does not exist or the prompt continues the stored one. A file of other weights raises an error. For one prompt.
         """
-        sampling = Sampling(temperature, top_k, top_p, min_p, repetition_penalty, presence_penalty, frequency_penalty).check()
+        sampling = Sampling(temperature, top_k, top_p, min_p, repetition_penalty, presence_penalty, frequency_penalty).check(max_new_tokens)
         if draft is not None and sampling.penalizes:
             raise ValueError(message("generate", "draft cannot be combined with penalties", "leave draft or the penalties out"))
         prompt = prompt.to_host() if isinstance(prompt, Tensor) else prompt

@@ -97,7 +97,7 @@ def _rope_parameters(metadata: Mapping[str, Any], arch: str, shapes: Mapping[str
     factor = found.get("factor") or metadata.get(f"{arch}.rope.scale_linear") or 1.0
     if factor != 1 and "rope_type" not in found:  # of older files; llama.cpp reads them so
         found |= {"rope_type": "linear", "factor": factor}
-    if found.get("rope_type", "none") == "none":
+    if found.setdefault("rope_type", "none") == "none":
         found |= {"rope_type": "default"}
     size, head = metadata.get(f"{arch}.rope.dimension_count"), metadata.get(f"{arch}.attention.key_length")
     width, heads = metadata.get(f"{arch}.embedding_length"), metadata.get(f"{arch}.attention.head_count")
@@ -105,8 +105,12 @@ def _rope_parameters(metadata: Mapping[str, Any], arch: str, shapes: Mapping[str
     if size and head and size != head:
         found["partial_rotary_factor"] = size / head
     if "rope_freqs.weight" in shapes:
-        same = dict.fromkeys(("short_factor", "long_factor"), factors("rope_freqs.weight").tolist())
-        found |= {"rope_type": "longrope", **same, "attention_factor": 1.0, "factor": 1.0}
+        if found["rope_type"] not in ("default", "linear"):
+            what = f"rope_freqs.weight cannot be combined with {arch}.rope.scaling.type {found['rope_type']!r}"
+            raise refusal("gguf", what, "remove one of them", architecture=arch)
+        slower = factor if found["rope_type"] == "linear" else 1.0  # llama.cpp divides by both
+        same = dict.fromkeys(("short_factor", "long_factor"), (factors("rope_freqs.weight") * slower).tolist())
+        found |= {"rope_type": "longrope", **same, "attention_factor": found.get("attention_factor", 1.0), "factor": 1.0}
         found.setdefault("original_max_position_embeddings", metadata.get(f"{arch}.context_length"))
     if "rope_factors_long.weight" in shapes and "rope_factors_short.weight" in shapes:
         both = {f"{name}_factor": factors(f"rope_factors_{name}.weight").tolist() for name in ("long", "short")}

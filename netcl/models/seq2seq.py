@@ -120,7 +120,7 @@ class Seq2SeqLM(ConfiguredModel):
 
     def generate(self, prompt: Any, max_new_tokens: int = 64, seed: int | None = None, **options: Any) -> Any:
         """Answer a prompt: returns text for text, ids for ids, and a list for several prompts. ``options`` are fields of ``Sampling``."""
-        sampling, draw = Sampling(**{"temperature": 0.0, **options}).check(), random_draws(seed, self.shared.weight.queue)
+        sampling, draw = Sampling(**{"temperature": 0.0, **options}).check(max_new_tokens), random_draws(seed, self.shared.weight.queue)
         several = not isinstance(prompt, str) and len(prompt) and not isinstance(prompt[0], int | np.integer)
         prompts = list(prompt) if several else [prompt]
         ids = [self.tokenizer.encode(one) if isinstance(one, str) else [int(i) for i in one] for one in prompts]

@@ -172,6 +172,13 @@ def folder_tokenizer(folder: Path) -> Tokenizer:
     settings = read_object(folder / "tokenizer_config.json", "tokenizer") if (folder / "tokenizer_config.json").is_file() else {}
     if "added_tokens_decoder" not in settings and (folder / "special_tokens_map.json").is_file():  # of older versions of transformers
         settings |= read_object(folder / "special_tokens_map.json", "tokenizer")
+    # Classes of byte-level vocabularies and that of LLaMA build what precedes the first word from the settings, and not from the file.
+    class_name, byte_level = str(settings.get("tokenizer_class") or "PreTrained"), '"ByteLevel"' in json.dumps(data.get("pre_tokenizer"))
+    used = not class_name.startswith(("PreTrained", "Tokenizers")) and byte_level != class_name.startswith("Llama")
+    begins = "".join(backend.encode("a", add_special_tokens=False).tokens).startswith(("\u0120", _SPACE))
+    if used and settings.get("add_prefix_space") not in (None, begins):
+        what, remedy = "add_prefix_space in tokenizer_config.json must agree with tokenizer.json", "save the tokenizer with transformers"
+        raise refusal("tokenizer", what, remedy, file=path, add_prefix_space=settings["add_prefix_space"], tokenizer_class=class_name)
     template = settings.get("chat_template")
     if (folder / "chat_template.jinja").is_file():
         template = (folder / "chat_template.jinja").read_text(encoding="utf-8")

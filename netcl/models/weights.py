@@ -22,6 +22,7 @@ from netcl.ops.quantized.formats import kind_of
 from netcl.ops.quantized.layout import record_size
 
 WeightSource = HubFolder | GGUFFile
+_NO_WEIGHTS = re.compile(r"F[468](_|$)|[IUC]\d|u?int|BOOL")  # types of tensors
 _NUMBERED = re.compile(r"\b(layers|experts)\.(\d+)\b")
 
 
@@ -83,9 +84,6 @@ def _rows_taken(array: np.ndarray, op: str, origin: Origin, config: ModelConfig,
 def pull(source: WeightSource, origin: Origin, config: ModelConfig, shape: tuple[int, ...]) -> np.ndarray:
     """Read a parameter from a file, with the ops of its origin applied; raises unless it has ``shape``."""
     array = source.read(origin.name)
-    if array.dtype.kind in "biuc":
-        what, remedy = "weights must be floating-point numbers", "load a model whose weights are not quantized, or a GGUF file"
-        raise refusal("models", what, remedy, file=source.path, tensor=origin.name, dtype=array.dtype)
     for op in origin.ops:
         if op == "T":
             array = array.T
@@ -111,6 +109,9 @@ def fill(model: Any, source: WeightSource, names: Mapping[str, str], ignored: It
     used = {origin.name for origin in origins.values()}
     missing, tied = used - set(shapes), ("lm_head.weight", "output.weight") if model.config.tied else ()
     left = {name for name in set(shapes) - used - set(tied) if not any(word in name for word in ignored)}
+    if wrong := {name: kind for name, kind in source.kinds.items() if name in used | left and _NO_WEIGHTS.match(kind)}:
+        what, remedy = "weights must be floating-point numbers of 16 bits or more", "load a model that is not quantized, or a GGUF file"
+        raise refusal("models", what, remedy, file=source.path, tensors=dict(sorted(wrong.items())[:3]))
     if missing or left:
         parts = {key: f"[{some(sorted(found))}]" for key, found in (("missing", missing), ("unexpected", left)) if found}
         raise refusal("models", "the file must have exactly the tensors of its configuration", file=source.path, **parts)

@@ -17,6 +17,18 @@ from netcl.nn.module import Module
 from netcl.nn.parameter import empty
 
 
+class _WithoutGradient(ag.Function):
+    """The attention over a cache: its first argument, which raises when it is differentiated, because a cache is in no graph."""
+
+    @staticmethod
+    def forward(ctx: object, out: Tensor, *parts: Tensor) -> Tensor:
+        return out
+
+    @staticmethod
+    def backward(ctx: object, *gradients: object) -> None:
+        raise RuntimeError(message("KVCache", "attention over a cache has no gradient", "train without a cache"))
+
+
 class KVCache(Module):
     """The cached keys and values of a decoder, per layer, so that a step computes only the new positions.
 
@@ -113,11 +125,14 @@ class KVCache(Module):
             q, k, v = split_projections(q, heads)
         keys, values = (self._memory(f"{name}{layer}", x) for name, x in (("keys", k), ("values", v)))
         scales = [getattr(self, f"{name}_scales{layer}", None) for name in ("key", "value")]
-        if new <= self.most_new or softcap or not self._even:
+        joined = new <= self.most_new or softcap or not self._even
+        if joined:
             options: dict[str, Any] = {"scale": scale, "window": window, "softcap": softcap, "eps": eps}
             out = ag.cached_attention(q, k, v, keys, values, lengths, *scales, *tables, **options)
         else:
             out = self._attend_in_tiles(q, k, v, (keys, values), scales, scale, window)
+        if ag.is_grad_enabled() and (joined or self._count > new or self.dtype is not None):
+            out = _WithoutGradient.apply(out, *(x for x in (q, k, v) if x is not None))
         if layer == self.layers - 1:
             self.end(new)
         return join_heads(out) if apart else out

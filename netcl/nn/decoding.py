@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import netcl.autograd as ag
+from netcl.amp.autocast import get_autocast_dtype
 from netcl.core.device import queue_of
 from netcl.core.errors import message
 from netcl.core.tensor import Tensor
@@ -48,8 +49,10 @@ class Sampling(NamedTuple):
     presence_penalty: Any = 0.0
     frequency_penalty: Any = 0.0
 
-    def check(self) -> Sampling:
+    def check(self, new_tokens: int = 0) -> Sampling:
         """Raise ``ValueError`` for invalid options; returns the options, with a temperature that float32 rounds to 0 as 0."""
+        if not isinstance(new_tokens, int | np.integer) or new_tokens < 0:
+            raise ValueError(message("generate", "max_new_tokens must be an integer of at least 0", max_new_tokens=new_tokens))
         temperature, top_k, top_p, min_p, repetition, *others = self
         whole = top_k is None or (isinstance(top_k, int | np.integer) and top_k >= 1)
         chosen = not temperature >= 0 or not whole or (top_p is not None and not 0 < top_p <= 1)
@@ -163,7 +166,7 @@ def _step_for(model: Any, role: str, batch: int, room: int, sampling: Sampling |
     """
     idle: dict[Any, _DecodingStep] = model.__dict__.setdefault("_decoding", Recomputed())
     dtypes = getattr(model, "cache_dtype", None), *sorted({p.dtype for p in model.parameters()})
-    key = (role, id(model), batch, sampling, model.queue, getattr(model, "layer_queues", ()), dtypes)
+    key = (role, id(model), batch, sampling, model.queue, getattr(model, "layer_queues", ()), dtypes, get_autocast_dtype())
     found = idle.pop(key, None)
     if found is None or (found.cache.capacity or 0) < room:
         for other in [other for other in idle if other[0] == role]:  # one cache at a time: it may be as large as the model

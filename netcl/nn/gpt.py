@@ -121,7 +121,7 @@ class GPT(Module):
 
         The seed of random choices comes from the device's generator, so ``netcl.manual_seed`` repeats them.
         """
-        sampling = Sampling(temperature, top_k, top_p).check()
+        sampling = Sampling(temperature, top_k, top_p).check(max_new_tokens)
         sequence = np.atleast_2d(np.asarray(tokens.to_host() if isinstance(tokens, Tensor) else tokens, np.int64))
         if sequence.shape[1] == 0:
             raise ShapeError(message("generate", "tokens must not be empty", shape=sequence.shape))

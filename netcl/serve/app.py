@@ -121,6 +121,8 @@ async def _read_fields(http: Request, needed: str, model: str) -> dict[str, Any]
             raise ServeError(400, f"{name}={value!r:.80} is not supported; leave the field out")
     if {"max_tokens", "max_completion_tokens"} <= found.keys():
         raise ServeError(400, "max_tokens and max_completion_tokens must not both be given; leave max_tokens out")
+    if "stream_options" in found and not found.get("stream"):
+        raise ServeError(400, "stream_options requires stream=true; leave the field out")
     if needed not in found:
         raise ServeError(400, f"{needed} is required: {_FIELDS[needed][1]}")
     if found.get("model", model) != model:

@@ -226,6 +226,7 @@ def _tuning_blocks(model: Any, data: str | os.PathLike[str], chosen: TuningSetti
         what, remedy = "held_out must leave at least one row to train on", "add rows, or set held_out to 0"
         raise ValueError(message("finetune", what, remedy, rows=len(rows), held_out=chosen.held_out))
     made, tokenizer, pairs = list[Blocks](), model.tokenizer, tuning_data.is_preference(rows[0])
+    tokenizer.end_tokens = tokenizer.end_tokens or tuple(sorted(model.end_tokens()))  # config.json alone may have them
     for part in (order[held:], order[:held]) if held else (order,):
         if pairs:
             made.append(tuning_data.preference_blocks([tuning_data.preference_of(tokenizer, rows[i]) for i in part], length))

@@ -173,6 +173,30 @@ def test_patterns_that_take_hours_are_refused(pattern, tmp_path):
         models.load_adapter(small(), tmp_path)
 
 
+def test_adapted_heads_keep_a_copy_of_their_weights(tmp_path):
+    model = models.lora(small(), rank=2, targets=["lm_head"])
+    model.lm_head.lora_B.write(np.ones(model.lm_head.lora_B.shape, np.float32))
+    models.save_adapter(model, tmp_path)
+    path, name = tmp_path / "adapter_model.safetensors", "base_model.model.lm_head.base_layer.weight"
+    tensors, weight = safetensors.load_file(path), small().lm_head.weight.to_host()
+    safetensors.save_file({**tensors, name: weight}, path)  # as PEFT writes it
+    again = models.load_adapter(small(), tmp_path)
+    np.testing.assert_array_equal(again([[1, 2]]).to_host(), model([[1, 2]]).to_host())
+    safetensors.save_file({**tensors, name: weight + 1}, path)
+    with pytest.raises(FileError, match=r"\[load_adapter\] base_layer.weight must be the weight of the model's head"):
+        models.load_adapter(small(), tmp_path)
+
+
+def test_adapters_of_other_layers_and_missing_ones_are_refused(tmp_path):
+    path = written("llama-lora", tmp_path) / "adapter_model.safetensors"
+    tensors = safetensors.load_file(path)
+    extra = {f"base_model.model.model.embed_tokens.lora_embedding_{key}": np.ones((2, 2), np.float32) for key in "AB"}
+    for changed, named in ({**tensors, **extra}, "embed_tokens"), ({k: v for k, v in tensors.items() if "layers.1" not in k}, r"layers\.1"):
+        safetensors.save_file(changed, path)
+        with pytest.raises(FileError, match=rf"\[load_adapter\] the file must have an adapter for each target, .*{named}"):
+            models.load_adapter(small(), tmp_path)
+
+
 def test_refusals(tmp_path):
     with pytest.raises(ValueError, match=r"\[lora\] targets must be one or more of .*q_proj.*; targets="):
         models.lora(small(), targets=["query"])

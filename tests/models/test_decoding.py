@@ -288,6 +288,14 @@ def test_text_follows_a_replaced_head(folder_of, device):
     assert text == copy.deepcopy(model).generate(PROMPT, 12)  # without recorded steps
 
 
+def test_texts_inside_and_outside_of_autocast_have_their_own_caches(folder_of):
+    model, made = models.load(folder_of("llama"), "cpu"), []
+    for half in (False, True, False):
+        with netcl.amp.autocast(half, "bfloat16"):
+            made.append(model.generate([3, 1, 4], 6))
+    assert made[0] == made[2] and len(made[1]) == 6
+
+
 def test_the_hash_follows_replaced_weights(folder_of):
     model = models.load(folder_of("llama"), "cpu")
     found, weight = set(), model.norm.weight.to_host()

@@ -374,6 +374,23 @@ def test_metadata_means_what_it_does_in_llama_cpp(metadata, windows, rope):
         models.read_config(config_from_gguf({**whole, f"{arch}.attention.causal": False}, {}, None))
 
 
+@pytest.mark.parametrize(
+    ("scaling", "divisors"), [({}, [1.0, 2.0]), ({"type": "linear", "factor": 4.0}, [4.0, 8.0]), ({"type": "yarn"}, None)]
+)
+def test_factors_of_frequencies_multiply_the_scaling(scaling, divisors):
+    sizes = {"embedding_length": 16, "block_count": 1, "feed_forward_length": 48, "attention.head_count": 4, "context_length": 64}
+    whole = {"general.architecture": "llama", **{f"llama.{key}": size for key, size in sizes.items()}}
+    whole |= {f"llama.rope.scaling.{key}": value for key, value in scaling.items()}
+    given = whole, {"rope_freqs.weight": (2,)}, lambda _: np.array([1.0, 2.0], np.float32)
+    if divisors is None:
+        with pytest.raises(FileError, match=r"\[gguf\] rope_freqs.weight cannot be combined with .* 'yarn'"):
+            config_from_gguf(*given)
+        return
+    (rope,) = models.read_config(config_from_gguf(*given)).ropes
+    np.testing.assert_allclose(rope.frequencies(9), np.array([1.0, 0.01]) / divisors)
+    assert rope.attention_factor == 1
+
+
 def test_pooling_of_images_is_checked():
     with pytest.raises(FileError, match=r"\[config\] the model must have pooler_act='tanh'"):
         read(model_type="vit", pooler_act="relu")
@@ -404,7 +421,7 @@ def test_the_original_context_of_phi3_survives_gguf(folder_of, tmp_path):
             r"must have the rows.*104",
         ),
         ({"model_type": "gpt2"}, "transformer.h.1.attn.c_attn.weight", lambda w: w[:, :-1], r"must have the rows .* expected=96"),
-        ({}, "model.layers.0.mlp.up_proj.weight", lambda w: w.astype(np.int8), r"weights must be floating-point numbers; .*dtype=int8"),
+        ({}, "model.layers.0.mlp.up_proj.weight", lambda w: w.astype(np.int8), r"weights must be floating-point numbers .*'I8'"),
     ],
 )
 def test_tensors_that_contradict_the_configuration_are_refused(config, name, change, expected, tmp_path):
@@ -415,6 +432,18 @@ def test_tensors_that_contradict_the_configuration_are_refused(config, name, cha
     tensors = load_safetensors(tmp_path / "model.safetensors")
     save_safetensors({**tensors, name: np.ascontiguousarray(change(tensors[name]))}, tmp_path / "model.safetensors")
     with pytest.raises(FileError, match=rf"\[models\] .*{expected}"):
+        models.load(tmp_path, "cpu")
+
+
+def test_weights_of_8_bits_are_refused_by_name(tmp_path):
+    models.save(random_model(), tmp_path)
+    path = tmp_path / "model.safetensors"
+    size = int.from_bytes(path.read_bytes()[:8], "little")
+    header, data = json.loads(path.read_bytes()[8 : size + 8]), path.read_bytes()[size + 8 :]
+    header["model.norm.weight"] |= {"dtype": "F8_E4M3", "shape": [128]}  # the same bytes
+    text = json.dumps(header).encode()
+    path.write_bytes(len(text).to_bytes(8, "little") + text + data)
+    with pytest.raises(FileError, match=r"weights must be floating-point numbers of 16 bits or more; .*'model.norm.weight': 'F8_E4M3'"):
         models.load(tmp_path, "cpu")
 
 

@@ -15,7 +15,7 @@ from netcl.io import FileError
 from netcl.models.tokenizer import Tokenizer
 from netcl.models.tuning_data import IGNORED_TARGET, Document, documents_of, pack_documents, preference_blocks, preference_of, read_rows
 from netcl.trainer import Callback
-from netcl.trainer.finetune import TuningSettings, finetune
+from netcl.trainer.finetune import TuningSettings, _tuning_blocks, finetune
 
 tokenizers = pytest.importorskip("tokenizers")
 safetensors = pytest.importorskip("safetensors.numpy")
@@ -102,6 +102,15 @@ def test_prompts_and_texts():
     assert shown(tokenizer, found) == ["2é<|end|>"] and tokenizer.decode(found.ids) == "1+1=2é"
     (found,) = documents_of(tokenizer, {"text": "ab"})
     assert all(found.learned) and found.ids[-1] == tokenizer.end_tokens[0] and len(found.ids) == 3
+
+
+def test_an_end_token_of_the_configuration_alone_is_learned(folder, tmp_path):
+    model, tokenizer = models.load(folder, "cpu"), bytes_tokenizer()
+    model.config.source["eos_token_id"], plain = 256, Tokenizer(tokenizer.backend)
+    model.make_tokenizer = lambda: plain
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "1+1=", "completion": "2"}\n', encoding="utf-8")
+    ((_, targets),), _ = _tuning_blocks(model, tmp_path / "rows.jsonl", TuningSettings(length=16, held_out=0.0))
+    assert [int(token) for token in targets[0] if token != IGNORED_TARGET] == [*tokenizer.encode("2"), 256]
 
 
 def test_an_answer_has_no_space_that_the_row_does_not_have():

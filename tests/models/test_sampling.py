@@ -125,5 +125,8 @@ def test_options_that_mean_nothing_are_refused(folder_of):
     ):  # fmt: skip
         with pytest.raises(ValueError, match=next(iter(wrong))):
             model.generate([1, 2], 2, **wrong)
+    for most in (-1, 2.5):
+        with pytest.raises(ValueError, match=r"\[generate\] max_new_tokens must be an integer of at least 0; max_new_tokens="):
+            model.generate([1, 2], most)
     with pytest.raises(ValueError, match="draft cannot be combined with penalties"):
         model.generate([1, 2], 2, draft=model, presence_penalty=0.5)

@@ -6,6 +6,7 @@ import io
 import json
 import sys
 import unicodedata
+from contextlib import nullcontext
 from functools import cache
 
 import numpy as np
@@ -194,6 +195,14 @@ def test_chat_templates_have_the_values_and_filters_of_transformers(trained):
     assert text == 'plain{"content":"é","role":"user"}'
     made.chat_template = "a {%- generation -%} {{ messages[0].content }} {% endgeneration %} b"
     assert made.apply_chat_template([{"role": "user", "content": "x"}], tokenize=False) == "ax  b"
+
+
+@pytest.mark.parametrize(("named", "prefix", "fits"), [("GPT2Tokenizer", True, False), ("GPT2Tokenizer", False, True), (None, True, True)])
+def test_a_space_before_the_first_word_must_not_be_contradicted(named, prefix, fits, trained, tmp_path):
+    trained["gpt-2"].save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": named, "add_prefix_space": prefix}))
+    with nullcontext() if fits else pytest.raises(FileError, match=r"\[tokenizer\] add_prefix_space in tokenizer_config.json must agree"):
+        folder_tokenizer(tmp_path)
 
 
 def test_tokenizers_that_mark_the_first_word_keep_their_mark():

@@ -128,6 +128,23 @@ def test_weights_are_tied(device):
     assert loss.shape == ()
 
 
+@pytest.mark.parametrize(("parts", "dtype"), [((20,), None), ((20,), "int8"), ((4,), None), ((10, 10), None)])
+def test_gradients_through_a_cache_are_right_or_refused(parts, dtype, device):
+    x = Tensor.from_host(device.queue, np.random.default_rng(0).standard_normal((1, 2, 20, 4), np.float32)).requires_grad_()
+    cache, begin, plain = nn.KVCache(1, dtype=dtype), 0, x.detach().requires_grad_()
+    for count in parts:
+        out = cache(0, *[ag.narrow(x, 2, begin, count)] * 3)
+        begin += count
+    if (parts, dtype) != ((20,), None):
+        with pytest.raises(RuntimeError, match=r"\[KVCache\] attention over a cache has no gradient; train without a cache"):
+            ag.sum(out).backward()
+        return
+    ag.sum(ag.mul(out, out)).backward()
+    whole = ag.scaled_dot_product_attention(plain, plain, plain, is_causal=True)
+    ag.sum(ag.mul(whole, whole)).backward()
+    np.testing.assert_allclose(x.grad.to_host(), plain.grad.to_host(), rtol=1e-4, atol=1e-5)
+
+
 def test_the_cache(device):
     """Growing, forgetting, and sequences of unlike lengths: the attention is that over each sequence by itself."""
     rng = np.random.default_rng(0)

@@ -103,6 +103,7 @@ HI = [{"role": "user", "content": "Hi"}]
         (CHAT, {"messages": HI, "stop": [1]}, 400, "stop must be"),
         (CHAT, {"messages": HI, "stream": "yes"}, 400, "stream must be"),
         (CHAT, {"messages": HI, "stream": True, "stream_options": {"include_usage": "no"}}, 400, "stream_options must be"),
+        (CHAT, {"messages": HI, "stream_options": {"include_usage": True}}, 400, "stream_options requires stream=true"),
         (CHAT, {"messages": [{"role": "user", "content": [{"type": "text", "text": 5}]}]}, 400, "messages must be"),
         (CHAT, {"messages": HI, "n": 2}, 400, "n=2 is not supported"),
         (CHAT, {"messages": HI, "n": True}, 400, "n=True is not supported"),
