@@ -347,7 +347,10 @@ def affine(
     out: tuple[int, ...] = (height, width)
     if _expand:
         corners = np.array([[x, y, 1] for x in (-width / 2, width / 2) for y in (-height / 2, height / 2)], np.float32)
-        corners, tolerance = corners @ matrix.T.astype(np.float32) + middle.astype(np.float32), np.float32(1e-4)  # in float32 as torchvision
+        corners, tolerance = (
+            corners @ matrix.T.astype(np.float32) + middle.astype(np.float32),
+            np.float32(1e-4),
+        )  # in float32 as torchvision
         low, high = (np.trunc(f(corners, axis=0) / tolerance) * tolerance for f in (np.min, np.max))
         out = tuple(int(n) for n in (np.ceil(high) - np.floor(low))[::-1])
     return _changed("affine", img, lambda x: _sampled(x, matrix, out, mode, fill))
@@ -415,7 +418,9 @@ def adjust_brightness(img: Any, brightness_factor: float) -> Any:
 
 def adjust_contrast(img: Any, contrast_factor: float) -> Any:
     """Change the contrast by a factor: 0 gives uniform gray, 1 the image itself."""
-    mean = lambda x: _gray(x).astype(np.result_type(x.dtype, np.float32) if x.dtype.kind == "f" else np.float32).mean((-3, -2, -1), keepdims=True)  # noqa: E731
+    mean = lambda x: (
+        _gray(x).astype(np.result_type(x.dtype, np.float32) if x.dtype.kind == "f" else np.float32).mean((-3, -2, -1), keepdims=True)
+    )  # noqa: E731
     return _enhanced("adjust_contrast", img, contrast_factor, "Contrast", mean)
 
 
