@@ -87,6 +87,11 @@ def _most(dtype: Any) -> float:
     return 1 if dtype.kind in "fb" else int(np.iinfo(dtype).max)
 
 
+def _mixing_dtype(dtype: np.dtype) -> np.dtype:
+    """Return the float dtype in which colors of ``dtype`` are mixed."""
+    return np.result_type(dtype, np.float32) if dtype.kind == "f" else np.dtype(np.float32)
+
+
 # ---- conversion
 
 
@@ -404,7 +409,7 @@ def _enhanced(op: str, img: Any, factor: float, kind: str, other: Callable[[np.n
     def blended(x: np.ndarray) -> np.ndarray:
         if other is _gray and x.shape[-3:-2] == (1,):
             return x
-        wide = np.result_type(x.dtype, np.float32) if x.dtype.kind == "f" else np.dtype(np.float32)
+        wide = _mixing_dtype(x.dtype)
         own, rest = wide.type(factor), wide.type(1 - factor)
         return np.clip(own * x.astype(wide) + rest * np.asarray(other(x), wide), 0, _most(x.dtype)).astype(x.dtype)
 
@@ -418,9 +423,7 @@ def adjust_brightness(img: Any, brightness_factor: float) -> Any:
 
 def adjust_contrast(img: Any, contrast_factor: float) -> Any:
     """Change the contrast by a factor: 0 gives uniform gray, 1 the image itself."""
-    mean = lambda x: (
-        _gray(x).astype(np.result_type(x.dtype, np.float32) if x.dtype.kind == "f" else np.float32).mean((-3, -2, -1), keepdims=True)
-    )  # noqa: E731
+    mean = lambda x: _gray(x).astype(_mixing_dtype(x.dtype)).mean((-3, -2, -1), keepdims=True)  # noqa: E731
     return _enhanced("adjust_contrast", img, contrast_factor, "Contrast", mean)
 
 

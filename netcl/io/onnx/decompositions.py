@@ -68,7 +68,7 @@ def _roll(x: Tensor, shifts: Any, axis: Any) -> Tensor:
     return x
 
 
-def _circular(x: Tensor, padding: Any, mode: str, value: float) -> Any:
+def _circular_pad(x: Tensor, padding: Any, mode: str, value: float) -> Any:
     """Pad ``x`` with the values of its other side; ``NotImplemented`` for other modes."""
     if mode != "circular" or min(padding) < 0:
         return NotImplemented
@@ -212,7 +212,7 @@ DECOMPOSITIONS: dict[str, Callable[..., Any]] = {
     "bound": _stacked_states,
     "getitem": _by_tensors,
     "roll": _roll,
-    "pad": _circular,
+    "pad": _circular_pad,
     "im2col": _im2col,
     "argmax": lambda **call: _flat_best(ag.argmax, **call),
     "argmin": lambda **call: _flat_best(ag.argmin, **call),
