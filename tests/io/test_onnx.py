@@ -509,6 +509,20 @@ def test_models_that_torch_exported(device, name):
         np.testing.assert_allclose(model(Tensor.from_host(device.queue, x[:rows])).to_host(), expected[:rows], rtol=1e-4, atol=1e-5)
 
 
+def test_nodes_in_any_order():
+    helper, made = onnx.helper, onnx.helper.make_node
+    body = helper.make_graph([made("Neg", ["t"], ["u"])], "body", [], [helper.make_tensor_value_info("u", 1, [2])])
+    nodes = [made("If", ["c"], ["y"], then_branch=body, else_branch=body), made("Exp", ["x"], ["t"])]
+    graph = helper.make_graph(nodes, "test", [helper.make_tensor_value_info("x", 1, [2]), helper.make_tensor_value_info("c", 9, [])],
+                              [helper.make_tensor_value_info("y", 1, [2])])  # fmt: skip
+    data = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9).SerializeToString()
+    assert import_onnx(data)(np.zeros(2, np.float32), np.array(True)).tolist() == [-1, -1]
+    nodes[1].input[0] = "y"
+    circle = helper.make_graph(nodes, "test", graph.input, graph.output)
+    with pytest.raises(FileError, match="must be a complete ONNX model"):
+        import_onnx(helper.make_model(circle).SerializeToString())
+
+
 def test_older_opsets(tmp_path):
     make = onnx.helper.make_node
     nodes = [
