@@ -203,7 +203,9 @@ class Writer:
         elif -(2**31) <= value < 2**31:
             self.add(b"J", struct.pack("<i", value))
         else:
-            data = value.to_bytes(value.bit_length() // 8 + 1, "little", signed=True)
+            if (size := value.bit_length() // 8 + 1) > 255:
+                raise Refused(f"an integer must have at most 255 bytes, got {size}")
+            data = value.to_bytes(size, "little", signed=True)
             self.add(b"\x8a", struct.pack("<B", len(data)), data)
 
     def name(self, module: str, attribute: str) -> None:

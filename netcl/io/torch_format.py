@@ -241,6 +241,8 @@ def save_torch(value: Any, path: str | os.PathLike[str]) -> None:
         writer.value(state, "")
     except RecursionError:
         raise refusal(OP_SAVE, "the value must not be nested too deeply or contain itself") from None
+    except Refused as fault:
+        raise refusal(OP_SAVE, str(fault)) from None
     with archive.replacing(path) as file, zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as out:
         _zip_entry(out, file, "data.pkl", writer.writer.finish())
         _zip_entry(out, file, "byteorder", b"little")

@@ -205,9 +205,12 @@ def _op_node(kind: str, inputs: list[str], root: OnnxNode, attributes: Mapping[s
     return made
 
 
-def _activation(kind: str, op: Callable[[Tensor], Tensor]) -> Callable[..., OnnxNode]:
-    def build(chains: _Chains, found: ChainMatch, root: OnnxNode) -> OnnxNode:
-        axes = max((chains.weights[name].ndim for node in found.nodes for name in node.inputs if name in chains.weights), default=0)
+def _activation(kind: str, op: Callable[[Tensor], Tensor]) -> Callable[..., OnnxNode | None]:
+    def build(chains: _Chains, found: ChainMatch, root: OnnxNode) -> OnnxNode | None:
+        weights = [chains.weights[name] for node in found.nodes if node.kind != "Pow" for name in node.inputs if name in chains.weights]
+        if any(x.dtype.kind in "iu" for x in weights):  # quotients of integers are truncated
+            return None
+        axes = max((x.ndim for x in weights), default=0)
         return _op_node(kind, [found.values["x"]], root, {}, lambda node, x: op(x) if x.ndim >= axes else ag.unsqueeze(op(x), 0))
 
     return build
@@ -237,10 +240,7 @@ def _run_norm(node: OnnxNode, x: Tensor, weight: Tensor | None = None, bias: Ten
 
 
 def _fused_attention(chains: _Chains, found: ChainMatch, root: OnnxNode) -> OnnxNode | None:
-    """Return a node that runs the op ``attention`` if the shapes at run time allow it, else the nodes of the chain.
-
-    A row whose mask excludes every key by ``-inf`` gives 0, where the chain gives NaN.
-    """
+    """Return a node that runs the op ``attention`` if the shapes at run time allow it, else the nodes of the chain."""
     values, scale = found.values, 1.0
     numbers = {name: chains.scalar(values[name]) for name in ("factor", "POST", "PRE", "OVER", "UNDER") if name in values}
     for name, number in numbers.items():
@@ -252,6 +252,9 @@ def _fused_attention(chains: _Chains, found: ChainMatch, root: OnnxNode) -> Onnx
     late = values["factor"] if numbers.get("factor", 1.0) is None else ""  # computed at run time
     inputs = [values["q"], values["k"], values["v"], values.get("mask", ""), late]
     inputs += [name for node in inside for name in node.inputs if name not in made and name not in inputs]
+    names = list(inputs)
+    if inputs[3] and not any(node.kind == "IsNaN" for node in inside):
+        inputs[3] = _nan_rows(chains, inputs[3], root.opset)
 
     def read(node: OnnxNode, q: Tensor, k: Tensor, v: Tensor, mask: Any = None, factor: Any = None, *rest: Any) -> Any:
         order = list(range(k.ndim)) if turn is None else list(turn["perm"] or range(k.ndim)[::-1])
@@ -266,9 +269,21 @@ def _fused_attention(chains: _Chains, found: ChainMatch, root: OnnxNode) -> Onnx
             keys = k if order == sorted(order) else ag.permute(k, order)
             keys = keys if factor is None else ag.mul(keys, factor)
             return ag.scaled_dot_product_attention(q, keys, v, mask, scale=scale)
-        return _run_chain(inside, dict(zip(node.inputs, (q, k, v, mask, factor, *rest), strict=False)))
+        return _run_chain(inside, dict(zip(names, (q, k, v, mask, factor, *rest), strict=False)))
 
     return _op_node("Attention", inputs, root, {}, read)
+
+
+def _nan_rows(chains: _Chains, mask: str, opset: int) -> str:
+    """Return the name of a mask whose rows of ``-inf`` alone are NaN: there, a softmax gives NaN, but the op ``attention`` gives 0."""
+    known, name = chains.weights.get(mask), f"{mask} with NaN"
+    if known is not None and not (known.size and known.ndim and (known.max(-1) == -np.inf).any()):
+        return mask
+    if name not in chains.makers:
+        made = OnnxNode("netcl::NanRows", [mask], [name], {}, opset)
+        made.read = lambda node, x: ag.where(ag.eq(ag.amax(x, -1, keepdims=True), -math.inf), math.nan, x) if x.size and x.ndim else x
+        chains.nodes.insert(chains.nodes.index(chains.makers[mask]) + 1 if mask in chains.makers else 0, made)
+    return name
 
 
 def _run_chain(nodes: Sequence[OnnxNode], known: dict[str, Any]) -> Any:
@@ -350,7 +365,10 @@ def _scaled_conv(chains: _Chains, conv: OnnxNode, root: OnnxNode, scale: Any, sh
         return None
     first, out = chains.weights[conv.inputs[1]], 1 if conv.kind == "ConvTranspose" else 0
     before = chains.weights[conv.inputs[2]].astype(np.float64) if len(conv.inputs) > 2 else np.zeros(first.shape[out])
-    inputs = [conv.inputs[0], f"{root.outputs[0]}.weight", f"{root.outputs[0]}.bias"]
+    prefix, taken = root.outputs[0], {*chains.weights, *chains.makers, *chains.uses, *chains.lasting}
+    while not taken.isdisjoint(names := [f"{prefix}.weight", f"{prefix}.bias"]):
+        prefix += "_"
+    inputs = [conv.inputs[0], *names]
     made = OnnxNode(conv.kind, inputs, root.outputs[:1], conv.given, conv.opset)
     by_channel = np.reshape(scale, [-1 if axis == out and np.size(scale) > 1 else 1 for axis in range(first.ndim)])
     values = first.astype(np.float64) * by_channel * factor, before * scale + shift

@@ -9,7 +9,7 @@ counts as an array, and the axes come first. Reading is composed of differentiab
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -157,6 +157,11 @@ def getitem(F: Any, x: Tensor, index: Any) -> Tensor:
     [5, 3, 1]
     """
     (x,) = launch.as_tensors("getitem", x)
+    return indexed(F, x, index, joined_index)
+
+
+def indexed(F: Any, x: Tensor, index: Any, joined: Callable[[str, Sequence[tuple[Any, int]], Tensor], Tensor]) -> Tensor:
+    """Return ``x[index]``; ``joined`` combines the integer arrays of an index, as :func:`netcl.ops.index.joined_index` does."""
     selected = selection_of(x, index)
     y = x if selected.shape == x.shape else F.reshape(x, selected.shape)
     if any(walk != range(n) for walk, n in zip(selected.walks, selected.shape, strict=True)):
@@ -170,7 +175,7 @@ def getitem(F: Any, x: Tensor, index: Any) -> Tensor:
     if axes[-1] - axes[0] != len(axes) - 1:
         y = F.permute(y, [*axes, *(i for i in range(len(y.shape)) if i not in axes)])
         axes = list(range(len(axes)))
-    flat = joined_index("getitem", [(item, y.shape[axis]) for (_, item), axis in zip(selected.arrays, axes, strict=True)], x)
+    flat = joined("getitem", [(item, y.shape[axis]) for (_, item), axis in zip(selected.arrays, axes, strict=True)], x)
     rows = math.prod(y.shape[axes[0] : axes[-1] + 1])
     y = F.reshape(y, (*y.shape[: axes[0]], rows, *y.shape[axes[-1] + 1 :]))
     y = F.index_select(y, axes[0], F.reshape(flat, (flat.size,)))

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from netcl.core.errors import message
+from netcl.core.tensor import Tensor
 from netcl.data.dataset import Dataset
 from netcl.data.datasets import FASHION_CLASSES, idx_arrays
 from netcl.data.errors import FormatError
@@ -174,8 +175,6 @@ class _Bundle(VisionDataset):
 
     data: Any
     targets: Any
-    _pixels: np.ndarray
-    _labels: np.ndarray
     source: str
     folders: tuple[str, ...]
 
@@ -197,7 +196,15 @@ class _Bundle(VisionDataset):
         return len(self.targets)
 
     def __getitem__(self, index: int) -> Any:
-        return self._transformed(pillow().fromarray(self._pixels[index]), int(self._labels[index]))
+        pixels, label = (_item(values, index) for values in (self.data, self.targets))  # which a program may have replaced
+        return self._transformed(pillow().fromarray(np.ascontiguousarray(pixels)), int(label))
+
+
+def _item(values: Any, index: int) -> Any:
+    """Return an item of an array, a list or a tensor."""
+    if isinstance(values, Tensor):
+        return values[index].to_host() if values.array is None else values.array[index]
+    return values[index]
 
 
 class MNIST(_Bundle):
@@ -208,8 +215,8 @@ class MNIST(_Bundle):
 
     def _read(self, folder: Path) -> None:
         name = type(self).__name__
-        self._pixels, self._labels = idx_arrays(name, folder, "train" if self.train else "t10k", len(self.classes))
-        self.data, self.targets = host_tensor(self._pixels), host_tensor(self._labels)
+        arrays = idx_arrays(name, folder, "train" if self.train else "t10k", len(self.classes))
+        self.data, self.targets = map(host_tensor, arrays)
 
 
 class FashionMNIST(MNIST):
@@ -239,8 +246,7 @@ class CIFAR10(_Bundle):
         pickled = (folder / names[0]).exists()
         parts = [_cifar_arrays(folder / name, self._key) if pickled else self._reader(folder / f"{name}.bin") for name in names]
         pixels, labels = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
-        self.data = self._pixels = np.ascontiguousarray(np.moveaxis(pixels, 1, -1))
-        self._labels, self.targets = labels, labels.tolist()
+        self.data, self.targets = np.ascontiguousarray(np.moveaxis(pixels, 1, -1)), labels.tolist()
 
 
 class CIFAR100(CIFAR10):

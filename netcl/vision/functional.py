@@ -66,7 +66,9 @@ def _changed(op: str, image: Any, function: Callable[[np.ndarray], Any]) -> Any:
     if not isinstance(image, Tensor) or image.ndim < 2:
         what = "the image must be a PIL image or a tensor (..., channels, height, width)"
         raise TypeError(message(op, what, "convert arrays with ToTensor()", type=type(image).__name__, shape=getattr(image, "shape", ())))
-    return Tensor.from_host(image.queue, np.ascontiguousarray(function(image.to_host())))
+    host = image.to_host()
+    made = np.ascontiguousarray(function(host))
+    return Tensor.from_host(image.queue, made, image.dtype if made.dtype == host.dtype else None)
 
 
 def _rounded_pixels(values: np.ndarray, like: np.ndarray) -> np.ndarray:
@@ -83,6 +85,11 @@ def _fill_values(x: np.ndarray, fill: Any) -> np.ndarray:
 def _most(dtype: Any) -> float:
     dtype = np.dtype(str(dtype)) if str(dtype) != "bfloat16" else np.dtype("float32")
     return 1 if dtype.kind in "fb" else int(np.iinfo(dtype).max)
+
+
+def _mixing_dtype(dtype: np.dtype) -> np.dtype:
+    """Return the float dtype in which colors of ``dtype`` are mixed."""
+    return np.result_type(dtype, np.float32) if dtype.kind == "f" else np.dtype(np.float32)
 
 
 # ---- conversion
@@ -344,8 +351,12 @@ def affine(
         raise ValueError(message("affine", "interpolation of tensors must be nearest or bilinear", interpolation=mode))
     out: tuple[int, ...] = (height, width)
     if _expand:
-        corners = np.array([[x, y, 1] for x in (-width / 2, width / 2) for y in (-height / 2, height / 2)]) @ matrix.T
-        low, high = (np.trunc((f(corners, axis=0) + middle) / 1e-4) * 1e-4 for f in (np.min, np.max))
+        corners = np.array([[x, y, 1] for x in (-width / 2, width / 2) for y in (-height / 2, height / 2)], np.float32)
+        corners, tolerance = (
+            corners @ matrix.T.astype(np.float32) + middle.astype(np.float32),
+            np.float32(1e-4),
+        )  # in float32 as torchvision
+        low, high = (np.trunc(f(corners, axis=0) / tolerance) * tolerance for f in (np.min, np.max))
         out = tuple(int(n) for n in (np.ceil(high) - np.floor(low))[::-1])
     return _changed("affine", img, lambda x: _sampled(x, matrix, out, mode, fill))
 
@@ -353,9 +364,10 @@ def affine(
 def _sampled(x: np.ndarray, matrix: np.ndarray, out: tuple[int, ...], mode: str, fill: Any) -> np.ndarray:
     """Return an image of size ``out``. ``matrix`` maps its pixels to points of ``x``; coordinates are relative to the image centers."""
     whole, (height, width) = x.reshape(-1, *x.shape[-2:])[None].astype(np.float32), x.shape[-2:]
-    linear = matrix[:, :2]
-    shift = matrix[:, 2] + [(width - 1) / 2, (height - 1) / 2] - linear @ [(out[1] - 1) / 2, (out[0] - 1) / 2]
-    points = augment.pixels_after(np.concatenate([linear, shift[:, None]], 1)[None].astype(np.float32), out)  # type: ignore[arg-type]
+    size = np.array([width, height], np.float32)  # in float32 as torchvision, which decides ties of the nearest pixel
+    y, x_ = (np.arange(n, dtype=np.float32) - np.float32((n - 1) / 2) for n in out)
+    places = np.stack([*np.meshgrid(x_, y), np.ones(out, np.float32)], -1)
+    points = ((places @ (matrix.T.astype(np.float32) / (size / 2)) + 1) * size - 1)[None] / 2
     if mode == "nearest":
         points = np.rint(points)
     made, inside = (augment.sample_bilinear(image, points)[0] for image in (whole, np.ones_like(whole[:, :1])))
@@ -393,8 +405,15 @@ def _enhanced(op: str, img: Any, factor: float, kind: str, other: Callable[[np.n
         raise ValueError(message(op, f"{op.removeprefix('adjust_')}_factor must be at least 0", given=factor))
     if is_pil(img):
         return getattr(pillow("ImageEnhance"), kind)(img).enhance(factor)
-    own, rest = np.float32(factor), np.float32(1 - factor)
-    return _changed(op, img, lambda x: np.clip(own * x + rest * other(x), 0, _most(x.dtype)).astype(x.dtype))
+
+    def blended(x: np.ndarray) -> np.ndarray:
+        if other is _gray and x.shape[-3:-2] == (1,):
+            return x
+        wide = _mixing_dtype(x.dtype)
+        own, rest = wide.type(factor), wide.type(1 - factor)
+        return np.clip(own * x.astype(wide) + rest * np.asarray(other(x), wide), 0, _most(x.dtype)).astype(x.dtype)
+
+    return _changed(op, img, blended)
 
 
 def adjust_brightness(img: Any, brightness_factor: float) -> Any:
@@ -404,7 +423,7 @@ def adjust_brightness(img: Any, brightness_factor: float) -> Any:
 
 def adjust_contrast(img: Any, contrast_factor: float) -> Any:
     """Change the contrast by a factor: 0 gives uniform gray, 1 the image itself."""
-    mean = lambda x: _gray(x).astype(np.float32).mean((-3, -2, -1), keepdims=True)  # noqa: E731
+    mean = lambda x: _gray(x).astype(_mixing_dtype(x.dtype)).mean((-3, -2, -1), keepdims=True)  # noqa: E731
     return _enhanced("adjust_contrast", img, contrast_factor, "Contrast", mean)
 
 

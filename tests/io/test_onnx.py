@@ -199,10 +199,10 @@ def test_several_inputs_and_outputs_are_named(tmp_path):
 
 #: Ops whose samples ONNX (or its opset 18, or a trace) cannot express, at least not all of them.
 NOT_EXPORTED = set(
-    """adaptive_avg_pool1d adaptive_avg_pool2d adaptive_max_pool1d adaptive_max_pool2d as_strided_scatter atan2 attention
-    avg_pool2d batch_norm batch_norm_train bernoulli col2im cross_entropy cross_entropy_forward dropout im2col index_add
-    info_nce isin log_softmax masked_scale max_pool2d nll nonzero norm pad resample2d roll rope row_norm
-    softmax strided_unslice take top_indices triplet bincount copysign diag diag_embed erfc hypot index_copy index_fill index_put
+    """adaptive_avg_pool1d adaptive_avg_pool2d adaptive_max_pool1d adaptive_max_pool2d as_strided_scatter attention
+    avg_pool2d batch_norm batch_norm_train bernoulli col2im cross_entropy cross_entropy_forward dropout index_add
+    info_nce isin log_softmax masked_scale max_pool2d nll nonzero norm resample2d roll rope row_norm
+    softmax strided_unslice take top_indices triplet bincount diag diag_embed erfc index_copy index_fill index_put
     diagflat diagonal_scatter select_scatter slice_scatter unique_consecutive
     masked_select unique bitwise_left_shift bitwise_right_shift finite_argmax
     bucketize cholesky cholesky_solve erfinv fft_from_real fft_pairs fft_to_real histc interpolate
@@ -210,7 +210,7 @@ NOT_EXPORTED = set(
     linalg_matrix_norm linalg_matrix_rank linalg_pinv linalg_qr linalg_slogdet linalg_solve linalg_solve_triangular linalg_svd
     decode_linear integer_columns integer_dot linalg_svdvals linalg_vector_norm logdet matrix_exp matrix_power mode mode_indices qr
     decode_block decode_layers
-    quantized_linear quantized_rows cached_attention sample_images grid_sample scatter_reduce scatter_reduced searchsorted
+    quantized_linear quantized_rows cached_attention scatter_reduce scatter_reduced searchsorted
     stft_pairs svd""".split()
 )
 
@@ -282,8 +282,8 @@ def test_what_cannot_be_exported_is_named_at_once(tmp_path):
         FileError, match=r"\[export_onnx\] the model has ops that cannot be exported: isin, randn; count=2; write them with"
     ):
         export_onnx(function, tmp_path / "f.onnx", np.ones((2, 3), np.float32))
-    with pytest.raises(FileError, match=r"cannot be exported: atan2, norm\(p=3\); count=2"):
-        export_onnx(lambda x: ag.atan2(ag.norm(x, p=3, axis=1), 2.0), tmp_path / "f.onnx", np.ones((2, 3), np.float32))
+    with pytest.raises(FileError, match=r"cannot be exported: erfc, norm\(p=3\); count=2"):
+        export_onnx(lambda x: ag.erfc(ag.norm(x, p=3, axis=1)), tmp_path / "f.onnx", np.ones((2, 3), np.float32))
     assert list(tmp_path.iterdir()) == []
 
 
@@ -398,6 +398,35 @@ def test_floored_quotients_of_floats(tmp_path, function, dtype):
         np.testing.assert_array_equal(ran(tmp_path / "f.onnx", a.to_host(), b.to_host())[0], function(a, b).to_host())
 
 
+@pytest.mark.parametrize("function", [ag.atan2, ag.copysign, ag.hypot])
+def test_formulas_of_two_floats_keep_signs_and_infinities(tmp_path, function):
+    a, b = (part.reshape(-1) for part in np.meshgrid(*[np.array([0.0, -0.0, 1, -2, 1e30, np.inf, -np.inf], np.float32)] * 2))
+    export_onnx(function, tmp_path / "f.onnx", a, b)
+    wanted = function(Tensor.from_host(a), Tensor.from_host(b)).to_host()
+    (got,) = ran(tmp_path / "f.onnx", a, b)
+    np.testing.assert_allclose(got, wanted, rtol=1e-6)
+    np.testing.assert_array_equal(np.signbit(got), np.signbit(wanted))
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: ag.interpolate(x, scale_factor=0.37, mode="bilinear", recompute_scale_factor=True),
+        lambda x: ag.interpolate(x, size=(5, 11), mode="bicubic"),
+        lambda x: ag.interpolate(x, scale_factor=(1.3, 0.6), mode="nearest-exact"),
+        lambda x: ag.pad(x, [1, 2, 0, 3], mode="circular"),
+        lambda x: ag.im2col(x, kernel=(2, 3), stride=(3, 2), padding=(1, 2), dilation=(2, 1)),
+        lambda x: ag.grid_sample(x, ag.permute(x[:, :2], (0, 2, 3, 1)), mode="bilinear", padding_mode="reflection"),
+        lambda x: x[:, :, ag.sub(ag.argmax(x, 1, keepdims=False)[0, 0], 3), [[1], [4]]],
+    ],
+    ids=["recomputed factor", "bicubic", "nearest-exact", "circular", "im2col", "grid", "index"],
+)
+def test_functions_of_images(tmp_path, rng, function):
+    x, other = (rng.standard_normal((n, 3, 7, 9)).astype(np.float32) for n in (2, 5))
+    export_onnx(function, tmp_path / "f.onnx", x, dynamic_batch=True)
+    np.testing.assert_allclose(ran(tmp_path / "f.onnx", other)[0], function(Tensor.from_host(other)).to_host(), rtol=1e-4, atol=1e-5)
+
+
 def test_a_correction_beyond_the_elements_divides_by_zero(tmp_path):
     export_onnx(lambda x: ag.var(x, 1, correction=2), tmp_path / "f.onnx", np.ones((2, 1), np.float32), check=False)
     assert np.isnan(ran(tmp_path / "f.onnx", np.ones((2, 1), np.float32))[0]).all()
@@ -478,6 +507,20 @@ def test_models_that_torch_exported(device, name):
         x, expected = file["x"], file["y"]
     for rows in (2, 1):  # the batch is free
         np.testing.assert_allclose(model(Tensor.from_host(device.queue, x[:rows])).to_host(), expected[:rows], rtol=1e-4, atol=1e-5)
+
+
+def test_nodes_in_any_order():
+    helper, made = onnx.helper, onnx.helper.make_node
+    body = helper.make_graph([made("Neg", ["t"], ["u"])], "body", [], [helper.make_tensor_value_info("u", 1, [2])])
+    nodes = [made("If", ["c"], ["y"], then_branch=body, else_branch=body), made("Exp", ["x"], ["t"])]
+    graph = helper.make_graph(nodes, "test", [helper.make_tensor_value_info("x", 1, [2]), helper.make_tensor_value_info("c", 9, [])],
+                              [helper.make_tensor_value_info("y", 1, [2])])  # fmt: skip
+    data = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9).SerializeToString()
+    assert import_onnx(data)(np.zeros(2, np.float32), np.array(True)).tolist() == [-1, -1]
+    nodes[1].input[0] = "y"
+    circle = helper.make_graph(nodes, "test", graph.input, graph.output)
+    with pytest.raises(FileError, match="must be a complete ONNX model"):
+        import_onnx(helper.make_model(circle).SerializeToString())
 
 
 def test_older_opsets(tmp_path):

@@ -279,21 +279,22 @@ def test_damaged_branches_are_refused(rng):
 def test_a_loop_over_a_body():
     """Powers of a matrix while their sum is small; each step is kept."""
     nodes = [make("MatMul", ["m", "w"], ["n"]), make("ReduceSum", ["n"], ["s"], keepdims=0), make("Less", ["s", "limit"], ["go"]),
-             make("Identity", ["n"], ["kept"])]  # fmt: skip
+             make("Identity", ["n"], ["kept"]), make("Neg", ["n"], ["other"])]  # fmt: skip
     body = helper.make_graph(
         nodes, "body", [info("i", TensorProto.INT64, []), info("g", TensorProto.BOOL, []), info("m", 1, [2, 2])],
-        [info("go", TensorProto.BOOL, []), info("n", 1, [2, 2]), info("kept", 1, [2, 2])],
+        [info("go", TensorProto.BOOL, []), info("n", 1, [2, 2]), info("kept", 1, [2, 2]), info("other", 1, [2, 2])],
     )  # fmt: skip
     inputs = {"x": np.array([[1.0, 0.5], [0.25, 1.0]], np.float32)}
     weights = {"w": np.array([[1.0, 0.5], [0.0, 1.0]], np.float32), "limit": np.array(6, np.float32), "most": np.array(20, np.int64)}
-    shapes = {"y": (1, [2, 2]), "steps": (1, ["n", 2, 2])}
-    data = model([make("Loop", ["most", "", "x"], ["y", "steps"], body=body)], inputs, shapes, weights)
+    shapes = {"y": (1, [2, 2]), "steps": (1, ["n", 2, 2]), "others": (1, ["n", 2, 2])}
+    data = model([make("Loop", ["most", "", "x"], [*shapes], body=body)], inputs, shapes, weights)
     compare(data, inputs)
+    compare(model([make("Loop", ["most", "", "x"], [*shapes], body=body)], inputs, shapes, {**weights, "most": np.array(1)}), inputs)
     graph = import_onnx(data)
     graph(inputs["x"])[0].sum().backward()
     assert np.abs(graph.w.grad.to_host()).max() > 0
-    none = model([make("Loop", ["none", "", "x"], ["y", "steps"], body=body)], inputs, shapes, {**weights, "none": np.array(0)})
-    y, steps = import_onnx(none)(inputs["x"])
+    none = model([make("Loop", ["none", "", "x"], [*shapes], body=body)], inputs, shapes, {**weights, "none": np.array(0)})
+    y, steps, _ = import_onnx(none)(inputs["x"])
     assert y.tolist() == inputs["x"].tolist() and steps.shape[0] == 0
 
 
@@ -396,6 +397,13 @@ def test_reductions_without_axes(rng, kind, noop):
     if kind in ("Max", "Min"):
         out = import_onnx(model([make(f"Reduce{kind}", ["x"], ["y"], noop_with_empty_axes=noop)], {"x": x[:0]}, {"y": 1}))(x[:0])
         assert out.shape == ((0, 3) if noop else (1, 1))
+
+
+@pytest.mark.parametrize("kind", ["Mean", "L1", "L2"])
+def test_integers_are_reduced_exactly(kind):
+    x = np.array([[2**24 + 1, 2], [-(2**30) - 1, 4]])
+    data = model([make(f"Reduce{kind}", ["x"], ["y"], axes=[1])], {"x": x}, {"y": TensorProto.INT64}, opset=13)
+    assert import_onnx(data)(x).tolist() == ran(data, {"x": x})[0].tolist()
 
 
 @pytest.mark.parametrize("start, end, step", [(-9, -(2**63), -1), (-4, 9, -2), (-(2**63), -(2**63), -3), (9, -9, -1), (-9, 9, 2)])

@@ -94,6 +94,7 @@ def test_what_torch_cannot_hold_is_refused(tmp_path):
     for value, reason in [
         ({"a": np.ones(1, np.uint32)}, r"the dtype must exist in torch, got uint32; at=/a; known: float32"),
         ({"a": {"b": object()}}, r"a builtins.object cannot be saved; at=/a/b"),
+        ({"a": [2**2039]}, r"an integer must have at most 255 bytes, got 256"),
         ({(1, 2): 3}, r"a key must be a string, a number or None; key=\(1, 2\), at=/"),
     ]:
         with pytest.raises(FileError, match=reason):

@@ -107,6 +107,8 @@ def test_sets_of_idx_files(kind, tmp_path):
     np.testing.assert_allclose(image.to_host()[0], pixels[1] / 255, rtol=1e-6)
     assert data.data.tolist() == pixels.tolist() and data.targets.tolist() == [7, 3, 1] and data.data.dtype == "uint8"
     assert make(tmp_path)[0][0].size == (4, 4)
+    data.data, data.targets = data.data[1:], data.targets[1:]  # a program's own samples
+    assert len(data) == 2 and data[0][1] == 3 and np.allclose(data[0][0].to_host()[0], pixels[1] / 255)
 
 
 @pytest.mark.parametrize(("kind", "place", "labels"), [("CIFAR10", "cifar-10-batches-bin", 1), ("CIFAR100", "cifar-100-binary", 2)])
@@ -129,6 +131,8 @@ def test_cifar(kind, place, labels, tmp_path):
     )
     np.testing.assert_array_equal(np.asarray(image), records[1, labels:].reshape(3, 32, 32).transpose(1, 2, 0))
     assert data.data.shape == (2, 32, 32, 3) and len(data.classes) == (10 if labels == 1 else 100)
+    data.targets[1] += 1
+    assert data[1][1] == label + 1
     records[0, labels - 1] = 200
     (tmp_path / place / names[-1]).write_bytes(records.tobytes())
     with pytest.raises(FormatError, match="a label must be below"):

@@ -62,7 +62,7 @@ def test_tensors_stay_on_their_device(queue):
 
 def plain(values, dtype="float32"):
     with netcl.device("cpu"):
-        return Tensor.from_host(np.asarray(values, dtype))
+        return Tensor.from_host(np.asarray(values, dtype), dtype=dtype)
 
 
 @pytest.mark.parametrize(
@@ -73,13 +73,19 @@ def plain(values, dtype="float32"):
         (lambda: F.pad(plain([[[1, 2, 3]]]), [2, 0, -1, 0], padding_mode="edge"), [[[1, 1, 1, 2]]]),
         (lambda: F.resize(plain([[[-10, -20], [-30, -40]]], "int16"), [1, 1]), [[[-25]]]),
         (lambda: F.rotate(plain([[[-1, 2], [3, -4]]], "int64"), 90), [[[2, -4], [-1, 3]]]),
+        (lambda: F.rotate(plain([[[0, 1], [2, 3], [4, 5], [6, 7]]]), 270, expand=True), [[[6, 4, 2, 0], [7, 5, 3, 1]]]),
+        (lambda: F.adjust_saturation(plain([[range(90, 96)]], "uint8"), 1.3), [[[*range(90, 96)]]]),
+        (lambda: F.hflip(plain([[[0.1, 1 / 3]]], "float64")), [[[1 / 3, 0.1]]]),
+        (lambda: F.adjust_brightness(plain([[[0.1]]], "float64"), 0.7), [[[0.7 * 0.1]]]),
+        (lambda: F.vflip(plain([[[1], [2]]]).to("bfloat16")).dtype, "bfloat16"),
         (lambda: F.resized_crop(plain(np.ones((1, 4, 4))), 0, 0, 2, 4, [1]), [[[1, 1]]]),  # the shorter side, as resize
         (lambda: F.affine(plain([[range(6), range(6, 12)]]), 0, [0, 0], 1, [20.0]), [[[0, 0, 2, 3, 10, 11], [0, 1, 8, 9, 0, 0]]]),
     ],
 )
 def test_arguments_that_torchvision_takes(made, wanted):
-    """Fill per channel, negative padding, negative integers, one size, one angle; numbers are torchvision's."""
-    assert made().tolist() == wanted
+    """Fill per channel, negative padding, negative integers, one size, one angle, dtypes; numbers are torchvision's."""
+    got = made()
+    assert (got if isinstance(got, str) else got.tolist()) == wanted
 
 
 def test_images_with_a_palette():

@@ -26,7 +26,7 @@ def _loop(node: OnnxNode, call: Any, limit: Tensor | None = None, going: Tensor 
         more = _truth(done)
         values, added = made[: len(state)], made[len(state) :]
         rows.append(added)
-    return values + _stacked_steps(rows, node["body"].forms[1 + len(state) :], [0] * len(rows))
+    return values + _stacked_steps(rows, node["body"].forms[1 + len(state) :], [])
 
 
 def _stacked_steps(rows: list[list[Any]], forms: Any, axes: list[int]) -> list[Any]:

@@ -7,14 +7,19 @@ returns ``NotImplemented`` for arguments that the operator table covers.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import reduce
 from typing import Any
 
 import numpy as np
 
 import netcl.autograd as ag
 from netcl.core.tensor import Tensor
+from netcl.engine.strided import dense
+from netcl.io.onnx.table import positive
 from netcl.io.onnx.trace import Unsupported
+from netcl.ops.conv.geometry import frozen, geometry, pair
+from netcl.ops.getitem import indexed
 from netcl.ops.recurrent import steps
 
 
@@ -42,6 +47,18 @@ def _stacked_states(xs: Any, axis: int, order: Any) -> Tensor:
     return ag.cat([ag.unsqueeze(x, axis % (x.ndim + 1)) for x in turned], axis)
 
 
+def _by_tensors(x: Tensor, index: Any) -> Any:
+    """Take the elements at tensors of indices by a flat index that ops compute; ``NotImplemented`` without such tensors."""
+    given = index if isinstance(index, tuple) else (index,)
+    return indexed(ag, x, index, _joined) if any(isinstance(part, Tensor) and part.dtype != "bool" for part in given) else NotImplemented
+
+
+def _joined(name: str, parts: Sequence[tuple[Any, int]], like: Tensor) -> Tensor:
+    sizes = tuple([size for _, size in parts])
+    given = (ag.cast(x if isinstance(x, Tensor) else Tensor.from_host(like.queue, np.asarray(x)), "int64") for x, _ in parts)
+    return reduce(ag.add, map(ag.mul, map(positive, given, sizes), dense(sizes)))
+
+
 def _roll(x: Tensor, shifts: Any, axis: Any) -> Tensor:
     if axis is None:
         raise Unsupported("roll without an axis")
@@ -49,6 +66,31 @@ def _roll(x: Tensor, shifts: Any, axis: Any) -> Tensor:
         cut = -shift % max(x.shape[at], 1)
         x = ag.cat([ag.narrow(x, at, cut, x.shape[at] - cut), ag.narrow(x, at, 0, cut)], at)
     return x
+
+
+def _circular_pad(x: Tensor, padding: Any, mode: str, value: float) -> Any:
+    """Pad ``x`` with the values of its other side; ``NotImplemented`` for other modes."""
+    if mode != "circular" or min(padding) < 0:
+        return NotImplemented
+    for i, (before, after) in enumerate(zip(padding[::2], padding[1::2], strict=True)):
+        at = x.ndim - 1 - i
+        parts = [ag.narrow(x, at, x.shape[at] - before, before)] if before else []
+        parts += [x, *([ag.narrow(x, at, 0, after)] if after else [])]
+        x = ag.cat(parts, at) if parts[1:] else x
+    return x
+
+
+def _im2col(x: Tensor, kernel: Any, stride: Any, padding: Any, dilation: Any) -> Tensor:
+    """Unfold windows by the places of their pixels in the padded image."""
+    window = pair("im2col", "kernel", frozen(kernel), 1)
+    g = geometry("im2col", x.shape, (1, x.shape[1], *window), frozen(stride), frozen(padding), frozen(dilation), 1)
+    steps = zip(window, (g.oh, g.ow), g.stride, g.dilation, strict=True)
+    rows, cols = (np.arange(k)[:, None] * d + np.arange(n) * s for k, n, s, d in steps)
+    after = (max(int(at.max()) + 1 - n - p, 0) for at, n, p in zip((cols, rows), (g.w, g.h), g.pad[::-1], strict=True))
+    image = ag.pad(x, [side for sides in zip(g.pad[::-1], after, strict=True) for side in sides])
+    places = rows[:, None, :, None] * image.shape[3] + cols[None, :, None, :]
+    picked = ag.index_select(ag.reshape(image, (*x.shape[:2], -1)), 2, Tensor.from_host(x.queue, places.reshape(-1)))
+    return ag.reshape(picked, (x.shape[0], -1, g.oh * g.ow))
 
 
 def _var(x: Tensor, axis: Any, keepdims: bool, correction: float) -> Tensor:
@@ -168,7 +210,10 @@ DECOMPOSITIONS: dict[str, Callable[..., Any]] = {
     "bitwise_not": _of_truths(ag.logical_not),
     "unbind": _unbind,
     "bound": _stacked_states,
+    "getitem": _by_tensors,
     "roll": _roll,
+    "pad": _circular_pad,
+    "im2col": _im2col,
     "argmax": lambda **call: _flat_best(ag.argmax, **call),
     "argmin": lambda **call: _flat_best(ag.argmin, **call),
     "cumsum": lambda x, axis, reverse: NotImplemented if axis is not None else ag.cumsum(ag.reshape(x, -1), 0, reverse),

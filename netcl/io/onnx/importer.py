@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 from collections.abc import Collection, Iterator, Mapping
+from graphlib import TopologicalSorter
 from itertools import zip_longest
 from operator import is_
 from pathlib import Path
@@ -54,12 +55,31 @@ def parse_onnx(path: str | os.PathLike[str] | bytes) -> tuple[Any, Path | None]:
     try:
         model = onnx.ModelProto.FromString(data)
         outside = folder is not None and any(map(onnx.external_data_helper.uses_external_data, _held_tensors(model)))
+        _sort_nodes(model.graph)
         onnx.checker.check_model(os.fspath(path) if outside else model)
     except (onnx.checker.ValidationError, undecodable, ValueError, RuntimeError) as fault:  # RuntimeError: of names that no file can have
         raise refusal(IMPORT, "the file must be a complete ONNX model", reason=_first_line(fault), file=path) from fault
     if not model.graph.node and not model.graph.output:
         raise refusal(IMPORT, "the file must be a complete ONNX model", file=path)
     return model, folder
+
+
+def _sort_nodes(graph: Any) -> None:
+    """Bring the nodes into an order in which they can run, as onnxruntime does: its converter to float16 appends nodes."""
+
+    def reads(node: Any) -> Iterator[str]:
+        yield from node.input
+        for body in (body for entry in node.attribute for body in (entry.g, *entry.graphs)):
+            yield from (entry.name for entry in body.output)
+            for inner in body.node:
+                yield from reads(inner)
+
+    makers = {name: i for i, node in enumerate(graph.node) for name in node.output if name}
+    before = {i: [makers[name] for name in reads(node) if name in makers] for i, node in enumerate(graph.node)}
+    if any(j >= i for i, others in before.items() for j in others):
+        order = [graph.node[i] for i in TopologicalSorter(before).static_order()]
+        del graph.node[:]
+        graph.node.extend(order)
 
 
 def _held_tensors(model: Any) -> Iterator[Any]:

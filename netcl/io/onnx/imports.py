@@ -162,9 +162,25 @@ def _read_group_norm(node: OnnxNode, x: Tensor, weight: Tensor, bias: Tensor) ->
     return ag.group_norm(x, groups, weight, bias, eps=node["epsilon"])
 
 
+def _divide_integers(node: OnnxNode, a: Tensor, b: Any) -> Any:
+    """Return the truncated quotient of integers; ``NotImplemented`` for floats."""
+    return NotImplemented if DTYPES[a.dtype].is_float else ag.floor_divide(ag.sub(a, ag.fmod(a, b)), b)
+
+
+def _reduce_integers(node: OnnxNode, x: Tensor, axes: Any = None) -> Any:
+    """Return the mean or norm of integers from their exact sum; ``NotImplemented`` for floats."""
+    if DTYPES[x.dtype].is_float:
+        return NotImplemented
+    if node.kind == "ReduceL2":
+        return ag.cast(ag.sqrt(_READ_SUM(node, ag.square(ag.cast(x, "float64")), axes)), x.dtype)
+    wide = ag.cast(x, "int64")
+    total = _READ_SUM(node, ag.abs(wide) if node.kind == "ReduceL1" else wide, axes)
+    return ag.cast(total if node.kind == "ReduceL1" else _divide_integers(node, total, max(x.size // max(total.size, 1), 1)), x.dtype)
+
+
 IMPORTS: dict[str, Import] = {
-    # ONNX truncates quotients of integers
-    "Div": lambda node, a, b: NotImplemented if DTYPES[a.dtype].is_float else ag.floor_divide(ag.sub(a, ag.fmod(a, b)), b),
+    "Div": _divide_integers,
+    **dict.fromkeys(("ReduceL1", "ReduceL2", "ReduceMean"), _reduce_integers),
     "IsInf": lambda node, x: (
         NotImplemented
         if node["detect_negative"] and node["detect_positive"]

@@ -28,6 +28,8 @@ def _hardmax(node: OnnxNode, x: Tensor) -> Tensor:
 
 def _cumulative_node(node: OnnxNode, x: Tensor, axis: Any) -> Tensor:
     """Run ``CumSum`` or ``CumProd``. For ``exclusive``, elements are shifted: subtracting each from its sum would cancel small ones."""
+    if x.dtype == "bool":  # torch exports sums of bools, which it counts; the standard has none
+        raise node.fault("the input must hold numbers", dtype=x.dtype)
     axis, (op, first) = int(np.asarray(axis).item()), (ag.cumsum, 0) if node.kind == "CumSum" else (ag.cumprod, 1)
     values = ag.flip(x, axis) if node["reverse"] else x
     if node["exclusive"]:

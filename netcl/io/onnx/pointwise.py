@@ -26,8 +26,13 @@ _FORMULAS = {
     "isfinite": "NOT(OR(ISNAN(v0), ISINF(v0)))",
     "floor_divide": "(v0 - REMAINDER(v0, v1)) / v1",
 }
+_ANGLE = "ATAN(WHERE(AND(v0 == 0, v1 == 0), 0, WHERE(AND(ISINF(v0), ISINF(v1)), 1, ABS(v0 / v1))))"
+_LARGE, _RATIO = "MAX(ABS(v0), ABS(v1))", "SQRT(1 + POW(MIN(ABS(v0), ABS(v1)) / MAX(ABS(v0), ABS(v1)), 2))"
 #: ONNX's ``Mod`` with the sign of the divisor is for integers. A floored quotient would be wrong where it is rounded up: 1 // 0.1 is 9.
 _FLOAT_FORMULAS = {
+    "atan2": f"COPYSIGN(WHERE(COPYSIGN(1, v1) < 0, 3.141592653589793 - {_ANGLE}, {_ANGLE}), v0)",
+    "copysign": "WHERE(OR(v1 < 0, 1 / v1 < 0), -1, 1) * ABS(v0)",
+    "hypot": f"WHERE(OR(ISINF(v0), ISINF(v1)), WHERE(ISINF(v0), ABS(v0), ABS(v1)), WHERE({_LARGE} == 0, 0, {_LARGE} * {_RATIO}))",
     "remainder": "WHERE(FMOD(v0, v1) * v1 < 0, FMOD(v0, v1) + v1, FMOD(v0, v1))",
     "floor_divide": "WHERE(v1 == 0, v0 / v1, ROUND((v0 - FMOD(v0, v1)) / v1) - WHERE(FMOD(v0, v1) * v1 < 0, 1, 0))",
 }

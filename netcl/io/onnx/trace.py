@@ -114,6 +114,8 @@ class Trace:
             return out
         finally:
             self.within = before
+        if parts is NotImplemented and not known and isinstance(row, Composite):
+            return function(*args, **kwargs)
         if parts is not NotImplemented:  # the op's own result stands for that of its parts, so that the final comparison sees it
             parts = parts if isinstance(parts, tuple) else (parts,)
             cast, pairs = lookup_op("cast"), zip(parts, outputs, strict=True)

@@ -11,7 +11,6 @@ import numpy as np
 import netcl.autograd as ag
 from netcl.core.dtype import DTYPES
 from netcl.core.tensor import Tensor
-from netcl.io.archive import refusal
 from netcl.io.onnx.exports import EXPORTS
 from netcl.io.onnx.graph import Name, OnnxGraph
 from netcl.io.onnx.imports import IMPORTS
@@ -249,17 +248,23 @@ _RESIZES = {
 
 
 def _export_interpolate(graph: OnnxGraph, call: Call) -> Name:
-    """Export ``interpolate``. Without ``align_corners``, the sampled points depend on ``scale_factor``, so it is exported if given."""
-    factor, align = call["scale_factor"], bool(call["align_corners"])
-    if call["mode"] not in ("nearest", "linear", "bilinear") or call["antialias"] or call["x"].ndim == 5:
-        what = "interpolate must have mode nearest, linear or bilinear, no antialias, and 3 or 4 dimensions to be exported"
-        raise refusal("export_onnx", what, mode=repr(call["mode"]), antialias=call["antialias"], shape=call["x"].shape)
-    mode, moved, rounding = _RESIZES[call["mode"] != "nearest", align and call["mode"] != "nearest"]
-    options = {"mode": mode, "coordinate_transformation_mode": moved, "nearest_mode": rounding or None}
-    if factor is None or align:
+    """Export ``interpolate``. Without ``align_corners``, the sampled points depend on ``scale_factor``, so it is exported if it is used."""
+    factor, align, kind = call["scale_factor"], bool(call["align_corners"]), call["mode"]
+    if kind == "area" or call["antialias"]:  # onnxruntime normalizes at the edges in another way
+        raise Unsupported("interpolate(antialias=True)" if call["antialias"] else "interpolate(mode='area')")
+    mode, moved, rounding = _RESIZES[not kind.startswith("nearest"), align and not kind.startswith("nearest")]
+    if kind == "nearest-exact":
+        moved, rounding = "half_pixel", "round_prefer_ceil"
+    options = {"mode": "cubic" if kind == "bicubic" else mode, "coordinate_transformation_mode": moved, "nearest_mode": rounding or None}
+    if factor is None or align or call["recompute_scale_factor"]:
         return graph.node("Resize", [call["x"], None, None, graph.sizes(call)], call.out.dtype, **options)
     scales = [1.0, 1.0, *([factor] * (call["x"].ndim - 2) if isinstance(factor, int | float) else factor)]
     return graph.node("Resize", [call["x"], None, np.array(scales, np.float32)], call.out.dtype, **options)
+
+
+def _export_sample_images(graph: OnnxGraph, call: Call) -> Name:
+    options = {"mode": "bilinear" if call["linear"] else "nearest", "padding_mode": "border" if call["border"] else "zeros"}
+    return graph.node("GridSample", [call["x"], call["grid"]], call.out.dtype, align_corners=int(call["align"]), **options)
 
 
 def _resize(node: OnnxNode, x: Tensor, region: Any = None, scales: Any = None, sizes: Any = None) -> Tensor:
@@ -295,7 +300,7 @@ def _resize_form(node: OnnxNode, factors: Sequence[float], outs: Sequence[int]) 
 
 EXPORTS |= {f"{name}{axes}d": _export_conv for name in ("conv", "conv_transpose") for axes in (1, 2)}
 EXPORTS |= {f"{name}{axes}d": _export_pool for name in ("max_pool", "avg_pool") for axes in (1, 2)}
-EXPORTS["interpolate"] = _export_interpolate
+EXPORTS |= {"interpolate": _export_interpolate, "sample_images": _export_sample_images}
 IMPORTS |= {
     "Conv": read_conv,
     "ConvTranspose": _conv_transpose,
