@@ -109,10 +109,21 @@ def _targets(op: str, values: np.ndarray, plan: SplitPlan, train: np.ndarray) ->
         whole = values.dtype.kind == "f"
         return labels.reshape(-1).astype(np.int64), {"classes": [str(int(name) if whole and name == int(name) else name) for name in names]}
     columns = values.reshape(len(values), -1).astype(np.float64)
-    own = columns[train]
-    mean, scale = own.mean(axis=0), own.std(axis=0)
-    scale = np.where(scale > 0, scale, 1.0)
-    return ((columns - mean) / scale).astype(np.float32), {"mean": mean.tolist(), "scale": scale.tolist()}
+    described = [_mean_and_scale(op, "targets", column) for column in columns[train].T]
+    mean, scale = (list(each) for each in zip(*described, strict=True))
+    return ((columns - mean) / scale).astype(np.float32), {"mean": mean, "scale": scale}
+
+
+def _mean_and_scale(op: str, name: str, numbers: np.ndarray) -> tuple[float, float]:
+    """Return the mean and the deviation of numbers; 1 as the deviation of equal numbers, whose computed one may be a rounding error."""
+    if not numbers.size or numbers.min() == numbers.max():
+        return (float(numbers[0]) if numbers.size else 0.0), 1.0
+    with np.errstate(over="ignore", invalid="ignore"):
+        mean, scale = float(numbers.mean()), float(numbers.std())
+    if not 0 < scale < math.inf:  # so is a mean beyond float64
+        what = "numbers must have a mean and a deviation within float64"
+        raise FormatError(message(op, what, "scale the column, or drop it", column=name, largest=float(np.abs(numbers).max())))
+    return mean, scale
 
 
 # ---- tables
@@ -149,8 +160,8 @@ def _column(name: str, cells: Sequence[str], train: np.ndarray) -> dict[str, Any
     """Return how an input column is encoded: numbers by the mean and scale of the training part, strings by its distinct values."""
     numbers = _numbers(cells)
     if numbers is not None:
-        own = numbers[train][np.isfinite(numbers[train])]
-        return {"name": name, "mean": float(own.mean()) if own.size else 0.0, "scale": float(own.std()) or 1.0 if own.size else 1.0}
+        mean, scale = _mean_and_scale("csv", name, numbers[train][np.isfinite(numbers[train])])
+        return {"name": name, "mean": mean, "scale": scale}
     values = sorted({cells[i] for i in train})
     if len(values) > _MOST_VALUES:
         what, remedy = f"a text column must have at most {_MOST_VALUES} distinct values", f"drop it: --data-options 'drop=[\"{name}\"]'"

@@ -231,7 +231,7 @@ def _named_data(recipe: Recipe, key: str, root: str) -> Data:
         block = options.pop("block", recipe.model_options.get("block_size", 64))
         if type(block) is not int or block < 1:
             raise RecipeError(message("recipe", "block (block_size of the model) must be a whole number of at least 1", block=repr(block)))
-        options = {"block": block, "step": max(1, block // 4), "test": recipe.test_split or 0.1, **options}
+        options = {"block": block, "step": max(1, block // 4), "test": recipe.test_split, **options}
     train, test = datasets.DATASET_NAMES[key](*((root,) if root else ()), **options)
     if not len(train) or not len(test):
         raise RecipeError(message("recipe", "data must have samples to train and to test with", train=len(train), test=len(test)))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-import time
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -36,9 +36,10 @@ class Report(JSONLLogger):
 
     def on_train_begin(self, logs: Logs) -> None:
         super().on_train_begin(logs)
-        trainer, self._began_at = self.trainer, time.time()
+        trainer = self.trainer
         self._profile, self._first = None, trainer.step + WARM_UP
-        (self.folder / "profile.json").unlink(missing_ok=True)
+        for name in ("results.json", "samples.npz", "profile.json", "report.html"):  # of an earlier run, or part of it
+            (self.folder / name).unlink(missing_ok=True)
         settings: dict[str, Any] = {"epochs": trainer.epochs, "batches": trainer.batches, "optimizer": type(trainer.optimizer).__name__}
         settings |= {"lr": trainer.learning_rates()[0], "loss": getattr(trainer.loss_fn, "__name__", type(trainer.loss_fn).__name__)}
         write_run_json(self.folder / "config.json", {"title": self.title or type(trainer.model).__name__, **settings})
@@ -52,29 +53,34 @@ class Report(JSONLLogger):
 
     def on_train_batch_end(self, batch: int, logs: Logs) -> None:
         if self.trainer.step >= self._first + PROFILED:
-            self.close()
+            self._end_profile()
         super().on_train_batch_end(batch, logs)
 
-    def close(self) -> None:
+    def _end_profile(self) -> None:
         if self._profile is not None and self._profile.running:
             self._profile.__exit__()
 
+    def close(self) -> None:
+        self._end_profile()
+        super().close()
+
     def on_test_begin(self, logs: Logs) -> None:
-        self.close()  # evaluation is not training
+        self._end_profile()  # evaluation is not training
 
     def on_train_end(self, logs: Logs) -> None:
         from netcl.trainer.recipe import Data
         from netcl.trainer.report_html import write_report
         from netcl.trainer.run import run_results, save_samples
 
-        trainer, seconds = self.trainer, time.time() - self._began_at
-        hidden = ("seconds", "samples_per_second", "lr")
-        values = {name: value for name, value in logs.items() if isinstance(value, float) and name not in hidden}
+        trainer, seconds, values = self.trainer, self.trainer.seconds, dict[str, Any]()
+        hidden = r"epoch|seconds|samples_per_second|lr(_\d+)?"
+        last = {name: value for name, value in logs.items() if isinstance(value, int | float) and not re.fullmatch(hidden, name)}
         if self.test is not None:
             values = {name: value for name, value in trainer.evaluate(self.test).items() if isinstance(value, int | float)}
             reading = {} if self.classes else {"mean": [0.0], "scale": [1.0]}
             save_samples(self.folder / "samples.npz", trainer, self.test, Data(None, None, self.classes, None, reading))
-        write_run_json(self.folder / "results.json", run_results(trainer, values, seconds, self.classes))
+        results = run_results(trainer, values, seconds, self.classes)
+        write_run_json(self.folder / "results.json", results if values else {**results, "last_epoch": last})
         if self._profile is not None and self._profile.events:
             write_run_json(self.folder / "profile.json", self._profile.to_dict())
         write_report(self.folder)

@@ -111,12 +111,15 @@ def _section(title: str, content: str) -> str:
 
 
 def _facts_html(results: Mapping[str, Any]) -> str:
-    numbers = {f"test {name}": f"{value:.2%}" if name == "accuracy" else f"{value:.4g}" for name, value in results["test"].items()}
+    shown = {f"test {name}": value for name, value in results["test"].items()} | results.get("last_epoch", {})
+    numbers = {
+        name: "nan" if value is None else f"{value:.2%}" if name.endswith("accuracy") else f"{value:.4g}" for name, value in shown.items()
+    }
     best = results.get("best") or {}
     numbers |= {"weights of epoch": f"{best['epoch']} of {best['of']}"} if best else {}
     numbers |= {"device memory": f"{results['memory'] / 2**20:,.0f} MiB"} if results.get("memory") else {}
     numbers |= {"steps": f"{results['steps']:,}", "parameters": f"{results['parameters']:,}", "training": f"{results['seconds']:.1f} s"}
-    return f'<div class="facts">{"".join(f"<div>{name}<b>{value}</b></div>" for name, value in numbers.items())}</div>'
+    return f'<div class="facts">{"".join(f"<div>{html.escape(name)}<b>{value}</b></div>" for name, value in numbers.items())}</div>'
 
 
 def _charts(rows: Sequence[Mapping[str, Any]]) -> str:

@@ -75,10 +75,9 @@ def train_run(recipe: Recipe, folder: str | os.PathLike[str], handle: DeviceHand
             shared = distributed.DistributedDataParallel(distributed.convert_sync_batchnorm(model, ours), ours)
         trainer = make_trainer(recipe, shared, len(train), data, [*own, *always])
         with train, val or nullcontext(), test:
-            began = time.time()
             trainer.fit(train, val=val, epochs=recipe.epochs, resume="auto" if resume else None, log_every=recipe.log_every)
             best = restore_best(trainer, keeper, ours)
-            seconds = time.time() - began
+            seconds = trainer.seconds
             results = {**run_results(trainer, trainer.evaluate(test), seconds, data.classes), "best": best}
             if ours.rank == 0:
                 _write_run(place, trainer, model, test, data, results)

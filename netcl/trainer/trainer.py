@@ -7,7 +7,7 @@ import secrets
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -136,6 +136,8 @@ class Trainer:
         self.batches: int | None = None
         self.history = History()
         self.phase, self.phase_seconds = "training", defaultdict[str, float](float)
+        self._timed, self._counted, self._began = False, 0.0, time.perf_counter()
+        self._earlier_seconds = 0.0  # of a resumed run
         self.stop_training = self.log_due = self._trained = False
         self.batch_loss: Tensor | None = None
         self.grad_norm: Tensor | None = None
@@ -166,16 +168,27 @@ class Trainer:
     @contextmanager
     def _phase(self, name: str) -> Iterator[None]:
         """Count the time of a block for the phase ``name`` and not for the enclosing phase."""
-        outer, began, inside = self.phase, time.perf_counter(), sum(self.phase_seconds.values())
-        self.phase = name
+        outer, timed, began = self.phase, self._timed, self._count_phase()
+        self.phase, self._timed = name, True
         try:
             yield
         finally:
-            self.phase = outer
-            ended = time.perf_counter()
-            self.phase_seconds[name] += ended - began - (sum(self.phase_seconds.values()) - inside)
+            ended = self._count_phase()
+            self.phase, self._timed = outer, timed
             for listener in perf.listeners:
                 listener(name, began, ended)
+
+    def _count_phase(self) -> float:
+        """Add the time since the last call to the current phase; returns the time."""
+        before, self._counted = self._counted, time.perf_counter()
+        if self._timed:
+            self.phase_seconds[self.phase] += self._counted - before
+        return self._counted
+
+    @property
+    def seconds(self) -> float:
+        """The seconds of the run until now; of a resumed run, with those until its checkpoint."""
+        return self._earlier_seconds + time.perf_counter() - self._began
 
     @property
     def running_loss(self) -> float:
@@ -230,13 +243,13 @@ class Trainer:
                     callback.claim(found)  # before anything is loaded or written
             if found is not None:
                 self.load(found)
-            try:
+            with ExitStack() as ending:
+                for callback in reversed(self.callbacks.callbacks):
+                    ending.callback(callback.close)  # each, also if another raises
                 self.callbacks("on_train_begin", {})
                 while self.epoch < epochs and not self.stop_training:
                     self._run_epoch(train, val, log_every, interrupt)
                 self.callbacks("on_train_end", self.history.last)
-            finally:
-                self.callbacks("close")
         return self.history
 
     def _run_epoch(self, train: Iterable[Any], val: Iterable[Any] | None, log_every: int, interrupt: Stop) -> None:
@@ -510,9 +523,11 @@ class Trainer:
         return self.by_rank_0(None if found is None else str(found))
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of the run: counters, sums of the current epoch, history and callback states."""
+        """Return the state of the run: counters, times, sums of the current epoch, history and callback states."""
+        self._count_phase()
         return {
             "epoch": self.epoch, "batch": self.batch, "step": self.step, "trained": self._trained, "stop": self.stop_training,
+            "seconds": self.seconds, "phases": dict(self.phase_seconds),
             "history": self.history.rows, "metrics": {metric.name: metric.state_dict() for metric in self._counting},
             "callbacks": [[type(callback).__name__, callback.state_dict()] for callback in self.callbacks.callbacks],
         }  # fmt: skip
@@ -521,6 +536,8 @@ class Trainer:
         """Restore a :meth:`state_dict`. Metrics and callbacks that the saved run did not have start anew."""
         self.epoch, self.batch, self.step = (int(state[name]) for name in ("epoch", "batch", "step"))
         self._trained, self.stop_training = bool(state["trained"]), bool(state["stop"])
+        self._earlier_seconds = float(state.get("seconds", 0.0))
+        self.phase_seconds.update(state.get("phases", {}))
         self.history = History([dict(row) for row in state["history"]])
         for metric in self._counting:
             if metric.name in state["metrics"]:

@@ -78,7 +78,9 @@ def test_tune_keeps_what_it_measured(cl_device, capsys, request):
         (["resnet19"], "known: mlp, lenet"),
         (["matmul", "3"], "netcl tune matmul M N K"),
         (["matmul", "0", "1", "1"], "sizes=(0, 1, 1)"),
-        (["mlp", "3"], "[tune] sizes must be empty for models; model=mlp, sizes=[3]"),
+        (["mlp", "3"], "[tune] sizes and dtype must not be given for models; model=mlp, sizes=[3]"),
+        (["mlp", "--dtype", "float16"], "dtype=float16; pass --batch N"),
+        (["matmul", "1", "1", "1", "--batch", "2"], "[tune] --batch is for models; batch=2"),
     ],
 )
 def test_tune_tells_what_it_takes(cl_device, capsys, words, told):

@@ -275,6 +275,8 @@ def test_a_toml_file_is_a_recipe_and_options_come_on_top(tmp_path, capsys):
         (["train", "--mixed-precision", "float8"], "[recipe] mixed_precision must be float16, bfloat16 or empty; mixed_precision='float8'"),
         (["train", "--model-options", "depth=3"], "[recipe] the model cannot be made: cnn() got an unexpected keyword argument 'depth'"),
         (["train", "--model", "resnet18", "--model-options", "width=0"], "[conv2d] the numbers of channels and filters"),
+        (["train", "--find-lr", "--lr", "1"], "[train] --find-lr requires a new run of one process, without --lr"),
+        (["generate", ".", "once", "--prompt", "twice"], "[generate] the prompt must be given once"),
         (["train", "--distributed", "3"], "[recipe] batch_size must be a multiple of the number of ranks; batch_size=64, ranks=3"),
         (["train", "kinds.json"], "[recipe] epochs must be a whole number; value='x'"),
         (["trace"], "[trace] the NumPy backend has no kernels to trace; name an OpenCL device: --device cl"),
@@ -384,9 +386,10 @@ def test_closed_streams_change_nothing(tmp_path, closed):
 
 
 @pytest.mark.parametrize("words", [["doctor"], ["report", "nowhere"]])
-def test_a_closed_error_stream_is_not_standard_output(words, opencl_found):
+def test_a_closed_error_stream_is_not_standard_output(words):
     done = subprocess.run(["sh", "-c", '"$@" 2>&-', "sh", sys.executable, "-m", "netcl", *words], capture_output=True, text=True)
-    assert done.returncode == (words[0] == "report" or not opencl_found) and "[report]" not in done.stdout
+    ready = "Ready: there is an OpenCL device" in done.stdout  # also where this run of the tests leaves OpenCL out
+    assert done.returncode == (not ready) and "[report]" not in done.stdout
 
 
 def test_a_trace_is_what_perfetto_opens(cl_selector, tmp_path, capsys):

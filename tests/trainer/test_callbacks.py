@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import netcl.autograd as ag
-from netcl import nn, optim
+from netcl import manual_seed, nn, optim
 from netcl.core.device import manager
 from netcl.core.hooks import hooks
 from netcl.distributed import World
@@ -225,6 +225,34 @@ def test_logs_hold_every_epoch_and_go_on_after_a_resume(tmp_path):
     assert len(read_jsonl(tmp_path / "log.jsonl")) == 3 and len((tmp_path / "log.csv").read_text().splitlines()) == 2
 
 
+@pytest.mark.parametrize("killed", [False, True])
+def test_a_log_has_every_batch_of_a_run_that_failed_and_was_resumed(tmp_path, killed):
+    log = tmp_path / "log.jsonl"
+
+    class Fail(Callback):
+        def on_train_batch_end(self, batch, logs):
+            if batch == 6:
+                at_failure.append(log.read_bytes())
+                raise RuntimeError
+
+    def losses():
+        rows = [row for row in read_jsonl(log) if row["kind"] == "step"]
+        return [loss for row in rows for loss in row["losses"]], [row["since"] for row in rows]
+
+    data, at_failure = [(x * (1 + i), y) for i in range(8) for x, y in DATA], []
+    manual_seed(0)
+    make(JSONLLogger(log)).fit(data, log_every=5)
+    whole = losses()[0]
+    manual_seed(0)
+    with pytest.raises(RuntimeError):
+        make(JSONLLogger(log), ModelCheckpoint(tmp_path, every_steps=3), Fail()).fit(data, log_every=5)
+    assert losses() == (whole[:7], [1, 6])
+    if killed:
+        log.write_bytes(at_failure[0])
+    make(JSONLLogger(log), ModelCheckpoint(tmp_path)).fit(data, log_every=5, resume="auto")
+    assert losses() == (whole, [1, 6])
+
+
 FULL = """
 import resource, sys
 from pathlib import Path
@@ -340,6 +368,11 @@ def test_any_trainer_leaves_a_report(tmp_path):
     for part in ("Confusion matrix", "learning rate", "samples per second", "Time by phase", "validating", "loss of every step", "yes"):
         assert part in page, part
     assert "Slowest kernels" not in page and write_report(tmp_path, tmp_path / "again.html").read_text() == page
+    assert "<div>test loss<b>" in page
+    make(Report(tmp_path), Numbers(math.nan)).fit(DATA)  # without a test, in the folder of a run that had one
+    page = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert "Confusion matrix" not in page and "test loss" not in page and "<div>loss<b>" in page and "<div>val_loss<b>nan" in page
+    assert "NaN" not in (tmp_path / "results.json").read_text()  # which is no JSON
 
 
 def test_a_report_has_the_slowest_kernels_of_a_few_steps(cl_device, tmp_path):
