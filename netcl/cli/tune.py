@@ -70,6 +70,9 @@ def tune(args: argparse.Namespace) -> int:
     summary = f"{len(faster)} faster than untuned, {wrong} candidates rejected"
     count, seconds = f"{len(results)} problem{'' if len(results) == 1 else 's'}", time.perf_counter() - start
     print(f"{count} in {seconds:.0f} s: {summary}; {store.path(handle.profile)}")
+    if lost := sum(not result.stored for result in results):
+        remedy = "name a writable folder in NETCL_CACHE_DIR"
+        raise CommandError(message("tune", "a problem must have a kernel that runs, and a file to store it in", remedy, not_stored=lost))
     return 0
 
 

@@ -63,13 +63,16 @@ def test_bench_without_a_case_is_told(capsys):
     assert "must be a regular expression, got '['" in capsys.readouterr().err
 
 
-def test_tune_keeps_what_it_measured(cl_device, capsys, request):
+def test_tune_keeps_what_it_measured(cl_device, capsys, request, monkeypatch):
     selector = request.node.callspec.params["cl_device"].selector
     assert main(["tune", "matmul", "8", "16", "32", "--device", selector, "--budget", "0"]) == 0
     out = capsys.readouterr().out
     assert "matmul             8x16x32" in out and "1 problem in" in out
     assert main(["tune"]) == 0 and "tuned problems  1" in capsys.readouterr().out
     assert main(["tune", "--forget"]) == 0 and "measurements of 1 devices" in capsys.readouterr().out
+    monkeypatch.setenv("NETCL_CACHE_DIR", __file__)  # no folder
+    assert main(["tune", "matmul", "8", "16", "32", "--device", selector, "--budget", "0"]) == 1
+    assert "a file to store it in; not_stored=1" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
