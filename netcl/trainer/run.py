@@ -54,8 +54,8 @@ def train_run(recipe: Recipe, folder: str | os.PathLike[str], handle: DeviceHand
     """
     place, ours, recipe = Path(folder), distributed.world(), recipe.resolved()
     ours.deterministic = True  # a resumed run ends with the bits of a straight one
-    with ours.together(), device(handle):
-        keeper = ModelCheckpoint(place / "checkpoints", overwrite=overwrite)
+    keeper = ModelCheckpoint(place / "checkpoints", overwrite=overwrite)
+    with ours.together(), device(handle), closing(keeper):
         if ours.rank == 0 and not (resume or overwrite):
             keeper.claim(None)  # before data is loaded, which may take minutes
         place.mkdir(parents=True, exist_ok=True)

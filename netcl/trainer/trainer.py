@@ -233,23 +233,22 @@ class Trainer:
         for callback in self.callbacks.callbacks:
             callback.set_trainer(self)
         ranks = self._ranks or World()
-        with ranks.together(), finishing_first() as interrupt:
+        with ranks.together(), finishing_first() as interrupt, ExitStack() as ending:
             # A rank with fewer steps would leave the others waiting behind its last one.
             what = "batches, epochs, log_every and accumulation_steps"
             ranks.agree("fit", what, [self.batches, epochs, log_every, self.accumulation_steps])
             found = self._to_resume(resume)
+            for callback in reversed(self.callbacks.callbacks):
+                ending.callback(callback.close)  # each, also if another raises
             for callback in self.callbacks.callbacks if self.writes else ():
                 if isinstance(callback, ModelCheckpoint):
                     callback.claim(found)  # before anything is loaded or written
             if found is not None:
                 self.load(found)
-            with ExitStack() as ending:
-                for callback in reversed(self.callbacks.callbacks):
-                    ending.callback(callback.close)  # each, also if another raises
-                self.callbacks("on_train_begin", {})
-                while self.epoch < epochs and not self.stop_training:
-                    self._run_epoch(train, val, log_every, interrupt)
-                self.callbacks("on_train_end", self.history.last)
+            self.callbacks("on_train_begin", {})
+            while self.epoch < epochs and not self.stop_training:
+                self._run_epoch(train, val, log_every, interrupt)
+            self.callbacks("on_train_end", self.history.last)
         return self.history
 
     def _run_epoch(self, train: Iterable[Any], val: Iterable[Any] | None, log_every: int, interrupt: Stop) -> None:

@@ -225,6 +225,19 @@ def test_logs_hold_every_epoch_and_go_on_after_a_resume(tmp_path):
     assert len(read_jsonl(tmp_path / "log.jsonl")) == 3 and len((tmp_path / "log.csv").read_text().splitlines()) == 2
 
 
+def test_a_folder_that_a_run_is_using_is_refused(tmp_path):
+    pytest.importorskip("fcntl")
+
+    class Another(Callback):
+        def on_train_batch_end(self, batch, logs):
+            with pytest.raises(FileError, match="the folder must not be in use by a run that has not ended"):
+                make(ModelCheckpoint(tmp_path, overwrite=True)).fit(DATA)
+
+    make(ModelCheckpoint(tmp_path), Another()).fit(DATA)
+    assert len(checkpoints(tmp_path)) == 1
+    make(ModelCheckpoint(tmp_path, overwrite=True)).fit(DATA)
+
+
 @pytest.mark.parametrize("killed", [False, True])
 def test_a_log_has_every_batch_of_a_run_that_failed_and_was_resumed(tmp_path, killed):
     log = tmp_path / "log.jsonl"
