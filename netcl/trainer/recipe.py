@@ -208,7 +208,10 @@ def load_data(recipe: Recipe) -> Data:
     if key == "text" and not root:
         raise RecipeError(message("recipe", "data 'text' requires a file", "pass --data text:FILE", data=repr(recipe.data)))
     try:
-        return _own_data(recipe) if colon and key != "text" else _named_data(recipe, key, root)
+        found = _own_data(recipe) if colon and key != "text" else _named_data(recipe, key, root)
+        if len(found.classes) == 1:  # every model would be right
+            raise ValueError(message("data", "a classification must have at least 2 classes", classes=list(found.classes)))
+        return found
     except RecipeError:
         raise
     except (TypeError, ValueError, LookupError, ArithmeticError, MemoryError) as fault:
