@@ -149,12 +149,10 @@ class DataLoader:
         if not self._at_position:  # the last iteration was left in the middle
             self.epoch, self._batch = self.epoch + 1, 0
         self._at_position = False
-        self._iterations += 1
+        self._iterations, self._drawn_from = self._iterations + 1, self._generator_states()
         return self._epoch_from(self.epoch, self._batch, self._iterations)
 
     def _epoch_from(self, epoch: int, start: int, iteration: int) -> Iterator[Any]:
-        if iteration == self._iterations:
-            self._drawn_from = self._generator_states()
         batches = self._live(self._arrays(epoch, start))
         for batch in _timed(batches if self.device_queue is None else self._tensors(batches, epoch, start)):
             if iteration == self._iterations:  # of several iterations, the one started last is the loader's position
