@@ -85,7 +85,7 @@ def _parsed_options(pairs: list[str]) -> dict[str, Any]:
 def run_in_folder(parser: argparse.ArgumentParser) -> None:
     used = parser.add_mutually_exclusive_group()
     used.add_argument("--resume", action="store_true", help="continue from the run's last checkpoint, if there is one")
-    used.add_argument("--overwrite", action="store_true", help="remove the checkpoints and results of an earlier run in the folder")
+    used.add_argument("--overwrite", action="store_true", help="begin anew, and remove the checkpoints of an earlier run in the folder")
 
 
 def _start_ranks(args: argparse.Namespace) -> int:
@@ -207,7 +207,7 @@ def predict(args: argparse.Namespace) -> int:
         raise CommandError(str(fault)) from fault
     header = ("file", "row", notes.get("target") or "prediction", *([] if "scale" in notes else ["probability"]))
     if args.out:
-        with filling(args.out), Path(args.out).open("w", encoding="utf-8", newline="") as file:
+        with filling(args.out), Path(args.out).open("w", encoding="utf-8", errors="surrogateescape", newline="") as file:
             csv.writer(file).writerows([header, *rows])
     print(args.out or table(header, rows))
     return 0

@@ -14,7 +14,7 @@ import numpy as np
 from netcl.core.errors import message
 from netcl.core.notebook import html_table
 from netcl.io import FileError
-from netcl.io.archive import filling, read_arrays
+from netcl.io.archive import read_arrays, replacing
 from netcl.profiling import report as kernels
 from netcl.trainer import plot
 from netcl.trainer.logs import read_jsonl
@@ -45,9 +45,10 @@ pre { white-space: pre-wrap; background: var(--card); padding: 12px; border-radi
 def write_report(folder: str | os.PathLike[str], path: str | os.PathLike[str] | None = None) -> Path:
     """Write the report of a run, by default as ``report.html`` in its folder, and return its path."""
     target = Path(folder) / "report.html" if path is None else Path(path)
-    text = page(folder)
-    with filling(target):
-        target.write_text(text, encoding="utf-8")
+    text = page(folder).encode(errors="replace")  # a class may have the name of a folder that is no UTF-8
+    special = target.exists() and not target.is_file()  # /dev/stdout
+    with open(target, "wb") if special else replacing(target) as file:
+        file.write(text)
     return target
 
 

@@ -273,6 +273,7 @@ from netcl import nn, optim
 from netcl.core.device import manager
 from netcl.trainer import CSVLogger, JSONLLogger, Progress, Trainer
 from netcl.trainer.logs import write_run_json
+from netcl.trainer.report_html import write_report
 import numpy as np
 
 place = Path(sys.argv[1])
@@ -281,9 +282,11 @@ model = nn.Linear(manager.default("cpu"), 4, 2)
 trainer = Trainer(model, optim.SGD(model.parameters(), lr=0.1), callbacks=[Progress("off"), *files])
 trainer.fit([(np.eye(4, dtype=np.float32), np.arange(4) % 2)], epochs=2)
 write_run_json(place / "run.json", {"written": 1})
+write_run_json(place / "config.json", {"title": "of class \\udcff"})
+write_report(place)
 before = {path.name: path.read_bytes() for path in place.iterdir()}
 resource.setrlimit(resource.RLIMIT_FSIZE, (10, 10))  # as a full disk does, it ends a write in the middle
-writes = [lambda: files[0].on_train_begin({}), lambda: files[1].on_epoch_end(2, {"epoch": 2, "loss": 1.0})]
+writes = [lambda: files[0].on_train_begin({}), lambda: files[1].on_epoch_end(2, {"epoch": 2, "loss": 1.0}), lambda: write_report(place)]
 for write in [*writes, lambda: write_run_json(place / "run.json", {"written": 2})]:
     try:
         write()
