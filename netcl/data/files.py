@@ -145,20 +145,28 @@ def read_table(path: FilePath) -> tuple[list[str], list[list[str]]]:
     return header, rows
 
 
-def _numbers(cells: Sequence[str]) -> np.ndarray | None:
-    """Convert cells to float64, empty ones to NaN; ``None`` if one of them is not a number. Raises if all have decimal commas."""
-    try:
-        return np.array([number_of(cell) if cell else math.nan for cell in cells])
-    except ValueError:
-        if all(re.fullmatch(r"[+-]?\d+(,\d+)*", cell) for cell in cells if cell):
-            what = "numbers must be written with a decimal point, and without separators of thousands"
-            raise FormatError(message("csv", what, cell=next(cell for cell in cells if "," in cell))) from None
-        return None
+def _numbers(column: str, cells: Sequence[str]) -> np.ndarray | None:
+    """Convert cells to float64, empty ones to NaN; ``None`` for a column of text. Raises for decimal commas and mixed columns."""
+    found, texts = {"": math.nan}, list[str]()
+    for cell in dict.fromkeys(filter(None, cells)):
+        try:
+            found[cell] = number_of(cell)
+        except ValueError:
+            texts.append(cell)
+    if not texts:
+        return np.array([found[cell] for cell in cells])
+    if all(re.fullmatch(r"[+-]?\d+(,\d+)*", cell) for cell in cells if cell):
+        what = "numbers must be written with a decimal point, and without separators of thousands"
+        raise FormatError(message("csv", what, cell=texts[0], column=column))
+    if len(found) > _MOST_CLASSES + 1:  # not categories such as 0, 1, 2 and 3+
+        what, remedy = "a column of numbers must not contain text", "leave the cell empty if the value is missing"
+        raise FormatError(message("csv", f"{what}, got {texts[0]!r}", remedy, column=column, texts=len(texts), numbers=len(found) - 1))
+    return None
 
 
 def _column(name: str, cells: Sequence[str], train: np.ndarray) -> dict[str, Any]:
     """Return how an input column is encoded: numbers by the mean and scale of the training part, strings by its distinct values."""
-    numbers = _numbers(cells)
+    numbers = _numbers(name, cells)
     if numbers is not None:
         mean, scale = _mean_and_scale("csv", name, numbers[train][np.isfinite(numbers[train])])
         return {"name": name, "mean": mean, "scale": scale}
@@ -179,8 +187,8 @@ def _encoded(columns: Sequence[Mapping[str, Any]], header: Sequence[str], rows: 
         if "values" in column:
             found += [np.array([cell == value for cell in cells], np.float64) for value in column["values"]]
             continue
-        if (numbers := _numbers(cells)) is None:
-            text = next(cell for cell in cells if _numbers([cell]) is None)
+        if (numbers := _numbers(column["name"], cells)) is None:
+            text = next(cell for cell in cells if _numbers(column["name"], [cell]) is None)
             raise FormatError(message("csv", f"a column of numbers must not contain text, got {text!r}", column=column["name"], file=path))
         if (infinite := np.flatnonzero(np.isinf(numbers))).size:
             what, remedy = "a column of numbers must be finite", "leave the cell empty if the value is missing"
@@ -201,7 +209,7 @@ def _csv(path: Path, plan: SplitPlan, drop: Sequence[str] = ()) -> Samples:
     if "" in cells:
         remedy = "fill it in, or remove the line"
         raise FormatError(message("csv", "every target must be given", remedy, row=cells.index("") + 1, column=plan.target))
-    numbers = _numbers(cells)
+    numbers = _numbers(plan.target, cells)
     integers = whole_numbers(cells)  # exact: floats beyond 2**53 would join different ones
     values = integers if integers is not None else np.array(cells) if numbers is None else numbers
     stratified = values if _task("csv", values, plan.task) == CLASSIFICATION else None

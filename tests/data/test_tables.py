@@ -76,6 +76,16 @@ def test_numbers_without_a_deviation_in_float64_are_refused(tmp_path, header):
         READERS["csv"](table(tmp_path, text), SplitPlan(target="b", task="regression"))
 
 
+@pytest.mark.parametrize("header", ["a,b", "b,a"])
+def test_one_text_among_many_numbers_is_refused(tmp_path, header):
+    """The numbers would be as many categories."""
+    text = f"{header}\n" + "".join(f"{i},{i % 3}\n" for i in range(30)) + "N/A,1\n"
+    with pytest.raises(FormatError, match=r"a column of numbers must not contain text, got 'N/A'; column=[ab], texts=1, numbers=30"):
+        READERS["csv"](table(tmp_path, text), SplitPlan(target="b"))
+    few = READERS["csv"](table(tmp_path, "a,b\n" + "0,1\n1,2\n3+,1\n" * 20), SplitPlan(target="b"))
+    assert few.reading["columns"][0]["values"] == ["0", "1", "3+"]
+
+
 def test_infinite_inputs_are_refused(tmp_path):
     with pytest.raises(FormatError, match="a column of numbers must be finite; column=a, row=2"):
         READERS["csv"](table(tmp_path, "a,b\n" + "1,0\ninf,1\n,1\n" * 8), SplitPlan(target="b"))
