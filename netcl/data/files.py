@@ -253,8 +253,14 @@ def _arrays(op: str, path: Path, plan: SplitPlan, x: np.ndarray, y: np.ndarray, 
         if inputs.dtype.kind not in "iufb" or len(inputs) != len(targets) or inputs.ndim < 2:
             what = "inputs must be numbers with at least 2 dimensions (samples, ...), with one target for each sample"
             raise FormatError(message(op, what, x=inputs.shape, y=targets.shape, dtype=inputs.dtype, file=path))
+        if inputs.ndim == 4 and inputs.shape[3] in (1, 3, 4) and min(inputs.shape[1:3]) > 4:
+            what, remedy = "images must have their channels before height and width", "x.transpose(0, 3, 1, 2)"
+            raise FormatError(message(op, what, remedy, x=inputs.shape, file=path))
+    if tested and (x.dtype == np.uint8) != (tested[0].dtype == np.uint8):  # only bytes are divided by 255
+        what = "inputs for training and for the test must both be bytes, or neither"
+        raise FormatError(message(op, what, "cast one of them", train=x.dtype, test=tested[0].dtype, file=path))
     y, tested = _class_numbers(y, plan.task), tested and (tested[0], _class_numbers(tested[1], plan.task))
-    stratified = y if _task(op, y, plan.task) == CLASSIFICATION else None
+    stratified = y if _task(op, np.concatenate((y, tested[1])) if tested else y, plan.task) == CLASSIFICATION else None
     fractions = [plan.val] if tested else [plan.val, plan.test]
     val, *rest = parts(stratified, len(y), fractions, plan.seed)
     test, train = (np.arange(len(y), len(y) + len(tested[1])), rest[0]) if tested else (rest[0], rest[1])

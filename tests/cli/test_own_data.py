@@ -325,6 +325,23 @@ def test_files_that_are_not_what_they_say_are_refused(tmp_path):
         files.read_inputs(tmp_path / "short.npy", {"kind": "array", "shape": []})
 
 
+@pytest.mark.parametrize(
+    "train, test, told",
+    [
+        (np.zeros((8, 6, 6), np.uint8), np.zeros((4, 6, 6)), r"must both be bytes, or neither; train=uint8, test=float64"),
+        (
+            np.zeros((8, 6, 6, 3)),
+            np.zeros((4, 6, 6, 3)),
+            r"channels before height and width; x=\(8, 6, 6, 3\), .*; x.transpose",
+        ),
+    ],
+)
+def test_arrays_that_would_be_read_wrong_are_refused(tmp_path, train, test, told):
+    np.savez(tmp_path / "a.npz", x_train=train, y_train=np.arange(8) % 2, x_test=test, y_test=np.arange(4) % 2)
+    with pytest.raises(FormatError, match=told):
+        READERS["npz"](tmp_path / "a.npz", SplitPlan())
+
+
 @pytest.mark.parametrize("trained, given", [("uint8", "int64"), ("int64", "uint8"), ("uint8", "<U1")])
 def test_inputs_of_another_scale_are_refused(tmp_path, trained, given):
     """Bytes are divided by 255 and other integers are not: a model of one must not be given the other."""
