@@ -125,12 +125,13 @@ class _Config(Callback):
 
 
 class _Rates(Callback):
-    """Replaces learning rates, schedule and decay of a resumed checkpoint by the values of the recipe, which may have changed."""
+    """Replaces learning rates, schedule and decays of a resumed checkpoint by the values of the recipe, which may have changed."""
 
     def set_trainer(self, trainer: Trainer) -> None:
         super().set_trainer(trainer)  # which has not been resumed yet
         self.rates, self.decays = trainer.learning_rates(), [group["weight_decay"] for group in trainer.optimizer.param_groups]
         self.schedule = {} if trainer.scheduler is None else trainer.scheduler.state_dict()
+        self.ema_decay = None if trainer.ema is None else trainer.ema.decay
 
     def on_train_begin(self, logs: Logs) -> None:
         schedule, rates = self.trainer.scheduler, self.rates
@@ -139,6 +140,8 @@ class _Rates(Callback):
             rates = schedule.rates(False)
         for group, rate, decay in zip(self.trainer.optimizer.param_groups, rates, self.decays, strict=True):
             group.update(lr=rate, weight_decay=decay)
+        if self.ema_decay is not None:
+            self.trainer.ema.decay = self.ema_decay
 
 
 def _write_run(place: Path, trainer: Trainer, model: Any, test: DataLoader, data: Data, results: dict[str, Any]) -> None:

@@ -110,16 +110,18 @@ def test_a_used_folder_needs_a_decision(digits, tmp_path, capsys):
 
 def test_what_is_given_to_a_resumed_run_counts(digits):
     """The learning rate and the decay of its recipe, and not those of the checkpoint."""
-    recipe = Recipe().changed({**read_recipe(digits / "config.json"), "schedule": "constant", "lr": 0.5, "weight_decay": 0.25})
+    recipe = Recipe().changed({**read_recipe(digits / "config.json"), "schedule": "constant", "lr": 0.5, "weight_decay": 0.25, "ema": 0.5})
     data = load_data(recipe)
     model = make_model(recipe, data, manager.default("cpu"))
     trainer = make_trainer(recipe, model, 1, data, [_Rates()])
     for callback in trainer.callbacks.callbacks:
         callback.set_trainer(trainer)
+    trainer.ema.decay = 0.0
     trainer.optimizer.param_groups[0].update(lr=0.0, weight_decay=0.0)  # as a checkpoint of another recipe would
     trainer.callbacks("on_train_begin", {})
     trainer.callbacks("close")
     assert [trainer.optimizer.param_groups[0][name] for name in ("lr", "weight_decay")] == [0.5, 0.25]
+    assert trainer.ema.decay == 0.5
 
 
 @pytest.mark.parametrize("options", [["--batch-size", "32"], ["--optimizer", "sgd"]], ids=" ".join)
@@ -255,8 +257,10 @@ def test_a_toml_file_is_a_recipe_and_options_come_on_top(tmp_path, capsys):
     pytest.importorskip("tomllib")
     file = tmp_path / "recipe.toml"
     file.write_text('epochs = 5\nlr = 1\n[data]\nname = "synthetic"\nsamples = 64\n[model]\nname = "mlp"\nhidden = [8]\n')
-    status, _, _ = run(capsys, "train", file, "--epochs", 1, "--device", "cpu", "--run", tmp_path / "run")
+    options = ["--model-options", "hidden=[8]", "--model-options", "dropout=0.5"]
+    status, _, _ = run(capsys, "train", file, "--epochs", 1, "--device", "cpu", *options, "--run", tmp_path / "run")
     config = json.loads((tmp_path / "run/config.json").read_text())
+    assert config["model_options"] == {"hidden": [8], "dropout": 0.5}
     assert status == 0 and (config["epochs"], config["lr"], config["data_options"]) == (1, 1.0, {"samples": 64})
 
 
