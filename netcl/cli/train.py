@@ -37,7 +37,8 @@ def setting_options(parser: argparse.ArgumentParser, settings: Any) -> None:
             help_text = f"{text}; default: {'yes' if default else 'no'}"
             parser.add_argument(name, action=argparse.BooleanOptionalAction, default=None, help=help_text)
         elif isinstance(default, dict):
-            parser.add_argument(name, metavar="NAME=VALUE", nargs="+", action="extend", help=f"{text}; values that are valid JSON are parsed")
+            help_text = f"{text}; values that are valid JSON are parsed"
+            parser.add_argument(name, metavar="NAME=VALUE", nargs="+", action="extend", help=help_text)
         else:
             help_text = text if default == "" else f"{text}; default: {default}"
             parser.add_argument(name, type=type(default), default=None, metavar=type(default).__name__.upper(), help=help_text)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from collections.abc import Sequence
@@ -22,9 +23,9 @@ class Report(JSONLLogger):
     The report shows curves, time by phase, memory, test results and the slowest kernels of :data:`PROFILED` steps.
 
     - **title**: the headline, by default the model's class.
-    - **test**: batches ``(x, y)`` for the final numbers, with a confusion matrix (if ``classes`` are given) or residuals. Without
-      ``test``, the numbers are those of the last epoch, and the page shows no predictions.
-    - **classes**: the names of the classes.
+    - **test**: batches ``(x, y)`` for the final numbers, with a confusion matrix or, for a regression, residuals. Without ``test``, the
+      numbers are those of the last epoch, and the page shows no predictions.
+    - **classes**: the names of the classes; by default their numbers.
     """
 
     order = 1
@@ -72,14 +73,19 @@ class Report(JSONLLogger):
         from netcl.trainer.report_html import write_report
         from netcl.trainer.run import run_results, save_samples
 
-        trainer, seconds, values = self.trainer, self.trainer.seconds, dict[str, Any]()
+        trainer, seconds, values, classes = self.trainer, self.trainer.seconds, dict[str, Any](), self.classes
         hidden = r"epoch|seconds|samples_per_second|lr(_\d+)?"
         last = {name: value for name, value in logs.items() if isinstance(value, int | float) and not re.fullmatch(hidden, name)}
         if self.test is not None:
             values = {name: value for name, value in trainer.evaluate(self.test).items() if isinstance(value, int | float)}
-            reading = {} if self.classes else {"mean": [0.0], "scale": [1.0]}
-            save_samples(self.folder / "samples.npz", trainer, self.test, Data(None, None, self.classes, None, reading))
-        results = run_results(trainer, values, seconds, self.classes)
+            x, y = next(iter(self.test))
+            outputs, targets = trainer.predict([x]).shape, tuple(y.shape)
+            if not classes and len(outputs) == 2 and targets == outputs[:1] and "int" in str(y.dtype):
+                classes = tuple(map(str, range(outputs[1])))
+            if classes or math.prod(outputs) == math.prod(targets):  # not a score for each class and position
+                reading = {} if classes else {"mean": [0.0], "scale": [1.0]}
+                save_samples(self.folder / "samples.npz", trainer, self.test, Data(None, None, classes, None, reading))
+        results = run_results(trainer, values, seconds, classes)
         write_run_json(self.folder / "results.json", results if values else {**results, "last_epoch": last})
         if self._profile is not None and self._profile.events:
             write_run_json(self.folder / "profile.json", self._profile.to_dict())

@@ -168,11 +168,16 @@ def _predictions(path: Path, classes: Sequence[str]) -> list[str]:
 
 def _residuals(kept: Mapping[str, np.ndarray]) -> list[str]:
     """Return the sections of a regression: charts of outputs and residuals over the targets, and the largest residuals."""
-    pairs = list(zip(kept["targets"].tolist(), kept["outputs"].tolist(), strict=True))
+    targets, outputs = (kept[name].reshape(len(kept[name]), -1) for name in ("targets", "outputs"))
+    pairs = list(zip(targets.ravel().tolist(), outputs.ravel().tolist(), strict=True))
     apart = [(target, output - target) for target, output in pairs]
     charts = plot.scatter_chart("predicted over true", pairs, "true") + plot.scatter_chart("residuals", apart, "true", None)
-    worst = [[row + 1, *(f"{value:.6g}" for value in pairs[row]), f"{apart[row][1]:+.4g}"] for row in kept["rows"]]
-    header = ("test row", "true", "predicted", "difference")
+    worst = []
+    for row, column in zip(kept["rows"], kept.get("columns", [0] * len(kept["rows"])), strict=True):
+        true, predicted = targets[row, column], outputs[row, column]
+        place = [row + 1] if targets.shape[1] == 1 else [row + 1, column + 1]
+        worst.append([*place, f"{true:.6g}", f"{predicted:.6g}", f"{predicted - true:+.4g}"])
+    header = ("test row", *([] if targets.shape[1] == 1 else ["output"]), "true", "predicted", "difference")
     return [_section("Residuals", f'<div class="charts">{charts}</div>'), _section("Worst mistakes", _grid(header, worst))]
 
 

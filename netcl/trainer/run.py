@@ -183,8 +183,9 @@ def save_samples(path: Path, trainer: Trainer, test: DataLoader, data: Data) -> 
     kept: dict[str, np.ndarray] = {}
     if data.is_regression:
         mean, scale = (np.asarray(data.reading[name]) for name in ("mean", "scale"))
-        targets, outputs = ((values.reshape(len(values), -1) * scale + mean)[:, 0] for values in (y, scores))
-        kept = {"targets": targets, "outputs": outputs, "rows": np.argsort(-np.abs(outputs - targets), kind="stable")[:SAMPLES]}
+        targets, outputs = (values.reshape(len(values), -1) * scale + mean for values in (y, scores))
+        worst = np.argsort(-np.abs(outputs - targets), axis=None, kind="stable")[:SAMPLES]
+        kept = {"targets": targets, "outputs": outputs, "rows": worst // targets.shape[1], "columns": worst % targets.shape[1]}
     else:
         likely = probabilities(scores)
         chosen = likely.argmax(axis=1)

@@ -385,6 +385,9 @@ def test_any_trainer_leaves_a_report(tmp_path):
         assert part in page, part
     assert "Slowest kernels" not in page and write_report(tmp_path, tmp_path / "again.html").read_text() == page
     assert "<div>test loss<b>" in page
+    make(Report(tmp_path, test=test)).fit(DATA)
+    page = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert "Confusion matrix" in page and "<th>1</th>" in page and "Residuals" not in page
     make(Report(tmp_path), Numbers(math.nan)).fit(DATA)  # without a test, in the folder of a run that had one
     page = (tmp_path / "report.html").read_text(encoding="utf-8")
     assert "Confusion matrix" not in page and "test loss" not in page and "<div>loss<b>" in page and "<div>val_loss<b>nan" in page
@@ -417,9 +420,11 @@ class _Fails(Callback):
 
 def test_a_report_of_a_regression_shows_residuals(tmp_path):
     rng = np.random.default_rng(0)
-    data = [(rng.standard_normal((8, 2)).astype(np.float32), rng.standard_normal((8, 1)).astype(np.float32))]
-    model = nn.Linear(manager.default("cpu"), 2, 1)
+    data = [(rng.standard_normal((8, 2)).astype(np.float32), rng.standard_normal((8, 2)).astype(np.float32))]
+    data[0][1][5, 1] = 1e6
+    model = nn.Linear(manager.default("cpu"), 2, 2)
     callbacks = [Progress("off"), Report(tmp_path, test=data)]
     Trainer(model, optim.SGD(model.parameters(), lr=0.1), loss_fn=ag.mse_loss, metrics=["mae"], callbacks=callbacks).fit(data)
     page = (tmp_path / "report.html").read_text(encoding="utf-8")
     assert "<h1>Linear</h1>" in page and "Residuals" in page and "test mae" in page
+    assert "<tr><td>6</td><td>2</td><td>1e+06</td>" in page  # the worst, of the second output
