@@ -19,7 +19,7 @@ from netcl import amp, distributed
 from netcl.core.backend.lifecycle import Stop, finishing_first
 from netcl.core.errors import message
 from netcl.core.tensor import Tensor
-from netcl.data import DataLoader, TensorDataset, random_split
+from netcl.data import DataLoader, TensorDataset, WorkerError, random_split
 from netcl.distributed import DistributedDataParallel, World
 from netcl.distributed.checkpoint import unwrapped
 from netcl.io import FileError, latest_whole, save_checkpoint
@@ -278,17 +278,24 @@ class Trainer:
         self.model.train()
         self.optimizer.zero_grad()
         skipped = 0 if hasattr(train, "load_state_dict") else self.batch
-        for x, y in map(_inputs_and_targets, islice(iter(train), skipped, None)):
-            self.callbacks("on_train_batch_begin", self.batch, {})
-            self.log_due = (self.batch + 1) % log_every == 0 or self.batch + 1 == self.batches
-            self.batch_loss = self.train_on_batch(x, y)
-            logs = BatchLogs({"epoch": self.epoch, "batch": self.batch, "loss": self.batch_loss}, self.metrics)
-            self.batch += 1
-            self.callbacks("on_train_batch_end", self.batch - 1, logs)
-            if self.at_boundary and (self.log_due or self._ranks is None):
+        try:
+            for x, y in map(_inputs_and_targets, islice(iter(train), skipped, None)):
+                self.callbacks("on_train_batch_begin", self.batch, {})
+                self.log_due = (self.batch + 1) % log_every == 0 or self.batch + 1 == self.batches
+                self.batch_loss = self.train_on_batch(x, y)
+                logs = BatchLogs({"epoch": self.epoch, "batch": self.batch, "loss": self.batch_loss}, self.metrics)
+                self.batch += 1
+                self.callbacks("on_train_batch_end", self.batch - 1, logs)
+                if self.at_boundary and (self.log_due or self._ranks is None):
+                    self._leave_if(interrupt)
+                    if self.stop_training:
+                        break
+        except WorkerError:
+            if not interrupt.is_set() or self._ranks is not None:
+                raise
+            if self.at_boundary:  # the signal also ended the workers, as that of a scheduler to all processes of a job
                 self._leave_if(interrupt)
-                if self.stop_training:
-                    break
+            raise SystemExit(interrupt.status) from None
         if self._accumulated:
             self._update()
         _check_batches("fit", self.batch)
