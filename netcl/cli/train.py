@@ -191,7 +191,6 @@ def report(args: argparse.Namespace) -> int:
 def predict(args: argparse.Namespace) -> int:
     """Apply the model of a run to files; print the predictions or write them to a CSV file."""
     from netcl.io import load_model, read_notes
-    from netcl.io.archive import filling
     from netcl.trainer.recipe import own_model
     from netcl.trainer.run import predict_file
 
@@ -208,7 +207,7 @@ def predict(args: argparse.Namespace) -> int:
         raise CommandError(str(fault)) from fault
     header = ("file", "row", notes.get("target") or "prediction", *([] if "scale" in notes else ["probability"]))
     if args.out:
-        with filling(args.out), Path(args.out).open("w", encoding="utf-8", errors="surrogateescape", newline="") as file:
+        with Path(args.out).open("w", encoding="utf-8", errors="surrogateescape", newline="") as file:
             csv.writer(file).writerows([header, *rows])
     print(args.out or table(header, rows))
     return 0

@@ -9,8 +9,11 @@ import math
 import os
 import time
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from netcl.core.nested import map_leaves
 from netcl.core.tensor import Tensor
@@ -21,27 +24,27 @@ from netcl.trainer.callbacks import Callback, Logs
 
 def _finite_numbers(logs: Logs) -> dict[str, Any]:
     """Return the scalar numbers of logs; NaN and infinities, which JSON lacks, become ``None``."""
-    return {name: _as_json(value) for name, value in logs.items() if isinstance(value, int | float)}
+    return {name: _finite(value) for name, value in logs.items() if isinstance(value, int | float)}
 
 
-def _as_json(value: Any) -> Any:
+def _finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def write_run_json(path: Path, content: Mapping[str, Any]) -> None:
     """Write an object as a JSON file, atomically; NaN and infinities become ``null``."""
     with replacing(path) as file:
-        file.write(f"{json.dumps(map_leaves(dict(content), _as_json), indent=1)}\n".encode())
+        file.write(f"{json.dumps(map_leaves(dict(content), _finite), indent=1)}\n".encode())
 
 
 class _LoggedBatch(NamedTuple):
-    """A batch of training: its place, learning rate and loss, which is a tensor until it has been read."""
+    """A batch of training: its place, learning rate and loss, which nothing has waited for."""
 
     epoch: int
     batch: int
     step: int
     lr: float
-    loss: Any
+    loss: Tensor
 
 
 class JSONLLogger(Callback):
@@ -89,26 +92,21 @@ class JSONLLogger(Callback):
         self._write_batches({})
 
     def state_dict(self) -> dict[str, Any]:
-        return {"batches": [list(batch) for batch in self._read_losses()]}
+        return {"batches": [[*batch[:4], float(batch.loss.item())] for batch in self._batches]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._loaded = [_LoggedBatch(*batch) for batch in state.get("batches", ())]
-
-    def _read_losses(self) -> list[_LoggedBatch]:
-        """Read the losses of the batches that no row has yet from the device, and return these batches."""
-        copies = [batch.loss.to_host_async() if isinstance(batch.loss, Tensor) else None for batch in self._batches]
-        pairs = zip(self._batches, copies, strict=True)
-        self._batches = [batch if copy is None else batch._replace(loss=float(copy.wait())) for batch, copy in pairs]
-        return self._batches
+        tensor = partial(Tensor.from_host, self.trainer.queue)
+        self._loaded = [_LoggedBatch(*place, tensor(np.float32(loss))) for *place, loss in state.get("batches", ())]
 
     def _write_batches(self, logs: Logs) -> None:
         """Write a step row of the batches that no row has yet, if there are any; ``logs`` are further numbers of the last one."""
-        pending, self._batches = self._read_losses(), []
+        pending, self._batches = self._batches, []
         if not pending:
             return
-        last, losses = pending[-1], [float(f"{batch.loss:.7g}") if math.isfinite(batch.loss) else None for batch in pending]
-        lists = {"since": pending[0].step, "losses": losses, "lrs": [batch.lr for batch in pending]}
-        self._write("step", last.step, {"epoch": last.epoch, "batch": last.batch, "loss": last.loss, **logs, "lr": last.lr}, lists)
+        values = [float(copy.wait()) for copy in [batch.loss.to_host_async() for batch in pending]]
+        lists = {"since": pending[0].step, "losses": [_finite(float(f"{value:.7g}")) for value in values], "lrs": [b.lr for b in pending]}
+        last = pending[-1]
+        self._write("step", last.step, {"epoch": last.epoch, "batch": last.batch, "loss": values[-1], **logs, "lr": last.lr}, lists)
 
     def _write(self, kind: str, step: int, logs: Logs, lists: Logs | None = None) -> None:
         row = {"kind": kind, "step": step, **_finite_numbers(logs), "time": round(time.perf_counter() - self._began, 3)}
