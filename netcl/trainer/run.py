@@ -56,9 +56,9 @@ def train_run(recipe: Recipe, folder: str | os.PathLike[str], handle: DeviceHand
     ours.deterministic = True  # a resumed run ends with the bits of a straight one
     keeper = ModelCheckpoint(place / "checkpoints", overwrite=overwrite)
     with ours.together(), device(handle), closing(keeper):
+        place.mkdir(parents=True, exist_ok=True)
         if ours.rank == 0 and not (resume or overwrite):
             keeper.claim(None)  # before data is loaded, which may take minutes
-        place.mkdir(parents=True, exist_ok=True)
         manual_seed(recipe.seed)
         data = load_data(recipe)
         model = make_model(recipe, data, handle)
