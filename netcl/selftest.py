@@ -29,6 +29,7 @@ from netcl.core.nested import tensors_in
 from netcl.core.tensor import Tensor
 from netcl.engine.registry import REGISTRY, Choice, Pointwise, Reduction, Row
 from netcl.profiling.quarantine import check_variants
+from netcl.runtime import tuning
 
 #: Relative and absolute tolerance per dtype, times the row's own factor ``tol``.
 TOLERANCE = {"float64": (1e-10, 1e-11), "float32": (1e-5, 2e-6), "float16": (2e-3, 1e-3), "bfloat16": (1.6e-2, 8e-3)}
@@ -265,7 +266,8 @@ def results(handle: DeviceHandle, names: Sequence[str] = (), full: bool = False)
     ``full`` first checks every kernel algorithm that the device may choose. A wrong algorithm is quarantined: the rows do not use it.
     """
     for variant in check_variants(handle) if full and handle.backend == "cl" else ():
-        state = "quarantined" if variant.wrong else "ok"
+        banned = tuning.store.entries(handle.profile).get("quarantine", {})  # without a writable folder, it holds nothing
+        state = "ok" if not variant.wrong else "quarantined" if variant.algorithm in banned else "FAILED"
         yield Result(variant.algorithm, "variant", state, f"{variant.problem}: {variant.wrong}" if variant.wrong else "", 0.0)
     for name in sorted(names or REGISTRY):
         for check, run in row_checks(REGISTRY[name], handle):

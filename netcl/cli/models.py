@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from netcl.cli.command import DEVICE, CommandError, command, facts, option, pick_device, reported, say, whole
-from netcl.cli.train import given_settings, setting_options
+from netcl.cli.train import given_settings, run_in_folder, setting_options
 from netcl.core.errors import message
 
 MODEL_PATH = option("path", help="a Hugging Face folder or a GGUF file")
@@ -49,6 +49,8 @@ def convert(args: argparse.Namespace) -> int:
     gguf, kind = args.target.endswith(".gguf"), args.kind or {4: "Q4_0", 8: "Q8_0", None: None}[args.bits]
     if Path(args.target).exists():
         raise CommandError(message("convert", "the target must not exist", "remove it, or choose another name", target=args.target))
+    if args.bits and args.kind:
+        raise CommandError(message("convert", "--bits and --kind must not be given together", bits=args.bits, kind=args.kind))
     if kind is not None and not gguf:
         raise CommandError(message("convert", "quantized weights require a GGUF file", "name the target FILE.gguf", target=args.target))
     save(load(args.source, "cpu"), args.target, "gguf" if gguf else "hf", kind=kind)
@@ -94,12 +96,14 @@ def generate_text(args: argparse.Namespace) -> int:
     """Continue a prompt with a language model or with the model of a run."""
     run = (Path(args.path) / "model.netcl").is_file()
     options = {"temperature": 0.8 if run else 0.0, **sampling_options(args)}
+    if None not in (args.prompt, args.named_prompt):
+        raise CommandError(message("generate", "the prompt must be given once", prompts=[args.prompt, args.named_prompt]))
     prompt = args.prompt if args.named_prompt is None else args.named_prompt
     length = 300 if args.length is None else args.length
     if run:
         from netcl.trainer.run import generate as write
 
-        if other := sorted(set(options) - {"temperature", "top_k", "top_p"}):
+        if other := sorted({*options, *(["stop"] if args.stop else [])} - {"temperature", "top_k", "top_p"}):
             raise CommandError(message("generate", "the model of a run accepts only temperature, top-k and top-p", given=other))
         print(write(args.path, "\n" if prompt is None else prompt, length, pick_device(args.device), args.seed, **options))
         return 0
@@ -127,8 +131,7 @@ def _tuning_options(parser: argparse.ArgumentParser) -> None:
     option("--out", required=True, help="the folder of the run and its results"),
     _tuning_options,
     option("--merge", default="", metavar="FORMAT", help="also write the merged model: hf, gguf, or a type of GGUF such as Q8_0"),
-    option("--resume", action="store_true", help="continue from the run's last checkpoint, if there is one"),
-    option("--overwrite", action="store_true", help="remove the checkpoints of an earlier run in the folder"),
+    run_in_folder,
     DEVICE,
 )
 @reported()

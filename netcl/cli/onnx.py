@@ -6,6 +6,7 @@ import argparse
 import importlib.util
 import math
 import timeit
+import zipfile
 from collections import Counter
 from collections.abc import Iterator
 from functools import partial
@@ -44,7 +45,8 @@ def _info(args: argparse.Namespace) -> int:
     model, _ = parse_onnx(args.file)
     nodes, weights = list(_all_nodes(model.graph)), {entry.name: math.prod(entry.dims) for entry in model.graph.initializer}
     weights |= {node.output[0]: math.prod(entry.t.dims) for node in nodes if node.op_type == "Constant" for entry in node.attribute}
-    work, counts = _operator_work(model, _given_sizes(args)), Counter(map(op_kind, nodes))
+    known = {dim.dim_param for entry in model.graph.input for dim in entry.type.tensor_type.shape.dim if dim.dim_param}
+    work, counts = _operator_work(model, _given_sizes(args, known)), Counter(map(op_kind, nodes))
     ends = [("input", x) for x in model.graph.input if x.name not in weights] + [("output", x) for x in model.graph.output]
     rows = {
         "opsets": ", ".join(f"{entry.domain or 'ai.onnx'} {entry.version}" for entry in model.opset_import),
@@ -82,11 +84,17 @@ def _compare(args: argparse.Namespace) -> int:
 
 
 def _run(args: argparse.Namespace) -> int:
+    from netcl.io.archive import replacing
+
     session, feed = _session(args)
     made = {entry.name: x for entry, x in zip(session.get_outputs(), session.run(None, feed), strict=True)}
     if lists := [name for name, x in made.items() if not isinstance(x, np.ndarray)]:
         raise CommandError(message("onnx", "outputs must be tensors to be written to a file", outputs=lists))
-    np.savez(args.out, **made)
+    made = {name: x.astype(np.float32) if x.dtype.kind == "V" else x for name, x in made.items()}  # NumPy's files have no bfloat16
+    with replacing(args.out) as file, zipfile.ZipFile(file, "w") as archive:  # not np.savez, which takes no output called "file"
+        for name, x in made.items():
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as entry:
+                np.lib.format.write_array(entry, x, allow_pickle=False)
     say("\n".join(f"{name}: {x.dtype} {list(x.shape)}" for name, x in made.items()))
     say(f"written to {args.out}")
     return 0
@@ -109,9 +117,12 @@ def _session(args: argparse.Namespace) -> tuple[Any, dict[str, Any]]:
 
     session = InferenceSession(args.file, device=pick_device(args.device))
     if args.inputs:
+        if args.size:
+            raise CommandError(message("onnx", "--size must not be given with --inputs", size=args.size, inputs=args.inputs))
         with np.load(args.inputs, allow_pickle=False) as held:
             return session, {name: held[name] for name in held.files}
-    sizes, generator, feed = _given_sizes(args), np.random.default_rng(args.seed), {}
+    known = {size for entry in session.get_inputs() for size in entry.shape if isinstance(size, str)}
+    sizes, generator, feed = _given_sizes(args, known), np.random.default_rng(args.seed), {}
     for entry in session.get_inputs():
         if entry.dtype is None:
             raise CommandError(message("onnx", f"input {entry.name!r} must be a tensor, or be given by --inputs", type=entry.type))
@@ -121,10 +132,12 @@ def _session(args: argparse.Namespace) -> tuple[Any, dict[str, Any]]:
     return session, feed
 
 
-def _given_sizes(args: argparse.Namespace) -> dict[str, int]:
+def _given_sizes(args: argparse.Namespace, known: set[str]) -> dict[str, int]:
     pairs = [text.partition("=") for text in args.size]
     if wrong := ["".join(pair) for pair in pairs if not pair[2].isdecimal()]:
         raise CommandError(message("onnx", "--size must be NAME=N with a whole number N", given=", ".join(wrong)))
+    if unknown := [name for name, _, _ in pairs if name not in known]:
+        raise CommandError(message("onnx", "--size must name a symbolic dimension of an input", names=unknown, known=sorted(known)))
     return {name: int(size) for name, _, size in pairs}
 
 

@@ -37,7 +37,8 @@ def setting_options(parser: argparse.ArgumentParser, settings: Any) -> None:
             help_text = f"{text}; default: {'yes' if default else 'no'}"
             parser.add_argument(name, action=argparse.BooleanOptionalAction, default=None, help=help_text)
         elif isinstance(default, dict):
-            parser.add_argument(name, metavar="NAME=VALUE", nargs="+", default=None, help=f"{text}; values that are valid JSON are parsed")
+            help_text = f"{text}; values that are valid JSON are parsed"
+            parser.add_argument(name, metavar="NAME=VALUE", nargs="+", action="extend", help=help_text)
         else:
             help_text = text if default == "" else f"{text}; default: {default}"
             parser.add_argument(name, type=type(default), default=None, metavar=type(default).__name__.upper(), help=help_text)
@@ -82,10 +83,10 @@ def _parsed_options(pairs: list[str]) -> dict[str, Any]:
     return found
 
 
-def _run_in_folder(parser: argparse.ArgumentParser) -> None:
+def run_in_folder(parser: argparse.ArgumentParser) -> None:
     used = parser.add_mutually_exclusive_group()
     used.add_argument("--resume", action="store_true", help="continue from the run's last checkpoint, if there is one")
-    used.add_argument("--overwrite", action="store_true", help="remove the checkpoints and results of an earlier run in the folder")
+    used.add_argument("--overwrite", action="store_true", help="begin anew, and remove the checkpoints of an earlier run in the folder")
 
 
 def _start_ranks(args: argparse.Namespace) -> int:
@@ -126,7 +127,7 @@ def _folder(args: argparse.Namespace) -> Path:
     "train",
     _recipe_arguments,
     option("--run", help="the folder of the run; by default runs/DATA-MODEL, or the run's folder that --resume is given with"),
-    _run_in_folder,
+    run_in_folder,
     option("--distributed", type=whole(0), default=0, metavar="RANKS", help="processes, by mpiexec; --device may list several (by comma)"),
     option("--max-restarts", type=whole(0), default=0, metavar="N", help="restarts of a failed --distributed job from its last checkpoint"),
     option("--find-lr", action="store_true", help="find a learning rate first, and train with it"),
@@ -150,8 +151,10 @@ def train(args: argparse.Namespace) -> int:
             say(f"{recipe.data} / {recipe.model} on {handle.profile.title}", flush=True)
     callbacks = [TensorBoard(folder / "tensorboard")] if args.tensorboard else []
     if args.find_lr:
-        if distributed.world().size > 1 or args.resume:
-            raise CommandError(message("train", "--find-lr requires a new run of one process", "run it alone, then pass --lr"))
+        if distributed.world().size > 1 or args.resume or args.lr is not None:
+            raise CommandError(
+                message("train", "--find-lr requires a new run of one process, without --lr", "run it alone, then pass --lr")
+            )
         recipe = recipe.changed({"lr": find_rate(recipe, handle).suggestion})
         say(f"learning rate {recipe.lr:g} (found: a tenth of the one with the lowest loss)", flush=True)
     results = train_run(recipe, folder, handle, args.resume, callbacks, args.overwrite)
@@ -204,7 +207,7 @@ def predict(args: argparse.Namespace) -> int:
         raise CommandError(str(fault)) from fault
     header = ("file", "row", notes.get("target") or "prediction", *([] if "scale" in notes else ["probability"]))
     if args.out:
-        with Path(args.out).open("w", encoding="utf-8", newline="") as file:
+        with Path(args.out).open("w", encoding="utf-8", errors="surrogateescape", newline="") as file:
             csv.writer(file).writerows([header, *rows])
     print(args.out or table(header, rows))
     return 0
@@ -229,7 +232,7 @@ def _trace_script(words: list[str], handle: Any) -> Any:
     "trace",
     _recipe_arguments,
     option("script_arguments", nargs="*", help="arguments of a script (.py), which is traced as a whole; its options follow --"),
-    option("--steps", type=whole(1), default=5, help="number of training steps to trace, after one warm-up step"),
+    option("--steps", type=whole(1), help="number of training steps to trace, after one warm-up step; default: 5"),
     option("--out", default="trace.json", help="the file to write, for https://ui.perfetto.dev or chrome://tracing"),
 )
 @_errors_on_one_line()
@@ -241,13 +244,18 @@ def trace_training(args: argparse.Namespace) -> int:
     handle = pick_device(args.device)
     if handle.backend != "cl":
         raise CommandError(message("trace", "the NumPy backend has no kernels to trace", "name an OpenCL device: --device cl"))
-    if args.file and args.file.endswith(".py"):
-        if others := given_settings(args):
+    is_script = bool(args.file) and args.file.endswith(".py")
+    if args.script_arguments and not is_script:
+        raise CommandError(message("trace", "arguments must follow a script (.py)", given=args.script_arguments, file=args.file))
+    if is_script:
+        if others := given_settings(args) | ({} if args.steps is None else {"steps": args.steps}):
             remedy = "pass options of the script after --: netcl trace --out trace.json script.py -- --epochs 2"
-            raise CommandError(message("trace", "recipe settings must not be given with a script", remedy, given=", ".join(others)))
+            raise CommandError(
+                message("trace", "recipe settings and --steps must not be given with a script", remedy, given=", ".join(others))
+            )
         found = _trace_script([args.file, *args.script_arguments], handle)
     else:
-        found = trace_run(_recipe(args), handle, args.steps)
+        found = trace_run(_recipe(args), handle, args.steps or 5)
     found.save_trace(args.out)
     say(found.summary())
     lines, room = text_table(found.rows), terminal_columns()

@@ -37,9 +37,9 @@ def _tune_arguments(parser: argparse.ArgumentParser) -> None:
     problems = " or ".join(f"{name} {sizes}" for name, sizes in PROBLEM_SIZES.items())
     parser.add_argument("what", nargs="?", help=f"a model ({', '.join(_models())}), {problems}")
     parser.add_argument("sizes", nargs="*", type=int, help="the sizes of a matmul or conv2d")
-    parser.add_argument("--batch", type=whole(1), default=8, help="samples in a batch of the model")
+    parser.add_argument("--batch", type=whole(1), help="samples in a batch of the model; default: 8")
     parser.add_argument("--budget", type=number(0), default=45.0, help="seconds to search, after the model has run once")
-    parser.add_argument("--dtype", default="float32", help="dtype of a matmul or conv2d")
+    parser.add_argument("--dtype", help="dtype of a matmul or conv2d; default: float32")
     parser.add_argument("--device", help="as NETCL_DEVICE")
     parser.add_argument("--forget", action="store_true", help="remove everything that was measured on this machine")
     parser.add_argument("--again", action="store_true", help="measure again what is already known")
@@ -70,6 +70,9 @@ def tune(args: argparse.Namespace) -> int:
     summary = f"{len(faster)} faster than untuned, {wrong} candidates rejected"
     count, seconds = f"{len(results)} problem{'' if len(results) == 1 else 's'}", time.perf_counter() - start
     print(f"{count} in {seconds:.0f} s: {summary}; {store.path(handle.profile)}")
+    if lost := sum(not result.stored for result in results):
+        remedy = "name a writable folder in NETCL_CACHE_DIR"
+        raise CommandError(message("tune", "a problem must have a kernel that runs, and a file to store it in", remedy, not_stored=lost))
     return 0
 
 
@@ -80,11 +83,13 @@ def _tune_sizes(args: argparse.Namespace, handle: Any, on_result: Callable[[Any]
     if len(args.sizes) not in ((3,) if product else (7, 8, 9)):
         remedy = f"netcl tune {args.what} {PROBLEM_SIZES[args.what]}"
         raise CommandError(message("tune", f"{args.what} requires {'3' if product else '7 to 9'} sizes", remedy, sizes=args.sizes))
+    if args.batch is not None:
+        raise CommandError(message("tune", "--batch is for models", "the sizes hold the batch", batch=args.batch))
     flags = dict(zip(("stride", "pad"), args.sizes[7:], strict=False))
     ops = ["matmul"] if product else ["conv2d", "conv2d_input_grad", "conv2d_weight_grad"]
     try:
         for op in ops:
-            on_result(Autotuner(handle, args.budget / len(ops)).tune(op, *args.sizes[:7], dtype=args.dtype, **flags))
+            on_result(Autotuner(handle, args.budget / len(ops)).tune(op, *args.sizes[:7], dtype=args.dtype or "float32", **flags))
     except (ShapeError, DtypeError) as fault:
         raise CommandError(str(fault)) from fault
 
@@ -98,10 +103,11 @@ def _tune_model(args: argparse.Namespace, handle: Any, on_result: Callable[[Any]
     if args.what not in known:
         remedy = f"known: {', '.join(known)}, and {', '.join(PROBLEM_SIZES)} with sizes"
         raise CommandError(message("tune", "unknown model", remedy, name=repr(args.what)))
-    if args.sizes:
-        raise CommandError(message("tune", "sizes must be empty for models", "pass --batch N", model=args.what, sizes=args.sizes))
+    if args.sizes or args.dtype:
+        given = {"model": args.what, "sizes": args.sizes, "dtype": args.dtype}
+        raise CommandError(message("tune", "sizes and dtype must not be given for models", "pass --batch N", **given))
     make, data = known[args.what]
-    model, x = make(), Tensor.from_host(data(args.batch))
+    model, x = make(), Tensor.from_host(data(args.batch or 8))
 
     def step() -> None:
         ag.mean(model(x)).backward()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -165,6 +166,14 @@ def replace_file(path: Path, data: bytes) -> None:
         os.replace(temporary, path)
     finally:
         Path(temporary).unlink(missing_ok=True)  # there only after an error or an interrupt
+
+
+def remove_file(path: Path) -> bool:
+    """Remove a file of :func:`cache_dir`; returns whether that was possible: the folder may be read-only, the file another user's."""
+    with suppress(OSError):
+        path.unlink(missing_ok=True)
+        return True
+    return False
 
 
 def for_child(**changes: str) -> dict[str, str]:

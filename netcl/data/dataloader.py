@@ -7,7 +7,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from itertools import chain, count
+from itertools import count
 from types import GenericAlias
 from typing import Any
 
@@ -16,9 +16,9 @@ import numpy as np
 from netcl.data.collate import WholeBatch, map_arrays, only_sample
 from netcl.data.dataset import IterableDataset, attributes, same_attributes
 from netcl.data.errors import check_count, message
-from netcl.data.fetch import Fetch, Task, steps
+from netcl.data.fetch import Fetch, Task, no_augmenting, steps
 from netcl.data.sampler import BatchSampler, generators_of, rng_of
-from netcl.data.workers import ProcessPool, ThreadPool
+from netcl.data.workers import Caught, ProcessPool, ThreadPool
 
 _ORDER, _DRAWS = 0, 1  # uses of random numbers: the order of an epoch, the transforms of a batch
 #: What workers have a copy of, or other attributes depend on.
@@ -149,12 +149,10 @@ class DataLoader:
         if not self._at_position:  # the last iteration was left in the middle
             self.epoch, self._batch = self.epoch + 1, 0
         self._at_position = False
-        self._iterations += 1
+        self._iterations, self._drawn_from = self._iterations + 1, self._generator_states()
         return self._epoch_from(self.epoch, self._batch, self._iterations)
 
     def _epoch_from(self, epoch: int, start: int, iteration: int) -> Iterator[Any]:
-        if iteration == self._iterations:
-            self._drawn_from = self._generator_states()
         batches = self._live(self._arrays(epoch, start))
         for batch in _timed(batches if self.device_queue is None else self._tensors(batches, epoch, start)):
             if iteration == self._iterations:  # of several iterations, the one started last is the loader's position
@@ -222,19 +220,27 @@ class DataLoader:
         feed = Feed(self.device_queue, self.pin_memory)
         sent: tuple[Any, ...] | None = None
         before: Any = None
-        for batch, arrays in enumerate(chain(batches, [None]), start):
+        for batch in count(start):
+            with Caught() as caught:  # is raised after the batch that has been copied
+                arrays = next(batches, None)
             tensors: Any = None
             if sent is not None:
                 ready = iter(feed.ready(sent))
-                whole = isinstance(before, WholeBatch)
-                tensors = map_arrays(lambda _: next(ready), before) if whole else self._augmented(tuple(ready), epoch, batch - 1)  # noqa: B023
-            leaves: list[np.ndarray] = []
-            map_arrays(leaves.append, arrays)
-            sent, before = None if arrays is None else feed.send(tuple(leaves)), arrays
+                tensors = self._augmented(map_arrays(lambda _: next(ready), before), epoch, batch - 1)  # noqa: B023
+            if caught.error is None and arrays is not None:
+                leaves: list[np.ndarray] = []
+                map_arrays(leaves.append, arrays)
+                sent, before = feed.send(tuple(leaves)), arrays
             if tensors is not None:
                 yield tensors
+            if caught.error is not None:
+                raise caught.error
+            if arrays is None:
+                return
 
-    def _augmented(self, tensors: tuple[Any, ...], epoch: int, batch: int) -> tuple[Any, ...]:
+    def _augmented(self, tensors: Any, epoch: int, batch: int) -> Any:
+        if self._on_device and isinstance(tensors, WholeBatch):
+            raise no_augmenting()
         key = self._key(epoch, batch)
         rng = np.random.default_rng((*key, 1) if self._fetch.draws else key)  # not what was drawn on the host for the same batch
         for step in self._on_device:

@@ -147,8 +147,7 @@ class Fetch:
 
     def _collated(self, samples: list[Any]) -> WholeBatch:
         if self.augment:
-            what = "augment requires batches of arrays, not of other structures"
-            raise SampleError(message("DataLoader", what, "augment in the dataset, in transforms or in collate_fn"))
+            raise no_augmenting()
         return WholeBatch((self.collate_fn or default_collate)(samples))
 
     def _transformed(self, sample: Any, rng: np.random.Generator) -> Any:
@@ -183,6 +182,12 @@ class Fetch:
         for step in self.transforms:
             sample = step(sample, rng)
         return tuple(_array(field, index) for field in sample)
+
+
+def no_augmenting() -> SampleError:
+    """Return the error of ``augment`` with batches that are not tuples of arrays."""
+    what = "augment requires batches of arrays, not of other structures"
+    return SampleError(message("DataLoader", what, "augment in the dataset, in transforms or in collate_fn"))
 
 
 def _array(field: Any, index: int) -> np.ndarray:

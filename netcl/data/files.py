@@ -109,10 +109,21 @@ def _targets(op: str, values: np.ndarray, plan: SplitPlan, train: np.ndarray) ->
         whole = values.dtype.kind == "f"
         return labels.reshape(-1).astype(np.int64), {"classes": [str(int(name) if whole and name == int(name) else name) for name in names]}
     columns = values.reshape(len(values), -1).astype(np.float64)
-    own = columns[train]
-    mean, scale = own.mean(axis=0), own.std(axis=0)
-    scale = np.where(scale > 0, scale, 1.0)
-    return ((columns - mean) / scale).astype(np.float32), {"mean": mean.tolist(), "scale": scale.tolist()}
+    described = [_mean_and_scale(op, "targets", column) for column in columns[train].T]
+    mean, scale = (list(each) for each in zip(*described, strict=True))
+    return ((columns - mean) / scale).astype(np.float32), {"mean": mean, "scale": scale}
+
+
+def _mean_and_scale(op: str, name: str, numbers: np.ndarray) -> tuple[float, float]:
+    """Return the mean and the deviation of numbers; 1 as the deviation of equal numbers, whose computed one may be a rounding error."""
+    if not numbers.size or numbers.min() == numbers.max():
+        return (float(numbers[0]) if numbers.size else 0.0), 1.0
+    with np.errstate(over="ignore", invalid="ignore"):
+        mean, scale = float(numbers.mean()), float(numbers.std())
+    if not 0 < scale < math.inf:  # so is a mean beyond float64
+        what = "numbers must have a mean and a deviation within float64"
+        raise FormatError(message(op, what, "scale the column, or drop it", column=name, largest=float(np.abs(numbers).max())))
+    return mean, scale
 
 
 # ---- tables
@@ -134,23 +145,31 @@ def read_table(path: FilePath) -> tuple[list[str], list[list[str]]]:
     return header, rows
 
 
-def _numbers(cells: Sequence[str]) -> np.ndarray | None:
-    """Convert cells to float64, empty ones to NaN; ``None`` if one of them is not a number. Raises if all have decimal commas."""
-    try:
-        return np.array([number_of(cell) if cell else math.nan for cell in cells])
-    except ValueError:
-        if all(re.fullmatch(r"[+-]?\d+(,\d+)*", cell) for cell in cells if cell):
-            what = "numbers must be written with a decimal point, and without separators of thousands"
-            raise FormatError(message("csv", what, cell=next(cell for cell in cells if "," in cell))) from None
-        return None
+def _numbers(column: str, cells: Sequence[str]) -> np.ndarray | None:
+    """Convert cells to float64, empty ones to NaN; ``None`` for a column of text. Raises for decimal commas and mixed columns."""
+    found, texts = {"": math.nan}, list[str]()
+    for cell in dict.fromkeys(filter(None, cells)):
+        try:
+            found[cell] = number_of(cell)
+        except ValueError:
+            texts.append(cell)
+    if not texts:
+        return np.array([found[cell] for cell in cells])
+    if all(re.fullmatch(r"[+-]?\d+(,\d+)*", cell) for cell in cells if cell):
+        what = "numbers must be written with a decimal point, and without separators of thousands"
+        raise FormatError(message("csv", what, cell=texts[0], column=column))
+    if len(found) > _MOST_CLASSES + 1:  # not categories such as 0, 1, 2 and 3+
+        what, remedy = "a column of numbers must not contain text", "leave the cell empty if the value is missing"
+        raise FormatError(message("csv", f"{what}, got {texts[0]!r}", remedy, column=column, texts=len(texts), numbers=len(found) - 1))
+    return None
 
 
 def _column(name: str, cells: Sequence[str], train: np.ndarray) -> dict[str, Any]:
     """Return how an input column is encoded: numbers by the mean and scale of the training part, strings by its distinct values."""
-    numbers = _numbers(cells)
+    numbers = _numbers(name, cells)
     if numbers is not None:
-        own = numbers[train][np.isfinite(numbers[train])]
-        return {"name": name, "mean": float(own.mean()) if own.size else 0.0, "scale": float(own.std()) or 1.0 if own.size else 1.0}
+        mean, scale = _mean_and_scale("csv", name, numbers[train][np.isfinite(numbers[train])])
+        return {"name": name, "mean": mean, "scale": scale}
     values = sorted({cells[i] for i in train})
     if len(values) > _MOST_VALUES:
         what, remedy = f"a text column must have at most {_MOST_VALUES} distinct values", f"drop it: --data-options 'drop=[\"{name}\"]'"
@@ -168,8 +187,8 @@ def _encoded(columns: Sequence[Mapping[str, Any]], header: Sequence[str], rows: 
         if "values" in column:
             found += [np.array([cell == value for cell in cells], np.float64) for value in column["values"]]
             continue
-        if (numbers := _numbers(cells)) is None:
-            text = next(cell for cell in cells if _numbers([cell]) is None)
+        if (numbers := _numbers(column["name"], cells)) is None:
+            text = next(cell for cell in cells if _numbers(column["name"], [cell]) is None)
             raise FormatError(message("csv", f"a column of numbers must not contain text, got {text!r}", column=column["name"], file=path))
         if (infinite := np.flatnonzero(np.isinf(numbers))).size:
             what, remedy = "a column of numbers must be finite", "leave the cell empty if the value is missing"
@@ -190,7 +209,7 @@ def _csv(path: Path, plan: SplitPlan, drop: Sequence[str] = ()) -> Samples:
     if "" in cells:
         remedy = "fill it in, or remove the line"
         raise FormatError(message("csv", "every target must be given", remedy, row=cells.index("") + 1, column=plan.target))
-    numbers = _numbers(cells)
+    numbers = _numbers(plan.target, cells)
     integers = whole_numbers(cells)  # exact: floats beyond 2**53 would join different ones
     values = integers if integers is not None else np.array(cells) if numbers is None else numbers
     stratified = values if _task("csv", values, plan.task) == CLASSIFICATION else None
@@ -234,8 +253,14 @@ def _arrays(op: str, path: Path, plan: SplitPlan, x: np.ndarray, y: np.ndarray, 
         if inputs.dtype.kind not in "iufb" or len(inputs) != len(targets) or inputs.ndim < 2:
             what = "inputs must be numbers with at least 2 dimensions (samples, ...), with one target for each sample"
             raise FormatError(message(op, what, x=inputs.shape, y=targets.shape, dtype=inputs.dtype, file=path))
+        if inputs.ndim == 4 and inputs.shape[3] in (1, 3, 4) and min(inputs.shape[1:3]) > 4:
+            what, remedy = "images must have their channels before height and width", "x.transpose(0, 3, 1, 2)"
+            raise FormatError(message(op, what, remedy, x=inputs.shape, file=path))
+    if tested and (x.dtype == np.uint8) != (tested[0].dtype == np.uint8):  # only bytes are divided by 255
+        what = "inputs for training and for the test must both be bytes, or neither"
+        raise FormatError(message(op, what, "cast one of them", train=x.dtype, test=tested[0].dtype, file=path))
     y, tested = _class_numbers(y, plan.task), tested and (tested[0], _class_numbers(tested[1], plan.task))
-    stratified = y if _task(op, y, plan.task) == CLASSIFICATION else None
+    stratified = y if _task(op, np.concatenate((y, tested[1])) if tested else y, plan.task) == CLASSIFICATION else None
     fractions = [plan.val] if tested else [plan.val, plan.test]
     val, *rest = parts(stratified, len(y), fractions, plan.seed)
     test, train = (np.arange(len(y), len(y) + len(tested[1])), rest[0]) if tested else (rest[0], rest[1])

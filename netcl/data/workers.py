@@ -40,14 +40,14 @@ _TRAVEL = (
 _GUARD = "put the work of a program that starts workers under `if __name__ == '__main__':`"
 
 
-class _Caught:
+class Caught:
     """Stores the error of a block instead of raising it. An error of a dataset is raised later, when its batch is consumed."""
 
     def __init__(self, kind: type[BaseException] = Exception):
         self.kind = kind
         self.error: BaseException | None = None
 
-    def __enter__(self) -> _Caught:
+    def __enter__(self) -> Caught:
         return self
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> bool:
@@ -100,7 +100,7 @@ def _answer(fetch: Fetch, ring: SharedBatchRingBuffer | None, number: int, task:
 
     If ``slot`` is ``_DESCRIBE``, return the fields of the batch instead, or ``None`` for a :class:`WholeBatch`.
     """
-    with _Caught() as caught:
+    with Caught() as caught:
         if slot == _DESCRIBE:
             first = fetch(task)
             return None if isinstance(first, WholeBatch) else fields_of(first)
@@ -134,7 +134,7 @@ class _Process:
         self.number = number
         self.pipe, theirs = context.Pipe()
         self.process = context.Process(target=_serve, args=(theirs, fetch, number, workers, seed), name=f"netcl-data-{number}", daemon=True)
-        with _Caught() as caught:  # any error of pickling the dataset
+        with Caught() as caught:  # any error of pickling the dataset
             self.process.start()
         theirs.close()
         if caught.error is not None:
@@ -392,11 +392,11 @@ class _Thread:
         self.place = {"thread": self.thread.name}
 
     def _serve(self) -> None:
-        with _Caught(BaseException) as begun:
+        with Caught(BaseException) as begun:
             self.begin()
         while (task := self.inbox.get()) is not None:
             arrays = None
-            with _Caught(BaseException) as caught:  # a sys.exit() too: it would otherwise end the thread silently
+            with Caught(BaseException) as caught:  # a sys.exit() too: it would otherwise end the thread silently
                 arrays = self.fetch(task, self._beat)
             self.outbox.put(begun.error or caught.error or arrays)
 

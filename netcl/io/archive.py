@@ -18,8 +18,9 @@ import struct
 import time
 import zipfile
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
@@ -107,6 +108,22 @@ def _lock_file(descriptor: int) -> bool:
     except OSError:
         return False
     return True
+
+
+def hold_folder(folder: str | os.PathLike[str], op: str) -> Callable[[], None]:
+    """Lock a folder and return the function that releases it; raises if another process, or another caller, holds the folder."""
+    if fcntl is None:
+        return lambda: None
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        remedy = "wait for that run, or name another folder"
+        raise refusal(op, "the folder must not be in use by a run that has not ended", remedy, folder=folder) from None
+    except OSError:  # a file system without locks
+        pass
+    return partial(os.close, descriptor)
 
 
 def _sweep(folder: Path) -> None:

@@ -11,6 +11,7 @@ import json
 import logging
 import warnings
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -74,7 +75,8 @@ class ProgramCache:
         self._announced, folder = True, self.folder()
         if folder is not None and not folder.exists():
             log.warning("netcl: compiling kernels for the first time; the next start is quick")
-            folder.mkdir(parents=True, exist_ok=True)
+            with suppress(OSError):  # nothing is saved then
+                folder.mkdir(parents=True, exist_ok=True)
 
     def save(self, key: str, binary: bytes) -> None:
         """Store a binary; if the folder is not writable, the program is compiled again next time."""
@@ -93,7 +95,7 @@ class ProgramCache:
         """Remove an entry that cannot be used; warns once per process."""
         path = self._path(key)
         if path is not None:
-            path.unlink(missing_ok=True)
+            env.remove_file(path)
         if not self._warned:
             self._warned = True
             warnings.warn(f"[cache] a compiled program was rebuilt: {reason}; file={path}", RuntimeWarning, stacklevel=2)
@@ -105,8 +107,8 @@ class ProgramCache:
         for path, _, size in entries:
             if excess <= 0:
                 break
-            path.unlink(missing_ok=True)
-            excess, gone = excess - size, gone + 1
+            if env.remove_file(path):
+                excess, gone = excess - size, gone + 1
         return gone
 
     def info(self) -> dict[str, Any]:

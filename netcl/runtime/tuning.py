@@ -131,7 +131,7 @@ class TuningStore:
         except OSError:
             return {}
         except ValueError as error:
-            path.unlink(missing_ok=True)
+            env.remove_file(path)
             if not self._warned:
                 self._warned = True
                 text = f"[tuning] measured configurations were lost and will be measured again: {error}; file={path}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import re
+import weakref
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,7 +14,7 @@ import numpy as np
 
 from netcl.core.errors import message
 from netcl.io import FileError, checkpoints, run_of
-from netcl.io.archive import replacing
+from netcl.io.archive import hold_folder, replacing
 
 if TYPE_CHECKING:
     from netcl.trainer.trainer import Trainer
@@ -194,12 +195,17 @@ class ModelCheckpoint(Callback):
         self.keep_last, self.every_steps, self.overwrite = keep_last, every_steps, overwrite
         self._choice = (monitor, mode)
         self.watch: Improvement | None = None
+        self._held: weakref.finalize[Any, ModelCheckpoint] | None = None
 
     def claim(self, resumed: str | os.PathLike[str] | None) -> None:
         """Raise if the folder belongs to another run than the checkpoint ``resumed``; called before anything is written.
 
-        For a new run (``resumed=None``) the folder must have no checkpoints; with ``overwrite``, existing ones are deleted.
+        For a new run (``resumed=None``) the folder must have no checkpoints; with ``overwrite``, existing ones are deleted. Until
+        :meth:`close`, other processes cannot claim the folder.
         """
+        if self._held is None or not self._held.alive:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self._held = weakref.finalize(self, hold_folder(self.folder, "ModelCheckpoint"))
         if resumed is None:
             earlier = [path for path in (self.folder / "best.netcl", *checkpoints(self.folder)) if path.exists()]
             if earlier and not self.overwrite:
@@ -217,7 +223,6 @@ class ModelCheckpoint(Callback):
 
     def on_train_begin(self, logs: Logs) -> None:
         if self.trainer.writes:
-            self.folder.mkdir(parents=True, exist_ok=True)
             with replacing(self.folder / "run.txt") as file:
                 file.write(f"{self.trainer.run_id}\n".encode())
 
@@ -236,6 +241,10 @@ class ModelCheckpoint(Callback):
 
     def on_interrupt(self, logs: Logs) -> None:
         self.save()
+
+    def close(self) -> None:
+        if self._held is not None:
+            self._held()
 
     def save(self) -> Path | None:
         """Write a checkpoint now and return its path, or ``None`` on ranks other than 0."""

@@ -7,6 +7,7 @@ import hashlib
 import math
 import os
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -164,9 +165,9 @@ def finetune(path: str | os.PathLike[str], data: str | os.PathLike[str], out: st
     model = models.load(path, device_name, None if chosen.method == "qlora" else "float32")
     if not isinstance(model, models.CausalLM):
         raise ValueError(message("finetune", "the model must be a CausalLM, which generates text", model=type(model).__name__))
-    with device(handle_of(model.queue)):
+    keeper = ModelCheckpoint(place / "checkpoints", every_steps=chosen.save_every or None, overwrite=overwrite)
+    with device(handle_of(model.queue)), closing(keeper):
         parts, pairs = _tuning_blocks(model, data, chosen)
-        keeper = ModelCheckpoint(place / "checkpoints", every_steps=chosen.save_every or None, overwrite=overwrite)
         digest = hashlib.sha256(Path(data).read_bytes()).hexdigest()
         _claim(place / "finetune.json", {"model": str(path), "data": digest, **dataclasses.asdict(chosen)}, keeper, resume)
         model.checkpointing = chosen.checkpointing

@@ -9,39 +9,60 @@ import math
 import os
 import time
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
+
+from netcl.core.nested import map_leaves
+from netcl.core.tensor import Tensor
 from netcl.io.archive import filling, replacing
 from netcl.io.packages import optional_module
 from netcl.trainer.callbacks import Callback, Logs
 
 
 def _finite_numbers(logs: Logs) -> dict[str, Any]:
-    """Return the scalar numbers of logs; NaN and infinities become ``None``, since JSON has neither."""
-    return {name: value if math.isfinite(value) else None for name, value in logs.items() if isinstance(value, int | float)}
+    """Return the scalar numbers of logs; NaN and infinities, which JSON lacks, become ``None``."""
+    return {name: _finite(value) for name, value in logs.items() if isinstance(value, int | float)}
+
+
+def _finite(value: Any) -> Any:
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def write_run_json(path: Path, content: Mapping[str, Any]) -> None:
-    """Write an object as a JSON file, atomically."""
+    """Write an object as a JSON file, atomically; NaN and infinities become ``null``."""
     with replacing(path) as file:
-        file.write(f"{json.dumps(content, indent=1)}\n".encode())
+        file.write(f"{json.dumps(map_leaves(dict(content), _finite), indent=1)}\n".encode())
+
+
+class _LoggedBatch(NamedTuple):
+    """A batch of training: its place, learning rate and loss, which nothing has waited for."""
+
+    epoch: int
+    batch: int
+    step: int
+    lr: float
+    loss: Any
 
 
 class JSONLLogger(Callback):
     """Writes a JSON object per line: ``{"kind": "step", ...}`` for every logged batch, ``{"kind": "epoch", ...}`` for every epoch.
 
     A step row has the norm of the gradients, if known. Its ``losses`` and ``lrs`` list the values of all batches since the previous step
-    row. ``since`` is the step of the first of these batches.
+    row. ``since`` is the step of the first of these batches. A checkpoint holds the batches that no row has yet.
     """
 
     def __init__(self, path: str | os.PathLike[str]):
         self.path = Path(path)
-        self._batches: list[tuple[int, float, Any]] = []  # step, learning rate and loss, which nothing has waited for
+        self._batches: list[_LoggedBatch] = []  # that no row has yet
+        self._loaded: list[_LoggedBatch] = []  # the same, of a checkpoint
 
     def set_trainer(self, trainer: Any) -> None:
         super().set_trainer(trainer)
         trainer.measures_norm = True
+        self._batches, self._loaded = [], []
 
     def on_train_begin(self, logs: Logs) -> None:
         self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -51,28 +72,44 @@ class JSONLLogger(Callback):
         with replacing(self.path) as file:
             file.writelines(f"{json.dumps(row)}\n".encode() for row in kept)
         self._began = time.perf_counter() - (kept[-1].get("time", 0.0) if kept else 0.0)
-        self._batches = []
+        written = max(((row.get("epoch", 0), row["batch"]) for row in kept if "batch" in row), default=(-1, -1))
+        self._batches = [batch for batch in self._loaded if batch[:2] > written]
 
     def on_train_batch_begin(self, batch: int, logs: Logs) -> None:
         self._rate = self.trainer.learning_rates()[0]
 
     def on_train_batch_end(self, batch: int, logs: Logs) -> None:
         trainer = self.trainer
-        self._batches.append((trainer.step, self._rate, trainer.batch_loss))
-        if not trainer.log_due:
-            return
-        steps, rates, losses = zip(*self._batches, strict=True)
-        self._batches.clear()
-        values = [float(copy.wait()) for copy in [loss.to_host_async() for loss in losses]]
-        lists = {"since": steps[0], "losses": [float(f"{value:.7g}") if math.isfinite(value) else None for value in values], "lrs": rates}
-        norm = {} if trainer.grad_norm is None else {"grad_norm": trainer.grad_norm.item()}
-        self._write("step", {**logs, "lr": rates[-1], **norm}, lists)
+        self._batches.append(_LoggedBatch(trainer.epoch, batch, trainer.step, self._rate, trainer.batch_loss))
+        if trainer.log_due:
+            self._write_batches({**logs, **({} if trainer.grad_norm is None else {"grad_norm": trainer.grad_norm.item()})})
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any]) -> None:
-        self._write("epoch", logs)
+        self._write_batches({})
+        self._write("epoch", self.trainer.step, logs)
 
-    def _write(self, kind: str, logs: Logs, lists: Logs | None = None) -> None:
-        row = {"kind": kind, "step": self.trainer.step, **_finite_numbers(logs), "time": round(time.perf_counter() - self._began, 3)}
+    def close(self) -> None:
+        self._write_batches({})
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"batches": [[*batch[:4], float(batch.loss.item())] for batch in self._batches]}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        tensor = partial(Tensor.from_host, self.trainer.queue)
+        self._loaded = [_LoggedBatch(*batch[:4], tensor(np.float32(batch[4]))) for batch in state.get("batches", ())]
+
+    def _write_batches(self, logs: Logs) -> None:
+        """Write a step row of the batches that no row has yet, if there are any; ``logs`` are further numbers of the last one."""
+        pending, self._batches = self._batches, []
+        if not pending:
+            return
+        values = [float(copy.wait()) for copy in [batch.loss.to_host_async() for batch in pending]]
+        lists = {"since": pending[0].step, "losses": [_finite(float(f"{value:.7g}")) for value in values], "lrs": [b.lr for b in pending]}
+        last = pending[-1]
+        self._write("step", last.step, {"epoch": last.epoch, "batch": last.batch, "loss": values[-1], **logs, "lr": last.lr}, lists)
+
+    def _write(self, kind: str, step: int, logs: Logs, lists: Logs | None = None) -> None:
+        row = {"kind": kind, "step": step, **_finite_numbers(logs), "time": round(time.perf_counter() - self._began, 3)}
         row |= lists or {}
         with filling(self.path), self.path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(row) + "\n")

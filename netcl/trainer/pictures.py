@@ -19,9 +19,9 @@ _PART_FOLDERS = {"train": ("train", "training"), "val": ("val", "valid", "valida
 
 
 def picture(path: str | os.PathLike[str], shape: Sequence[int]) -> np.ndarray:
-    """Read a picture, cropped around its center and resized, as uint8 of ``shape`` (channels, height, width)."""
-    image = default_loader(path, "L" if shape[0] == 1 else "RGB")
-    cut = pillow("ImageOps").fit(image, (shape[2], shape[1]))
+    """Read a picture, turned as its EXIF data say, cropped around its center and resized, as uint8 of ``shape`` (C, height, width)."""
+    ops = pillow("ImageOps")
+    cut = ops.fit(ops.exif_transpose(default_loader(path, "L" if shape[0] == 1 else "RGB")), (shape[2], shape[1]))
     return np.asarray(cut, np.uint8).reshape(shape[1], shape[2], shape[0]).transpose(2, 0, 1)
 
 
@@ -43,12 +43,12 @@ class Pictures(Dataset):
 
 
 def read_folder(path: Path, plan: SplitPlan, size: int = 64, channels: int = 3) -> Samples:
-    """Return the pictures of ``path/CLASS/...``, or of ``path/train/CLASS/...`` with ``test`` and perhaps ``val`` beside it."""
+    """Return the pictures of ``path/CLASS/...``, or of ``path/train/CLASS/...`` with ``test`` or ``val`` beside it."""
     if type(size) is not int or size < 1 or channels not in (1, 3):
         raise ValueError(message("folder", "size must be a whole number of at least 1, and channels 1 or 3", size=size, channels=channels))
     inside = {entry.name.lower(): entry for entry in path.iterdir() if entry.is_dir()}
     roots = {part: next((inside[name] for name in names if name in inside), None) for part, names in _PART_FOLDERS.items()}
-    shape, whole = (channels, size, size), roots["train"] and roots["test"]
+    shape, whole = (channels, size, size), roots["train"] and (roots["test"] or roots["val"])
     found = {part: ImageFolder(root) for part, root in (roots if whole else {"train": path}).items() if root}
     classes = tuple(found["train"].classes)
     if any(tuple(part.classes) != classes for part in found.values()):
@@ -58,11 +58,12 @@ def read_folder(path: Path, plan: SplitPlan, size: int = 64, channels: int = 3) 
     reading = {"kind": "image", "dtype": "uint8", "classes": list(classes), "shape": list(shape)}
     assert train is not None
     if test is None:
-        indices = parts(train.labels, len(train), [plan.val, plan.test], plan.seed)
-        if not all(map(len, indices[0 if plan.val else 1 :])):
+        drawn_share = plan.val if val is None else 0.0
+        indices = parts(train.labels, len(train), [drawn_share, plan.test], plan.seed)
+        if not all(map(len, indices[0 if drawn_share else 1 :])):
             sizes = dict(zip(("validation", "test", "train"), map(len, indices), strict=True))
             raise ValueError(message("folder", "every part must get at least one picture", "add pictures, or change the splits", **sizes))
         cut = [Subset(train, part) if len(part) else None for part in indices]
-        return Samples(cut[2], cut[0], cut[1], classes, reading)
+        return Samples(cut[2], cut[0] if val is None else val, cut[1], classes, reading)
     kept, drawn = (train, val) if val is not None else held_out(train, train.labels, plan.val, plan.seed)
     return Samples(kept, drawn, test, classes, reading)

@@ -208,7 +208,10 @@ def load_data(recipe: Recipe) -> Data:
     if key == "text" and not root:
         raise RecipeError(message("recipe", "data 'text' requires a file", "pass --data text:FILE", data=repr(recipe.data)))
     try:
-        return _own_data(recipe) if colon and key != "text" else _named_data(recipe, key, root)
+        found = _own_data(recipe) if colon and key != "text" else _named_data(recipe, key, root)
+        if len(found.classes) == 1:  # every model would be right
+            raise ValueError(message("data", "a classification must have at least 2 classes", classes=list(found.classes)))
+        return found
     except RecipeError:
         raise
     except (TypeError, ValueError, LookupError, ArithmeticError, MemoryError) as fault:
@@ -231,7 +234,7 @@ def _named_data(recipe: Recipe, key: str, root: str) -> Data:
         block = options.pop("block", recipe.model_options.get("block_size", 64))
         if type(block) is not int or block < 1:
             raise RecipeError(message("recipe", "block (block_size of the model) must be a whole number of at least 1", block=repr(block)))
-        options = {"block": block, "step": max(1, block // 4), "test": recipe.test_split or 0.1, **options}
+        options = {"block": block, "step": max(1, block // 4), "test": recipe.test_split, **options}
     train, test = datasets.DATASET_NAMES[key](*((root,) if root else ()), **options)
     if not len(train) or not len(test):
         raise RecipeError(message("recipe", "data must have samples to train and to test with", train=len(train), test=len(test)))

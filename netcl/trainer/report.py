@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import os
-import time
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -22,9 +23,9 @@ class Report(JSONLLogger):
     The report shows curves, time by phase, memory, test results and the slowest kernels of :data:`PROFILED` steps.
 
     - **title**: the headline, by default the model's class.
-    - **test**: batches ``(x, y)`` for the final numbers, with a confusion matrix (if ``classes`` are given) or residuals. Without
-      ``test``, the numbers are those of the last epoch, and the page shows no predictions.
-    - **classes**: the names of the classes.
+    - **test**: batches ``(x, y)`` for the final numbers, with a confusion matrix or, for a regression, residuals. Without ``test``, the
+      numbers are those of the last epoch, and the page shows no predictions.
+    - **classes**: the names of the classes; by default their numbers.
     """
 
     order = 1
@@ -36,9 +37,10 @@ class Report(JSONLLogger):
 
     def on_train_begin(self, logs: Logs) -> None:
         super().on_train_begin(logs)
-        trainer, self._began_at = self.trainer, time.time()
+        trainer = self.trainer
         self._profile, self._first = None, trainer.step + WARM_UP
-        (self.folder / "profile.json").unlink(missing_ok=True)
+        for name in ("results.json", "samples.npz", "profile.json", "report.html"):  # of an earlier run, or part of it
+            (self.folder / name).unlink(missing_ok=True)
         settings: dict[str, Any] = {"epochs": trainer.epochs, "batches": trainer.batches, "optimizer": type(trainer.optimizer).__name__}
         settings |= {"lr": trainer.learning_rates()[0], "loss": getattr(trainer.loss_fn, "__name__", type(trainer.loss_fn).__name__)}
         write_run_json(self.folder / "config.json", {"title": self.title or type(trainer.model).__name__, **settings})
@@ -52,29 +54,39 @@ class Report(JSONLLogger):
 
     def on_train_batch_end(self, batch: int, logs: Logs) -> None:
         if self.trainer.step >= self._first + PROFILED:
-            self.close()
+            self._end_profile()
         super().on_train_batch_end(batch, logs)
 
-    def close(self) -> None:
+    def _end_profile(self) -> None:
         if self._profile is not None and self._profile.running:
             self._profile.__exit__()
 
+    def close(self) -> None:
+        self._end_profile()
+        super().close()
+
     def on_test_begin(self, logs: Logs) -> None:
-        self.close()  # evaluation is not training
+        self._end_profile()  # evaluation is not training
 
     def on_train_end(self, logs: Logs) -> None:
         from netcl.trainer.recipe import Data
         from netcl.trainer.report_html import write_report
         from netcl.trainer.run import run_results, save_samples
 
-        trainer, seconds = self.trainer, time.time() - self._began_at
-        hidden = ("seconds", "samples_per_second", "lr")
-        values = {name: value for name, value in logs.items() if isinstance(value, float) and name not in hidden}
+        trainer, seconds, values, classes = self.trainer, self.trainer.seconds, dict[str, Any](), self.classes
+        hidden = r"epoch|seconds|samples_per_second|lr(_\d+)?"
+        last = {name: value for name, value in logs.items() if isinstance(value, int | float) and not re.fullmatch(hidden, name)}
         if self.test is not None:
             values = {name: value for name, value in trainer.evaluate(self.test).items() if isinstance(value, int | float)}
-            reading = {} if self.classes else {"mean": [0.0], "scale": [1.0]}
-            save_samples(self.folder / "samples.npz", trainer, self.test, Data(None, None, self.classes, None, reading))
-        write_run_json(self.folder / "results.json", run_results(trainer, values, seconds, self.classes))
+            x, y = next(iter(self.test))
+            outputs, targets = trainer.predict([x]).shape, tuple(y.shape)
+            if not classes and len(outputs) == 2 and targets == outputs[:1] and "int" in str(y.dtype):
+                classes = tuple(map(str, range(outputs[1])))
+            if classes or math.prod(outputs) == math.prod(targets):  # not a score for each class and position
+                reading = {} if classes else {"mean": [0.0], "scale": [1.0]}
+                save_samples(self.folder / "samples.npz", trainer, self.test, Data(None, None, classes, None, reading))
+        results = run_results(trainer, values, seconds, classes)
+        write_run_json(self.folder / "results.json", results if values else {**results, "last_epoch": last})
         if self._profile is not None and self._profile.events:
             write_run_json(self.folder / "profile.json", self._profile.to_dict())
         write_report(self.folder)

@@ -14,7 +14,7 @@ import numpy as np
 from netcl.core.errors import message
 from netcl.core.notebook import html_table
 from netcl.io import FileError
-from netcl.io.archive import filling, read_arrays
+from netcl.io.archive import read_arrays, replacing
 from netcl.profiling import report as kernels
 from netcl.trainer import plot
 from netcl.trainer.logs import read_jsonl
@@ -45,9 +45,10 @@ pre { white-space: pre-wrap; background: var(--card); padding: 12px; border-radi
 def write_report(folder: str | os.PathLike[str], path: str | os.PathLike[str] | None = None) -> Path:
     """Write the report of a run, by default as ``report.html`` in its folder, and return its path."""
     target = Path(folder) / "report.html" if path is None else Path(path)
-    text = page(folder)
-    with filling(target):
-        target.write_text(text, encoding="utf-8")
+    text = page(folder).encode(errors="replace")  # a class may have the name of a folder that is no UTF-8
+    special = target.exists() and not target.is_file()  # /dev/stdout
+    with open(target, "wb") if special else replacing(target) as file:
+        file.write(text)
     return target
 
 
@@ -111,12 +112,15 @@ def _section(title: str, content: str) -> str:
 
 
 def _facts_html(results: Mapping[str, Any]) -> str:
-    numbers = {f"test {name}": f"{value:.2%}" if name == "accuracy" else f"{value:.4g}" for name, value in results["test"].items()}
+    shown = {f"test {name}": value for name, value in results["test"].items()} | results.get("last_epoch", {})
+    numbers = {
+        name: "nan" if value is None else f"{value:.2%}" if name.endswith("accuracy") else f"{value:.4g}" for name, value in shown.items()
+    }
     best = results.get("best") or {}
     numbers |= {"weights of epoch": f"{best['epoch']} of {best['of']}"} if best else {}
     numbers |= {"device memory": f"{results['memory'] / 2**20:,.0f} MiB"} if results.get("memory") else {}
     numbers |= {"steps": f"{results['steps']:,}", "parameters": f"{results['parameters']:,}", "training": f"{results['seconds']:.1f} s"}
-    return f'<div class="facts">{"".join(f"<div>{name}<b>{value}</b></div>" for name, value in numbers.items())}</div>'
+    return f'<div class="facts">{"".join(f"<div>{html.escape(name)}<b>{value}</b></div>" for name, value in numbers.items())}</div>'
 
 
 def _charts(rows: Sequence[Mapping[str, Any]]) -> str:
@@ -164,11 +168,16 @@ def _predictions(path: Path, classes: Sequence[str]) -> list[str]:
 
 def _residuals(kept: Mapping[str, np.ndarray]) -> list[str]:
     """Return the sections of a regression: charts of outputs and residuals over the targets, and the largest residuals."""
-    pairs = list(zip(kept["targets"].tolist(), kept["outputs"].tolist(), strict=True))
+    targets, outputs = (kept[name].reshape(len(kept[name]), -1) for name in ("targets", "outputs"))
+    pairs = list(zip(targets.ravel().tolist(), outputs.ravel().tolist(), strict=True))
     apart = [(target, output - target) for target, output in pairs]
     charts = plot.scatter_chart("predicted over true", pairs, "true") + plot.scatter_chart("residuals", apart, "true", None)
-    worst = [[row + 1, *(f"{value:.6g}" for value in pairs[row]), f"{apart[row][1]:+.4g}"] for row in kept["rows"]]
-    header = ("test row", "true", "predicted", "difference")
+    worst = []
+    for row, column in zip(kept["rows"], kept.get("columns", [0] * len(kept["rows"])), strict=True):
+        true, predicted = targets[row, column], outputs[row, column]
+        place = [row + 1] if targets.shape[1] == 1 else [row + 1, column + 1]
+        worst.append([*place, f"{true:.6g}", f"{predicted:.6g}", f"{predicted - true:+.4g}"])
+    header = ("test row", *([] if targets.shape[1] == 1 else ["output"]), "true", "predicted", "difference")
     return [_section("Residuals", f'<div class="charts">{charts}</div>'), _section("Worst mistakes", _grid(header, worst))]
 
 

@@ -54,11 +54,11 @@ def train_run(recipe: Recipe, folder: str | os.PathLike[str], handle: DeviceHand
     """
     place, ours, recipe = Path(folder), distributed.world(), recipe.resolved()
     ours.deterministic = True  # a resumed run ends with the bits of a straight one
-    with ours.together(), device(handle):
-        keeper = ModelCheckpoint(place / "checkpoints", overwrite=overwrite)
+    keeper = ModelCheckpoint(place / "checkpoints", overwrite=overwrite)
+    with ours.together(), device(handle), closing(keeper):
+        place.mkdir(parents=True, exist_ok=True)
         if ours.rank == 0 and not (resume or overwrite):
             keeper.claim(None)  # before data is loaded, which may take minutes
-        place.mkdir(parents=True, exist_ok=True)
         manual_seed(recipe.seed)
         data = load_data(recipe)
         model = make_model(recipe, data, handle)
@@ -75,10 +75,9 @@ def train_run(recipe: Recipe, folder: str | os.PathLike[str], handle: DeviceHand
             shared = distributed.DistributedDataParallel(distributed.convert_sync_batchnorm(model, ours), ours)
         trainer = make_trainer(recipe, shared, len(train), data, [*own, *always])
         with train, val or nullcontext(), test:
-            began = time.time()
             trainer.fit(train, val=val, epochs=recipe.epochs, resume="auto" if resume else None, log_every=recipe.log_every)
             best = restore_best(trainer, keeper, ours)
-            seconds = time.time() - began
+            seconds = trainer.seconds
             results = {**run_results(trainer, trainer.evaluate(test), seconds, data.classes), "best": best}
             if ours.rank == 0:
                 _write_run(place, trainer, model, test, data, results)
@@ -126,12 +125,13 @@ class _Config(Callback):
 
 
 class _Rates(Callback):
-    """Replaces learning rates, schedule and decay of a resumed checkpoint by the values of the recipe, which may have changed."""
+    """Replaces learning rates, schedule and decays of a resumed checkpoint by the values of the recipe, which may have changed."""
 
     def set_trainer(self, trainer: Trainer) -> None:
         super().set_trainer(trainer)  # which has not been resumed yet
         self.rates, self.decays = trainer.learning_rates(), [group["weight_decay"] for group in trainer.optimizer.param_groups]
         self.schedule = {} if trainer.scheduler is None else trainer.scheduler.state_dict()
+        self.ema_decay = None if trainer.ema is None else trainer.ema.decay
 
     def on_train_begin(self, logs: Logs) -> None:
         schedule, rates = self.trainer.scheduler, self.rates
@@ -140,6 +140,8 @@ class _Rates(Callback):
             rates = schedule.rates(False)
         for group, rate, decay in zip(self.trainer.optimizer.param_groups, rates, self.decays, strict=True):
             group.update(lr=rate, weight_decay=decay)
+        if self.ema_decay is not None:
+            self.trainer.ema.decay = self.ema_decay
 
 
 def _write_run(place: Path, trainer: Trainer, model: Any, test: DataLoader, data: Data, results: dict[str, Any]) -> None:
@@ -181,8 +183,9 @@ def save_samples(path: Path, trainer: Trainer, test: DataLoader, data: Data) -> 
     kept: dict[str, np.ndarray] = {}
     if data.is_regression:
         mean, scale = (np.asarray(data.reading[name]) for name in ("mean", "scale"))
-        targets, outputs = ((values.reshape(len(values), -1) * scale + mean)[:, 0] for values in (y, scores))
-        kept = {"targets": targets, "outputs": outputs, "rows": np.argsort(-np.abs(outputs - targets), kind="stable")[:SAMPLES]}
+        targets, outputs = (values.reshape(len(values), -1) * scale + mean for values in (y, scores))
+        worst = np.argsort(-np.abs(outputs - targets), axis=None, kind="stable")[:SAMPLES]
+        kept = {"targets": targets, "outputs": outputs, "rows": worst // targets.shape[1], "columns": worst % targets.shape[1]}
     else:
         likely = probabilities(scores)
         chosen = likely.argmax(axis=1)

@@ -7,7 +7,7 @@ import secrets
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from netcl import amp, distributed
 from netcl.core.backend.lifecycle import Stop, finishing_first
 from netcl.core.errors import message
 from netcl.core.tensor import Tensor
-from netcl.data import DataLoader, TensorDataset, random_split
+from netcl.data import DataLoader, TensorDataset, WorkerError, random_split
 from netcl.distributed import DistributedDataParallel, World
 from netcl.distributed.checkpoint import unwrapped
 from netcl.io import FileError, latest_whole, save_checkpoint
@@ -136,6 +136,8 @@ class Trainer:
         self.batches: int | None = None
         self.history = History()
         self.phase, self.phase_seconds = "training", defaultdict[str, float](float)
+        self._timed, self._counted, self._began = False, 0.0, time.perf_counter()
+        self._earlier_seconds = 0.0  # of a resumed run
         self.stop_training = self.log_due = self._trained = False
         self.batch_loss: Tensor | None = None
         self.grad_norm: Tensor | None = None
@@ -166,16 +168,27 @@ class Trainer:
     @contextmanager
     def _phase(self, name: str) -> Iterator[None]:
         """Count the time of a block for the phase ``name`` and not for the enclosing phase."""
-        outer, began, inside = self.phase, time.perf_counter(), sum(self.phase_seconds.values())
-        self.phase = name
+        outer, timed, began = self.phase, self._timed, self._count_phase()
+        self.phase, self._timed = name, True
         try:
             yield
         finally:
-            self.phase = outer
-            ended = time.perf_counter()
-            self.phase_seconds[name] += ended - began - (sum(self.phase_seconds.values()) - inside)
+            ended = self._count_phase()
+            self.phase, self._timed = outer, timed
             for listener in perf.listeners:
                 listener(name, began, ended)
+
+    def _count_phase(self) -> float:
+        """Add the time since the last call to the current phase; returns the time."""
+        before, self._counted = self._counted, time.perf_counter()
+        if self._timed:
+            self.phase_seconds[self.phase] += self._counted - before
+        return self._counted
+
+    @property
+    def seconds(self) -> float:
+        """The seconds of the run until now; of a resumed run, with those until its checkpoint."""
+        return self._earlier_seconds + time.perf_counter() - self._began
 
     @property
     def running_loss(self) -> float:
@@ -220,23 +233,22 @@ class Trainer:
         for callback in self.callbacks.callbacks:
             callback.set_trainer(self)
         ranks = self._ranks or World()
-        with ranks.together(), finishing_first() as interrupt:
+        with ranks.together(), finishing_first() as interrupt, ExitStack() as ending:
             # A rank with fewer steps would leave the others waiting behind its last one.
             what = "batches, epochs, log_every and accumulation_steps"
             ranks.agree("fit", what, [self.batches, epochs, log_every, self.accumulation_steps])
             found = self._to_resume(resume)
+            for callback in reversed(self.callbacks.callbacks):
+                ending.callback(callback.close)  # each, also if another raises
             for callback in self.callbacks.callbacks if self.writes else ():
                 if isinstance(callback, ModelCheckpoint):
                     callback.claim(found)  # before anything is loaded or written
             if found is not None:
                 self.load(found)
-            try:
-                self.callbacks("on_train_begin", {})
-                while self.epoch < epochs and not self.stop_training:
-                    self._run_epoch(train, val, log_every, interrupt)
-                self.callbacks("on_train_end", self.history.last)
-            finally:
-                self.callbacks("close")
+            self.callbacks("on_train_begin", {})
+            while self.epoch < epochs and not self.stop_training:
+                self._run_epoch(train, val, log_every, interrupt)
+            self.callbacks("on_train_end", self.history.last)
         return self.history
 
     def _run_epoch(self, train: Iterable[Any], val: Iterable[Any] | None, log_every: int, interrupt: Stop) -> None:
@@ -266,17 +278,24 @@ class Trainer:
         self.model.train()
         self.optimizer.zero_grad()
         skipped = 0 if hasattr(train, "load_state_dict") else self.batch
-        for x, y in map(_inputs_and_targets, islice(iter(train), skipped, None)):
-            self.callbacks("on_train_batch_begin", self.batch, {})
-            self.log_due = (self.batch + 1) % log_every == 0 or self.batch + 1 == self.batches
-            self.batch_loss = self.train_on_batch(x, y)
-            logs = BatchLogs({"epoch": self.epoch, "batch": self.batch, "loss": self.batch_loss}, self.metrics)
-            self.batch += 1
-            self.callbacks("on_train_batch_end", self.batch - 1, logs)
-            if self.at_boundary and (self.log_due or self._ranks is None):
+        try:
+            for x, y in map(_inputs_and_targets, islice(iter(train), skipped, None)):
+                self.callbacks("on_train_batch_begin", self.batch, {})
+                self.log_due = (self.batch + 1) % log_every == 0 or self.batch + 1 == self.batches
+                self.batch_loss = self.train_on_batch(x, y)
+                logs = BatchLogs({"epoch": self.epoch, "batch": self.batch, "loss": self.batch_loss}, self.metrics)
+                self.batch += 1
+                self.callbacks("on_train_batch_end", self.batch - 1, logs)
+                if self.at_boundary and (self.log_due or self._ranks is None):
+                    self._leave_if(interrupt)
+                    if self.stop_training:
+                        break
+        except WorkerError:
+            if not interrupt.is_set() or self._ranks is not None:
+                raise
+            if self.at_boundary:  # the signal also ended the workers, as that of a scheduler to all processes of a job
                 self._leave_if(interrupt)
-                if self.stop_training:
-                    break
+            raise SystemExit(interrupt.status) from None
         if self._accumulated:
             self._update()
         _check_batches("fit", self.batch)
@@ -510,9 +529,11 @@ class Trainer:
         return self.by_rank_0(None if found is None else str(found))
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of the run: counters, sums of the current epoch, history and callback states."""
+        """Return the state of the run: counters, times, sums of the current epoch, history and callback states."""
+        self._count_phase()
         return {
             "epoch": self.epoch, "batch": self.batch, "step": self.step, "trained": self._trained, "stop": self.stop_training,
+            "seconds": self.seconds, "phases": dict(self.phase_seconds),
             "history": self.history.rows, "metrics": {metric.name: metric.state_dict() for metric in self._counting},
             "callbacks": [[type(callback).__name__, callback.state_dict()] for callback in self.callbacks.callbacks],
         }  # fmt: skip
@@ -521,6 +542,8 @@ class Trainer:
         """Restore a :meth:`state_dict`. Metrics and callbacks that the saved run did not have start anew."""
         self.epoch, self.batch, self.step = (int(state[name]) for name in ("epoch", "batch", "step"))
         self._trained, self.stop_training = bool(state["trained"]), bool(state["stop"])
+        self._earlier_seconds = float(state.get("seconds", 0.0))
+        self.phase_seconds.update(state.get("phases", {}))
         self.history = History([dict(row) for row in state["history"]])
         for metric in self._counting:
             if metric.name in state["metrics"]:

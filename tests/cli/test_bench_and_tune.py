@@ -63,13 +63,16 @@ def test_bench_without_a_case_is_told(capsys):
     assert "must be a regular expression, got '['" in capsys.readouterr().err
 
 
-def test_tune_keeps_what_it_measured(cl_device, capsys, request):
+def test_tune_keeps_what_it_measured(cl_device, capsys, request, monkeypatch):
     selector = request.node.callspec.params["cl_device"].selector
     assert main(["tune", "matmul", "8", "16", "32", "--device", selector, "--budget", "0"]) == 0
     out = capsys.readouterr().out
     assert "matmul             8x16x32" in out and "1 problem in" in out
     assert main(["tune"]) == 0 and "tuned problems  1" in capsys.readouterr().out
     assert main(["tune", "--forget"]) == 0 and "measurements of 1 devices" in capsys.readouterr().out
+    monkeypatch.setenv("NETCL_CACHE_DIR", __file__)  # no folder
+    assert main(["tune", "matmul", "8", "16", "32", "--device", selector, "--budget", "0"]) == 1
+    assert "a file to store it in; not_stored=1" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -78,7 +81,9 @@ def test_tune_keeps_what_it_measured(cl_device, capsys, request):
         (["resnet19"], "known: mlp, lenet"),
         (["matmul", "3"], "netcl tune matmul M N K"),
         (["matmul", "0", "1", "1"], "sizes=(0, 1, 1)"),
-        (["mlp", "3"], "[tune] sizes must be empty for models; model=mlp, sizes=[3]"),
+        (["mlp", "3"], "[tune] sizes and dtype must not be given for models; model=mlp, sizes=[3]"),
+        (["mlp", "--dtype", "float16"], "dtype=float16; pass --batch N"),
+        (["matmul", "1", "1", "1", "--batch", "2"], "[tune] --batch is for models; batch=2"),
     ],
 )
 def test_tune_tells_what_it_takes(cl_device, capsys, words, told):

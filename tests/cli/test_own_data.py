@@ -19,6 +19,7 @@ from netcl.data import FormatError, files, tables
 from netcl.data.files import READERS, SplitPlan, parts, read_inputs
 from netcl.io import load_model, read_notes
 from netcl.trainer import run as run_folder
+from netcl.trainer.pictures import picture
 from netcl.trainer.recipe import Recipe, RecipeError, load_data
 
 SMALL = ["--device", "cpu", "--epochs", "3", "--batch-size", "16", "--model-options", "hidden=[16]"]
@@ -290,6 +291,20 @@ def test_a_folder_may_bring_its_parts(pictures, tmp_path):
     data = load_data(Recipe().changed({"data": f"folder:{tmp_path}/all", "data_options": {"size": 8}, "val_split": 0.25}))
     assert [len(part) for part in (data.train, data.val, data.test)] == [30, 10, 40] and data.shape == (3, 8, 8)
     assert 0.5 < data.test[39][0][0].mean() < 0.9 and data.test[39][1] == 1  # red, the last class
+    (tmp_path / "all/test").rename(tmp_path / "all/val")
+    data = load_data(Recipe().changed({"data": f"folder:{tmp_path}/all", "data_options": {"size": 8}, "test_split": 0.25}))
+    assert [len(part) for part in (data.train, data.val, data.test)] == [30, 40, 10] and data.classes == ("blue", "red")
+    with pytest.raises(RecipeError, match=r"at least 2 classes; classes=\['val'\]"):  # the folder above is named by mistake
+        (tmp_path / "all/train").rename(tmp_path / "train")
+        load_data(Recipe().changed({"data": f"folder:{tmp_path}/all", "data_options": {"size": 8}}))
+
+
+def test_a_picture_is_turned_as_its_exif_data_say(tmp_path):
+    image = pytest.importorskip("PIL.Image")
+    exif = image.Exif()
+    exif[0x0112] = 6  # a quarter turn clockwise
+    image.fromarray(np.repeat(np.uint8([[9], [250]]), 2, axis=1)).save(tmp_path / "p.png", exif=exif)
+    assert picture(tmp_path / "p.png", (1, 2, 2)).tolist() == [[[250, 9], [250, 9]]]
 
 
 def test_files_that_are_not_what_they_say_are_refused(tmp_path):
@@ -308,6 +323,23 @@ def test_files_that_are_not_what_they_say_are_refused(tmp_path):
     (tmp_path / "short.npy").write_bytes((tmp_path / "short.npy").read_bytes()[:-8])
     with pytest.raises(FormatError, match="an entry must have as many bytes as its shape says"):
         files.read_inputs(tmp_path / "short.npy", {"kind": "array", "shape": []})
+
+
+@pytest.mark.parametrize(
+    "train, test, told",
+    [
+        (np.zeros((8, 6, 6), np.uint8), np.zeros((4, 6, 6)), r"must both be bytes, or neither; train=uint8, test=float64"),
+        (
+            np.zeros((8, 6, 6, 3)),
+            np.zeros((4, 6, 6, 3)),
+            r"channels before height and width; x=\(8, 6, 6, 3\), .*; x.transpose",
+        ),
+    ],
+)
+def test_arrays_that_would_be_read_wrong_are_refused(tmp_path, train, test, told):
+    np.savez(tmp_path / "a.npz", x_train=train, y_train=np.arange(8) % 2, x_test=test, y_test=np.arange(4) % 2)
+    with pytest.raises(FormatError, match=told):
+        READERS["npz"](tmp_path / "a.npz", SplitPlan())
 
 
 @pytest.mark.parametrize("trained, given", [("uint8", "int64"), ("int64", "uint8"), ("uint8", "<U1")])

@@ -9,7 +9,7 @@ import pytest
 
 from netcl import data
 from netcl.core.backend.opencl import backend_of
-from netcl.data import DataLoader, Dataset, SharedBatchRingBuffer, TensorDataset, WorkerError, augment, augment_gpu
+from netcl.data import DataLoader, Dataset, SharedBatchRingBuffer, TensorDataset, WorkerError, augment, augment_gpu, default_collate
 from netcl.data.fetch import Field
 from netcl.io import load_checkpoint, save_checkpoint
 from netcl.runtime.scheduler import Stream
@@ -152,7 +152,7 @@ def weighted(generator):
 )
 def test_a_position_of_a_random_sampler_is_taken_up(tmp_path, options, workers):
     """The order of the epoch goes on, and so do those of later epochs, also where the epoch has ended."""
-    for stop in (1, 3, None):
+    for stop in (0, 1, 3, None):
         with DataLoader(Numbered(), **options(), num_workers=workers, use_shared_mem=False) as loader:
             list(loader)
             batches = iter(loader)
@@ -322,3 +322,13 @@ def test_device_augmentation_is_seeded_by_the_loader(device):
     assert not any(np.array_equal(x, y.to_host()) for (x, _), (y, _) in zip(on_host, both, strict=True))  # draws of their own
     with pytest.raises(ValueError, match=r"require a device; pass device="):
         DataLoader(images, augment=augment_gpu.RandomCrop(8))
+    with pytest.raises(ValueError, match="augment requires batches of arrays"):
+        list(DataLoader(images, collate_fn=default_collate, augment=augment_gpu.RandomCrop(8), device=device))
+
+
+def test_a_batch_before_one_that_fails_is_delivered(device):
+    data = [np.float32(1), np.float32(2), np.ones(2)]  # the second batch has samples of unlike shapes
+    batches = iter(DataLoader(data, sampler=[0, 1, 1, 2], batch_size=2, device=device))
+    assert next(batches).to_host().tolist() == [1, 2]
+    with pytest.raises(ValueError, match="must have the shape of the first sample"):
+        next(batches)

@@ -63,6 +63,29 @@ def test_targets_must_be_finite(tmp_path, cell, options):
         READERS["csv"](table(tmp_path, "a,b\n" + f"1,0\n2,{cell}\n" * 8), SplitPlan(target="b", **options))
 
 
+def test_equal_numbers_have_the_deviation_1(tmp_path):
+    """Not the rounding error of their mean, by which other numbers would become 1e16."""
+    read = READERS["csv"](table(tmp_path, "a,b\n" + "1234.7,0.3\n" * 79), SplitPlan(target="b", task="regression")).reading
+    assert read["columns"] == [{"name": "a", "mean": 1234.7, "scale": 1.0}] and (read["mean"], read["scale"]) == ([0.3], [1.0])
+
+
+@pytest.mark.parametrize("header", ["a,b", "b,a"])
+def test_numbers_without_a_deviation_in_float64_are_refused(tmp_path, header):
+    text = f"{header}\n" + "1e200,1.5\n2e200,2\n3e200,2.5\n" * 8
+    with pytest.raises(FormatError, match=r"a mean and a deviation within float64; column=(a|targets), largest=3e.200"):
+        READERS["csv"](table(tmp_path, text), SplitPlan(target="b", task="regression"))
+
+
+@pytest.mark.parametrize("header", ["a,b", "b,a"])
+def test_one_text_among_many_numbers_is_refused(tmp_path, header):
+    """The numbers would be as many categories."""
+    text = f"{header}\n" + "".join(f"{i},{i % 3}\n" for i in range(30)) + "N/A,1\n"
+    with pytest.raises(FormatError, match=r"a column of numbers must not contain text, got 'N/A'; column=[ab], texts=1, numbers=30"):
+        READERS["csv"](table(tmp_path, text), SplitPlan(target="b"))
+    few = READERS["csv"](table(tmp_path, "a,b\n" + "0,1\n1,2\n3+,1\n" * 20), SplitPlan(target="b"))
+    assert few.reading["columns"][0]["values"] == ["0", "1", "3+"]
+
+
 def test_infinite_inputs_are_refused(tmp_path):
     with pytest.raises(FormatError, match="a column of numbers must be finite; column=a, row=2"):
         READERS["csv"](table(tmp_path, "a,b\n" + "1,0\ninf,1\n,1\n" * 8), SplitPlan(target="b"))

@@ -494,6 +494,28 @@ def test_info_counts_operations(capsys, tmp_path):
     assert "MatMul" in out and f"{2 * 5 * 4 * 3}" in out
 
 
+def test_outputs_are_written_to_the_given_path_under_any_name(capsys, tmp_path):
+    outputs = [helper.make_tensor_value_info("file", 1, [2]), helper.make_tensor_value_info("/b", 16, [2])]
+    nodes = [make("Relu", ["x"], ["file"]), make("Cast", ["x"], ["/b"], to=16)]  # to bfloat16, which NumPy's files lack
+    graph = helper.make_graph(nodes, "g", [helper.make_tensor_value_info("x", 1, [2])], outputs)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+    (tmp_path / "m.onnx").write_bytes(model.SerializeToString())
+    np.savez(tmp_path / "x.npz", x=np.float32([1.5, -2.0]))
+    words = ["run", tmp_path / "m.onnx", "--inputs", tmp_path / "x.npz", "--out", tmp_path / "results", "--device", "cpu"]
+    assert command(capsys, *words)[0] == 0
+    with np.load(tmp_path / "results") as held:
+        assert {name: held[name].tolist() for name in held} == {"file": [1.5, 0.0], "/b": [1.5, -2.0]}
+    status, _, told = command(capsys, *words, "--size", "batch=2")
+    assert status == 1 and "--size must not be given with --inputs" in told
+
+
+@pytest.mark.parametrize("action", ["info", "bench"])
+def test_a_size_of_no_dimension_is_refused(capsys, tmp_path, action):
+    (tmp_path / "m.onnx").write_bytes(mlp())
+    status, _, told = command(capsys, action, tmp_path / "m.onnx", "--size", "bath=5", "--device", "cpu")
+    assert status == 1 and "--size must name a symbolic dimension of an input; names=['bath'], known=['batch']" in told
+
+
 def test_info_names_operators_that_are_not_supported(capsys, tmp_path):
     node = make("Strange", ["x"], ["y"], domain="somewhere")
     graph = helper.make_graph([node], "g", [helper.make_tensor_value_info("x", 1, [2])], [helper.make_tensor_value_info("y", 1, [2])])

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import netcl as nc
-from netcl import cli
+from netcl import cli, selftest
 from netcl.core import kernel_selector
 from netcl.core.errors import DeviceError
 from netcl.engine import algorithms
@@ -66,6 +66,12 @@ def test_a_new_process_knows_what_is_quarantined(planted, cl_device):
     assert any(check.wrong for check in quarantine.check_variants(cl_device))
     fresh = tuning.TuningStore()
     assert "off by" in fresh.entries(cl_device.profile)["quarantine"][planted]
+
+
+def test_a_wrong_kernel_that_cannot_be_quarantined_is_a_failure(planted, cl_device, monkeypatch):
+    monkeypatch.setattr(tuning.store, "put", lambda *_: False)  # without a writable folder
+    found = next(selftest.results(cl_device, ["relu"], full=True))
+    assert (found.op, found.state) == (planted, "FAILED")
 
 
 def test_where_every_kernel_is_wrong_the_op_refuses(planted, cl_device, monkeypatch):

@@ -138,6 +138,20 @@ def test_a_full_disk_leaves_no_part_of_an_entry(folder, monkeypatch):
     assert ProgramCache().info()["programs"] == 0
 
 
+def test_a_damaged_entry_in_a_folder_that_is_read_only(cl_device, folder, monkeypatch):
+    source = SCALE + "// read-only\n"
+    run(cl_device, source)
+    entry(folder).write_bytes(b"damaged")
+
+    def refuse(*arguments, **options):
+        raise PermissionError
+
+    monkeypatch.setattr(Path, "unlink", refuse)
+    with pytest.warns(RuntimeWarning, match="rebuilt: the file is damaged"):
+        assert run(cl_device, source) == [2.0, 4.0, 6.0]
+    assert program_cache.trim(0) == 0
+
+
 def test_the_oldest_entries_go_first(folder):
     cache = ProgramCache()
     for i, key in enumerate(("aa1", "bb2", "cc3")):

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import netcl.autograd as ag
-from netcl import nn, optim
+from netcl import manual_seed, nn, optim
 from netcl.core.device import manager
 from netcl.core.hooks import hooks
 from netcl.distributed import World
@@ -225,6 +225,47 @@ def test_logs_hold_every_epoch_and_go_on_after_a_resume(tmp_path):
     assert len(read_jsonl(tmp_path / "log.jsonl")) == 3 and len((tmp_path / "log.csv").read_text().splitlines()) == 2
 
 
+def test_a_folder_that_a_run_is_using_is_refused(tmp_path):
+    pytest.importorskip("fcntl")
+
+    class Another(Callback):
+        def on_train_batch_end(self, batch, logs):
+            with pytest.raises(FileError, match="the folder must not be in use by a run that has not ended"):
+                make(ModelCheckpoint(tmp_path, overwrite=True)).fit(DATA)
+
+    make(ModelCheckpoint(tmp_path), Another()).fit(DATA)
+    assert len(checkpoints(tmp_path)) == 1
+    make(ModelCheckpoint(tmp_path, overwrite=True)).fit(DATA)
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_a_log_has_every_batch_of_a_run_that_failed_and_was_resumed(tmp_path, killed):
+    log = tmp_path / "log.jsonl"
+
+    class Fail(Callback):
+        def on_train_batch_end(self, batch, logs):
+            if batch == 6:
+                at_failure.append(log.read_bytes())
+                raise RuntimeError
+
+    def losses():
+        rows = [row for row in read_jsonl(log) if row["kind"] == "step"]
+        return [loss for row in rows for loss in row["losses"]], [row["since"] for row in rows]
+
+    data, at_failure = [(x * (1 + i), y) for i in range(8) for x, y in DATA], []
+    manual_seed(0)
+    make(JSONLLogger(log)).fit(data, log_every=5)
+    whole = losses()[0]
+    manual_seed(0)
+    with pytest.raises(RuntimeError):
+        make(JSONLLogger(log), ModelCheckpoint(tmp_path, every_steps=3), Fail()).fit(data, log_every=5)
+    assert losses() == (whole[:7], [1, 6])
+    if killed:
+        log.write_bytes(at_failure[0])
+    make(JSONLLogger(log), ModelCheckpoint(tmp_path)).fit(data, log_every=5, resume="auto")
+    assert losses() == (whole, [1, 6])
+
+
 FULL = """
 import resource, sys
 from pathlib import Path
@@ -232,6 +273,7 @@ from netcl import nn, optim
 from netcl.core.device import manager
 from netcl.trainer import CSVLogger, JSONLLogger, Progress, Trainer
 from netcl.trainer.logs import write_run_json
+from netcl.trainer.report_html import write_report
 import numpy as np
 
 place = Path(sys.argv[1])
@@ -240,9 +282,11 @@ model = nn.Linear(manager.default("cpu"), 4, 2)
 trainer = Trainer(model, optim.SGD(model.parameters(), lr=0.1), callbacks=[Progress("off"), *files])
 trainer.fit([(np.eye(4, dtype=np.float32), np.arange(4) % 2)], epochs=2)
 write_run_json(place / "run.json", {"written": 1})
+write_run_json(place / "config.json", {"title": "of class \\udcff"})
+write_report(place)
 before = {path.name: path.read_bytes() for path in place.iterdir()}
 resource.setrlimit(resource.RLIMIT_FSIZE, (10, 10))  # as a full disk does, it ends a write in the middle
-writes = [lambda: files[0].on_train_begin({}), lambda: files[1].on_epoch_end(2, {"epoch": 2, "loss": 1.0})]
+writes = [lambda: files[0].on_train_begin({}), lambda: files[1].on_epoch_end(2, {"epoch": 2, "loss": 1.0}), lambda: write_report(place)]
 for write in [*writes, lambda: write_run_json(place / "run.json", {"written": 2})]:
     try:
         write()
@@ -340,6 +384,14 @@ def test_any_trainer_leaves_a_report(tmp_path):
     for part in ("Confusion matrix", "learning rate", "samples per second", "Time by phase", "validating", "loss of every step", "yes"):
         assert part in page, part
     assert "Slowest kernels" not in page and write_report(tmp_path, tmp_path / "again.html").read_text() == page
+    assert "<div>test loss<b>" in page
+    make(Report(tmp_path, test=test)).fit(DATA)
+    page = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert "Confusion matrix" in page and "<th>1</th>" in page and "Residuals" not in page
+    make(Report(tmp_path), Numbers(math.nan)).fit(DATA)  # without a test, in the folder of a run that had one
+    page = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert "Confusion matrix" not in page and "test loss" not in page and "<div>loss<b>" in page and "<div>val_loss<b>nan" in page
+    assert "NaN" not in (tmp_path / "results.json").read_text()  # which is no JSON
 
 
 def test_a_report_has_the_slowest_kernels_of_a_few_steps(cl_device, tmp_path):
@@ -368,9 +420,11 @@ class _Fails(Callback):
 
 def test_a_report_of_a_regression_shows_residuals(tmp_path):
     rng = np.random.default_rng(0)
-    data = [(rng.standard_normal((8, 2)).astype(np.float32), rng.standard_normal((8, 1)).astype(np.float32))]
-    model = nn.Linear(manager.default("cpu"), 2, 1)
+    data = [(rng.standard_normal((8, 2)).astype(np.float32), rng.standard_normal((8, 2)).astype(np.float32))]
+    data[0][1][5, 1] = 1e6
+    model = nn.Linear(manager.default("cpu"), 2, 2)
     callbacks = [Progress("off"), Report(tmp_path, test=data)]
     Trainer(model, optim.SGD(model.parameters(), lr=0.1), loss_fn=ag.mse_loss, metrics=["mae"], callbacks=callbacks).fit(data)
     page = (tmp_path / "report.html").read_text(encoding="utf-8")
     assert "<h1>Linear</h1>" in page and "Residuals" in page and "test mae" in page
+    assert "<tr><td>6</td><td>2</td><td>1e+06</td>" in page  # the worst, of the second output

@@ -7,10 +7,14 @@ import subprocess
 import sys
 import time
 
+import numpy as np
 import pytest
 
+from netcl import nn, optim
 from netcl.core.device import manager
+from netcl.data import WorkerError
 from netcl.io import latest, load_checkpoint
+from netcl.trainer import ModelCheckpoint, Progress, Trainer
 
 SCRIPT = """
 import sys, time
@@ -62,6 +66,22 @@ def test_sigterm_saves_as_ctrl_c_does(tmp_path):
         out, err = process.communicate(timeout=200)
     assert (process.returncode, out) == (143, "") and "interrupted after step 1" in err and "Traceback" not in err
     assert load_checkpoint(latest(tmp_path)).step == 1
+
+
+@pytest.mark.fault("SIGTERM to all processes of a job", "the workers of the loader end too", "a checkpoint is saved, status 143")
+@pytest.mark.parametrize("accumulated", [1, 2])
+def test_a_signal_that_also_ends_the_workers_of_a_loader(tmp_path, accumulated):
+    def batches():
+        yield np.eye(4, dtype=np.float32), np.arange(4) % 2
+        signal.raise_signal(signal.SIGTERM)
+        raise WorkerError("worker 0 was killed by SIGTERM")
+
+    model = nn.Linear(manager.default("cpu"), 4, 2)
+    callbacks = [Progress("off"), ModelCheckpoint(tmp_path)]
+    trainer = Trainer(model, optim.SGD(model.parameters(), lr=0.1), accumulation_steps=accumulated, callbacks=callbacks)
+    with pytest.raises(SystemExit) as left:
+        trainer.fit(batches())
+    assert left.value.code == 143 and (latest(tmp_path) is None) == (accumulated == 2)  # in the middle of a step, none
 
 
 def test_the_second_leaves_at_once(device, tmp_path):

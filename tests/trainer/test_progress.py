@@ -15,6 +15,7 @@ import pytest
 
 from netcl import nn, optim
 from netcl.core.device import manager
+from netcl.io import latest, load_checkpoint
 from netcl.runtime.cache import program_cache
 from netcl.trainer import ModelCheckpoint, Progress, Trainer, progress
 
@@ -178,3 +179,9 @@ def test_phases_are_timed(tmp_path):
     trainer = Trainer(model, optim.SGD(model.parameters(), lr=0.1), callbacks=[Progress("off"), ModelCheckpoint(tmp_path)])
     trainer.fit(DATA, val=DATA)
     assert set(trainer.phase_seconds) == {"training", "validating", "saving"} and min(trainer.phase_seconds.values()) >= 0
+    before, earlier = trainer.seconds, latest(tmp_path)
+    assert before > sum(trainer.phase_seconds.values())
+    trainer.load(earlier)
+    spent = load_checkpoint(earlier).extra
+    trainer.fit(DATA, val=DATA, epochs=2, resume=tmp_path)
+    assert trainer.seconds > spent["seconds"] and trainer.phase_seconds["training"] > spent["phases"]["training"] > 0
