@@ -257,6 +257,12 @@ def test_without_opencl_there_is_no_cuda(monkeypatch):
         assert not torch.cuda.is_available() and torch.cuda.device_count() == 0 and torch.accelerator.current_accelerator() is None
         with pytest.raises(DeviceError, match=r"\[netcl.torch\] no such OpenCL device; selector='cuda'"):
             torch.ones(1, device="cuda")
+        with pytest.warns(UserWarning, match=r"\[autocast\] there is no OpenCL device: autocast is disabled"), torch.autocast("cuda"):
+            assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype == torch.float32 and not torch.is_autocast_enabled("cuda")
+        with pytest.warns(UserWarning, match=r"\[GradScaler\] there is no OpenCL device: GradScaler is disabled"):
+            scaler = torch.cuda.amp.GradScaler()
+        scaler.load_state_dict({})
+        assert (scaler.is_enabled(), scaler.get_scale(), scaler.state_dict()) == (False, 1.0, {})
     finally:
         netcl.torch.uninstall()
 
@@ -275,8 +281,11 @@ def test_files_and_scaler(installed, tmp_path):
     with torch.serialization.safe_globals([Own]):
         assert torch.load(tmp_path / "m.pt").width == 2
     assert "Own" not in str(nn.factory.registered())
-    scaler = torch.cuda.amp.GradScaler(init_scale=4.0)
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
     assert scaler.scale(torch.ones(())).item() == 4.0 == scaler.get_scale() == scaler.state_dict()["scale"]
+    assert sorted(scaler.state_dict()) == ["_growth_tracker", "backoff_factor", "growth_factor", "growth_interval", "scale"]
+    scaler.load_state_dict({**scaler.state_dict(), "scale": 8.0, "_growth_tracker": 5})
+    assert (scaler.get_scale(), scaler.state_dict()["_growth_tracker"]) == (8.0, 5)
     with torch.autocast("cpu"):
         assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype == torch.bfloat16
 

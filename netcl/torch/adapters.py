@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from enum import Enum
@@ -10,9 +11,10 @@ from functools import partial
 from typing import Any, Final
 
 from netcl import amp, autograd, io, nn
+from netcl.accelerator import is_available
 from netcl.amp.grad_scaler import GradScaler as Scaler
 from netcl.autograd.functional import leaves_of, with_leaves
-from netcl.core.errors import OutOfMemoryError
+from netcl.core.errors import OutOfMemoryError, message
 from netcl.core.tensor import Tensor
 from netcl.nn import Sequential, functional
 from netcl.nn.module import Module
@@ -62,12 +64,20 @@ def tensor_type(x: Tensor, dtype: Any = None, non_blocking: bool = False) -> Any
     return x.to(dtype.device or "cpu", dtype.dtype or "float32") if isinstance(dtype, TensorClass) else x.to(dtype)
 
 
+def _has_device(name: str, device_type: Any) -> bool:
+    """Return whether the device of an autocast or a scaler exists; warns if it does not, as torch does."""
+    found = str(device_type).split(":")[0] != "cuda" or is_available()
+    if not found:
+        warnings.warn(message(name, f"there is no OpenCL device: {name} is disabled", device_type=repr(device_type)), stacklevel=3)
+    return found
+
+
 class autocast(amp.autocast):
     """``torch.autocast``: the default dtype is float16 for ``"cuda"`` and bfloat16 for ``"cpu"``."""
 
     def __init__(self, device_type: str = "cuda", dtype: Any = None, enabled: bool = True, cache_enabled: bool | None = None):
         halves = {None: "bfloat16" if device_type == "cpu" else "float16", "float32": "float16"}
-        super().__init__(enabled and dtype != "float32", halves.get(dtype, dtype))
+        super().__init__(enabled and dtype != "float32" and _has_device("autocast", device_type), halves.get(dtype, dtype))
 
 
 def custom_fwd(fwd: Any = None, *, device_type: str | None = None, cast_inputs: Any = None) -> Any:
@@ -134,6 +144,7 @@ class GradScaler(Scaler):
 
     def __init__(self, device: str = "cuda", *numbers: Any, **options: Any):
         super().__init__(*numbers, **options)
+        self.enabled = self.enabled and _has_device("GradScaler", device)
 
     def scale(self, outputs: Tensor) -> Tensor:  # type: ignore[override]
         """Return the loss times the scale."""
@@ -148,8 +159,14 @@ class GradScaler(Scaler):
         return float(Scaler.scale.__get__(self))
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of the scaler, with the scale as a number."""
-        return {**super().state_dict(), "scale": self.get_scale()}
+        """Return the state with torch's names and the scale as a number; empty if the scaler is disabled."""
+        state = {**super().state_dict(), "scale": self.get_scale()}
+        return {"_growth_tracker": state.pop("growth_tracker"), **state} if state.pop("enabled") else {}
+
+    def load_state_dict(self, state_dict: Any) -> None:
+        """Continue from a :meth:`state_dict`; a disabled scaler ignores it."""
+        if self.enabled:
+            super().load_state_dict(state_dict)
 
 
 class _FindsNaN(autograd.set_detect_anomaly):
