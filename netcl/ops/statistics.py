@@ -147,16 +147,8 @@ def _nanmedian(F: Any, x: Tensor, axis: int | None = None, keepdims: bool = Fals
     return ordered(F, x, at, F.gather(F.argsort(x, at), at, middle), keepdims)  # NaN is sorted last
 
 
-row(
-    "cov",
-    _cov,
-    lambda x: np.cov(x),
-    S((3, 5)),
-    S((1, 5)),
-    S((5,)),
-    amp="float",
-    doc="The covariance matrix of variables (rows) over observations (columns).",
-)
+row("cov", _cov, lambda x: np.cov(x), S((3, 5)), S((1, 5)), S((5,)), amp="float",
+    doc="The covariance matrix of variables (rows) over observations (columns).")  # fmt: skip
 row("corrcoef", _corrcoef, lambda x: np.corrcoef(x), S((3, 5)), S((1, 5)), amp="float", tol=2,
     doc="The correlation matrix of variables (rows) over observations (columns).")  # fmt: skip
 row("nanmedian", _nanmedian, lambda x: np.sort(x, None)[(x.size - 1) // 2], S((5,)), amp="float",
