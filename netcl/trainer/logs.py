@@ -96,7 +96,7 @@ class JSONLLogger(Callback):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         tensor = partial(Tensor.from_host, self.trainer.queue)
-        self._loaded = [_LoggedBatch(*batch[:4], tensor(np.float32(batch[4]))) for batch in state.get("batches", ())]
+        self._loaded = [_LoggedBatch._make([*batch[:4], tensor(np.float32(batch[4]))]) for batch in state.get("batches", ())]
 
     def _write_batches(self, logs: Logs) -> None:
         """Write a step row of the batches that no row has yet, if there are any; ``logs`` are further numbers of the last one."""
