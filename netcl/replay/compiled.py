@@ -259,7 +259,7 @@ class CompiledFunction:
         self._cases: dict[Any, _Case] = {}
         self._warned: set[str] = set()
         self._lock = threading.RLock()
-        self._reached: list[weakref.ref[Tensor]] | None = None  # a tensor, if any, whose queue gets the arrays among the arguments
+        self._reached: weakref.WeakSet[Tensor] | None = None  # a tensor, if any, whose queue gets the arrays among the arguments
         self._unsettled = 0  # recordings of calls that changed what they read
         self._refused = ""  # why this function is never replayed
         self._kept = KeptValues()
@@ -331,10 +331,10 @@ class CompiledFunction:
     def queue_of_arrays(self, args: tuple[Any, ...]) -> Any:
         """Return the queue for arrays among ``args``: that of another argument or of a tensor the function reaches, else the active one."""
         active, given = get_active_device().queue, tensors_in(args)
-        if not given and (self._reached is None or any(ref() is None for ref in self._reached)):
+        if not given and self._reached is None:
             found = Contract(self.function).tensors()
-            self._reached = [weakref.ref(t) for t in ([t for t in found if t.queue is active] or found)[:1]]
-        return next((t.queue for t in given or [ref() for ref in self._reached or ()] if t is not None), active)
+            self._reached = weakref.WeakSet(([t for t in found if t.queue is active] or found)[:1])
+        return next((t.queue for t in given or self._reached or ()), active)
 
     def _plain(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         if not self.fuse:
