@@ -87,7 +87,7 @@ class Distribution:
     def drawn(self, kind: str, like: Tensor, sample_shape: Sequence[int]) -> Tensor:
         return creation.CREATION_FUNCTIONS[kind]((*sample_shape, *self.batch_shape), dtype=like.dtype, queue=like.queue)
 
-    def _uniform(self, sample_shape: Sequence[int]) -> Tensor:
+    def uniforms(self, sample_shape: Sequence[int]) -> Tensor:
         """Return uniform numbers above 0 and below 1."""
         like = next(x for x in vars(self).values() if isinstance(x, Tensor))
         return self.drawn("rand", like, sample_shape).clamp(creation.finfo(like.dtype).tiny, 1 - creation.finfo(like.dtype).eps)

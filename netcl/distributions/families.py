@@ -22,7 +22,7 @@ class Laplace(LocationScale):
 
     def rsample(self, sample_shape: Sequence[int] = ()) -> Tensor:
         eps = creation.finfo(self.loc.dtype).eps
-        u = (self._uniform(sample_shape) * 2 - 1).clamp(eps - 1, 1 - eps)
+        u = (self.uniforms(sample_shape) * 2 - 1).clamp(eps - 1, 1 - eps)
         return self.loc - self.scale * u.sign() * (-u.abs()).log1p()
 
     def _log_density(self, value: Any) -> Tensor:
@@ -67,7 +67,7 @@ class Exponential(Distribution):
         super().__init__(validate_args, rate=rate)
 
     def rsample(self, sample_shape: Sequence[int] = ()) -> Tensor:
-        return -(-self._uniform(sample_shape)).log1p() / self.rate
+        return -(-self.uniforms(sample_shape)).log1p() / self.rate
 
     def _log_density(self, value: Any) -> Tensor:
         return self.rate.log() - self.rate * value
@@ -275,7 +275,7 @@ class Geometric(Distribution):
 
     def sample(self, sample_shape: Sequence[int] = ()) -> Tensor:
         with ag.no_grad():
-            return (self._uniform(sample_shape).log() / (-self.probs.detach()).log1p()).floor()
+            return (self.uniforms(sample_shape).log() / (-self.probs.detach()).log1p()).floor()
 
     def _log_density(self, value: Any) -> Tensor:
         return value * (-ag.where(value == 0, 0.0, self.probs)).log1p() + self.probs.log()

@@ -39,7 +39,7 @@ def _kl_multivariate(p: Any, q: Any) -> Tensor:
     return q.half_log_det() - p.half_log_det() + (distance - p.event_shape[0]) * 0.5
 
 
-def _limits(p: Tensor, q: Tensor, value: Tensor) -> Tensor:
+def _with_limits(p: Tensor, q: Tensor, value: Tensor) -> Tensor:
     """Return ``value``, a divergence of the probabilities ``p`` and ``q``, with its limits 0 where p is 0 and infinity where only q is."""
     return ag.where(p == 0, 0.0, ag.where(q == 0, math.inf, value))
 
@@ -62,11 +62,11 @@ def kl_divergence(p: Distribution, q: Distribution) -> Tensor:
         return (ratio + ((p.loc - q.loc) / q.scale).square() - 1 - ratio.log()) * 0.5
     if isinstance(p, Categorical) and isinstance(q, Categorical):
         apart = p.probs * (p.finite_logits() - q.finite_logits())
-        return _limits(p.probs, q.probs, apart).sum(-1)
+        return _with_limits(p.probs, q.probs, apart).sum(-1)
     if isinstance(p, Bernoulli) and isinstance(q, Bernoulli):
         ones = p.probs * (ag.softplus(-q.logits) - ag.softplus(-p.logits))
         zeros = (1 - p.probs) * (ag.softplus(q.logits) - ag.softplus(p.logits))
-        return _limits(p.probs, q.probs, ones) + _limits(1 - p.probs, 1 - q.probs, zeros)
+        return _with_limits(p.probs, q.probs, ones) + _with_limits(1 - p.probs, 1 - q.probs, zeros)
     if isinstance(p, Independent) and isinstance(q, Independent) and p.event_shape == q.event_shape:
         return p.summed(kl_divergence(p.base_dist, q.base_dist))
     kinds = ", ".join(sorted(kind.__name__ for kind in (*_DIVERGENCES, Normal, Categorical, Bernoulli)))

@@ -80,12 +80,12 @@ def lazy_class(real: type[Module], of_input: int, of_weight: int = 0, **defaults
 
 
 LazyLinear = lazy_class(linear.Linear, -1, 1)
-_AXES = (-2, -3, -4)  # of the channels, counted from the end: inputs may have no batch dimension
-LazyConv1d, LazyConv2d, LazyConv3d = map(lazy_class, (conv.Conv1d, conv.Conv2d, conv.Conv3d), _AXES, (1, 1, 1))
+_CHANNELS = (-2, -3, -4)  # of the channels, counted from the end: inputs may have no batch dimension
+LazyConv1d, LazyConv2d, LazyConv3d = map(lazy_class, (conv.Conv1d, conv.Conv2d, conv.Conv3d), _CHANNELS, (1, 1, 1))
 _TRANSPOSED = conv.ConvTranspose1d, conv.ConvTranspose2d, conv.ConvTranspose3d
-LazyConvTranspose1d, LazyConvTranspose2d, LazyConvTranspose3d = map(lazy_class, _TRANSPOSED, _AXES)
+LazyConvTranspose1d, LazyConvTranspose2d, LazyConvTranspose3d = map(lazy_class, _TRANSPOSED, _CHANNELS)
 LazyBatchNorm1d, LazyBatchNorm2d, LazyBatchNorm3d = map(lazy_class, (norm.BatchNorm1d, norm.BatchNorm2d, norm.BatchNorm3d), (1, 1, 1))
-_NORMS = norm.InstanceNorm1d, norm.InstanceNorm2d, norm.InstanceNorm3d
+_INSTANCE_NORMS = norm.InstanceNorm1d, norm.InstanceNorm2d, norm.InstanceNorm3d
 LazyInstanceNorm1d, LazyInstanceNorm2d, LazyInstanceNorm3d = (
-    lazy_class(real, axis, affine=True, track_running_stats=True) for real, axis in zip(_NORMS, _AXES, strict=True)
+    lazy_class(real, axis, affine=True, track_running_stats=True) for real, axis in zip(_INSTANCE_NORMS, _CHANNELS, strict=True)
 )

@@ -77,10 +77,10 @@ def identity(module: Module, name: str) -> Module:
 
 def l1_unstructured(module: Module, name: str, amount: float, importance_scores: Tensor | None = None) -> Module:
     """Prune the elements of least absolute value."""
-    return custom_from_mask(module, name, _mask(_scores(module, name, importance_scores), _current_mask(module, name), amount))
+    return custom_from_mask(module, name, _mask(_importance(module, name, importance_scores), _current_mask(module, name), amount))
 
 
-def _scores(module: Module, name: str, importance_scores: Tensor | None) -> Tensor:
+def _importance(module: Module, name: str, importance_scores: Tensor | None) -> Tensor:
     """Return the absolute values of a parameter, or of the scores that are given for it."""
     values = getattr(module, name).detach()
     if importance_scores is not None and importance_scores.shape != values.shape:
@@ -127,7 +127,7 @@ def global_unstructured(
         raise ValueError(message("global_unstructured", what, given=pruning_method))
     kept = [_current_mask(module, name) for module, name in parameters]
     if pruning_method is l1_unstructured:
-        scores = [_scores(m, name, (importance_scores or {}).get((m, name))) for m, name in parameters]
+        scores = [_importance(m, name, (importance_scores or {}).get((m, name))) for m, name in parameters]
     else:
         scores = [creation.CREATION_FUNCTIONS["rand"](mask.shape, queue=mask.queue) for mask in kept]
     flat = _mask(ag.cat([x.reshape(-1) for x in scores]), ag.cat([x.reshape(-1) for x in kept]), amount)
