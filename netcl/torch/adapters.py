@@ -45,6 +45,9 @@ class TensorClass(type):
     def __getattr__(cls, name: str) -> Any:
         return getattr(Tensor, name)
 
+    def __setattr__(cls, name: str, value: Any) -> None:  # a script adds or replaces a method
+        setattr(Tensor, name, value)
+
 
 _TENSOR_TYPES = {"": None, "Float": "float32", "Double": "float64", "Half": "float16", "BFloat16": "bfloat16", "Long": "int64",
                  "Int": "int32", "Short": "int16", "Char": "int8", "Byte": "uint8", "Bool": "bool"}  # fmt: skip
