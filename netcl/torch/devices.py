@@ -58,7 +58,7 @@ class device(core.device):
                 raise
             self._absent = numbered[0]
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> DeviceHandle:
         if name != "handle":
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         return core.require(self._absent)
