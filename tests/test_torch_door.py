@@ -202,8 +202,13 @@ class Own(nn.Module):
         self.width, self.layer = width, nn.Linear(width, 1)
 
 
-def test_tensor_classes(installed):
+def test_tensor_classes(installed, monkeypatch):
     import torch
+
+    owner = type(torch.ones(1))
+    monkeypatch.setattr(owner, "cuda", owner.cuda)  # restores it
+    torch.Tensor.cuda = lambda x: x + 1
+    assert torch.ones(1).cuda().item() == 2.0
 
     assert (
         isinstance(torch.ones(2), torch.Tensor)
@@ -257,6 +262,11 @@ def test_without_opencl_there_is_no_cuda(monkeypatch):
         assert not torch.cuda.is_available() and torch.cuda.device_count() == 0 and torch.accelerator.current_accelerator() is None
         with pytest.raises(DeviceError, match=r"\[netcl.torch\] no such OpenCL device; selector='cuda'"):
             torch.ones(1, device="cuda")
+        there, second = torch.device("cuda"), torch.device("cuda:1")  # as default arguments of code that does not use them
+        assert (str(there), second.type, second.index, torch.ones(1).device == there) == ("cuda", "cuda", 1, False)
+        assert there == torch.device("cuda") != second == torch.device("cuda", 1) and {there: 2}[torch.device("cuda")] == 2
+        with pytest.raises(DeviceError, match=r"\[netcl.torch\] no such OpenCL device; selector='cuda:1'"):
+            torch.ones(1).to(second)
         with pytest.warns(UserWarning, match=r"\[autocast\] there is no OpenCL device: autocast is disabled"), torch.autocast("cuda"):
             assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype == torch.float32 and not torch.is_autocast_enabled("cuda")
         with pytest.warns(UserWarning, match=r"\[GradScaler\] there is no OpenCL device: GradScaler is disabled"):
@@ -503,8 +513,11 @@ def test_names_that_libraries_of_models_import(installed):
     from torch.jit.annotations import List
     from torch.nn.init import _calculate_fan_in_and_fan_out
     from torch.nn.modules.instancenorm import _InstanceNorm
+    from torch.utils.hooks import RemovableHandle
+    from torchvision.ops.boxes import box_area
     from torchvision.ops.misc import FrozenBatchNorm2d
 
+    assert isinstance(torch.nn.ReLU().register_forward_hook(print), RemovableHandle) and box_area(torch.ones(1, 4)).item() == 0
     assert torch.fx.wrap(len) is len and torch.fx.wrap("len") == "len" and List[int].__origin__ is list
     assert HASH_REGEX.search("resnet18-5c106cde.pth").group(1) == "5c106cde" and urlparse("http://a/b").path == "/b"
     with pytest.raises(OSError, match=r"\[torch\.hub\] a file must be there: netcl downloads nothing; path=x; download http://a/b"):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from enum import Enum
 from functools import partial
@@ -45,6 +45,9 @@ class TensorClass(type):
     def __getattr__(cls, name: str) -> Any:
         return getattr(Tensor, name)
 
+    def __setattr__(cls, name: str, value: object) -> None:  # a script adds or replaces a method
+        setattr(Tensor, name, value)
+
 
 _TENSOR_TYPES = {"": None, "Float": "float32", "Double": "float64", "Half": "float16", "BFloat16": "bfloat16", "Long": "int64",
                  "Int": "int32", "Short": "int16", "Char": "int8", "Byte": "uint8", "Bool": "bool"}  # fmt: skip
@@ -64,7 +67,7 @@ def tensor_type(x: Tensor, dtype: Any = None, non_blocking: bool = False) -> Any
     return x.to(dtype.device or "cpu", dtype.dtype or "float32") if isinstance(dtype, TensorClass) else x.to(dtype)
 
 
-def _has_device(name: str, device_type: Any) -> bool:
+def _has_device(name: str, device_type: object) -> bool:
     """Return whether the device of an autocast or a scaler exists; warns if it does not, as torch does."""
     found = str(device_type).split(":")[0] != "cuda" or is_available()
     if not found:
@@ -163,7 +166,7 @@ class GradScaler(Scaler):
         state = {**super().state_dict(), "scale": self.get_scale()}
         return {"_growth_tracker": state.pop("growth_tracker"), **state} if state.pop("enabled") else {}
 
-    def load_state_dict(self, state_dict: Any) -> None:
+    def load_state_dict(self, state_dict: Mapping[str, object]) -> None:
         """Continue from a :meth:`state_dict`; a disabled scaler ignores it."""
         if self.enabled:
             super().load_state_dict(state_dict)

@@ -43,18 +43,38 @@ def cuda_handle(selector: str | int) -> DeviceHandle | None:
 
 
 class device(core.device):
-    """``torch.device``: ``"cpu"`` is the NumPy backend, ``"cuda"`` and ``"cuda:1"`` are OpenCL devices."""
+    """``torch.device``: ``"cpu"`` the NumPy backend, ``"cuda"`` and ``"cuda:1"`` OpenCL devices; an absent one raises at use."""
+
+    _absent = ""
 
     def __init__(self, type: Any = "cpu", index: int | None = None):
         name = f"{type}:{index}" if index is not None and type != "cpu" else type
-        super().__init__("cpu" if re.fullmatch(r"cpu(:\d+)?", str(name)) else name)
-        numbered = re.fullmatch(r"cuda:(\d+)", str(name))
-        self._index = int(numbered[1]) if numbered else type if isinstance(type, int) else None
+        numbered = re.fullmatch(r"cuda(?::(\d+))?", str(name))
+        self._index = int(numbered[1]) if numbered and numbered[1] else type if isinstance(type, int) else None
+        try:
+            super().__init__("cpu" if re.fullmatch(r"cpu(:\d+)?", str(name)) else name)
+        except DeviceError:
+            if not numbered:
+                raise
+            self._absent = numbered[0]
+
+    def __getattr__(self, name: str) -> DeviceHandle:
+        if name != "handle":
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        return core.require(self._absent)
+
+    def __eq__(self, other: object) -> bool:
+        if self._absent or getattr(other, "_absent", ""):
+            return isinstance(other, core.device | DeviceHandle) and str(self) == str(other)
+        return super().__eq__(other)
+
+    def __hash__(self) -> int:
+        return hash(self._absent) if self._absent else super().__hash__()
 
     @property
     def type(self) -> str:
         """``"cuda"`` for OpenCL devices, else ``"cpu"``."""
-        return "cuda" if self.handle.backend == "cl" else "cpu"
+        return "cuda" if self._absent or self.handle.backend == "cl" else "cpu"
 
     @property
     def index(self) -> int | None:

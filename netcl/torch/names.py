@@ -12,7 +12,7 @@ from typing import Any
 
 import netcl.autograd as ag
 from netcl import nn
-from netcl.core.tensor import Tensor
+from netcl.core.tensor import RemovableHandle, Tensor
 from netcl.nn import init
 from netcl.optim import schedule
 from netcl.torch import adapters, averaging, devices, files, parallel
@@ -106,6 +106,7 @@ TABLE: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
     "torch.utils.checkpoint": ((), {"checkpoint": adapters.checkpoint, "checkpoint_sequential": adapters.checkpoint_sequential}),
     "torch.utils.data": (_DATA, {}),
     **{f"torch.utils.data.{part}": (_DATA, {}) for part in ("dataloader", "dataset", "distributed", "sampler")},
+    "torch.utils.hooks": ((), {"RemovableHandle": RemovableHandle}),
     **{f"torch.utils.tensorboard{part}": ((), {"SummaryWriter": SummaryWriter}) for part in ("", ".writer")},
     "torch.version": ((), {"__version__": "2.13.0+netcl", "cuda": None, "hip": None}),
     "torch.xpu": ((), _OFF),
@@ -114,7 +115,7 @@ TABLE: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
     "torchvision.datasets.folder": (("netcl.vision.datasets",), {}),
     "torchvision.models": (("netcl.vision.models",), {name: getattr(models, name) for name in models.__all__}),  # scripts list __dict__
     **{f"torchvision.models.{part}": ((f"netcl.vision.models.{part}",), {}) for part in ("detection", "segmentation")},
-    **{f"torchvision.ops{part}": (("netcl.vision.ops",), {}) for part in ("", ".misc")},
+    **{f"torchvision.ops{part}": (("netcl.vision.ops",), {}) for part in ("", ".boxes", ".misc")},
     "torchvision.transforms": (_TRANSFORMS, {}),
     "torchvision.transforms.functional": (_FUNCTIONAL, {}),
     "torchvision.transforms.v2": (_TRANSFORMS, {}),
