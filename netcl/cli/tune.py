@@ -96,7 +96,6 @@ def _tune_sizes(args: argparse.Namespace, handle: Any, on_result: Callable[[Any]
 
 def _tune_model(args: argparse.Namespace, handle: Any, on_result: Callable[[Any], None]) -> None:
     import netcl.autograd as ag
-    from netcl.core.tensor import Tensor
     from netcl.profiling.autotuner import autotune
 
     known = _models()
@@ -107,7 +106,7 @@ def _tune_model(args: argparse.Namespace, handle: Any, on_result: Callable[[Any]
         given = {"model": args.what, "sizes": args.sizes, "dtype": args.dtype}
         raise CommandError(message("tune", "sizes and dtype must not be given for models", "pass --batch N", **given))
     make, data = known[args.what]
-    model, x = make(), Tensor.from_host(data(args.batch or 8))
+    model, x = make(), ag.tensor(data(args.batch or 8))
 
     def step() -> None:
         ag.mean(model(x)).backward()
