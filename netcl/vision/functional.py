@@ -352,10 +352,8 @@ def affine(
     out: tuple[int, ...] = (height, width)
     if _expand:
         corners = np.array([[x, y, 1] for x in (-width / 2, width / 2) for y in (-height / 2, height / 2)], np.float32)
-        corners, tolerance = (
-            corners @ matrix.T.astype(np.float32) + middle.astype(np.float32),
-            np.float32(1e-4),
-        )  # in float32 as torchvision
+        corners = corners @ matrix.T.astype(np.float32) + middle.astype(np.float32)  # in float32 as torchvision
+        tolerance = np.float32(1e-4)
         low, high = (np.trunc(f(corners, axis=0) / tolerance) * tolerance for f in (np.min, np.max))
         out = tuple(int(n) for n in (np.ceil(high) - np.floor(low))[::-1])
     return _changed("affine", img, lambda x: _sampled(x, matrix, out, mode, fill))
