@@ -417,7 +417,7 @@ def test_a_script_is_traced(cl_device, cl_selector, tmp_path, capsys):
     words = ["trace", "--device", cl_selector, "--out", tmp_path / "trace.json", tmp_path / "mine.py"]
     status, _, err = run(capsys, *words, "--epochs", "2")  # which would not reach the script
     assert status == 1 and err.startswith(
-        "[trace] recipe settings must not be given with a script; given=epochs; pass options of the script after --"
+        "[trace] recipe settings and --steps must not be given with a script; given=epochs; pass options of the script after --"
     )
     status, out, err = run(capsys, *words, "2.0", "--", "--epochs=2")
     assert status == 0 and "['--epochs=2'] 320.0\n" in out and f", on {cl_device.profile.title}\n" in out, err
