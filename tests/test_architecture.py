@@ -217,7 +217,7 @@ LINES = {
     "distributed": 2044,
     "distributions": 973,
     "engine": 6178,
-    "io": 5127,
+    "io": 5132,
     "models": 3520,
     "nn": 7293,
     "onnx": 751,

@@ -16,6 +16,7 @@ import secrets
 import shutil
 import struct
 import time
+import warnings
 import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -111,7 +112,10 @@ def _lock_file(descriptor: int) -> bool:
 
 
 def hold_folder(folder: str | os.PathLike[str], op: str) -> Callable[[], None]:
-    """Lock a folder and return the function that releases it; raises if another process, or another caller, holds the folder."""
+    """Lock a folder and return the function that releases it; raises if another process, or another caller, holds the folder.
+
+    Warns on file systems without locks. Without ``fcntl``, nothing is locked.
+    """
     if fcntl is None:
         return lambda: None
     descriptor = os.open(folder, os.O_RDONLY)
@@ -121,8 +125,9 @@ def hold_folder(folder: str | os.PathLike[str], op: str) -> Callable[[], None]:
         os.close(descriptor)
         remedy = "wait for that run, or name another folder"
         raise refusal(op, "the folder must not be in use by a run that has not ended", remedy, folder=folder) from None
-    except OSError:  # a file system without locks
-        pass
+    except OSError as error:
+        what = f"the folder cannot be locked: {error}; no other run may use it"
+        warnings.warn(message(op, what, folder=folder), stacklevel=3)
     return partial(os.close, descriptor)
 
 

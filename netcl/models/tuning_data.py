@@ -141,7 +141,7 @@ def pack_documents(documents: Sequence[Document], length: int) -> tuple[np.ndarr
     Inputs ``(blocks, 3, length)``: ids, document numbers (0 for padding), positions in the document. Targets ``(blocks, length)``: the id
     that follows, or :data:`IGNORED_TARGET`. A document longer than ``length`` is split into several if all its tokens are learned, else cut
     after ``length`` tokens. Parts in which no token after the first is learned are dropped. Warnings count
-    documents that are cut, and documents of which every part is dropped.
+    documents that are cut, and documents that lose all their parts.
     """
     pieces, lost = list[Document](), Counter[str]()
     for ids, learned in documents:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import errno
 import io
 import json
 import math
@@ -236,6 +237,18 @@ def test_a_folder_that_a_run_is_using_is_refused(tmp_path):
     make(ModelCheckpoint(tmp_path), Another()).fit(DATA)
     assert len(checkpoints(tmp_path)) == 1
     make(ModelCheckpoint(tmp_path, overwrite=True)).fit(DATA)
+
+
+def test_a_folder_without_locks_is_used_with_a_warning(tmp_path, monkeypatch):
+    fcntl = pytest.importorskip("fcntl")
+
+    def fail(descriptor, operation):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", fail)
+    with pytest.warns(UserWarning, match=r"\[ModelCheckpoint\] the folder cannot be locked: .*No locks available; no other run may use it"):
+        make(ModelCheckpoint(tmp_path)).fit(DATA)
+    assert len(checkpoints(tmp_path)) == 1
 
 
 @pytest.mark.parametrize("killed", [False, True])
